@@ -44,10 +44,6 @@ help:  ## targets and scenarios, a line each
 	  printf '  %-12s %s\n' "$$(basename "$$f" .yaml)" "$$(sed -n 's/^summary: *//p' "$$f" | head -n 1)"; done
 	@echo; echo 'variables: PYTHON, TORCH_INDEX (where pip also looks for torch), TORCH_BUILD (cpu or cuda), VLLM_VERSION'
 
-# What repeats a run, as it was typed; with ARGS, which may hold anything, the command itself says it.
-loadtest: export GAPMETER_AGAIN = $(if $(ARGS),,make loadtest SCENARIO=$(SCENARIO)$(if $(ENGINE), ENGINE=$(ENGINE))$(if \
-  $(URL), URL=$(URL))$(if $(GENERATOR), GENERATOR=$(GENERATOR))$(if $(UI), UI=$(UI))$(if \
-  $(LOCUSTFILE), LOCUSTFILE=$(LOCUSTFILE)))
 loadtest:  ## load a server and explain it: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... GENERATOR=locust UI=1 LOCUSTFILE=... ARGS='...']
 	@test -n "$$SCENARIO" || { echo 'which scenario? make loadtest SCENARIO=NAME, one of:' \
 	  $$(basename -s .yaml scenarios/*.yaml) >&2; exit 2; }
@@ -55,8 +51,6 @@ loadtest:  ## load a server and explain it: SCENARIO=chat-p99 [ENGINE=vllm URL=h
 	@$(own) -P -m gapmeter run "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") \
 	  $(if $(GENERATOR),--set "load.generator=$$GENERATOR") $(if $(UI),--ui) $(if $(LOCUSTFILE),--locustfile "$$LOCUSTFILE") $(ARGS)
 
-capacity: export GAPMETER_AGAIN = $(if $(ARGS),,make capacity SCENARIO=$(SCENARIO)$(if $(ENGINE), ENGINE=$(ENGINE))$(if \
-  $(URL), URL=$(URL))$(if $(OVER), OVER=$(OVER)))
 capacity:  ## the highest rate at which every SLO holds: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... OVER=server.max_batch=4,8 ARGS='--target-rps 50']
 	@test -n "$$SCENARIO" || { echo 'which scenario? make capacity SCENARIO=NAME, one of:' \
 	  $$(basename -s .yaml scenarios/*.yaml) >&2; exit 2; }

@@ -31,12 +31,13 @@ from gapmeter.analysis.requests import load
 from gapmeter.analysis.requests.definitions import describe_definitions
 from gapmeter.analysis.requests.metrics import (
     METRICS,
+    MetricSeries,
     ended_by_us,
     generator_lag_ns,
     limits_of,
     measured_requests,
-    metric_series,
     percentile_of,
+    percentiles_of,
     receive_waits_ns,
     succeeded,
     window_s,
@@ -48,7 +49,7 @@ from gapmeter.analysis.results.distribution import (
     StageDistribution,
 )
 from gapmeter.analysis.results.latency import EventResidual, Left, Residual
-from gapmeter.analysis.results.manifest import Manifest, Slo
+from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import (
     INVALID,
     Confidence,
@@ -67,10 +68,13 @@ from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.series import Series
 from gapmeter.analysis.tables import cut_short_ns, read_requests, steps_table, write_tables
 from gapmeter.records import RunFolder
+from gapmeter.scenarios.slo import Slo
 
 
-def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
+def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult, MetricSeries]:
     """Derive tables and histograms, which are written into the folder, and the result, which the report writes.
+
+    With it the metrics' series, which the report draws.
 
     ``definitions``: also TTFT, ITL, TPOT and E2E by other tools' definitions.
 
@@ -96,8 +100,9 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
     energy = measured_energy(samples, manifest, window)
     telemetry = describe_telemetry(samples, trace, manifest, window, energy)
     state = describe_steady(requests, warmup, loop=plan.loop, searched=steady)
+    basis = Basis(measured, MetricSeries(measured), fig.ledgers_by_metric(rows, gaps, measured))
     figures = build_figures(
-        requests, rows, gaps, manifest.slo, evidence_of(manifest, generators, requests, ledger.refused),
+        requests, rows, gaps, manifest.slo, evidence_of(manifest, generators, requests, ledger.refused), basis=basis,
         name=manifest.asked.name, device=manifest.device, warmup=warmup,
         warnings=[
             *doubts.recording_warnings(trace, ledger, manifest, requests),
@@ -105,7 +110,6 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
             *doubts.growth_warning(state), *doubts.short_warmup_warning(state), *doubts.streaming_warnings(measured),
         ],
     )  # fmt: skip
-    ledgers = fig.ledgers_by_metric(rows, gaps, measured)
     provenance = provenance_of(manifest, figures)
     cut_ns = cut_short_ns(requests, plan)
     result = RunResult(
@@ -116,9 +120,9 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
         ledger=describe_ledger(ledger, trace),
         steady=state,
         drift=describe_drift(requests, [g.canary_ns for g in generators], throttled(telemetry)),
-        bands=describe_bands(ledgers),
-        compute=describe_compute(ledgers, steps, manifest.device),
-        explore=describe_pairs(measured, ledgers, limits_of(manifest.slo)),
+        bands=describe_bands(basis.ledgers),
+        compute=describe_compute(basis.ledgers, steps, manifest.device),
+        explore=describe_pairs(measured, basis.ledgers, limits_of(manifest.slo)),
         made_by=made_by(),
         provenance=provenance,
         shortened=None if cut_ns is None or plan.shortened is None else ShortenedLoad(
@@ -130,12 +134,13 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> RunResult:
     if steps is not None:
         tables["steps"] = steps
     if not ledger.refused:
-        tables["timeline"] = timelines(requests, trace, chosen(requests))
+        tables["timeline"] = timelines(requests, trace, chosen(requests), ledger.index)
     write_tables(folder.path, tables, provenance.facts())
     if succeeded(measured).any():
         began_s = manifest.started_s or 0.0
-        fig.write_histograms(folder.hdr, measured, rows, began_s, window_s(measured), provenance.line())
-    return result
+        line, length_s = provenance.line(), window_s(measured)
+        fig.write_histograms(folder.hdr, measured, rows, began_s, length_s, line, basis.series)
+    return result, basis.series
 
 
 def describe_ledger(ledger: Ledger, trace: Trace | None) -> LedgerFacts:
@@ -173,6 +178,15 @@ def _core_held(ledger: Ledger) -> tuple[CoreHolder, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What figures are made of: the measured requests, their metrics' series, and their ledgers by metric."""
+
+    measured: pd.DataFrame
+    series: MetricSeries
+    ledgers: dict[str, pd.DataFrame]
+
+
 def build_figures(
     requests: pd.DataFrame,
     ledger: pd.DataFrame | None,
@@ -184,28 +198,32 @@ def build_figures(
     device: str = "GPU",
     warmup: Warmup | None = None,
     warnings: Iterable[RunWarning] = (),
+    basis: Basis | None = None,
 ) -> RunFigures:
     """A run's figures from its tables: verdict, latencies, stages, what slow requests wait for, how far to trust it.
 
     ``requests``: every request with its ``measured`` flag. ``ledger``: two rows a request (``first_token`` and
     ``last_token``) or None; ``gaps``: a ledger row a token gap, or None; ``device`` is what computed the forwards;
     ``warmup`` what ``detect_warmup`` left out (already applied to ``measured``); ``warnings`` those of other parts. A
-    refused ledger is not shown.
+    refused ledger is not shown. ``basis``: theirs, where it has been made.
     """
-    measured = measured_requests(requests)
-    ledgers = fig.ledgers_by_metric(*((None, None) if evidence.ledger_refused else (ledger, gaps)), measured)
+    if basis is None:
+        shown = (None, None) if evidence.ledger_refused else (ledger, gaps)
+        measured = measured_requests(requests)
+        basis = Basis(measured, MetricSeries(measured), fig.ledgers_by_metric(*shown, measured))
+    measured, series, ledgers = basis.measured, basis.series, basis.ledgers
     anatomies = anatomies_of(ledgers, slos)
     outage = find_outage(measured)
-    lateness = lateness_of(measured, evidence.client_loop_lag_ns)
-    answers = verdict.judge(slos, measured, anatomies, lateness=lateness, outage=outage)
-    checks = validity.check_run(measured, evidence, answers, lateness, outage)
+    lateness = lateness_of(measured, evidence.client_loop_lag_ns, series)
+    answers = verdict.judge(slos, measured, anatomies, lateness=lateness, outage=outage, series=series)
+    checks = validity.check_run(measured, evidence, answers, lateness, outage, series)
     unanswered = [verdict.not_judged(answer) for answer in answers if answer.status == INVALID]
     reasons = (*validity.invalid_reasons(checks), *unanswered)
     decided = verdict.overall(answers, reasons)
     counts = load.count_requests(requests, measured, evidence)
     asked = sorted({*PERCENTILES, *(float(slo.percentile) for slo in slos if slo.percentile is not None)})
     asked_load = load.describe_load(measured, evidence)
-    pools = _Pools(measured, lateness, asked)
+    pools = _Pools(measured, series, lateness, asked)
     metrics = {metric: pools.metric(metric, "due") for metric in METRICS}
     residual = Residual(first_token=_residual(ledgers["ttft"]), last_token=_residual(ledgers["e2e"]))
     bound = fig.bound_ns(measured)
@@ -257,6 +275,7 @@ class _Pools:
     """Values of the measured requests as distributions, at the percentiles asked for."""
 
     measured: pd.DataFrame
+    series: MetricSeries
     lateness: Lateness
     percentiles: Sequence[float]
 
@@ -268,11 +287,11 @@ class _Pools:
     def metric(self, metric: str, origin: str) -> MetricDistribution:
         """Over successes; ``with_failures`` beside it where requests failed, those counted as infinite."""
         measured = self.measured
-        values = metric_series(measured, metric, origin)
+        values = self.series(metric, origin)
         per_request = values.count / len(measured) if len(measured) else 1.0
         failing = None
         if not (succeeded(measured) | ended_by_us(measured)).all():
-            failing = self.of(metric_series(measured, metric, origin, failures=True), per_request)
+            failing = self.of(self.series(metric, origin, failures=True), per_request)
         late_ns = partial(self.lateness.refused_ns, metric)
         whole = MetricDistribution(**dict(self.of(values, per_request)))
         failing = failing and fig.refused(failing, late_ns)
@@ -318,7 +337,7 @@ def _receive_wait(measured: pd.DataFrame) -> ReceiveWait | None:
     waits, pieces = receive_waits_ns(measured)
     if not len(waits):
         return None
-    p50, p99, most = (fig.finite_ms(percentile_of(waits, p)) for p in (50.0, 99.0, 100.0))
+    p50, p99, most = map(fig.finite_ms, percentiles_of(waits, 50.0, 99.0, 100.0))
     return ReceiveWait(stamped=len(waits) / pieces, p50_ms=p50, p99_ms=p99, max_ms=most)
 
 
@@ -333,8 +352,8 @@ def _residual(ledgers: pd.DataFrame) -> EventResidual | None:
 
     def left(column: str) -> Left:
         left_ns = ledgers[column].to_numpy(np.float64)
-        p50, p99, most = (percentile_of(left_ns, p) for p in (50.0, 99.0, 100.0))
-        p50_share, p99_share, max_share = (percentile_of(left_ns / total_ns, p) for p in (50.0, 99.0, 100.0))
+        p50, p99, most = percentiles_of(left_ns, 50.0, 99.0, 100.0)
+        p50_share, p99_share, max_share = percentiles_of(left_ns / total_ns, 50.0, 99.0, 100.0)
         return Left(
             p50_ms=fig.finite_ms(p50), p99_ms=fig.finite_ms(p99), max_ms=fig.finite_ms(most),
             p50_share=p50_share, p99_share=p99_share, max_share=max_share,

@@ -16,9 +16,21 @@ def each_of(counts: Ints) -> tuple[Ints, Ints]:
     return whose, np.arange(len(whose)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def ranks(values: Floats) -> Ints:
-    """How many values are smaller than each; of equal ones the earlier counts as smaller."""
-    order = np.argsort(values, kind="stable")
-    smaller = np.empty_like(order)
-    smaller[order] = np.arange(len(order))
-    return smaller
+class Ranked:
+    """Values by rank: how many are smaller than each; of equal ones the earlier counts as smaller."""
+
+    def __init__(self, values: Floats) -> None:
+        self.values, self.ordered = values, np.sort(values)
+
+    def below(self, rank: int) -> Bools:
+        """Which have a smaller rank: so many, as far as there are."""
+        if rank <= 0 or rank >= len(self.values):
+            return np.full(len(self.values), rank > 0)
+        last = self.ordered[rank - 1]
+        member: Bools = self.values < last
+        member[np.flatnonzero(self.values == last)[: rank - np.searchsorted(self.ordered, last)]] = True
+        return member
+
+    def between(self, low: int, high: int) -> Bools:
+        """Which have a rank from ``low`` up to before ``high``."""
+        return self.below(high) & ~self.below(low)

@@ -62,7 +62,7 @@ from gapmeter.analysis.results.trust import Steady
 from gapmeter.analysis.stats.exact import rate_bounds
 from gapmeter.analysis.stats.series import Series
 
-UNMEASURED = "unmeasured: no counter of energy was read on this machine"
+UNMEASURED = "unmeasured: no energy counter could be read on this machine"
 _MILLION = 1_000_000
 _SEARCH = "gapmeter capacity finds the highest rate that holds them"
 _AT_A_RATE = ("constant", "poisson", "gamma")  # arrivals whose rate was asked for, and holds throughout

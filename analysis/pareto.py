@@ -22,12 +22,13 @@ from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import Interval
 from gapmeter.analysis.results.distribution import Distribution
-from gapmeter.analysis.results.manifest import Manifest, Slo
+from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.pareto import PaceLimit, Pareto, ParetoPoint, Unit
 from gapmeter.analysis.results.run import RunResult, Verdict
 from gapmeter.analysis.stats.series import level_of
 from gapmeter.analysis.sweep.curves import mean_of_requests
 from gapmeter.analysis.sweep.read import block_rates
+from gapmeter.scenarios.slo import Slo
 
 
 def pareto_point(

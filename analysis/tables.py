@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,12 +164,16 @@ def write_tables(folder: Path, tables: dict[str, pd.DataFrame], about: Mapping[s
     """Each table as ``<name>.parquet`` in the run's folder; ``about`` is kept in its ``attrs``.
 
     By blocks, since a table of gaps is most of a large run's memory; but one with a column of objects at once, whose
-    type all of its rows tell. Categories are written as texts.
+    type all of its rows tell. Categories are written as texts, integers (stamps, most of them) as differences.
     """
     for name, table in tables.items():
         rows = max(len(table), 1) if any(map(is_object_dtype, table.dtypes)) else _ROWS
         schema = _schema(_plain(table[:rows]), about)
-        with pq.ParquetWriter(folder / f"{name}.parquet", schema) as writer:
+        whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if pa.types.is_integer(field.type)}
+        others = [field.name for field in schema if field.name not in whole]
+        with pq.ParquetWriter(
+            folder / f"{name}.parquet", schema, compression="zstd", use_dictionary=others, column_encoding=whole
+        ) as writer:
             for at in range(0, max(len(table), 1), rows):
                 writer.write_table(pa.Table.from_pandas(_plain(table[at : at + rows]), schema, preserve_index=False))
 
@@ -186,6 +190,7 @@ def _schema(table: pd.DataFrame, about: Mapping[str, str] | None) -> pa.Schema:
     """As pandas would write the table, with ``about`` as its ``attrs``."""
     table = table.copy(deep=False)
     table.attrs = {"provenance": dict(about)} if about else {}
-    written = io.BytesIO()
-    table.to_parquet(written, index=False)
-    return pq.read_schema(written)
+    schema = pa.Table.from_pandas(table, preserve_index=False).schema
+    return schema.with_metadata(
+        {**schema.metadata, "PANDAS_ATTRS": json.dumps(table.attrs)} if about else schema.metadata
+    )

@@ -25,12 +25,10 @@ from bench import (
     client,
     compare,
     coverage,
-    first_runs,
     growth,
     peers,
-    probe_pairs,
+    probe_cost,
     residual,
-    sampler,
     streams,
 )
 from bench.engine import ENGINES
@@ -47,10 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: {', '.join(usual)})")
     parser.add_argument("--engine", choices=ENGINES, help="only this engine (default: both)")
-    parser.add_argument("--seconds", type=float, default=120.0, help="of load for the pairs with and without the probe")
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="of the comparison with other load testers; first runs of each engine"
-    )
+    parser.add_argument("--seconds", type=float, default=120.0, help="of bursts with and without the probe")
+    parser.add_argument("--rounds", type=int, default=3, help="of the comparison with other load testers")
     parser.add_argument("--add", action="store_true", help="after what is kept already")
     parser.add_argument("--soak", type=streams.seconds, default=3600.0, metavar="60m", help="how long")
     parser.add_argument("--generator", choices=GENERATORS, default="asyncio", help="of streams and soak")
@@ -114,9 +110,9 @@ def _earlier(options: argparse.Namespace, part: str) -> Any:
     return json.loads(kept.read_text())["figures"] if options.add and kept.exists() else None
 
 
-def _pairs(options: argparse.Namespace, folder: Path) -> Any:
+def _probe_cost(options: argparse.Namespace, folder: Path) -> Any:
     return [
-        probe_pairs.measure(engine, folder / f"{engine}-{'c' if native else 'python'}", options.seconds, native=native)
+        probe_cost.measure(engine, folder / f"{engine}-{'c' if native else 'python'}", options.seconds, native=native)
         for engine in _engines(options)
         for native in (True, False)
     ]
@@ -145,30 +141,18 @@ PARTS = {
         attribution.table,
         usual=True,
     ),
-    "probe_pairs": Part(_pairs, probe_pairs.table, usual=True),
-    "probe_parts": Part(
-        lambda options, folder: [
-            probe_pairs.measure_parts(name, folder / name, options.seconds) for name in _engines(options)
-        ],
-        probe_pairs.parts_table,
-    ),
+    "probe_cost": Part(_probe_cost, probe_cost.table, usual=True),
     "peers": Part(
         lambda options, folder: peers.measure(folder, options.rounds, _earlier(options, "peers")), peers.table
     ),
     "streams": Part(lambda options, _: streams.measure(generator=options.generator), streams.table),
     "soak": Part(lambda options, _: streams.soak(options.soak, options.generator), streams.soak_table),
-    "sampler": Part(lambda _, folder: sampler.measure(folder), sampler.table),
     "coverage": Part(lambda *_: coverage.measure(), coverage.table),
     "compare": Part(lambda *_: compare.measure(), compare.table, usual=True),
     "gate": Part(lambda *_: compare.measure_gate(), compare.gate_table),
     "capacity": Part(
         lambda options, _: capacity.measure(options.repeats, options.minutes, _earlier(options, "capacity")),
         capacity.table,
-    ),
-    "generators": Part(lambda *_: client.generators(), client.generators_table),
-    "first_runs": Part(
-        lambda options, folder: [first_runs.measure(name, folder / name, options.rounds) for name in _engines(options)],
-        first_runs.table,
     ),
     "growth": Part(lambda _, folder: growth.measure(folder), growth.table),
 }

@@ -51,8 +51,7 @@ LOADS: dict[str, Traffic] = {
     "queueing": Traffic(requests=300, rate=50.0, output_median=6.0),
 }
 _TIMES = StageTimes(
-    template_ns=0, update_ns=0, output_ns=0, detokenize_ns=0, egress_ns=0, forward_ns=5_000_000, jitter="lognormal",
-    spread=0.1,
+    template_ns=0, update_ns=0, output_ns=0, detokenize_ns=0, egress_ns=0, forward_ns=5_000_000, jitter=0.1,
 )  # fmt: skip
 _LIMITS = Limits(max_sequences=4)
 

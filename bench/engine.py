@@ -1,4 +1,4 @@
-"""Real engines for measurements of our own: launched once, with or without the probe, then loaded several times."""
+"""Real engines for measurements of our own: launched once, then loaded several times."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _ARGS: dict[str, dict[str, Any]] = {"transformers": {}, "vllm": {"enforce_eager"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A server that answers; ``probe_dir`` is None when it records nothing."""
+    """A server that answers, and where its probe records."""
 
     name: str
     url: str
     model: str
     process: ServerProcess
-    probe_dir: Path | None
+    probe_dir: Path
     version: str
 
     @property
@@ -68,15 +68,15 @@ def default_cores() -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def running(name: str, folder: Path, setting: Setting, *, probe: bool = True) -> Iterator[Engine]:
+def running(name: str, folder: Path, setting: Setting) -> Iterator[Engine]:
     """An engine for as long as the block lasts; its log and records lie in ``folder``.
 
     Raises servers.launch.ServerFailed when it does not start.
     """
     model, port, cores = str(resolve_model(setting.model)), free_port(), setting.cores or default_cores()
     spec, version = _spec(name, model, port, setting, cores)
-    probe_dir = folder / "probe" if probe else None
-    env = {**spec.env, **setting.env, "GAPMETER_PROBE_DIR": str(probe_dir.resolve()) if probe_dir else ""}
+    probe_dir = folder / "probe"
+    env = {**spec.env, **setting.env, "GAPMETER_PROBE_DIR": str(probe_dir.resolve())}
     url = f"http://127.0.0.1:{port}"
     with launch(spec.command, env, cores, folder / "server.log", f"{url}/health", _READY_S) as process:
         yield Engine(name, url, model, process, probe_dir, version)

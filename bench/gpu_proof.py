@@ -255,7 +255,7 @@ def _work(torch: Any, graph: bool) -> tuple[gpu_decode.Work, float, float]:
 
 def transformers(folder: Path) -> Iterator[Finding]:
     """Our own server, with graphs and asynchronous batching on and off; what its probe costs."""
-    from bench import probe_pairs
+    from bench import probe_cost
     from bench.engine import Setting
 
     for asynchronous in (False, True):
@@ -263,14 +263,13 @@ def transformers(folder: Path) -> Iterator[Finding]:
             args = {"async_batching": asynchronous, "cuda_graphs": graphs}
             name = f"async {'on' if asynchronous else 'off'}, graphs {'on' if graphs else 'off'}"
             yield from _served(folder, f"transformers, {name}", "transformers", "builtin:llama-1b", 8, args)
-    setting = Setting("builtin:llama-1b", "bfloat16", probe_pairs.USERS)
-    pairs = probe_pairs.measure("transformers", folder / "pairs", 60.0, setting)
-    yield _pairs_found("transformers", pairs)
+    setting = Setting("builtin:llama-1b", "bfloat16", probe_cost.USERS)
+    yield _cost_found("transformers", probe_cost.measure("transformers", folder / "cost", 60.0, setting))
 
 
 def vllm(folder: Path) -> Iterator[Finding]:
     """Both model runners, alone and in a batch of 32; what the probe costs."""
-    from bench import probe_pairs
+    from bench import probe_cost
     from bench.engine import CHECKOUT, Setting
     from gapmeter.servers.vllm import find_python, installed
 
@@ -283,8 +282,8 @@ def vllm(folder: Path) -> Iterator[Finding]:
             for batch in (1, 32):
                 name = f"vLLM, Model Runner V{1 + int(runner)}, batch {batch}"
                 yield from _served(folder, name, "vllm", "builtin:llama-8b", batch, args)
-    setting = Setting("builtin:llama-1b", "bfloat16", probe_pairs.USERS, args)
-    yield _pairs_found("vLLM", probe_pairs.measure("vllm", folder / "pairs", 60.0, setting))
+    setting = Setting("builtin:llama-1b", "bfloat16", probe_cost.USERS, args)
+    yield _cost_found("vLLM", probe_cost.measure("vllm", folder / "cost", 60.0, setting))
 
 
 def kernels(folder: Path) -> Iterator[Finding]:
@@ -352,8 +351,8 @@ def _described(name: str, result: RunResult) -> Iterator[Finding]:
         yield Finding(f"{name}: {warning.code}", warning.text)
 
 
-def _pairs_found(name: str, pairs: Mapping[str, Any]) -> Finding:
-    speed = pairs["tokens_per_s"]
+def _cost_found(name: str, cost: Mapping[str, Any]) -> Finding:
+    speed = cost["parts"]["all"]["tokens_per_s"]
     text = f"{speed['ratio']:.4f} ({speed['low']:.4f} .. {speed['high']:.4f}) of its tokens a second"
     return Finding(f"{name}: with the probe", text, "0.98 or more", speed["ratio"] >= 0.98)
 

@@ -1,352 +1,194 @@
-"""What the probe itself costs: CPU time of its hooks for each engine step, in each process.
+"""What the probe costs a real engine: throughput, token gaps and CPU time with its hooks and without, in pairs.
 
-The hooks wrap functions that do nothing, with objects of the engine's shapes, so what is left is the probe: no model,
-no noise of one. Where a step does its work, 80 MB are read and some JSON is made: a forward leaves neither the probe's
-code nor its data in the processor's caches, and what is cold costs several times what a loop alone would show.
-``python -m bench.probe_cost [running requests [engine]]`` prints a line for each process.
+One server, from which ``bench/unhook/sitecustomize.py`` takes the probe's hooks out between bursts and puts them back:
+two servers of one kind differ by more than a probe costs. Short closed-loop bursts of the same requests, with and
+without, follow each other in the order ABBA: each pair meets the same state of the machine, and its ratio is free of
+the drift between pairs. Over the logarithms of the pairs' ratios stand the Hodges-Lehmann estimate and the 95 %
+interval of Wilcoxon's signed ranks (Hollander, Wolfe, Chicken, Nonparametric Statistical Methods, 3.2 and 3.3): a burst
+that the machine disturbed is one rank, however long it took. Pairs between which nothing was taken out tell what is
+left to chance.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-import sys
-import tempfile
+import asyncio
+import math
+import os
+import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import numpy as np
-from gapmeter_probe.hooks import Probe, now
-from gapmeter_probe.vllm.api import ApiProbe, Call, Generation
-from gapmeter_probe.vllm.core import CoreProbe
-from gapmeter_probe.vllm.steps import SEQ
-from gapmeter_probe.vllm.worker import WorkerProbe
-from gapmeter_probe.writer import CHUNK_BYTES, NATIVE, RecordWriter
+import psutil
+from numpy.typing import NDArray
+from scipy import special
 
-from gapmeter.servers.api.stamps import Metrics, RequestStamps
-from gapmeter.servers.transformers.probe import EngineProbe
-from gapmeter.servers.transformers.probe import _Request as Known
+from bench.engine import CHECKOUT, NAME, Engine, Setting, running
+from gapmeter.machine.instrument import Cores, kept_to
 
-STEPS = 150
-_READ_BYTES = 80 << 20  # with this the parts add up to what pairs show
-
-
-@dataclass
-class Running:
-    req_ids: list[str]
-    num_computed_tokens: list[int]
-
-
-@dataclass
-class Scheduled:
-    num_scheduled_tokens: dict[str, int]
-    scheduled_cached_reqs: Running
-    scheduled_new_reqs: list[Any] = field(default_factory=list)
-    total_num_scheduled_tokens: int = 1
-
-
-@dataclass
-class Output:
-    request_id: str
-    new_token_ids: list[int]
-    finish_reason: None = None
-
-
-@dataclass
-class Outputs:
-    outputs: list[Output]
-
-
-@dataclass
-class State:
-    queue: Holder
-    request_index: int = 0
-
-
-@dataclass
-class Holder:
-    request_id: str = ""
-    output: None = None
-    running: list[int] = field(default_factory=list)
-    waiting: list[int] = field(default_factory=list)
-
-    def has_work(self) -> bool:
-        return True
-
-
-class Future:
-    def add_done_callback(self, done: Callable[[Any], None]) -> None:
-        done(self)
+USERS = 4
+TOKENS = 32
+REQUESTS_PER_USER = 3
+_WARM_BURSTS = 4
+_OBEYED_S = 5.0
+_PARTS = ("all", "none")  # of the hooks, that are taken out
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """Of a step: CPU time and bytes recorded."""
+class Burst:
+    """One burst: output tokens per second, median and mean gap between chunks, and the server's CPU time per token."""
 
-    cpu_us: float
-    size_bytes: int
-
-
-class Work:
-    """What else a step does to the caches; ``spent_ns`` of CPU time so far is taken out of what is measured."""
-
-    def __init__(self) -> None:
-        self._data = np.ones(_READ_BYTES // 8)
-        self._answer = {"choices": [{"delta": {"content": "text"}, "index": n} for n in range(40)]}
-        self.spent_ns = 0
-
-    def __call__(self) -> None:
-        begun = time.thread_time_ns()
-        self._data.sum()
-        json.loads(json.dumps(self._answer))
-        self.spent_ns += time.thread_time_ns() - begun
+    tokens_per_s: float
+    itl_p50_ms: float
+    itl_mean_ms: float
+    cpu_us_per_token: float
 
 
-def hooked(probe: Probe, bare: bool) -> Callable[[str, Callable[..., Any]], Callable[..., Any]]:
-    """A function that wraps another as the probe wraps vLLM's of that name; not at all when ``bare``."""
+def measure(
+    name: str, folder: Path, seconds: float, setting: Setting = Setting(max_batch=USERS), *, native: bool = True
+) -> dict[str, Any]:
+    """As many pairs as fit into ``seconds``, with the probe's C module or without it.
 
-    def wrap(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        for hook in probe.hooks():
-            if not bare and any(target.endswith((f".{name}", f":{name}")) for target in hook.targets):
-                function = hook.wrap(function)
-        return function
-
-    return wrap
-
-
-def core(count: int, work: Work, writer: RecordWriter, bare: bool) -> Callable[[], None]:
-    probe, engine = CoreProbe(), Holder(running=list(range(count)))
-    probe.writer = probe._steps.writer = writer
-    probe._steps.scheduler, probe._steps.blocks = engine, SimpleNamespace(num_free_blocks=100)
-    ids = [f"chatcmpl-request-{n}-abcdef01" for n in range(count)]
-    probe._requests.update({name: (n + 1, 10) for n, name in enumerate(ids)})
-    wrap = hooked(probe, bare)
-    future, blocks = Future(), probe._steps.blocks
-    look = wrap("_process_input_queue", lambda engine: None)
-
-    def decide(scheduler: Any) -> Scheduled:  # an engine, too, has in its caches what it has just looked at and made
-        assert len(scheduler.running) + len(scheduler.waiting) + blocks.num_free_blocks
-        return Scheduled(dict.fromkeys(ids, 1), Running(list(ids), [50] * count))
-
-    schedule = wrap("schedule", decide)
-
-    def forward(executor: Any, output: Any) -> Future:
-        work()
-        return future
-
-    execute = wrap("execute_model", forward)
-    sample = wrap("sample_tokens", lambda executor, grammar: future)
-    update = wrap("update_from_output", lambda *_: {0: Outputs([Output(name, [1]) for name in ids])})
-    put = wrap("post_step", lambda engine, ran: None)
-    encode = wrap("encode_into", lambda encoder, outputs: None)
-    made: list[Any] = []
-    send = wrap("_send_msg_tracking_payload", lambda socket: None)
-
-    def engine_step(engine: Any) -> Any:
-        output = schedule(engine)
-        execute(engine, output)
-        sample(engine, None)
-        made[:] = [update(engine, output, None)]
-        return made[0], True
-
-    step = wrap("step", engine_step)
-    loop = wrap("_process_engine_step", lambda engine: (step(engine), put(engine, True)))
-
-    def once() -> None:
-        work()
-        look(engine)
-        loop(engine)
-        encode(engine, made[0][0])
-        send(engine)
-
-    return once
-
-
-def worker(work: Work, writer: RecordWriter, bare: bool) -> Callable[[], None]:
-    probe = WorkerProbe()
-    probe.writer = writer
-    if probe._worker is not None:
-        probe._worker.writer = writer
-    wrap = hooked(probe, bare)
-    forward = wrap("_model_forward", lambda runner: work())
-    pad = wrap("_determine_batch_execution_and_padding", lambda runner: padding)
-    padding = SimpleNamespace(name="NONE"), SimpleNamespace(num_tokens=4)
-    scheduled = Scheduled({}, Running([], []))
-    setattr(scheduled, SEQ, 1)
-    run = next(h for h in probe.hooks() if h.every and h.targets[0].endswith("GPUModelRunner.execute_model"))
-    call = next(h for h in probe.hooks() if h.targets[0].endswith("WorkerWrapperBase.execute_model"))
-
-    def model(runner: Any) -> None:
-        pad(runner)
-        forward(runner)
-
-    runner: Callable[..., Any] = model if bare else run.wrap(model)
-    execute: Callable[..., Any] = (lambda w, s: runner(w)) if bare else call.wrap(lambda w, s: runner(w))
-    sampled = next(h for h in probe.hooks() if h.targets[0].endswith("GPUModelRunner.sample_tokens"))
-    asked = next(h for h in probe.hooks() if h.targets[0].endswith("Worker.sample_tokens"))
-    inner: Callable[..., Any] = (lambda runner: None) if bare else sampled.wrap(lambda runner: None)
-    sample: Callable[..., Any] = (lambda w: inner(w)) if bare else asked.wrap(lambda w: inner(w))
-
-    def once() -> None:
-        execute(None, scheduled)
-        sample(None)
-
-    return once
-
-
-def api(count: int, work: Work, writer: RecordWriter, bare: bool) -> Callable[[], None]:
-    probe = ApiProbe()
-    probe.writer = probe._answers.writer = writer
-    ids = [f"chatcmpl-request-{n}-abcdef01" for n in range(count)]
-    collectors, calls = [Holder(name) for name in ids], []
-    for n, name in enumerate(ids):
-        call = Call(0, "")
-        call.opened = True
-        call.generations = [Generation(n + 1, State(collectors[n]))]
-        probe._generations[name] = call.generations[0]
-        calls.append(call)
-    wrap = hooked(probe, bare)
-    decode = wrap("decode", lambda decoder, frames: Outputs([Output(name, [1]) for name in ids]))
-    put = wrap("put", lambda collector, output: setattr(collector, "output", None))
-    nowait = wrap("get_nowait", lambda collector: None)
-
-    async def get_result(collector: Any) -> Any:
-        return None
-
-    async def send_nothing(cycle: Any, message: Any) -> None:
-        return None
-
-    get, send = wrap("get", get_result), wrap("send", send_nothing)
-    body = b'data: {"choices": []}\n\n'
-
-    def put_all(processor: Any, outputs: Any) -> None:
-        for collector in collectors:
-            put(collector, None)
-
-    process = wrap("process_outputs", put_all)
-    cycles = [SimpleNamespace(gapmeter_call=call) for call in calls]
-
-    async def deliver() -> None:
-        for cycle, collector in zip(cycles, collectors, strict=True):
-            nowait(collector)
-            await get(collector)
-            assert cycle.gapmeter_call
-            await send(cycle, {"type": "http.response.body", "body": body})
-
-    def once() -> None:
-        work()
-        message = decode(None, None)
-        process(None, message.outputs)
-        coroutine = deliver()
-        try:
-            coroutine.send(None)
-        except StopIteration:
-            return
-
-    return once
-
-
-def engine(count: int, work: Work, writer: RecordWriter, bare: bool) -> Callable[[], None]:
-    """The process of our Transformers server that schedules and computes."""
-    probe = EngineProbe()
-    probe.writer = writer
-    ids = [f"chatcmpl-request-{n}-abcdef01" for n in range(count)]
-    probe._requests = {name: Known(n + 1, 10, 0, added=True, seen=True) for n, name in enumerate(ids)}
-    wrap = hooked(probe, bare)
-    scheduler = SimpleNamespace(active_requests=dict.fromkeys(ids), waiting_requests={})
-    states = [SimpleNamespace(position_offset=50, request_id=name) for name in ids]
-    batch = [SimpleNamespace(state=state, query_length=1, has_new_token=True) for state in states]
-    runner = SimpleNamespace(
-        inputs_and_outputs=SimpleNamespace(use_block_table=True, num_q_tokens=count),
-        use_cuda_graph_decode=False, use_cuda_graph_varlen=False, pad_inputs=False,
-    )  # fmt: skip
-    emitted = [(name, 1) for name in ids]
-    looped = wrap("prepare_next_batch", lambda processor: schedule(scheduler))
-    schedule = wrap("schedule_batch", lambda scheduler: (batch,))
-    sample = wrap("_sample", lambda runner: None)
-
-    def forward(runner: Any) -> None:
-        work()
-        sample(runner)
-
-    compute = wrap("compute_batch", forward)
-
-    def send_outputs(processor: Any) -> None:
-        if not bare:
-            probe.emitting(now(), emitted)
-            probe.emitted(now(), ())
-
-    update = wrap("update_batch", send_outputs)
-
-    def once() -> None:
-        work()
-        looped(None)
-        compute(runner)
-        update(None)
-
-    return once
-
-
-def server(count: int, work: Work, writer: RecordWriter, bare: bool) -> Callable[[], None]:
-    """The process of our Transformers server that speaks HTTP."""
-    metrics = Metrics()
-    requests = [RequestStamps(None if bare else writer, metrics, f"request-{n}", "", 1) for n in range(count)]
-
-    def once() -> None:
-        work()
-        for stamps in requests:
-            stamps.detokenized(1, 1, 2, 3, 4, 0)
-        for stamps in requests:
-            stamps.egress(stamps.received, 1, 2)
-
-    return once
-
-
-Make = Callable[[Work, RecordWriter, bool], Callable[[], None]]
-
-
-def measure(name: str, count: int, folder: Path) -> dict[str, Cost]:
-    """The price of a step with ``count`` requests running, by process of the engine called ``name``."""
-    roles: dict[str, Make] = {
-        "core": functools.partial(core, count), "worker": worker, "api": functools.partial(api, count)
-    }  # fmt: skip
-    if name == "transformers":
-        roles = {"core": functools.partial(engine, count), "api": functools.partial(server, count)}
+    Raises ServerFailed when the server cannot be had.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    return {role: _cost(make, folder / f"{role}.gap") for role, make in roles.items()}
+    told = folder / "part"
+    told.write_text("none")
+    env = {"PYTHONPATH": str(CHECKOUT / "bench" / "unhook"), "GAPMETER_UNHOOK": str(told.resolve())}
+    env |= {} if native else {"GAPMETER_PYTHON_ONLY": "1"}
+    with (
+        running(name, folder, replace(setting, env={**setting.env, **env})) as engine,
+        kept_to(Cores.apart().client),
+    ):
+        pairs = asyncio.run(_pairs(engine, told, seconds))
+    found = {part: ratios(of_part) for part, of_part in pairs.items()}
+    return {"engine": name, "version": engine.version, "native": native, "pairs": len(pairs["all"]), "parts": found}
 
 
-def _cost(make: Make, path: Path) -> Cost:
-    """Steps with the hooks and without take turns; the difference of their medians."""
-    writer, work = RecordWriter(path, {}), Work()
-    writer.prefault(CHUNK_BYTES)
-    steps = {bare: make(work, writer, bare) for bare in (True, False)}
-    taken: dict[bool, list[int]] = {True: [], False: []}
-    size = 0
-    for _ in range(STEPS):
-        for bare, once in steps.items():
-            before, spent, start = writer._pos, work.spent_ns, time.thread_time_ns()
-            once()
-            taken[bare].append(time.thread_time_ns() - start - (work.spent_ns - spent))
-            size = size if bare else writer._pos - before
-    writer.close()
-    path.unlink()
-    return Cost(float(np.median(taken[False]) - np.median(taken[True])) / 1e3, size)
+async def _pairs(engine: Engine, told: Path, seconds: float) -> dict[str, list[tuple[Burst, Burst]]]:
+    """By what was taken out: bursts with everything, each with the burst beside it."""
+    pairs: dict[str, list[tuple[Burst, Burst]]] = {part: [] for part in _PARTS}
+    number = 0
+    async with aiohttp.ClientSession() as session:
+
+        async def one(part: str) -> Burst:
+            nonlocal number
+            number += 1
+            _take_out(engine, told, part)
+            return await burst(session, engine, number)
+
+        for _ in range(_WARM_BURSTS):
+            await one("none")
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline or len(pairs["all"]) % 2:
+            for part, done in pairs.items():
+                if len(done) % 2 == 0:
+                    whole = await one("none")
+                    done.append((whole, await one(part)))
+                else:
+                    without = await one(part)
+                    done.append((await one("none"), without))
+        _take_out(engine, told, "none")
+    return pairs
 
 
-def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 8
-    engines = sys.argv[2:] or ("vllm", "transformers")
-    print(f"{count} requests running, the probe {'in C' if NATIVE else 'in Python only'}")
-    with tempfile.TemporaryDirectory() as folder:
-        for name in engines:
-            for role, cost in measure(name, count, Path(folder)).items():
-                print(f"{name:12s} {role:7s} {cost.cpu_us:6.1f} µs of CPU and {cost.size_bytes:5d} bytes a step")
+def _take_out(engine: Engine, told: Path, part: str) -> None:
+    """Tell every process that records, and wait until each has done it. Nothing else is going on meanwhile."""
+    pids = {int(path.name.split("-")[1]) for path in engine.probe_dir.glob("*.gap")}
+    answers = [told.with_name(f"{told.name}.{pid}") for pid in pids]
+    for answer in answers:
+        answer.unlink(missing_ok=True)
+    told.write_text(part)
+    deadline = time.monotonic() + _OBEYED_S
+    while not all(answer.exists() for answer in answers):
+        for pid in pids:  # again and again: a signal that comes just before a thread goes to sleep does not wake it
+            os.kill(pid, signal.SIGUSR2)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"a server process did not take out {part!r}")
+        time.sleep(0.05)
 
 
-if __name__ == "__main__":
-    main()
+async def burst(session: aiohttp.ClientSession, engine: Engine, number: int) -> Burst:
+    """``USERS`` at once, each asking ``REQUESTS_PER_USER`` times; texts that no earlier burst has sent."""
+    before, begun = _cpu_ns(engine), time.monotonic()
+    users = (_user(session, engine, f"{number} {user}") for user in range(USERS))
+    gaps = [gap for own in await asyncio.gather(*users) for gap in own]
+    seconds, tokens = time.monotonic() - begun, USERS * REQUESTS_PER_USER * TOKENS
+    cpu_us = (_cpu_ns(engine) - before) / 1e3
+    return Burst(tokens / seconds, float(np.median(gaps)) / 1e6, float(np.mean(gaps)) / 1e6, cpu_us / tokens)
+
+
+async def _user(session: aiohttp.ClientSession, engine: Engine, name: str) -> list[int]:
+    gaps: list[int] = []
+    for k in range(REQUESTS_PER_USER):
+        body = {
+            "model": NAME, "stream": True, "max_tokens": TOKENS, "min_tokens": TOKENS, "ignore_eos": True,
+            "temperature": 0, "messages": [{"role": "user", "content": f"{name} {k} " + "how long does it take " * 8}],
+        }  # fmt: skip
+        async with session.post(f"{engine.url}/v1/chat/completions", json=body) as answer:
+            answer.raise_for_status()
+            stamps = [time.monotonic_ns() async for chunk in answer.content.iter_any() if chunk]
+        gaps += np.diff(stamps).tolist()
+    return gaps
+
+
+def _cpu_ns(engine: Engine) -> int:
+    """CPU time that all threads of the server's processes have had so far (the kernel counts it in ns)."""
+    top = psutil.Process(engine.process.pid)
+    total = 0
+    for process in (top, *top.children(recursive=True)):
+        for thread in Path(f"/proc/{process.pid}/task").iterdir():
+            total += int((thread / "schedstat").read_text().split()[0])
+    return total
+
+
+def ratios(pairs: Sequence[tuple[Burst, Burst]]) -> dict[str, Any]:
+    """With over without for each figure: ratio, 95 % interval, and the medians of both sides."""
+    out: dict[str, Any] = {}
+    for name in ("tokens_per_s", "itl_p50_ms", "itl_mean_ms", "cpu_us_per_token"):
+        probed, bare = (np.array([getattr(pair[side], name) for pair in pairs]) for side in (0, 1))
+        middle, low, high = hodges_lehmann(np.log(probed / bare))
+        out[name] = {
+            "ratio": math.exp(middle),
+            "low": math.exp(low),
+            "high": math.exp(high),
+            "with_probe": float(np.median(probed)),
+            "without": float(np.median(bare)),
+        }
+    return out
+
+
+def hodges_lehmann(values: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Median of all pairwise means, and its 95 % interval by the normal approximation of Wilcoxon's signed ranks.
+
+    For 10 values or more, shape (n,).
+    """
+    n = len(values)
+    walsh = np.sort(((values[:, None] + values[None, :]) / 2)[np.triu_indices(n)])
+    spread = math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
+    below = max(round(n * (n + 1) / 4 - float(special.ndtri(0.975)) * spread), 1)
+    return float(np.median(walsh)), float(walsh[below - 1]), float(walsh[len(walsh) - below])
+
+
+def table(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Markdown rows: what is gained when the hooks are out, so what they take."""
+    lines = [
+        "| engine | probe | taken out | pairs | throughput, with over without | CPU a token | CPU a step, µs |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        engine = f"{result['engine']} {result['version']} | {'C' if result['native'] else 'Python'}"
+        for part, found in result["parts"].items():
+            cpu = found["cpu_us_per_token"]
+            saved = (cpu["ratio"] - 1) * cpu["without"] * USERS
+            cells = f"{_interval(found['tokens_per_s'])} | {_interval(cpu)} | {saved:.0f}"
+            lines.append(f"| {engine} | {part} | {result['pairs']} | {cells} |")
+    return lines
+
+
+def _interval(figure: dict[str, float]) -> str:
+    return f"{figure['ratio'] - 1:+.2%} ({figure['low'] - 1:+.2%} to {figure['high'] - 1:+.2%})"

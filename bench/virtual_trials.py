@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bench.queues import lindley
-from bench.quick_server import QuickServer
 from bench.virtual_server import Arrival, Settings, simulate
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity.read import count_values
@@ -63,27 +62,17 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The simulated engine. Prompt and output tokens uniform, both ends included.
-
-    ``quick``: by ``quick_server``, which knows fixed outputs and no eviction.
-    """
+    """The simulated engine. Prompt and output tokens uniform, both ends included."""
 
     settings: Settings
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
-    quick: bool = True
 
     def __call__(self, rate: float, rng: np.random.Generator, count: int) -> Answers:
         times = replace(self.settings.times, seed=int(rng.integers(2**31)))
         settings = replace(self.settings, times=times)
         due = np.cumsum(rng.exponential(1e9 / rate, count)).astype(np.int64)
         prompts = rng.integers(self.prompt_tokens[0], self.prompt_tokens[1] + 1, count).tolist()
-        if self.quick:
-            server = QuickServer(settings, self.output_tokens[0])
-            for at, prompt in zip(due.tolist(), prompts, strict=True):
-                server.arrive(at, prompt)
-            server.run(2**62)
-            return due.astype(float), np.array(server.first_ns, float), np.array(server.last_ns, float)
         outputs = rng.integers(self.output_tokens[0], self.output_tokens[1] + 1, count).tolist()
         found = simulate([Arrival(*each) for each in zip(due.tolist(), prompts, outputs, strict=True)], settings)
         first, last = (np.array([getattr(each, name) for each in found], float) for name in _STAMPS)
@@ -113,44 +102,8 @@ class Asked:
 STEPS = StageTimes(
     template_ns=0, tokenize_ns=0, handoff_ns=0, schedule_ns=0, input_prep_ns=0, forward_ns=0,
     forward_prompt_token_ns=0, forward_sequence_ns=0, forward_kv_token_ns=0, sampling_ns=0, update_ns=0, output_ns=0,
-    detokenize_ns=0, egress_ns=0, jitter="lognormal", spread=0.0,
+    detokenize_ns=0, egress_ns=0,
 )  # fmt: skip
-# Two tokens an answer, four places in the batch: queues, batching and prompts beside decodes, at few steps a request.
-SMALL_ENGINE = Engine(
-    Settings(
-        Limits(max_sequences=4),
-        replace(
-            STEPS, input_prep_ns=500_000, forward_ns=6_000_000, forward_prompt_token_ns=100_000,
-            forward_sequence_ns=500_000, spread=0.2,
-        ),
-    ),
-    prompt_tokens=(8, 24),
-    output_tokens=(2, 2),
-)  # fmt: skip
-SMALL = Asked(
-    SMALL_ENGINE,
-    promises=(Promise("ttft p95 <= 40 ms", "ttft", 0.05), Promise("e2e p95 <= 60 ms", "e2e", 0.05)),
-    limits_ns=(40_000_000, 60_000_000),
-)
-
-
-# Like the scenario chat-p99 on a small engine: four places, answers of five tokens, a limit far above what is usual.
-CHAT = Asked(
-    Engine(
-        Settings(
-            Limits(max_sequences=4),
-            replace(
-                STEPS, input_prep_ns=1_000_000, forward_ns=4_000_000, forward_prompt_token_ns=60_000,
-                forward_sequence_ns=800_000, spread=0.3,
-            ),
-        ),
-        prompt_tokens=(8, 120),
-        output_tokens=(5, 5),
-    ),
-    promises=(Promise("ttft p99 <= 500 ms", "ttft", 0.01), Promise("e2e p99 <= 900 ms", "e2e", 0.01)),
-    limits_ns=(500_000_000, 900_000_000),
-)  # fmt: skip
-
 # Sixteen places in the batch and few KV blocks: under load it evicts requests and computes them again, so that it
 # completes some 5 % fewer when it is overloaded than it could.
 EVICTING = Engine(
@@ -158,12 +111,11 @@ EVICTING = Engine(
         Limits(max_sequences=16, kv_blocks=80, block_tokens=16),
         replace(
             STEPS, input_prep_ns=1_000_000, forward_ns=8_000_000, forward_prompt_token_ns=40_000,
-            forward_sequence_ns=400_000, spread=0.2,
+            forward_sequence_ns=400_000, jitter=0.2,
         ),
     ),
     prompt_tokens=(20, 119),
     output_tokens=(10, 39),
-    quick=False,
 )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def _run(words: list[str], output: LossyOutput | None) -> int:
         code: int = arguments.call(arguments)
         sys.stdout.flush()
         if output is not None and output.lost is not None:
-            why = "whoever read it has left" if isinstance(output.lost, BrokenPipeError) else reason_of(output.lost)
+            why = "the reader closed it" if isinstance(output.lost, BrokenPipeError) else reason_of(output.lost)
             tell(f"standard output has not been written: {why}")
             code = code if arguments.judges else say_exit(errors.USAGE, "the answer was not written")
     except UserError as error:
@@ -53,22 +53,22 @@ def _run(words: list[str], output: LossyOutput | None) -> int:
     except MemoryError:
         if arguments.debug:
             raise
-        print(
-            "gapmeter: that needs more memory than there is; take a smaller run, or a larger machine", file=sys.stderr
-        )
+        print("gapmeter: not enough memory; use a smaller run, or a larger machine", file=sys.stderr)
         code = say_exit(errors.NOT_VALID)
     except OSError as error:
         if arguments.debug or error.filename is None:
             raise
         # A disk, a name or a right that no command foresaw: about the user's file, if it names one.
-        tell(f"{str(error.filename)[:200]}: {reason_of(error)}; name another, or mend that")
+        tell(f"{str(error.filename)[:200]}: {reason_of(error)}; choose another, or fix that")
         code = say_exit(errors.USAGE)
     return code
 
 
 def parser() -> argparse.ArgumentParser:
     """Every command with its flags; what one parses has ``call``, which takes it and returns an exit code."""
-    whole = argparse.ArgumentParser(prog="gapmeter", description="Where every request's milliseconds went.")
+    whole = argparse.ArgumentParser(
+        prog="gapmeter", description="A load tester for LLM servers that shows where every request's milliseconds went."
+    )
     whole.set_defaults(debug=False, judges=False)  # judges: what it says on standard output is not what it is for
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
     for group in (measure, recorded):

@@ -1,7 +1,7 @@
 """Progress of a run on standard error: one redrawn line on a terminal, a plain line every 10 s elsewhere, or JSON.
 
-It shares the generator's machine, so it asks for a snapshot only when a line is due: four times a second at most
-on a terminal.
+It shares the generator's machine, so it reads the records for a part of the time at most. Of what is more than that it
+counts the answers without reading them, and where even that takes too long it says as of when its figures are.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gapmeter.scenarios import Scenario
 
 REDRAW_S = 0.25
 PLAIN_S = 10.0
+_READING_S = 0.2
 _WORTH_SAYING_S = 1.0
 
 
@@ -31,7 +32,8 @@ class Progress:
 
     ``phase`` is a word (warm-up, load, drain); ``remaining_s`` None when the end is not known (a count of requests);
     ``slo`` names the rolling percentile, for instance ``p99 TTFT``, ``value_ms`` is None until there is one.
-    All but the phase and its times are as of ``behind_s`` ago, when the records were last looked into.
+    All but the phase and its times are as of ``behind_s`` ago: what was recorded since has not been read yet.
+    ``unread`` answers were only counted: they are in no latency, nor in ``failed`` if only their content would tell.
     """
 
     phase: str
@@ -49,6 +51,7 @@ class Progress:
     limit_ms: float | None = None
     lag_p99_ms: float | None = None
     behind_s: float = 0.0
+    unread: int = 0
 
 
 def line(now: Progress, width: int) -> str:
@@ -118,7 +121,7 @@ class ProgressLine:
 
 
 class Watch:
-    """Progress on standard error. It reads only when a line is due."""
+    """Progress on standard error."""
 
     def __init__(self, follower: Follower, scenario: Scenario, plan: Plan, t0_ns: int, *, as_json: bool) -> None:
         self._follower = follower
@@ -128,7 +131,8 @@ class Watch:
         self._due = (plan.due_ns[plan.due_ns >= 0] + t0_ns).tolist()
 
     def update(self) -> None:
-        """Show a line if one is due."""
+        """Read on in the records, not for long; show a line if one is due. To be called a few times a second."""
+        self._follower.poll(_READING_S)
         self._line.offer(self._snapshot)
 
     def close(self) -> None:
@@ -136,7 +140,6 @@ class Watch:
 
     def _snapshot(self) -> Progress:
         seen = self._follower
-        seen.poll()
         now = time.monotonic_ns()
         percentile = self._slo.percentile if self._slo and self._slo.percentile else 99.0
         end_ns = self._t0 + self._plan.end_ns
@@ -156,6 +159,7 @@ class Watch:
             limit_ms=self._slo.limit_ns / 1e6 if self._slo and self._slo.limit_ns is not None else None,
             lag_p99_ms=seen.percentile("lag", 99.0),
             behind_s=(now - seen.as_of_ns) / 1e9,
+            unread=seen.unread,
         )
 
     def _asked(self, now: int) -> float:
@@ -163,5 +167,7 @@ class Watch:
         if not self._due:
             return self._follower.sent_per_s()
         since = max(now - RATE_WINDOW_NS, self._t0)
+        if now <= since:
+            return 0.0
         count = bisect.bisect_right(self._due, now) - bisect.bisect_right(self._due, since)
-        return count / max((now - since) / 1e9, 1e-9)
+        return count / ((now - since) / 1e9)

@@ -40,9 +40,9 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_arrive", "_arrived", "_client", "_complete", "_disordered", "_exchange", "_feed", "_framed", "_headed",
-        "_keep", "_location", "_mark", "_marks", "_parser", "_parts", "_stamp", "_stamps", "_transport", "closed",
-        "disorder", "number", "on_body",
+        "_arrive", "_arrived", "_client", "_complete", "_disordered", "_exchange", "_feed", "_final", "_framed",
+        "_headed", "_keep", "_location", "_mark", "_marks", "_parser", "_parts", "_stamp", "_stamps", "_transport",
+        "closed", "disorder", "number", "on_body",
     )  # fmt: skip
 
     def __init__(self, client: Pool, number: int) -> None:
@@ -59,6 +59,7 @@ class Connection(asyncio.Protocol):
         self._headed = self._framed = False  # its head has been read; its head says where the body ends
         self._location = b""  # where its head points to
         self._keep = False  # whether the connection may carry another request
+        self._final = 0  # status of the complete answer, 0 until it is
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._feed = self._parser.feed_data
 
@@ -161,10 +162,11 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._complete < 0 and self._parser is not None and self._status() >= 200:
             self._complete = len(self._parts)
-            self._keep = self._parser.should_keep_alive()  # the parser forgets it with the next byte
+            # The parser forgets both with the next byte.
+            self._keep, self._final = self._parser.should_keep_alive(), self._parser.get_status_code()
 
     def _status(self) -> int:
-        return self._parser.get_status_code() if self._parser is not None else 0
+        return self._final or (self._parser.get_status_code() if self._parser is not None else 0)
 
     def _trusted(self) -> array[int]:
         """The kernel's stamps of this answer; none where a packet overtook another, since a stamp may be too early."""
@@ -206,7 +208,7 @@ class Connection(asyncio.Protocol):
             self._parts.clear()
             self._marks.clear()
             del self._stamps[:], self._arrived[:]
-            self._complete = -1
+            self._complete, self._final = -1, 0
             self._parser = httptools.HttpResponseParser(self)  # the old one would give this status to what is no answer
             self._feed = self._parser.feed_data
         else:
@@ -330,7 +332,7 @@ class Pool:
         else:
             if carrier is not None:
                 carrier()
-            self._never_sent(exchange, outcome, reason)
+            self._never_sent(exchange, outcome, f"{reason}: the server had not accepted the connection")
 
     def _never_sent(self, exchange: Exchange, outcome: Outcome, reason: str) -> None:
         exchange.end(outcome, reason, monotonic_ns())

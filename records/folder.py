@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gapmeter.records.compression import compress, with_compressed
 from gapmeter.scenarios.plain_file import read_plain, sha256_of
 
 PARTS = ("requests", "probe", "telemetry", "hdr", "logs")
@@ -84,7 +85,15 @@ class RunFolder:
         return self.path / "report.html"
 
     def record_files(self, part: Path) -> list[Path]:
-        return sorted(part.glob("*.gap"))
+        """Compressed, or as they were written."""
+        return with_compressed(part, "*.gap")
+
+    def seal(self) -> dict[str, str]:
+        """The run is over: compress its raw records; then as ``hashes``. Raises OSError."""
+        switches = with_compressed(self.telemetry, "switches-*.bin")
+        for path in (*self.record_files(self.requests), *self.record_files(self.probe), *switches):
+            compress(path)
+        return self.hashes()
 
     def read_manifest(self) -> dict[str, Any]:
         """Raises FileNotFoundError when this is no run's folder, ValueError when the manifest is not JSON."""

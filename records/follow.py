@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter, deque
@@ -54,19 +55,21 @@ class RecordTail:
 
     def poll(self) -> list[tuple[int, RequestRecord]]:
         """(code, record) of what has been written since the last call; nothing while the file is not there yet."""
+        return [record for block in self.blocks() for record in block]
+
+    def blocks(self) -> Iterator[list[tuple[int, RequestRecord]]]:
+        """The same, block after block: whoever stops between two reads on from there the next time."""
         try:
             file = open_plain(self._path)
         except FileNotFoundError:
-            return []
-        records: list[tuple[int, RequestRecord]] = []
+            return
         with file:
             size = _BLOCK
             while size:
                 block = os.pread(file.fileno(), size, self._at)
                 came, used, size = _read_block(block, is_last=len(block) < size)
-                records += came
                 self._at += used
-        return records
+                yield came
 
 
 def _read_block(block: bytes, *, is_last: bool) -> tuple[list[tuple[int, RequestRecord]], int, int]:
@@ -96,8 +99,9 @@ def _read_block(block: bytes, *, is_last: bool) -> tuple[list[tuple[int, Request
 class RecordFollower:
     """Follows the generators' record files: rates of the last five seconds, percentiles of the last thousand requests.
 
-    ``whole``: read answers to their last token, for gaps, TPOT and E2E, instead of the first one.
-    ``as_of_ns``: when the files were last looked into; reading what was found there may have taken a while since.
+    ``whole``: read answers to their last token, for gaps, TPOT and E2E, instead of the first one. ``unread``: answers
+    that were only counted, since more came than could be read.
+    ``as_of_ns``: what was written by then has been read.
     """
 
     def __init__(self, paths: Iterable[Path], t0_ns: int, *, whole: bool = False) -> None:
@@ -110,18 +114,30 @@ class RecordFollower:
             name: deque(maxlen=_RECENT * (16 if name == "itl" else 1)) for name in ("ttft", "itl", "e2e", "lag")
         }
         self.failed: Counter[str] = Counter()
-        self.issued = self.done = 0
+        self.issued = self.done = self.unread = 0
 
     @property
     def in_flight(self) -> int:
         return self.issued - self.done
 
-    def poll(self) -> list[Answered]:
-        """Read what has been written since the last call; the requests that have ended in it."""
-        self.as_of_ns = time.monotonic_ns()
-        return [
-            answered for tail in self._tails for code, record in tail.poll() for answered in self._take(code, record)
-        ]
+    def poll(self, within_s: float = math.inf) -> list[Answered]:
+        """Read what has been written since the last call; the requests that have ended in it.
+
+        No longer than ``within_s``. More may be written than can be read meanwhile: what is left after half of it is
+        only counted, and what is left then comes the next time.
+        """
+        begun_ns = self.as_of_ns = time.monotonic_ns()
+        answered = list[Answered]()
+        for number, tail in enumerate(self._tails):
+            used = 0.0  # of this file's part of the time
+            for block in tail.blocks():
+                answered += [ended for code, record in block for ended in self._take(code, record, used < 0.5)]
+                used = (time.monotonic_ns() - begun_ns) / 1e9 / within_s * len(self._tails) - number
+                if block and used >= 1.0:
+                    last = block[-1][1]
+                    self.as_of_ns = min(self.as_of_ns, last.end_ns or last.sent_ns or last.due_ns)
+                    break
+        return answered
 
     def sent_per_s(self) -> float:
         """Requests sent a second, over the five before ``as_of_ns``."""
@@ -136,7 +152,7 @@ class RecordFollower:
         values = sorted(self.recent[name])
         return values[min(len(values) - 1, int(len(values) * percentile / 100))] if values else None
 
-    def _take(self, code: int, record: RequestRecord) -> Iterator[Answered]:
+    def _take(self, code: int, record: RequestRecord, read: bool) -> Iterator[Answered]:
         if code == ISSUED:
             self.issued += 1
             self._sent.append(record.sent_ns or record.due_ns)
@@ -145,6 +161,9 @@ class RecordFollower:
             return
         self.done += 1
         self._ended.append(record.end_ns)
+        if not read and record.outcome is Outcome.OK:
+            self.unread += 1
+            return
         answer = parse_answer(record, first_token_only=not self._whole)
         outcome = outcome_of(record, answer)
         if outcome is not Outcome.OK:
@@ -180,7 +199,7 @@ class ReportFollower:
 
     def __init__(self, requests: Path, t0_ns: int) -> None:
         self._requests = requests
-        self.as_of_ns = t0_ns
+        self.as_of_ns, self.unread = t0_ns, 0
         self._counts: deque[tuple[int, int, int]] = deque([(t0_ns, 0, 0)])  # when, issued, done
         self.histograms = new_histograms()
         self.issued = self.done = 0
@@ -190,8 +209,8 @@ class ReportFollower:
     def in_flight(self) -> int:
         return self.issued - self.done
 
-    def poll(self) -> list[Answered]:
-        """Read the last report; single requests are not in it."""
+    def poll(self, within_s: float = math.inf) -> list[Answered]:
+        """Read the last report, which is short; single requests are not in it."""
         report = LocustWorkers.read(self._requests)
         if report is None:
             return []

@@ -26,8 +26,8 @@ from gapmeter_probe.records import (
 )
 from numpy.typing import NDArray
 
+from gapmeter.records.compression import open_record
 from gapmeter.records.request import FINISHED, RequestRecord, decode
-from gapmeter.scenarios.plain_file import open_plain
 
 Table = NDArray[np.void]
 
@@ -112,7 +112,7 @@ def read_records(path: str | os.PathLike[str], take: Callable[[int, bytes], None
     Raises OSError if the file cannot be opened, NotRecords if it is something else, or damaged.
     """
     name = os.fspath(path)
-    with open_plain(name) as file:
+    with open_record(name) as file:
         try:
             return _read(name, file.read() if take is None else _without_blobs(file, take))
         except ValueError as error:

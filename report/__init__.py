@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gapmeter.analysis.requests.metrics import MetricSeries
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.records import RunFolder
 
 
-def write_result(folder: RunFolder, result: RunResult) -> RunResult:
+def write_result(folder: RunFolder, result: RunResult, series: MetricSeries | None = None) -> RunResult:
     """Everything that is made of a result, into its folder: summary.json, verdict.json, the page.
 
-    Returns the result with its words. Raises OSError.
+    ``series``: its metrics', where they have been made. Returns the result with its words. Raises OSError.
     """
     from gapmeter.report.run import words_of  # it reads tables, which takes a second to import
 
     told = result.model_copy(update={"words": words_of(result, Manifest.read(folder.path))})
     told.write(folder.path)
     told.verdict_file.write(folder.path)
-    write_report(folder)
+    write_report(folder, series)
     return told
 
 
-def write_report(folder: RunFolder) -> Path:
+def write_report(folder: RunFolder, series: MetricSeries | None = None) -> Path:
     """Write ``report.html`` into a run's folder that has been analysed, and return its path.
 
     Raises FileNotFoundError when summary.json or manifest.json is not there, NotReadable when they are not of this
@@ -31,6 +32,6 @@ def write_report(folder: RunFolder) -> Path:
     """
     from gapmeter.report import html, run  # these take long to import
 
-    page = html.page(run.document(folder), scripts=[html.asset("request.js")])
+    page = html.page(run.document(folder, series), scripts=[html.asset("request.js")])
     folder.report.write_text(page, encoding="utf-8")
     return folder.report

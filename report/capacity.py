@@ -28,7 +28,7 @@ from gapmeter.report.slo import slo_sentence
 from gapmeter.report.words import reproduce, tone
 
 # Of the rate held, as docs/results/capacity.json has it: the upper end of the share's 95 % interval.
-_GUARANTEE = "was above the truth in at most 1 % of searches on servers in virtual time whose speed stayed the same"
+_GUARANTEE = "too high in at most 1 % of searches on simulated servers of constant speed"
 
 
 def document(result: CapacityResult, manifest: SearchManifest) -> doc.Document:
@@ -69,7 +69,7 @@ def meaning(search: Search) -> str:
         BUDGET: "not decided within the budget",
         CLIENT: "the load tester was the limit",
         NOT_MEASURED: "not valid as a measurement",
-        UNMEETABLE: "no rate holds every SLO",
+        UNMEETABLE: "no rate meets every SLO",
     }.get(search.ended, "")
 
 
@@ -102,7 +102,7 @@ def headline(search: Search) -> tuple[str, ...]:
         spare = f", and {plan.spare} spare" if plan.spare else ""
         lines.append(
             f"For {rate(plan.target_rps)}: {plan.replicas} servers ({plan.needed} at {rate(plan.planned_rps)} each, "
-            f"{'the rate held' if search.held else 'the lower end'} less {share(plan.headroom)}{spare})"
+            f"{'the proven rate' if search.held else 'the lower end'} less {share(plan.headroom)}{spare})"
             f"{cost.fleet_words(plan)}."
         )
     return tuple(lines)
@@ -112,8 +112,8 @@ def _interval(search: Search) -> str:
     """The estimate, and what it assumes; what is wider than was asked says so."""
     low, high = ("unknown" if end is None else significant(end) for end in (search.low, search.high))
     text = (
-        f"Capacity {rate(search.rate)}, {100 * search.confidence:g} % interval {low} .. {high} if latency grows as a "
-        f"queue's does"
+        f"Capacity {rate(search.rate)}, {100 * search.confidence:g} % interval {low} .. {high}, if latency grows like "
+        "that of a queue"
     )
     return (
         f"{text}." if _is_narrow(search) else f"{text} (wider than the {share(search.within)} asked: {_why(search)})."
@@ -130,46 +130,46 @@ def _held(search: Search) -> str:
         "" if search.drift is None else f" The server's speed differs by about {share(search.drift)} between trials."
     )
     if search.held is None:
-        return f"No rate surely held: each takes longer to prove than was left.{drift}"
+        return f"No rate was proven to hold: there was not enough time left to prove one.{drift}"
     part = share(search.held / (search.rate or search.held))
-    return f"Surely held: {rate(search.held)}, {part} of that; such a rate {_GUARANTEE}.{drift}"
+    return f"Proven to hold: {rate(search.held)}, {part} of that ({_GUARANTEE}).{drift}"
 
 
 def _one_end(search: Search) -> str:
     """Only a lower end, or only an upper one, or none."""
     ends = [f"at least {rate(search.low)}"] * bool(search.low)
-    ends += [f"below {rate(search.high)}, where the SLOs surely fail"] * bool(search.high)
-    return "; ".join(ends) or "not found: no trial has decided anything"
+    ends += [f"below {rate(search.high)}, where the SLOs are proven to fail"] * bool(search.high)
+    return "; ".join(ends) or "not found: no trial reached a decision"
 
 
 def _why(search: Search) -> str:
     reason = f": {search.reason}" if search.reason else ""
     return {
         FOUND: "found",
-        BUDGET: "the budget ended",
+        BUDGET: "the budget ran out",
         NOT_MEASURED: f"a trial was not valid as a measurement twice{reason}",
         DIED: f"the server died{reason}",
-        INTERRUPTED: "interrupted; this is what is known",
+        INTERRUPTED: "interrupted; this is what is known so far",
     }[search.ended]
 
 
 def _unmeetable(seen: BestSeen | None) -> str:
     if seen is None:
-        return "No rate holds every SLO."
+        return "No rate meets every SLO."
     over = f"{count(seen.over)} of {count(seen.count)} values beyond its limit"
     best = f" {slo_sentence(seen.answer)}." if seen.answer else ""
-    return f"No rate holds every SLO: even at {rate(seen.rate)}, the lowest tried, {seen.slo} fails ({over}).{best}"
+    return f"No rate meets every SLO: even at {rate(seen.rate)}, the lowest tried, {seen.slo} fails ({over}).{best}"
 
 
 def _binding(search: Search) -> str:
-    text = f"What binds: {search.binding_slo}"
+    text = f"Limiting SLO: {search.binding_slo}"
     if search.binding_stage is None or search.binding_share is None:
-        return f"{text}; which stage is unmeasured."
+        return f"{text}; the limiting stage is unmeasured."
     # A stage can grow by more than the whole difference, where another shrank.
     some = search.binding_share <= 1
-    much = f"{share(search.binding_share)} of what slow ones wait" if some else "all that slow ones wait"
+    much = f"{share(search.binding_share)} of" if some else "all of"
     whose = f"{search.binding_stage} ({search.binding_owner})"
-    return f"{text}; at {rate(search.binding_rate)} {much} beyond typical ones is {whose}."
+    return f"{text}; at {rate(search.binding_rate)} {much} the extra time of slow ones is {whose}."
 
 
 # --- sections
@@ -189,7 +189,7 @@ def _goodput(search: Search) -> Section:
     ]
     heads: doc.Headers = ["trial", Column("rate", "rate (1/s)"), "verdict", Column("sure that all hold", "share")]
     lead = (
-        "Goodput: requests per second that kept every limit themselves. Dashed: what was asked for. Shaded: where "
+        "Goodput: requests per second that met every limit. Dashed: the offered rate. Shaded: where "
         "every SLO holds (light: may hold). Green: every SLO held; red: one failed; hollow: undecided."
     )
     blocks: list[doc.Block] = [
@@ -235,7 +235,7 @@ def _trials_in_short(search: Search) -> Section:
         seen, slo = trial.reason or "", trial.decided_by if trial.confidence is not None else None
         if slo:
             which = f"{slo.text}: " if len(trial.slos) > 1 else ""
-            beyond = f"{count(slo.over)} of {count(slo.count)} beyond, worth {count(slo.n_eff)}"
+            beyond = f"{count(slo.over)} of {count(slo.count)} over the limit, n_eff {count(slo.n_eff)}"
             seen = f"{which}{beyond}; {duration(1000 * trial.seconds)}"
         leans = trial.verdict == UNDECIDED and (trial.confidence or 0.0) > 0.5
         lean = f" (leaning to {trial.leaning})" if leans else ""
@@ -246,7 +246,7 @@ def _trials_in_short(search: Search) -> Section:
         "rate",
         Column("verdict", wraps=True),
         "confidence",
-        Column("what was seen", wraps=True),
+        Column("evidence", wraps=True),
     ]
     return Section("in-short", "", [Table("Trials", headers, rows, words=1, whole=True)], on=BRIEF)
 

@@ -13,7 +13,7 @@ from gapmeter.report.charts import Axis, Plot, Point, Scale, limit, line, points
 from gapmeter.report.svg import NOTHING, Fragment, group
 from gapmeter.report.words import both
 
-_ASKED = "requests per second asked for (logarithmic)"
+_ASKED = "offered requests per second (log scale)"
 _DOTS: dict[TrialVerdict, str] = {HOLDS: "point met", FAILS: "point missed"}
 _COLUMNS = 60  # of the sketch
 _BLOCKS = " ▁▂▃▄▅▆▇█"

@@ -61,7 +61,7 @@ _SIDES = (
     "As each run's own report has them: percentiles are order statistics. Differences above are of smoother estimates "
     "(Harrell and Davis), so the two can lie a little apart."
 )
-_ONE_RUN = "one run a side, forced: how much runs of the same thing differ is not in the interval"
+_ONE_RUN = "one run a side, forced: the interval leaves out how much repeated runs differ"
 _RARE: doc.Headers = ["per request at the SLA", "energy a request"]
 
 
@@ -111,7 +111,7 @@ def _sentence(text: str) -> str:
 def _verdict(result: Comparison) -> doc.Verdict:
     first, *more = [verdict_sentence(pair) for pair in result.comparisons] or [not_comparable(result)]
     changed = [said for pair in result.comparisons if (said := change_sentence(pair))]
-    trust = doc.Trust(sound=True, word="Comparable.", words="Only what was meant to differ does.")
+    trust = doc.Trust(sound=True, word="Comparable.", words="Only what is compared differs.")
     if not result.comparable:
         trust = doc.Trust(sound=False, word="Not comparable.", words=remedy(result))
     return doc.Verdict(
@@ -171,9 +171,13 @@ def method_sentence(result: Comparison) -> str:
     """How the differences were made, and what the correction promises."""
     method, first = result.method, result.comparisons[0]
     assert method is not None
-    how = "drawn in pairs, since both sides issued the same plan" if first.paired else "each side drawn by itself"
+    how = (
+        "resampled in pairs, since both sides issued the same plan"
+        if first.paired
+        else "each side resampled separately"
+    )
     why = f" ({first.why_not_paired})" if first.why_not_paired else ""
-    turn = " made in turn" if method.in_turn else ""
+    turn = " run alternately" if method.in_turn else ""
     several = max(first.runs) > 1
     counted = (
         f"; {first.runs[0]} and {first.runs[1]} runs{turn}: the wider interval, of within and between runs, counts"
@@ -191,9 +195,9 @@ def remedy(result: Comparison) -> str:
     keys = {fact.key for each in result.protocol for fact in each.facts if fact.meaning == BLOCKS}
     declared = sorted(key for key in keys if key != VALIDITY and ", within" not in key)
     if VALIDITY in keys or not declared:
-        return "run again what is not valid; --force compares all the same, and marks every figure"
+        return "repeat the runs that are not valid; or --force compares anyway, and marks every figure"
     listed = " ".join(f"--factor {key}" for key in declared)
-    return f"if that is what you compare: {listed}; --force compares all the same, and marks every figure"
+    return f"if that is what you compare: {listed}; or --force compares anyway, and marks every figure"
 
 
 def _figure_head(key: str) -> str:
@@ -246,7 +250,7 @@ def _what_decides(row: RegressionRow, found: Regression) -> str:
     if row.runs_needed is not None:
         return f"{seen}, and {row.runs_needed} a side would decide this one as often, at this growth and spread"
     if found.one_run_a_side:
-        return f"{seen}, if runs did not differ; three runs a side tell how much they do"
+        return f"{seen}, if runs did not differ; three runs a side would show how much they do"
     return f"{seen}; more than {MOST_RUNS} a side would be needed to decide this one, at this growth and spread"
 
 
@@ -260,10 +264,10 @@ def _protocol(result: Comparison) -> Section:
         for fact in each.facts
     ]
     if not rows:
-        return Section("protocol", "May they be compared?", [Paragraph(_SAME)], short="comparable")
+        return Section("protocol", "Can they be compared?", [Paragraph(_SAME)], short="comparable")
     other = Column("the other", brief="B" if len(result.protocol) == 1 else "")
     table = Table("What differs", ["", "what differs", "A", other], rows, words=4)
-    return Section("protocol", "May they be compared?", [table], _MEANINGS, "comparable", PAGE | MARKDOWN)
+    return Section("protocol", "Can they be compared?", [table], _MEANINGS, "comparable", PAGE | MARKDOWN)
 
 
 def _facts(result: Comparison) -> Section | None:

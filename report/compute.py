@@ -24,7 +24,7 @@ _PARTS = {
     "load_tester": ("load tester", OWNER_COLOURS["load tester"], "#fff"),
     "unexplained": ("unexplained", "url(#hatch-unexplained)", "var(--ink)"),
 }
-_UNKNOWN = "Unmeasured: no process of the server stamped its forwards. With its probe installed, this tells."
+_UNKNOWN = "Unmeasured: no process of the server stamped its forwards. Install its probe to see this."
 
 
 def compute_sentence(found: ComputeShares, metric: str, device: str) -> str | None:

@@ -27,20 +27,24 @@ def cost_sentence(cost: Cost | NoCost, *, simulated: bool = False) -> str:
     if output is not None:
         said += f" and {usd(output[1])} for a million output tokens"
     basis = f"the SLOs hold at {significant(rate.low)} req/s, {share(price.utilisation)} of it planned"
-    unsearched = "" if rate.basis == "capacity" else ". At least this cheap; gapmeter capacity finds the rest"
+    unsearched = (
+        ""
+        if rate.basis == "capacity"
+        else ". An upper limit: gapmeter capacity finds the highest rate and so the real cost"
+    )
     elsewhere = f". Priced as {price.device}, but measured on {price.measured_on}" if price.measured_on else ""
-    simulation = ". The simulated engine stands for no real one" if simulated else ""
+    simulation = ". The simulated engine does not represent a real one" if simulated else ""
     return f"{said} ({basis}; {price_words(price)}){unsearched}{elsewhere}{simulation}"
 
 
 def fleet_words(fleet: Fleet) -> str:
-    """``, which is $0.68 for a million requests as it will be paid``; "" without a price."""
+    """``, which is $0.68 for a million requests in whole replicas``; "" without a price."""
     if fleet.per_request_usd is None:
         return ""
     many, who = many_requests(fleet.per_request_usd)
     tokens = fleet.per_million_output_tokens_usd
     also = "" if tokens is None else f" and {usd(tokens)} for a million output tokens"
-    return f", which is {usd(many * fleet.per_request_usd)} {who}{also} as it will be paid"
+    return f", which is {usd(many * fleet.per_request_usd)} {who}{also} in whole replicas"
 
 
 def many_requests(per_request: float) -> tuple[float, str]:
@@ -142,7 +146,7 @@ def _chart(cost: Cost) -> Chart:
     picture = CostRange("Cost of a request at the SLA", said, many * cost.per_request_usd, low, high)
     lower = "The left end was not looked for. " if low is None else ""
     upper = "" if rate.high is None else f", at most at {significant(rate.high)}"
-    default = f" It is {price.source}; say yours with cost.usd_per_hour." if price.is_default else ""
+    default = f" It is {price.source}; set yours with cost.usd_per_hour." if price.is_default else ""
     held, hour = f"{significant(rate.low)} req/s", f"{usd(price.usd_per_unit_hour)} an hour"
     formula = f"{price.units} x {hour} / (3600 x {held} x {price.utilisation:g})"
     caption = f"USD {who}, logarithmic. {lower}A request: {formula}. The SLOs hold at {held} or more{upper}.{default}"

@@ -50,7 +50,7 @@ def document(result: CostTable, version: str = "") -> doc.Document:
     """The page, and in short the terminal's and Markdown's answer."""
     established = result.verdict == CHEAPER
     doubts = [doc.Said(text) for text in _doubts(result)]
-    simulated = ["the simulated engine stands for no real one"] * any(row.simulated for row in result.rows)
+    simulated = ["the simulated engine does not represent a real one"] * any(row.simulated for row in result.rows)
     notes = [Paragraph(f"{text[0].upper()}{text[1:]}.") for text in (*result.notes, *simulated)]
     several = len({row.device for row in result.rows}) > 1
     sides = {row.name: f"{row.device}, {row.setting}" if several else row.setting for row in result.rows}
@@ -160,7 +160,7 @@ def _doubts(result: CostTable) -> list[str]:
                 f"finds the other."
             )
         elif row.ratio.doubt == "interval":
-            said.append(f"{row.name} costs {times} times what {best} does, which may be no difference.")
+            said.append(f"{row.name} costs {times} times what {best} does, which may not be a real difference.")
         else:
             own = _between(*row.ratio.own, " to ")
             said.append(
@@ -286,9 +286,9 @@ def _table(result: CostTable) -> Table:
         ]  # fmt: skip
         rows.append([*cells, _fleet(row)] if fleets else cells)
     headers: doc.Headers = [
-        "", "device", "setting", "within the SLA (req/s)", "surely held (req/s)", Column("price", wraps=True),
+        "", "device", "setting", "within the SLA (req/s)", "proven to hold (req/s)", Column("price", wraps=True),
         "a million requests", "a million output tokens", "energy a request", "times the cheapest",
-        Column("what binds", wraps=True), *([Column("as it will be paid", wraps=True)] if fleets else []),
+        Column("what binds", wraps=True), *([Column("in whole replicas", wraps=True)] if fleets else []),
     ]  # fmt: skip
     return Table("What a request costs", headers, rows, words=3, css="dense")
 
@@ -316,11 +316,11 @@ def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
         more = [f"{row.device}; {row.setting}; {price}"]
         if row.price and row.why_no_cost:
             more.append(f"no cost: {row.why_no_cost}")
-        more += [f"surely held {rate(row.capacity.held)}"] * (row.capacity.held is not None)
+        more += [f"proven to hold {rate(row.capacity.held)}"] * (row.capacity.held is not None)
         more += [f"{tokens} a million output tokens"] * (tokens != DASH)
         more += [f"energy a request {_energy(row)}"] * (row.energy_per_request_j is not None)
         more += [f"binds: {_binds(row)}"] * bool(row.binding_slo)
-        more += [f"as it will be paid: {_fleet(row)}"] * bool(row.fleet)
+        more += [f"in whole replicas: {_fleet(row)}"] * bool(row.fleet)
         rows.append([Name(row.name), capacity, requests, ratio, "; ".join(more)])
     headers: doc.Headers = [
         "", "req/s within the SLA", "a million requests", "times the cheapest", Column("", below=True)

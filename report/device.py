@@ -119,7 +119,7 @@ def roofline_line(roofline: Roofline) -> str | None:
         of = "the cache's" if decode.cache_resident else "memory's"
         least, real = duration(decode.itl_least_ms.mean), duration(decode.forward_ms.mean)
         parts.append(f"decode reads at {share(decode.mbu.share)} of {of} bandwidth")
-        parts.append(f"a token takes {real} of forward and at full bandwidth {least}")
+        parts.append(f"a token takes {real} of forward time, {least} at full bandwidth")
     if prefill and prefill.mfu:
         parts.append(f"prefill computes at {share(prefill.mfu.share)} of the peak")
     return ", ".join(parts) or None
@@ -131,7 +131,7 @@ def _decode(decode: DecodeRoofline) -> str:
     if decode.cache_resident:
         size = decode.bytes_mean
         read = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-        said += f": the {read} of a step fit into that cache, so memory is no bound"
+        said += f": the {read} of a step fit into that cache, so memory is not the limit"
     bound = {
         "memory bandwidth": "it is bound by memory bandwidth",
         "cache bandwidth": "it is bound by the cache's bandwidth",
@@ -166,7 +166,7 @@ def device(run: Run) -> Section | None:
         picture = Levels(span, list(together))
         charts.append(Chart(f"telemetry-{source}", picture, "", picture.table(), "levels"))
     blocks: list[doc.Block] = [_busy(telemetry.utilisation), *charts, _sampled(telemetry)]
-    return Section("device", "What the device did meanwhile", blocks, lead, "device")
+    return Section("device", "What the device did during the run", blocks, lead, "device")
 
 
 def _busy(used: Utilisation) -> Table:

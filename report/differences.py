@@ -38,7 +38,7 @@ from gapmeter.report.document import (
     in_ms,
 )
 from gapmeter.report.pictures import Changes, Decile, Shift, StageChange
-from gapmeter.report.words import shares
+from gapmeter.report.words import both, shares
 
 _EVENTS = {"first_token": "the first token (TTFT)", "last_token": "the last token (E2E)"}
 _STAMP = "NOT COMPARABLE"
@@ -82,12 +82,12 @@ def _found_sentence(pair: PairComparison) -> str:
     able = sum(each.least_ms is not None and bool(each.a_ms) and not each.failed for each in figures.values())
     count = "1 figure" if able == 1 else f"{able} figures"
     if able < len(figures):
-        count = f"{able} of {len(figures)} figures, the others being not estimable"
+        count = f"the {able} of {len(figures)} figures that can be estimated"
     least = figure.least_ms or 0.0
     part = f" ({share(least / figure.a_ms)})" if figure.a_ms else ""
     return (
-        f"{NOTHING} in {count}; {change_of(name, figure)}. One of {duration(least)}{part} in {name} would have been "
-        f"found with 80 % probability"
+        f"{NOTHING} in {count}; {change_of(name, figure)}. A difference of {duration(least)}{part} in {name} would "
+        f"have been found with 80 % probability"
     )
 
 
@@ -105,7 +105,10 @@ def change_sentence(pair: PairComparison) -> str:
             f"{mean}: not beyond its interval, so its stages explain nothing; the difference lies in other percentiles"
         )
     if change.stage is None:
-        return f"{mean}: no difference to explain"
+        interval = both(own.total.ci_ms)
+        clear = interval is not None and interval[0] * interval[1] > 0
+        none = "means are not tested, and no tested percentile differs, so no stage is named"
+        return f"{mean}: {none if clear else 'no difference to explain'}"
     ends = f" ({within})" if (within := shares(change.share_ci, " .. ")) else ""
     said = f"{mean}: {share(change.share)}{ends} of that is {marks.words(change.stage)} ({change.owner})"
     if change.cause is None or change.cause == change.stage:

@@ -6,7 +6,7 @@ import json
 
 from gapmeter.analysis.numbers import count, duration, over
 from gapmeter.analysis.results.distribution import percentile_key
-from gapmeter.analysis.results.requests import FailureExample
+from gapmeter.analysis.results.requests import ENDED_BY_US, FailureExample
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.report import document as doc
 from gapmeter.report.document import BRIEF, Facts, Figure, Name, Paragraph, Row, Section, Table, Words, in_ms
@@ -20,7 +20,7 @@ _FAILED = {
     "cut": "cut off",
     "http_4xx": "answered 4xx",
     "http_5xx": "answered 5xx",
-    "malformed": "answered badly",
+    "malformed": "sent a malformed answer",
     "wrong_length": "answered without a token",
     "tls": "TLS failed",
     "aborted": "aborted with the run",
@@ -68,9 +68,14 @@ def failed_in_short(result: RunResult) -> Section | None:
 
 
 def _how_many(result: RunResult) -> str:
-    total = sum(found.count for found in result.failures)
-    classes = ", ".join(f"{count(found.count)} {_FAILED.get(found.name, found.name)}" for found in result.failures)
-    return f"{count(total)} of {count(result.counts.measured)}: {classes}"
+    def classes(*, ours: bool) -> str:
+        of_kind = (found for found in result.failures if (found.name in ENDED_BY_US) is ours)
+        return ", ".join(f"{count(found.count)} {_FAILED.get(found.name, found.name)}" for found in of_kind)
+
+    counts = result.counts
+    by_server = f"{count(counts.failed_by_server)} of {count(counts.ended)}"
+    told = [f"{by_server}: {classes(ours=False)}" if counts.failed_by_server else f"{by_server} by the server"]
+    return "; ".join([*told, *([f"beside them {classes(ours=True)}"] if counts.ended_by_us else ())])
 
 
 def _censored(result: RunResult) -> str:
@@ -90,7 +95,7 @@ def _censored(result: RunResult) -> str:
         key, alone = percentile_key(p), without.ms(p)
         text = over(bounded[key]) if key in bounded else duration(with_them.ms(p))
         said.append(f"{name} {key} {text}" + (f" ({duration(alone)} {of_answered(result)})" if alone else ""))
-    return f"{of_all(result)}, these as at least {over(at_ms).removeprefix('> ')}: {', '.join(said)}"
+    return f"{of_all(result)}, counting failures as at least {over(at_ms).removeprefix('> ')}: {', '.join(said)}"
 
 
 def _status(example: FailureExample) -> str:

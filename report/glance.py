@@ -66,10 +66,10 @@ def _served(result: RunResult) -> str:
         for name, per_s in (("output", through.output_tokens_per_s), ("prompt", through.prompt_tokens_per_s))
         if per_s is not None
     ]
-    failed = sum(counts.failed.values())
+    failed, ended = counts.failed_by_server, counts.ended
     good = f" ({share(result.goodput.share)} good)" if result.goodput.limits_ms else ""
     told = any(slo.metric == "errors" for slo in result.slo) and not failed  # among the objectives
-    errors = f"{count(failed)} of {count(counts.measured)} failed ({share(failed / max(counts.measured, 1))})"
+    errors = f"{count(failed)} of {count(ended)} failed ({share(failed / max(ended, 1))})"
     errors = "" if told else errors if failed else "none failed"
     return ", ".join(filter(None, (f"{rate(through.requests_per_s)}{good}", *tokens, errors)))
 
@@ -81,11 +81,10 @@ def _length(result: RunResult, manifest: Manifest) -> str:
         return ""
     if result.shortened and result.load.window_s < 1.01 * load.duration_ns / 1e9:
         return ""
-    asked = f"{load.duration_ns / 1e9:g} s at least, {load.longest_ns / 1e9:g} s at most"
-    lasted = f"{result.load.window_s:.0f} s, of {asked}"
+    lasted = f"{result.load.window_s:.0f} s (planned: {load.duration_ns / 1e9:g} to {load.longest_ns / 1e9:g} s)"
     if result.shortened or not any(slo.estimable_with for slo in result.slo):
         return lasted
-    return f"{lasted}: its requests were never worth enough independent ones"
+    return f"{lasted}: never enough independent requests for every SLO percentile"
 
 
 def _figure(result: RunResult, metric: str, percentile: float) -> Figure:

@@ -31,7 +31,7 @@ _GROWTH = (
 _KNEE = (
     "The knee is one of the measured points: where throughput stops growing (doubling the load brings less than 15 % "
     "more), or where latency begins to climb (furthest below the line between the curve's ends: Kneedle, Satopää and "
-    "others 2011). It is named only where 95 % of what the points might as well have been have one."
+    "others 2011). It is named only if 95 % of the redraws of the points, within their uncertainty, have one."
 )
 
 
@@ -46,10 +46,10 @@ def headline(sweep: SweepFigures, device: str) -> list[str]:
             if (sure := [growth for growth in sweep.growth if growth.metric == metric and growth.is_sure])
         ]
         said += [f"{growth_sentence(growth, device)}." for growth in largest]
-        said += [] if largest else ["Between no two neighboring points does the difference go beyond its interval."]
+        said += [] if largest else ["No two neighboring points differ by more than the interval of their difference."]
     invalid = [point.label for point in sweep.points if point.verdict == INVALID]
     if invalid:
-        said.append(f"Left out of curves and comparisons, since not valid as a measurement: {', '.join(invalid)}.")
+        said.append(f"Left out of curves and comparisons (not valid as a measurement): {', '.join(invalid)}.")
     lost = [point.label for point in sweep.points if not isinstance(point, Point)]
     if lost:
         said.append(f"No figures for {len(lost)} of {len(sweep.points)} points: {', '.join(lost)}.")
@@ -68,7 +68,7 @@ def _answer(sweep: SweepFigures) -> str:
 
     rest = [f"missed at {names(FAIL)}"] if by[FAIL] else []
     rest += [f"undecided at {names(INCONCLUSIVE)}"] if by[INCONCLUSIVE] else []
-    met = f"The SLOs are met at {names(PASS)}" if by[PASS] else "The SLOs are met nowhere"
+    met = f"The SLOs are met at {names(PASS)}" if by[PASS] else "No point meets the SLOs"
     priced = [(cost.per_request_usd, point.label) for point in by[PASS] if isinstance(cost := point.economy.cost, Cost)]
     served = [(tokens, point.label) for point in by[PASS] if (tokens := point.tokens_per_s) is not None]
     best = ""
@@ -77,7 +77,9 @@ def _answer(sweep: SweepFigures) -> str:
         best = f" Cheapest: {label}, at most {usd(1e6 * usd_each)} for a million requests."
     elif served:
         tokens, label = max(served)
-        best = f" Of these {label} serves most: {significant(tokens)} output tokens/s." if len(served) > 1 else ""
+        best = (
+            f" Highest throughput of these: {label}, {significant(tokens)} output tokens/s." if len(served) > 1 else ""
+        )
     return f"{'; '.join([met, *rest])}.{best}"
 
 
@@ -85,7 +87,8 @@ def _knee_lines(knee: CurveKnee, growths: Sequence[Growth], device: str) -> Iter
     lead = f"{knee.series}: " if knee.series else ""
     by = "" if knee.by == THROUGHPUT or not knee.certainty else f" (by {knee.by})"
     if knee.state == UNDECIDED:
-        yield f"{lead}Whether there is a knee is not decided: {knee.why}{by}. Longer points or repeats tell."
+        more = " Longer points or more repeats would tell." if knee.certainty else ""
+        yield f"{lead}Not decided whether there is a knee: {knee.why}{by}.{more}"
         return
     if knee.state == NONE:
         yield f"{lead}No knee among these points: {knee.why}{by}."
@@ -93,7 +96,7 @@ def _knee_lines(knee: CurveKnee, growths: Sequence[Growth], device: str) -> Iter
     first, last = knee.range_labels or ("", "")
     where = "" if first == last else f" (between {first} and {last})"
     if knee.or_at:
-        where += f", or at {' or '.join(knee.or_at)}, of which there are no valid figures"
+        where += f", or at {' or '.join(knee.or_at)}, which has no valid figures"
     yield f"{lead}The knee is at {knee.label}{where}: {_turned(knee)}."
     beyond = [growth for growth in growths if growth.at_knee and growth.series == knee.series]
     for growth in beyond:
@@ -135,7 +138,7 @@ def growth_sentence(growth: Growth, device: str) -> str:
         return f"{start}is not estimable at both"
     if not growth.is_sure:
         low, high = (f"{'−' if end < 0 else '+'}{duration(abs(end))}" for end in ends)
-        return f"{start}differs by no more than its interval ({low} to {high})"
+        return f"{start}shows no clear change (95 % interval {low} to {high})"
     near, far = sorted(map(abs, ends))
     way = "grows" if grows > 0 else "falls"
     start += f"{way} by {duration(abs(grows))} (95 % interval {duration(near)} to {duration(far)})"
@@ -155,9 +158,8 @@ def growth_sentence(growth: Growth, device: str) -> str:
         part = f"{share(growth.share)} of the whole, {within}"
         beside = f"the other stages together {rest} by {duration(others)}"
         return f"{start}; {who}{stage} {one} by {duration(abs(own))} ({part}), {beside}"
-    way = "longer" if grows > 0 else "less"
-    which = f"the slowest ones wait {way}" if slowest else f"they wait {way} on average"
-    return f"{start}; {share(growth.share)} ({within}) of what {which} is {stage}"
+    change = f"the {'extra' if grows > 0 else 'saved'} {'time of the slowest ones' if slowest else 'mean time'}"
+    return f"{start}; {share(growth.share)} ({within}) of {change} is {stage}"
 
 
 # The section

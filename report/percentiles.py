@@ -8,7 +8,7 @@ import numpy as np
 
 from gapmeter.analysis.numbers import count, duration, over, share
 from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of, stage_values_ns
-from gapmeter.analysis.requests.metrics import measured_requests, metric_series
+from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results.distribution import CensoredDistribution, Distribution, StageDistribution, percentile_key
 from gapmeter.analysis.results.requests import PeerFigures
 from gapmeter.analysis.results.run import RunResult
@@ -37,15 +37,15 @@ _NOTE = (
 
 def percentiles(run: Run) -> Section:
     """The metrics' curves, failed requests counted as infinite, every percentile, and each stage by itself."""
-    result, measured = run.result, measured_requests(run.requests)
+    result = run.result
     curves: list[list[Block]] = []
     for metric, title in METRICS.items():
-        values = metric_series(measured, metric, failures=True)
+        values = run.series(metric, failures=True)
         known, key = result.metrics[metric], f"metrics.{metric}"
         figures: Distribution = known
         if known.with_failures is not None:
             figures, key = known.with_failures, f"{key}.with_failures"
-        sent = None if metric in _BETWEEN else metric_series(measured, metric, "sent")
+        sent = None if metric in _BETWEEN else run.series(metric, "sent")
         curve = curve_of(title, values, named_of(figures, key), limits_of(result, metric), sent)
         if curve is None:
             none = f"{values.count:,} sample{'s support' if values.count > 1 else ' supports'} no percentile."
@@ -108,7 +108,7 @@ def _metric_table(result: RunResult) -> Table:
         groups.add(len(rows))
         origin = "token to token" if metric in _BETWEEN else "due"
         parts: list[tuple[str, str, Mapping[str, Distribution]]] = [("metrics", origin, result.metrics)]
-        if result.failures:
+        if result.counts.failed_by_server:
             parts.append(("metrics_censored", f"{origin}, failures at their time-out", result.metrics_censored))
         if metric not in _BETWEEN:
             parts.append(("metrics_from_sent", "sent", result.metrics_from_sent))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
 from gapmeter.report import document as doc
 from gapmeter.report import marks
@@ -24,12 +25,13 @@ _SAMPLE = 60
 _PIECES = 90_000  # stretches of time in the page, about eight bytes each
 _STEPS = 9_000  # engine steps in the page, about 35 bytes each
 STAGE_NAMES = [*(stage.name for stage in STAGES), UNEXPLAINED]
+_OF_REQUEST = ["due_ns", "first_token_ns", "last_token_ns", "prompt_tokens", "output_tokens", "token_ns"]
 _IN_STEP = ("requests", "prompt_tokens", "decode_tokens", "waiting")
 _INDEX = {name: i for i, name in enumerate(STAGE_NAMES)}
 _LEAD = (
     "The slowest, each with its own ledger, ",
     doc.Slot("slowest first", "slow-order"),
-    ". Pick a stage in any picture to sort by it; press a request to see what happened when, and beside whom.",
+    ". Select a stage in any picture to sort by it; click a request to see what happened when, and beside which.",
 )
 
 
@@ -126,14 +128,16 @@ def request_data(run: Run, names: Sequence[str]) -> dict[str, Any]:
 
     Times are microseconds from due (of a request) or from the first due time (of a step). ``sharing``: who was in them.
     """
-    stretches = dict(list(run.timeline[run.timeline["request_id"].isin(names)].groupby("request_id")))
-    requests, sums = run.requests.set_index("request_id"), _sums(run, names)
-    shown, steps = _steps(run, names)
+    stretches = run.timeline[run.timeline["request_id"].isin(names)]
+    stage, end_ns = stretches["stage"].map(_INDEX).to_numpy(np.int64), stretches["end_ns"].to_numpy(np.int64)
+    at = stretches.groupby("request_id").indices
+    rows = run.requests.set_index("request_id").loc[list(names), _OF_REQUEST].to_dict("records")
+    sums, (shown, steps) = _sums(run, names), _steps(run, names)
     return {
         "stages": STAGE_NAMES,
         "requests": {
-            name: _request(requests.loc[name], stretches[name], sums[name], shown.get(name), run.origin_ns)
-            for name in names
+            name: _request(row, stage[at[name]], end_ns[at[name]], sums[name], shown.get(name), run.origin_ns)
+            for name, row in zip(names, rows, strict=True)
         },
         "steps": steps,
         "sharing": _sharing(run, steps),
@@ -146,11 +150,10 @@ def request_data(run: Run, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _request(
-    row: pd.Series, stretches: pd.DataFrame, sums: list[Any], span: list[int] | None, origin: int
+    row: dict[str, Any], stage: Ints, end_ns: Ints, sums: list[Any], span: list[int] | None, origin: int
 ) -> dict[str, Any]:
     due = int(row["due_ns"])
-    ends = ((stretches["end_ns"].to_numpy(np.int64) - due) // 1000).tolist()
-    lengths = np.diff([0, *ends]).tolist()
+    lengths = np.diff((end_ns - due) // 1000, prepend=0)
     tokens = row["token_ns"]
     arrivals = [] if tokens is None else np.unique((np.asarray(tokens, np.int64) - due) // 1000).tolist()
     return {
@@ -159,7 +162,7 @@ def _request(
         "last": (int(row["last_token_ns"]) - due) // 1000,
         "in": whole(row["prompt_tokens"]),
         "out": whole(row["output_tokens"]),
-        "parts": [n for pair in zip(stretches["stage"].map(_INDEX), lengths, strict=True) for n in pair],
+        "parts": np.column_stack([stage, lengths]).ravel().tolist(),
         "sums": sums,
         "tokens": np.diff([0, *arrivals]).tolist(),
         "steps": span,

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from gapmeter.analysis.numbers import count, duration, share, usd
 from gapmeter.analysis.provenance import engine_words, load_words
+from gapmeter.analysis.requests.metrics import MetricSeries
 from gapmeter.analysis.results.comparison import Regression
 from gapmeter.analysis.results.cost import Cost
 from gapmeter.analysis.results.manifest import Manifest
@@ -43,8 +44,8 @@ from gapmeter.report.run_folder import Run
 from gapmeter.report.words import as_sentence, reproduce, stopped, tone
 
 CLOSED_LOOP = (
-    "closed loop: each user waited for an answer before asking again, so these latencies are not what an open "
-    "population would feel at this rate"
+    "closed loop: each user waited for an answer before asking again, so these latencies are not what "
+    "independent users would see at this rate"
 )
 _FILES = {
     "summary.json": "every figure of this page",
@@ -63,7 +64,7 @@ _FILES = {
 }
 _WHOSE = {
     "transformers": "Transformers' own continuous batching, behind gapmeter's own HTTP server (not transformers serve)",
-    "simulated": "gapmeter's simulated engine: its times are given, and stand for no real one",
+    "simulated": "gapmeter's simulated engine: its times are set, and do not represent a real engine",
 }
 
 
@@ -93,9 +94,9 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
     return _around(result, manifest, sections)
 
 
-def document(folder: RunFolder) -> Document:
-    """The page of an analysed run. Raises as ``Run.read`` does."""
-    run = Run.read(folder)
+def document(folder: RunFolder, series: MetricSeries | None = None) -> Document:
+    """The page of an analysed run; ``series``: its metrics', where they have been made. Raises as ``Run.read`` does."""
+    run = Run.read(folder, series)
     result, manifest = run.result, run.manifest
     sections = [
         *glance.glance(result, manifest),
@@ -192,7 +193,7 @@ def _trusted(result: RunResult) -> Section:
     doubts = [_unsteady(result), *(as_sentence(one.text) for one in result.warnings)]
     if shown := [one for one in doubts if one]:
         rest = f" (-v: {len(shown) - 1} more)" if len(shown) > 1 else ""
-        facts.append(("doubt", f"{shown[0]}{rest}"))
+        facts.append(("caution", f"{shown[0]}{rest}"))
     return Section("trusted", "", [Facts(facts)], on=TERMINAL)
 
 
@@ -201,7 +202,7 @@ def _unsteady(result: RunResult) -> str:
     if result.steady.state != "unsteady" or not result.slo:
         return ""
     held = "held" if result.verdict == PASS else "were judged"
-    return f"No steady state: the SLOs {held} in this run, a longer one may end otherwise; so no cost is told."
+    return f"No steady state: the SLOs {held} in this run, but a longer run may not; no cost is given."
 
 
 def _trust(result: RunResult) -> str:
@@ -222,7 +223,8 @@ def _facts(result: RunResult, on: doc.Medium) -> Section:
             ("loop", closed),
         ]
         facts += [fact for fact in more if fact[1]]
-    return Section("facts", "", [Facts(facts), *_warnings(result)], on=on)
+    told = on is DETAILS and result.verdict == INVALID  # above, with the reasons
+    return Section("facts", "", [Facts(facts), *([] if told else _warnings(result))], on=on)
 
 
 def _economy(result: RunResult, manifest: Manifest) -> cost.Lines:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from gapmeter.analysis.requests.metrics import MetricSeries, measured_requests
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import Provenance, RunResult
 from gapmeter.records import RunFolder
@@ -16,7 +17,10 @@ from gapmeter.records import RunFolder
 
 @dataclass(frozen=True)
 class Run:
-    """Frames have the columns that docs/exports.md lists; without a probe some are empty."""
+    """Frames have the columns that docs/exports.md lists; without a probe some are empty.
+
+    ``made``: the metrics' series, where analysis has made them.
+    """
 
     folder: RunFolder
     result: RunResult
@@ -25,13 +29,20 @@ class Run:
     ledger: pd.DataFrame
     steps: pd.DataFrame
     timeline: pd.DataFrame
+    made: MetricSeries | None = None
 
     @classmethod
-    def read(cls, folder: RunFolder) -> Run:
+    def read(cls, folder: RunFolder, series: MetricSeries | None = None) -> Run:
         """Raises FileNotFoundError when the folder has not been analysed, NotReadable when its JSON is not ours."""
         names = ("requests", "ledger", "steps", "timeline")
-        tables = (_frame(folder.path / f"{name}.parquet") for name in names)
-        return cls(folder, RunResult.read(folder.path), Manifest.read(folder.path), *tables)
+        requests, ledger, steps, timeline = (_frame(folder.path / f"{name}.parquet") for name in names)
+        result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
+        return cls(folder, result, manifest, requests, ledger, steps, timeline, series)
+
+    @cached_property
+    def series(self) -> MetricSeries:
+        """The metrics of the measured requests."""
+        return self.made or MetricSeries(measured_requests(self.requests))
 
     @property
     def provenance(self) -> Provenance:

@@ -57,13 +57,15 @@ def verdict_sentence(result: RunResult) -> str:
     said = brief_answer(telling)
     if result.verdict == PASS:
         many = len(result.slo)
-        return f"All {many} SLOs met; nearest to its limit: {said}." if many > 1 else f"SLO met: {said}."
+        return f"All {many} SLOs met; closest to its limit: {said}." if many > 1 else f"SLO met: {said}."
     if result.verdict == INCONCLUSIVE:
         if telling.resent is not None:
             return f"{said}: undecided; {_in_doubt(telling)}."
         needs, minutes = telling.needs, about_minutes(telling.needs) if telling.needs else ""
         more = (
-            f"{minutes or f'about {count(needs.requests)} requests'} more would tell" if needs else "too close to tell"
+            f"{f'{minutes} more' if minutes else f'about {count(needs.requests)} more requests'} would decide it"
+            if needs
+            else "too close to the limit to decide"
         )
         return f"{said}: undecided; {more}."
     if telling.outage is not None:
@@ -167,7 +169,7 @@ def _latency(answer: SloAnswer) -> str:
         return f"{name} {value}, 95 % interval {low} .. {high} ({size})"
     if answer.status == INCONCLUSIVE and answer.needs is None and (needs := answer.estimable_with):
         span = f", {about}," if (about := about_minutes(needs)) else ""
-        size += f"; estimable with {count(needs.requests)} more requests{span} like these"
+        size += f"; an estimate needs {count(needs.requests)} more requests{span} like these"
     known = f"; {highest}" if (highest := highest_known(answer)) else ""
     least = f", at least {_time(answer.low)}" if answer.low is not None else ""
     most = f", {bound}" if (bound := at_most(answer.at_most)) else ", no upper bound from this sample"
@@ -290,11 +292,11 @@ def _needed(slo: SloAnswer) -> str:
     if slo.needs is None:
         return "too close to decide"
     minutes = about_minutes(slo.needs).replace("about ", "~")
-    return f"needs {minutes or f'{count(slo.needs.requests)} requests'} more"
+    return f"needs {minutes} more" if minutes else f"needs {count(slo.needs.requests)} more requests"
 
 
 def _explained(result: RunResult, slo: SloAnswer) -> str:
-    """The owner of what slow ones take beyond typical ones, where one clearly leads."""
+    """The owner of the extra time of slow ones, where one clearly leads."""
     slow = result.tail.of(slo.metric)
     if slow is None or result.verdict == INVALID:
         return ""

@@ -6,6 +6,7 @@ labels hang out of it (``overflow: visible``). It therefore follows the page's w
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup, escape
@@ -20,16 +21,19 @@ def el(name: str, /, *children: object, **attributes: object) -> Fragment:
     Text children and attribute values are escaped; fragments are taken as they are.
     """
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_plain(value))}"'
-        for key, value in attributes.items()
-        if value is not None
+        [f' {_attribute(key)}="{escape(_plain(value))}"' for key, value in attributes.items() if value is not None]
     )
-    inner = "".join(str(escape(child)) for child in children)
-    return Markup(f"<{name}{written}>{inner}</{name}>")  # every part was escaped above
+    return Markup(f"<{name}{written}>{group(children)}</{name}>")  # every part was escaped above
 
 
-def group(parts: Iterable[Fragment]) -> Fragment:
-    return Markup("").join(parts)
+def group(parts: Iterable[object]) -> Fragment:
+    """One after the other; texts are escaped."""
+    return Markup("".join([part if isinstance(part, Markup) else escape(part) for part in parts]))
+
+
+@functools.lru_cache(maxsize=256)
+def _attribute(key: str) -> str:
+    return key.rstrip("_").replace("_", "-")
 
 
 def percent(fraction: float) -> str:

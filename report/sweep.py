@@ -49,12 +49,13 @@ _STACKS = {"ttft": "Time to first token (TTFT)", "itl": "A token gap (ITL)", "e2
 _METRICS = tuple(_STACKS)
 _MILLION = 1_000_000
 _BINDS = (
-    "The resource on which most of the mean answer is spent. A queue only says that something else is busy: what that "
-    "is stands behind it. docs/sweeps.md has the rule."
+    "The resource on which most of the mean answer is spent. A queue only shows that something else is busy, which is "
+    "named behind it. docs/sweeps.md has the rule."
 )
 _COST = (
     "A request costs what a replica costs in an hour, over the requests that it serves in one at the planned share of "
-    "a rate that held the SLOs: at most, since nobody looked further up. A point that missed them has no cost."
+    "a rate that held the SLOs: an upper limit, because higher rates were not tried. A point "
+    "that missed them has no cost."
 )
 
 
@@ -290,7 +291,7 @@ def _economy(sweep: SweepFigures) -> Section | None:
     rows = [_economy_row(sweep, point, why=why) for point in shown]
     table = Table(name, headers, rows, words=2 + why, css="dense")
     prices = [point.economy.cost.price for point in shown if isinstance(point.economy.cost, Cost)]
-    say = "; say yours with cost.usd_per_hour" if prices and prices[0].is_default else ""
+    say = "; set yours with cost.usd_per_hour" if prices and prices[0].is_default else ""
     price = f" The price is {price_words(prices[0])}{say}." if prices else ""
     return Section("economy", name, [table], f"{_COST}{price}", "cost")
 

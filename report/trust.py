@@ -68,8 +68,8 @@ def remainder_sentence(trust: Trust) -> str:
     if unexplained >= max(strict / 2, unstamped, _LITTLE):
         return f"unexplained p99 {share(unexplained)}"
     if strict >= unstamped:
-        return f"between two stamps p99 {share(strict)}"
-    return f"told only as a whole p99 {share(unstamped)}"
+        return f"unexplained or in transit p99 {share(strict)}"
+    return f"not broken down p99 {share(unstamped)}"
 
 
 def trust_figures(result: RunFigures) -> str:
@@ -97,29 +97,29 @@ def floor_sentence(floor: FloorShares) -> str:
 def received_sentence(wait: ReceiveWait | None) -> str:
     """Whose stamps arrivals have, and how long the bytes then waited for the load tester."""
     if wait is None:
-        return "Bytes count as arrived when the load tester read them: the kernel's stamps were not to be had here."
+        return "Bytes count as arrived when the load tester read them: the kernel's timestamps were not available here."
     whole = "Bytes" if wait.stamped == 1 else f"{share(wait.stamped)} of the pieces of answers"
     return (
-        f"{whole} count as arrived when the client's kernel had them. Until the load tester read them they waited"
-        f" {duration(wait.p50_ms)} at p50, {duration(wait.p99_ms)} at p99 and {duration(wait.max_ms)} at most, which is"
-        " in no latency."
+        f"{whole} count as arrived when they reached the client's kernel. They then waited {duration(wait.p50_ms)} "
+        f"(p50), {duration(wait.p99_ms)} (p99), at most {duration(wait.max_ms)} for the load tester to read "
+        "them; no latency includes that."
     )
 
 
 def steady_sentence(steady: Steady, *, measured: int, offered: float | None) -> str:
     """Whether there was a steady state, and where methods disagree; of ``measured`` requests, ``offered`` a second."""
     if steady.state == "not_applicable":
-        return "the load was meant to change, so there is no steady state to look for"
+        return "the load changes by design, so there is no steady state to look for"
     mser5, pelt, slope = steady.methods.mser5, steady.methods.pelt, steady.methods.queue_slope
     if mser5 is None or pelt is None:
         if measured >= FEWEST_REQUESTS:
-            return "no request succeeded, so there is no latency that could be steady"
+            return "no request succeeded, so there are no latencies to test"
         were = "request was" if measured == 1 else "requests were"
-        return f"too short to tell: {measured} {were} measured, a steady state takes {FEWEST_REQUESTS} to see"
+        return f"too short to tell: {measured} {were} measured; it takes {FEWEST_REQUESTS} to see a steady state"
     said = []
     if slope is not None and slope.grows:
         more, less = ("" if rate is None else f" ({rate:.3g}/s)" for rate in (offered, slope.served_per_s))
-        said.append(f"{growth_text(slope)}; more was offered{more} than served{less}")
+        said.append(f"{growth_text(slope)}; the offered load{more} was above what was served{less}")
     if mser5.state == "unsteady":
         said.append(f"no steady state: {mser5.metric.upper()} kept changing through the run (MSER-5)")
     if not said:
@@ -151,7 +151,7 @@ def drift_sentence(drift: Drift) -> str | None:
         return None
     differs = f"; {' and '.join(moved)} differed" if moved else ""
     cause = f" ({drift.reason})" if drift.reason and moved else ""
-    return f"first {drift.first_s:.0f} s over the rest: {', '.join(listed)}{differs}{cause}"
+    return f"first {drift.first_s:.0f} s vs the rest: {', '.join(listed)}{differs}{cause}"
 
 
 # --- sections
@@ -226,7 +226,7 @@ def sustained(result: RunResult) -> Section | None:
         [Heading("Was there a steady state?"), methods],
         [Heading("First seconds against sustained"), ratios, Paragraph(_RATIO_LEAD, "quiet")],
     ])  # fmt: skip
-    usable = "may stand for capacity" if steady.valid_for_capacity else "must not be taken for capacity"
+    usable = "can be used as capacity" if steady.valid_for_capacity else "must not be used as capacity"
     return Section("steady", "Sustained", [columns], f"{_STATES[steady.state]}: these figures {usable}.", "sustained")
 
 
@@ -237,7 +237,7 @@ def _mser(found: Mser5 | None) -> str:
         return f"{found.metric.upper()} kept changing"
     if not found.excluded_requests:
         return "no start that differs"
-    done = "left out" if found.applied else "kept, as the scenario fixes its warm-up"
+    done = "left out" if found.applied else "kept, because the scenario fixes its warm-up"
     times = f"{found.metric.upper()} {found.ratio:.2g} times the rest"
     return f"the first {found.excluded_requests} requests differ ({times}); {done}"
 
@@ -255,8 +255,8 @@ def _pelt(found: Pelt | None) -> str:
 
 def _slope(found: QueueSlope | None) -> str:
     if found is None:
-        return "not asked: the loop is closed"
+        return "not tested: closed loop"
     low, high = found.per_s_ci
-    grew = "grew" if found.grows else "did not grow beyond what a steady queue does"
+    grew = "grew" if found.grows else "grew no more than in a steady queue"
     interval = f"95 % interval {low:.2g} .. {high:.2g}"
     return f"requests in flight {grew}: {found.per_s:+.2g} a second ({interval})"

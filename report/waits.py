@@ -38,7 +38,7 @@ _KEY = (
 _FEW = "typical and slow requests need 28 to be told apart. The requests themselves are below, under One request."
 _NO_PROBE = (
     "The server's stages are unmeasured here, and their time is unexplained: no probe wrote inside the server. Install "
-    "probe into its environment and start it with GAPMETER_PROBE_DIR; the next run then tells them."
+    "probe into its environment and start it with GAPMETER_PROBE_DIR; the next run then shows them."
 )
 
 
@@ -111,8 +111,8 @@ def where(result: RunResult, device: str) -> Section:
 
 
 _FROM_SUMS = (
-    "Waits for a core are from the kernel's sums, a tenth of a second each: how much, not for whom; those between two "
-    "processes' stamps are in transit. With perf_event_open allowed they are exact, and say who had the core."
+    "Waits for a core are from the kernel's sums, a tenth of a second each: how long, not who had the core; those "
+    "between two processes' stamps are in transit. With perf_event_open allowed they are exact, and name who had it."
 )
 
 
@@ -131,7 +131,7 @@ def _who_had_the_core(result: RunResult) -> list[Block]:
     headers: doc.Headers = ["who had the core", "at", "share of the wait", *in_ms("a request")]
     if result.ledger.core_waits == "sums":
         return [Paragraph(_FROM_SUMS, "quiet")]
-    lead = "While a thread of the server could run and had no core (core wait), others had it:"
+    lead = "While a thread of the server was ready but had no core (core wait), the core was used by:"
     return [Paragraph(lead), Table("Who had the core", headers, rows, words=2, css="compact")]
 
 

@@ -23,10 +23,10 @@ _BASE = 0.5  # of what requests at the percentile wait, when typical ones wait t
 _NOTABLE_CPU = 0.5  # of a core, of a load generator that more processes would help
 _WORTH = 0.05  # of the wait at the percentile: an owner who could save less gets no advice
 _SLOW = {"itl": "token gaps"}
-_NO_PROBE = "the server's and the network's, and unmeasured: no probe stamps the server's stages"
+_NO_PROBE = "in the server and the network, and unmeasured: no probe timestamps the server's stages"
 # Stages that no setting of a server shortens, and what does.
 _NO_SETTING = {
-    "core_wait": "No setting shortens the wait for a core: give the server more cores, or stop what else runs on them.",
+    "core_wait": "No setting shortens the wait for a core: give the server more cores, or stop other programs on them.",
 }
 _BARS = 10
 _SMALL = 0.01  # of the wait at the percentile: less is no row
@@ -54,8 +54,8 @@ def tail_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = 
     named = [part for part in anatomy.owners if (part.share or 0.0) >= _NOTABLE][:_MOST_NAMED] or [first]
     parts = [f"{whose(part, device)} {_signed(part.ms)}" for part in named]
     if len(named) == 1 and None in first.share_ci:
-        return f"{more}, in too few moments to be sure why; most is {parts[0]}"
-    return f"{more}, of no single cause{'' if listed else ': ' + ', '.join(parts)}"
+        return f"{more}, but too rarely to be sure why; mostly {parts[0]}"
+    return f"{more}, with no single cause{'' if listed else ': ' + ', '.join(parts)}"
 
 
 def around_sentence(anatomy: Anatomy, metric: str) -> str:
@@ -64,9 +64,9 @@ def around_sentence(anatomy: Anatomy, metric: str) -> str:
         return ""
     low, high = anatomy.at_range_ms
     return (
-        f"the {anatomy.at.count} {_SLOW.get(metric, 'requests')} around p{anatomy.percentile:g} took from "
-        f"{duration(low)} to {duration(high)}: shown is their mean, {duration(anatomy.at.total_ms)}, not "
-        f"p{anatomy.percentile:g}"
+        f"the {anatomy.at.count} {_SLOW.get(metric, 'requests')} around p{anatomy.percentile:g} took "
+        f"{duration(low)} to {duration(high)}; shown is their mean, {duration(anatomy.at.total_ms)}, not "
+        f"p{anatomy.percentile:g} itself"
     )
 
 
@@ -79,9 +79,9 @@ def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
     said = f"typical {_SLOW.get(metric, 'requests')} take {typical} of the {at} around {name}"
     ranked = sorted(anatomy.owners, key=lambda part: -part.at_ms)
     if anatomy.payer is not None and anatomy.payer != UNEXPLAINED_OWNER:
-        return f"{said}: most of what every request pays is {owner_words(ranked[0].owner, device)} ({_at(ranked[0])})"
+        return f"{said}: the largest part of every request is {owner_words(ranked[0].owner, device)} ({_at(ranked[0])})"
     named = [f"{owner_words(part.owner, device)} {_at(part)}" for part in ranked[:2]]
-    return f"{said}: every request pays {' and '.join(named)}"
+    return f"{said}: in every request, mainly {' and '.join(named)}"
 
 
 def tail_sentences(result: RunFigures) -> dict[str, str]:
@@ -118,7 +118,7 @@ def excess_sentence(result: RunFigures, metric: str) -> str:
     if anatomy is None or anatomy.leading is None:
         return ""
     first = anatomy.owners[0]
-    return _part_of(first, "what slow ones take beyond typical ones", whose(first, result.device))
+    return _part_of(first, "the extra time of slow ones", whose(first, result.device))
 
 
 def _untold(anatomy: Anatomy) -> bool:
@@ -203,9 +203,9 @@ def owners(result: RunResult, device: str, *, in_letters: bool = False) -> Table
     headers: doc.Headers = [
         Column("owner", brief=f"WHY {name}"),
         Column(f"{where} p{anatomy.percentile:g}", f"{where} p{anatomy.percentile:g} (ms)"),
-        Column("beyond typical", "beyond typical (ms)"),
+        Column("vs typical", "vs typical (ms)"),
         *([Column(" ", wraps=True)] if in_letters else []),
-        Column("most of it is", wraps=True),
+        Column("mostly", wraps=True),
     ]  # fmt: skip
     return Table(f"Why: {name} by who could shorten it", headers, rows, words=1, css="compact")
 
@@ -240,7 +240,7 @@ def cores_sentence(result: RunResult, anatomy: Anatomy) -> str:
     if not held or anatomy.at.stages_ms.get("core_wait", 0.0) < _NOTABLE * anatomy.at.total_ms:
         return ""
     names = ", ".join(f"{held_by(one.process, one.stage, one.program)} ({share(one.share)})" for one in held)
-    return f"while its processes waited for a core, {names} had it"
+    return f"the cores that the server waited for were used by {names}"
 
 
 # --- what to try
@@ -269,7 +269,7 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
             command = Command.parse(manifest.command).as_comparison(f"{key}={now}", f"{key}={other}")
             if command is None:
                 return []
-            words = f"Try {key}={other} (now {now}), for {marks.words(stage)}. To prove it:"
+            words = f"Try {key}={other} (now {now}) to shorten {marks.words(stage)}. To test it:"
             return [doc.Paragraph(words), doc.Pre(str(command))]
     return []
 
@@ -282,9 +282,9 @@ def _stranger(result: RunResult, anatomy: Anatomy) -> str:
         return ""
     who = held_by(held.process, held.stage, held.program)
     return (
-        f"Try first {STRANGERS[held.process][1]}, before any setting: typical requests wait {duration(waited)} of "
-        f"{duration(typical.total_ms)} for a core, and {share(held.share)} of that time {who} had it; "
-        "queues grow behind it."
+        f"Before any setting, try {STRANGERS[held.process][1]}: typical requests wait {duration(waited)} of "
+        f"{duration(typical.total_ms)} for a core, for {share(held.share)} of that time because {who} was using it; "
+        "queues build up behind it."
     )
 
 

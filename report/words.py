@@ -47,13 +47,13 @@ def about_minutes(needs: Needs) -> str:
 
 
 def of_all(result: RunFigures) -> str:
-    """Whose percentiles: of every request, those that failed as if their answers never came."""
-    return f"of all {count(result.counts.measured)}"
+    """Whose percentiles: of every request, those that the server failed as if their answers never came."""
+    return f"of all {count(result.counts.ended)}"
 
 
 def of_answered(result: RunFigures) -> str:
     """Whose percentiles: of the requests that succeeded."""
-    return f"of {count(result.counts.measured - sum(result.counts.failed.values()))} answered"
+    return f"of {count(result.counts.succeeded)} answered"
 
 
 Interval = Sequence[float | None] | None  # two ends; either may be unknown

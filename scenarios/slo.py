@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
 
 from gapmeter.scenarios.errors import BadValue, did_you_mean, either, quoted
 
@@ -24,9 +25,10 @@ SLO_PATTERN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
+class Slo(BaseModel):
     """One limit. Times have ``limit_ns`` and a percentile (99.9 for p99.9), ``errors`` has ``limit_share``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     metric: str
     percentile: float | None
@@ -55,7 +57,8 @@ def parse_slo(value: object) -> Slo:
         raise BadValue(f"the limit {quoted(limit + unit)} lacks its unit; write {percent:.12g} %")
     if percent > 100:
         raise BadValue(f"{percent:.12g} % is more than every request; write at most 100 %")
-    return Slo("errors", None, None, percent / 100, f"errors <= {percent:.12g} %")
+    text = f"errors <= {percent:.12g} %"
+    return Slo(metric=metric, percentile=None, limit_ns=None, limit_share=percent / 100, text=text)
 
 
 def _time(metric: str, percentile: str | None, limit: float, unit: str) -> Slo:
@@ -72,7 +75,8 @@ def _time(metric: str, percentile: str | None, limit: float, unit: str) -> Slo:
         raise BadValue(f"a limit of {limit:.12g} {unit} can never hold; write what users can wait, for instance 500 ms")
     if limit_ns > _LONGEST_NS:
         raise BadValue(f"the limit {limit:.12g} {unit} is out of range; write at most 24 hours (86400 s)")
-    return Slo(metric, rank, round(limit_ns), None, f"{metric} p{rank:.12g} <= {limit:.12g} {unit}")
+    text = f"{metric} p{rank:.12g} <= {limit:.12g} {unit}"
+    return Slo(metric=metric, percentile=rank, limit_ns=round(limit_ns), limit_share=None, text=text)
 
 
 def _number(digits: str) -> float:

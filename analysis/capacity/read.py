@@ -45,11 +45,12 @@ from gapmeter.analysis.requests.metrics import (
 )
 from gapmeter.analysis.results import NotReadable, RunResult
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED
-from gapmeter.analysis.results.manifest import Manifest, SearchManifest, Slo, TrialNote
+from gapmeter.analysis.results.manifest import Manifest, SearchManifest, TrialNote
 from gapmeter.analysis.results.trust import BROKEN, Check
 from gapmeter.analysis.stats.series import share_of
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import RunFolder
+from gapmeter.scenarios.slo import Slo
 
 # Rules of validity.py that speak of the load tester's own limits; and others without which nothing was measured.
 CLIENT_RULES = ("delivered", "dispersion", "client_cpu", "token_rate", "request_rate")

@@ -139,7 +139,7 @@ def floors_of(runs: Iterable[AnalysedRun]) -> dict[str, tuple[float, float]]:
     return {metric: (most(metric, "p50"), most(metric, "p99")) for metric in ("ttft", "itl", "e2e")}
 
 
-# May they be compared?
+# Can they be compared?
 
 
 def _protocol(baseline: Side, side: Side, factors: Sequence[str]) -> Protocol:
@@ -300,7 +300,7 @@ def _ms(ns: float | None) -> float | None:
 
 
 _IN_TABLE = (("ttft", 50.0), ("ttft", 99.0), ("itl", 99.0), ("e2e", 50.0), ("e2e", 99.0))
-_NO_ENERGY = "not in this run: no counter of energy was read"
+_NO_ENERGY = "not in this run: no energy counter was read"
 _NO_CAPACITY = SidePart(value=None, ci=None, why="not in this run: gapmeter capacity measures it")
 
 

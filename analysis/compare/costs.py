@@ -201,7 +201,7 @@ def _notes(rows: Sequence[CostRow], found: Sequence[Found]) -> Iterable[str]:
     """What must be kept in mind."""
     if defaults := [row.name for row in rows if row.price and row.price.is_default]:
         have = "has a default price" if len(defaults) == 1 else "have default prices"
-        yield f"{' and '.join(defaults)} {have}; say yours with cost.usd_per_hour"
+        yield f"{' and '.join(defaults)} {have}; set yours with cost.usd_per_hour"
     for row in rows:
         if row.price and row.price.measured_on:
             yield f"{row.name} is priced as {row.price.device}, but was measured on {row.price.measured_on}"

@@ -74,7 +74,7 @@ def _curve(n: int, evidence: Evidence) -> Check:
     low, high = (max(float(special.pdtrik(p, expected)), 0.0) for p in (CHANCE / 2, 1 - CHANCE / 2))
     return Check(
         rule="rate", status=OK if math.floor(low) <= n <= math.ceil(high) else BROKEN, value=float(n), limit=expected,
-        text=f"the planned rate lets {significant(expected)} {evidence.unit} expect, {count(n)} were due"
+        text=f"at the planned rate {significant(expected)} {evidence.unit} were expected, {count(n)} were due"
         f" (chance allows {math.floor(low):,} .. {math.ceil(high):,})",
     )  # fmt: skip
 

@@ -22,9 +22,9 @@ import pandas as pd
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.requests.metrics import (
     METRICS,
+    MetricSeries,
     elapsed_ns,
     generator_lag_ns,
-    metric_series,
     numbers_of,
     reads_of,
     receive_waits_ns,
@@ -142,10 +142,10 @@ def shortens(metric: str, percentile: float | None) -> bool:
     return metric == "tpot" or (metric == "itl" and percentile is not None and percentile < _SLOW)
 
 
-def lateness_of(requests: pd.DataFrame, loop_ns: Floats | None) -> Lateness:
-    """``requests`` as from ``measured_requests``."""
-    good = succeeded(requests)
-    values = {metric: metric_series(requests, metric).ordered for metric in METRICS}
+def lateness_of(requests: pd.DataFrame, loop_ns: Floats | None, series: MetricSeries | None = None) -> Lateness:
+    """``requests`` as from ``measured_requests``; ``series``: theirs."""
+    good, series = succeeded(requests), series or MetricSeries(requests)
+    values = {metric: series(metric).ordered for metric in METRICS}
     tokens = numbers_of(requests, "output_tokens")[good]
     tokens = tokens[tokens >= 2]
     waits, pieces = receive_waits_ns(requests)

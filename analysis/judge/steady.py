@@ -99,7 +99,7 @@ def _latencies(requests: pd.DataFrame, metric: str) -> tuple[Ints, Floats, Float
 
 
 def describe_steady(requests: pd.DataFrame, warmup: Warmup | None, *, loop: str, searched: bool) -> Steady:
-    """The state, what each method says, whether the figures may stand for capacity.
+    """The state, what each method says, whether the figures can be used as capacity.
 
     ``requests``: all, with ``measured`` as it is after the warm-up was left out; ``warmup`` what MSER-5 had left out,
     None where the scenario fixes the warm-up (then MSER-5 is asked here, and what it would leave out is only said);
@@ -210,7 +210,7 @@ def throttled(telemetry: Telemetry | None) -> str | None:
     """What slowed the server's GPUs down, in telemetry's own words; None where nothing did, or nobody looked."""
     gpus = telemetry.gpus if telemetry else ()
     reasons = dict.fromkeys(words for gpu in gpus if gpu.server for words in gpu.throttled or ())
-    return f"a GPU was throttled meanwhile: {', '.join(reasons)}" if reasons else None
+    return f"a GPU was throttled during the run: {', '.join(reasons)}" if reasons else None
 
 
 def _token_drift(sent: pd.DataFrame, due: Ints) -> Ratio | None:

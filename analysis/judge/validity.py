@@ -20,9 +20,9 @@ from gapmeter.analysis.judge.lateness import Lateness, LateRule, lateness_of
 from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import (
     METRICS,
+    MetricSeries,
     ended_by_us,
     generator_lag_ns,
-    metric_series,
     percentile_of,
     stamps_ns,
     succeeded,
@@ -43,19 +43,20 @@ FLOOR_SHARES = (0.7, 1.0)  # of what one generator process was measured to do
 
 def check_run(
     requests: pd.DataFrame, evidence: Evidence, answers: Sequence[SloAnswer] = (), lateness: Lateness | None = None,
-    outage: Outage | None = None,
+    outage: Outage | None = None, series: MetricSeries | None = None,
 ) -> list[Check]:  # fmt: skip
     """Every rule's finding. ``requests`` as from ``measured_requests``; ``answers``, of its SLOs, say what it is about.
 
-    ``outage``: what they were judged by.
+    ``outage``: what they were judged by; ``series``: the requests'.
     """
     if not len(requests):
         text = "no request was issued after the warm-up"
         none = Check(rule="requests", status=BROKEN, value=0.0, limit=1.0, text=text)
         return [none, *_recording(evidence)]
-    lateness = lateness or lateness_of(requests, evidence.client_loop_lag_ns)
+    series = series or MetricSeries(requests)
+    lateness = lateness or lateness_of(requests, evidence.client_loop_lag_ns, series)
     judged = evidence.slo_on_errors or bool(outage and answers)
-    return [*check_arrivals(requests, evidence), *_instrument(requests, evidence, answers, lateness),
+    return [*check_arrivals(requests, evidence), *_instrument(requests, evidence, answers, lateness, series),
             *_floor(requests, evidence.floor), *_answers(requests, evidence, judged=judged),
             *_recording(evidence)]  # fmt: skip
 
@@ -73,7 +74,7 @@ def _graded(
 
 
 def _instrument(
-    requests: pd.DataFrame, evidence: Evidence, answers: Sequence[SloAnswer], lateness: Lateness
+    requests: pd.DataFrame, evidence: Evidence, answers: Sequence[SloAnswer], lateness: Lateness, series: MetricSeries
 ) -> Iterator[Check]:
     """How late and how busy the load tester was, against what it measured."""
     about = {(each.metric, each.percentile): each.late is not None for each in answers if each.percentile is not None}
@@ -81,7 +82,7 @@ def _instrument(
 
     @functools.cache
     def is_told(metric: str, percentile: float) -> bool:
-        return metric_series(requests, metric).percentile(percentile).supported
+        return series(metric).percentile(percentile).supported
 
     lag = percentile_of(generator_lag_ns(requests), 99)
     yield _lateness("lag", lag, lateness, about, is_told, "requests were sent late: generator lag p99")
@@ -91,7 +92,7 @@ def _instrument(
     # A stall too short for a p99, but longer than what was measured, is in the highest percentiles and the maxima.
     ttft = percentile_of(lateness.values_ns["ttft"], 99) or 0.0
     if check.status == OK and lags is not None and (longest := lags.max()) > max(HELD_NS, ttft):
-        stall = f"once it stood still for {duration(longest / 1e6)}: maxima and percentiles beyond p99 have it"
+        stall = f"it once stalled for {duration(longest / 1e6)}, which shows in maxima and percentiles beyond p99"
         check = check.model_copy(update={"status": WARN, "text": f"{check.text}; {stall}"})
     yield check
     if (cpu := evidence.client_cpu_share) is None:
@@ -103,7 +104,7 @@ def _instrument(
         text = "server and load tester shared cores" if shared else "the load tester had its own cores"
         yield _graded("cores", float(shared), (0.0, 0.0), text, only_warn=True)
     if (spread := evidence.canary_spread) is not None:
-        text = f"a fixed piece of work took {spread:.2f} times as long at p95 as at p50"
+        text = f"a fixed piece of CPU work took {spread:.2f} times as long at p95 as at p50"
         yield _graded("machine", spread, (CANARY_SPREAD, CANARY_SPREAD), text, only_warn=True)
 
 
@@ -130,8 +131,8 @@ def _lateness(
     if worst is not None:
         warn, most = (duration(limit / 1e6) for limit in worst.limits_ns)
         text += (
-            f"; of p{worst.percentile:g} {worst.metric.upper()}, {duration(worst.value_ns / 1e6)}, it may be"
-            f" {duration(worst.late_ns / 1e6)} (warning from {warn}, refused from {most})"
+            f"; up to {duration(worst.late_ns / 1e6)} of p{worst.percentile:g} {worst.metric.upper()} "
+            f"{duration(worst.value_ns / 1e6)} may come from that (warning from {warn}, refused from {most})"
         )
     if refused:
         text += f"; refused: {', '.join(f'p{one.percentile:g} {one.metric.upper()}' for one in refused)}"
@@ -215,7 +216,7 @@ def _lengths(requests: pd.DataFrame, good: Bools, side: str, *, enforced: bool) 
         return unmeasured(rule, f"how many tokens {side}s had was not reported")
     wrong = float((had != asked).mean())
     text = (
-        f"{share(wrong)} of {side}s had another length than asked for"
+        f"{share(wrong)} of {side}s had a different length than asked for"
         f" (mean {significant(had.mean())} tokens, asked {significant(asked.mean())};"
         f" {share(LENGTH_SHARES[1])} allowed)"
     )
@@ -230,8 +231,8 @@ def _recording(evidence: Evidence) -> Iterator[Check]:
         "records": (dropped, f"{count(dropped)} records were dropped because the disk was full",
                     "no record was dropped"),
         "complete": (bool(incomplete), f"the run is incomplete: {incomplete}", "the run is complete"),
-        "awake": (slept, f"the machine slept for {duration((slept or 0) / 1e6)} on the way",
-                  "the machine did not sleep"),
+        "awake": (slept, f"the machine was suspended for {duration((slept or 0) / 1e6)} during the run",
+                  "the machine was not suspended"),
         "ledger": (len(refused), f"the ledger is refused: {'; '.join(refused)}", "the ledger was not refused"),
     }  # fmt: skip
     for rule, (value, happened, did_not) in found.items():
@@ -264,7 +265,7 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame 
 
 def _failing(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str] | None:
     """The likely cause of the most frequent failure, and what to try; None: nothing better than of any other."""
-    failed = requests[~succeeded(requests)]
+    failed = requests[~succeeded(requests) & ~ended_by_us(requests)]
     if "status" not in failed or not len(failed):
         return None
     outcome, status = failed.groupby(["outcome", "status"]).size().idxmax()
@@ -297,20 +298,23 @@ _UNKNOWN_FIELD = (
 _BY_REQUESTS = {"errors": _failing, "output_length": _other_length}
 # What most failures were: likely cause, flag to try.
 _BY_STATUS: dict[tuple[int, ...], tuple[str, str]] = {
-    (301, 302, 303, 307, 308): ("it sends requests elsewhere, which is not followed", "--url with that address"),
+    (301, 302, 303, 307, 308): ("it redirects requests, and gapmeter follows no redirects", "--url with that address"),
     (401, 403): ("the server wants a key, or another one", "--api-key KEY"),
     (404, 405): ("the server does not know this path or this model", "--model NAME, or another --url"),
-    (400, 413, 422): ("the server does not take such requests; the failures say why", ""),
-    (429,): ("the server limits how much it is asked", "LESS"),
-    (503,): ("the server, or what stands before it, had no room for them", "LESS"),
+    (400, 413, 422): ("the server rejects such requests; the failures say why", ""),
+    (429,): ("the server limits the rate of requests", "LESS"),
+    (503,): ("the server, or something in front of it, was overloaded", "LESS"),
 }
 _BY_OUTCOME = {
-    "refused": ("nobody listened at that address: the server was gone, or its queue of connections full", ""),
+    "refused": ("nothing listened at that address: the server was gone, or its connection queue was full", ""),
     "tls": ("the TLS handshake failed; the failures say why", ""),
     "timeout": ("the server did not finish in load.timeout", "LESS"),
     "stalled": ("the server sent no token for load.stall", "LESS"),
     "http_5xx": ("the server failed; its own log says why", ""),
-    "malformed": ("the server, or what stands before it, sent what is no stream of answers; the failures say what", ""),
+    "malformed": (
+        "the server, or something in front of it, sent something else than a stream of answers; the failures say what",
+        "",
+    ),
     "wrong_length": ("the server ended answers without a token", ""),
 }
 _WITHOUT_RATE = ("ramp", "steps")  # their rates stand elsewhere
@@ -318,7 +322,7 @@ _ALL = ("ttft", "itl", "tpot", "e2e")
 # rule: likely cause, flag to try (MORE: another generator process, LESS: half the rate), numbers touched
 _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "requests": ("the run ended during its warm-up, or every request was left out", "--set load.warmup=0", _ALL),
-    "rate": ("the plan does not hold the rate that was asked for; a defect of the load tester", "", ("load",)),
+    "rate": ("the plan does not hold the rate that was asked for; a bug in the load tester", "", ("load",)),
     "delivered": ("the load tester could not keep up with its plan", "MORE", ("load", *_ALL)),
     "dispersion": ("requests were bunched or evened out on their way to the socket", "MORE", ("load", *_ALL)),
     "lag": ("the load tester was busy, or another process held its core", "MORE", ("ttft", "e2e")),

@@ -26,10 +26,9 @@ from gapmeter.analysis.arrays import Bools
 from gapmeter.analysis.judge.lateness import Lateness, ToldLateness, shortens
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests.figures import finite_ms
-from gapmeter.analysis.requests.metrics import METRICS, ended_by_us, metric_series, resent_once, succeeded, window_s
+from gapmeter.analysis.requests.metrics import METRICS, MetricSeries, ended_by_us, resent_once, succeeded, window_s
 from gapmeter.analysis.results.distribution import AtMost, KnownPercentile, Needs
 from gapmeter.analysis.results.latency import Anatomy
-from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.run import (
     FAIL,
@@ -45,6 +44,7 @@ from gapmeter.analysis.stats.estimate import CONFIDENCE, MOST_SURE, TAIL, Estima
 from gapmeter.analysis.stats.exact import chance_far_from, chance_of_so_large_a_share, growth_to_decide
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.series import Series, share_of
+from gapmeter.scenarios.slo import Slo
 
 _FEW = 0.1 + 1e-9  # a share of requests; half of them beyond a limit is many times as much
 _ENOUGH = 100  # requests; in fewer, half of them may well be one burst
@@ -53,21 +53,22 @@ EXIT_CODES: Mapping[Verdict, int] = {PASS: 0, FAIL: 99, INCONCLUSIVE: 98, INVALI
 
 def judge(
     slos: Sequence[Slo], requests: pd.DataFrame, anatomies: Mapping[str, Anatomy], seconds: float | None = None,
-    lateness: Lateness | ToldLateness | None = None, outage: Outage | None = None,
+    lateness: Lateness | ToldLateness | None = None, outage: Outage | None = None, series: MetricSeries | None = None,
 ) -> tuple[SloAnswer, ...]:  # fmt: skip
     """Every SLO's answer, in the order given; INVALID for a metric that never occurred, or that lateness may decide.
 
     ``requests`` as from ``measured_requests``; ``anatomies`` by metric. ``seconds``: how long they were asked for; None
-    for one run, which tells by itself. Raises ValueError for a metric that does not exist.
+    for one run, which tells by itself. ``series``: the requests'. Raises ValueError for a metric that does not exist.
     """
     each_s = (window_s(requests) if seconds is None else seconds) / max(len(requests), 1)
+    series = series or MetricSeries(requests)
     return tuple(
         _with_outage(answer, outage, each)
         for each in slos
         for answer in [
             _judge_errors(each, requests, each_s)
             if each.metric == "errors"
-            else _judge_latency(each, requests, anatomies.get(each.metric), each_s, lateness)
+            else _judge_latency(each, series, len(requests), anatomies.get(each.metric), each_s, lateness)
         ]
     )
 
@@ -103,14 +104,14 @@ def not_judged(answer: SloAnswer) -> str:
 
 
 def _judge_latency(
-    slo: Slo, requests: pd.DataFrame, anatomy: Anatomy | None, each_s: float,
+    slo: Slo, series: MetricSeries, requests: int, anatomy: Anatomy | None, each_s: float,
     lateness: Lateness | ToldLateness | None,
 ) -> SloAnswer:  # fmt: skip
     if slo.metric not in METRICS:
         raise ValueError(f"{slo.text}: {slo.metric!r} is not a metric; known are {', '.join(METRICS)} and errors")
     if slo.limit_ns is None or slo.percentile is None:
         raise ValueError(f"{slo.text}: a limit of a latency has a percentile and a time")
-    values = metric_series(requests, slo.metric, failures=True)
+    values = series(slo.metric, failures=True)
     limit, percentile = float(slo.limit_ns), float(slo.percentile)
     n_eff, estimate = values.n_eff(percentile), values.percentile(percentile)
     over, over_half = _beyond(values, limit)
@@ -153,8 +154,8 @@ def _judge_latency(
         count=values.count,
         n_eff=n_eff,
         confidence=CONFIDENCE,
-        estimable_with=_more(1 + missing / values.count, len(requests), each_s) if missing else None,
-        needs=_more(growth, len(requests), each_s),
+        estimable_with=_more(1 + missing / values.count, requests, each_s) if missing else None,
+        needs=_more(growth, requests, each_s),
         stage=anatomy.stage if anatomy else None,
         owner=anatomy.owner if anatomy else None,
         beyond_half=over_half if found.far else None,

@@ -63,13 +63,13 @@ def recording_warnings(
     for note in manifest.plan.notes:
         yield _warning("plan", note, "", touches=("prompt_tokens",))
     if lost := int((requests["outcome"] == "abandoned").sum()):
-        text = f"{lost} turns were never asked, since an earlier turn of their conversation had failed"
-        cause = "users give up with the first failure; the load was less than planned"  # which flatters whoever failed
+        text = f"{lost} turns were never sent, because an earlier turn of their conversation failed"
+        cause = "users give up after the first failure; the load was less than planned"  # which flatters whoever failed
         yield _warning("abandoned", text, cause, touches=("load",))
     yield from emulation_warning(manifest)
     if trace is None:
         text, cause = "the server's stages are unmeasured", "no server process wrote probe records"
-        flag = "start the server with GAPMETER_PROBE_DIR=DIR and pass --probe-dir DIR"
+        flag = "GAPMETER_PROBE_DIR=DIR when the server starts, and --probe-dir DIR"
         yield _warning("no-probe", text, cause, flag, ("stages",))
         return
     if not ledger.refused:
@@ -116,7 +116,7 @@ def emulation_warning(manifest: Manifest) -> Iterator[RunWarning]:
     if support is not None and support.emulated:
         text = f"emulated: {support.device} has no native {support.precision} arithmetic"
         flag = f"--set server.precision={next(iter(support.supported), 'float32')}"
-        yield _warning("emulated", text, "its speed and cost say nothing of a device that has it", flag)
+        yield _warning("emulated", text, "its speed and cost say nothing about a device that has it", flag)
 
 
 PROCESSES = {
@@ -124,11 +124,11 @@ PROCESSES = {
     "CPU limit": "the container's CPU limit", "unknown": "others",
 }  # fmt: skip
 _SHARED = (
-    "more of them wanted to run than it has cores; a faster device would not shorten this",
-    "give the server more cores",
+    "the server had more threads to run than cores; a faster device would not shorten this",
+    "more cores for the server",
 )
 STRANGERS = {
-    "another program": ("another program runs on the server's cores", "cores of its own for the server"),
+    "another program": ("another program runs on the server's cores", "dedicated cores for the server"),
     "load tester": (
         "the load tester runs on the server's cores",
         "other cores, or another machine, for the load tester",
@@ -153,8 +153,8 @@ def core_warning(rows: pd.DataFrame, held: Mapping[Culprit, int]) -> Iterator[Ru
     most = [(who, ns / whole) for who, ns in held.items() if ns >= _STARVED * whole][:3]
     names = ", ".join(f"{held_by(who.process, who.stage, who.program)} ({share(part)})" for who, part in most)
     cause, flag = STRANGERS.get(most[0][0].process, _SHARED) if most else _SHARED
-    text = f"{share(part)} of the time to {event.replace('_', ' ')}s, the server's own processes waited for a CPU core"
-    yield _warning("cores", text + (f" that others had: {names}" if names else ""), cause, flag, ("core_wait",))
+    text = f"{share(part)} of the time to {event.replace('_', ' ')}s, the server's processes waited for a CPU core"
+    yield _warning("cores", text + (f" that others were using: {names}" if names else ""), cause, flag, ("core_wait",))
 
 
 def held_by(process: str, stage: str, program: str) -> str:
@@ -169,7 +169,7 @@ def warmup_warning(warmup: Warmup | None) -> Iterator[RunWarning]:
     metric = warmup.metric.upper()
     if warmup.state == "unsteady":
         text = f"no steady state: {metric} kept changing through the run (MSER-5)"
-        cause = "the rate may be more than the server can do, so that latency depends on how long one looks"
+        cause = "the rate may be more than the server can do, so latency depends on how long the run is"
         yield _warning("unsteady", text, cause)
         return
     text = (
@@ -189,7 +189,7 @@ def short_warmup_warning(steady: Steady) -> Iterator[RunWarning]:
         f"the warm-up was too short: {metric} of the first {count(seen.excluded_requests)} requests after it was "
         f"{seen.ratio or 0:.2g} times that of the rest (MSER-5), and they count"
     )
-    cause = "compilation, cold caches or a queue that was still filling; write a longer one, or have it found"
+    cause = "compilation, cold caches or a queue that was still filling; set a longer one, or let gapmeter find it"
     yield _warning("short-warmup", text, cause, "--set load.warmup=auto")
 
 
@@ -203,14 +203,14 @@ def cached_warning(load: LoadFacts) -> Iterator[RunWarning]:
             f"repeats {share(load.prefix_share)}: their prefill was spared, and TTFT is shorter than fresh prompts'"
         )
         cause = "an earlier run with this seed sent the same prompts; or a chat template is most of each"
-        yield _warning("cached", text, cause, "--set seed=N with another N, or start the server anew", ("ttft", "e2e"))
+        yield _warning("cached", text, cause, "--set seed=N with another N, or restart the server", ("ttft", "e2e"))
 
 
 def growth_warning(steady: Steady) -> Iterator[RunWarning]:
     """Where the queue grew through the run."""
     slope = steady.methods.queue_slope
     if slope is not None and slope.grows:
-        cause = "more was offered than the server can do, so that latency depends on how long one looks"
+        cause = "the load is more than the server can do, so latency depends on how long the run is"
         yield _warning("overload", growth_text(slope), cause, "a lower load.rate", ("ttft", "e2e", "capacity"))
 
 
@@ -231,7 +231,7 @@ def outage_warning(outage: Outage | None) -> Iterator[RunWarning]:
         refused = "refused" in outage.failed
         cause = "the server died" if refused else "the server stopped serving; its own log says why"
         if outage.until_s is not None:
-            cause = "the server was started again, or whatever stands before it was"
+            cause = "the server was started again, or whatever is in front of it was"
         yield _warning("outage", outage_text(outage), cause, touches=("errors", *_LATENCIES))
 
 
@@ -239,7 +239,7 @@ def outage_text(outage: Outage) -> str:
     """From when to when everything failed, and how."""
     how = ", ".join(f"{n} {name}" for name, n in outage.failed.items())
     until = "on" if outage.until_s is None else f"until {outage.until_s:.1f} s"
-    return f"from {outage.from_s:.1f} s {until} all of {count(outage.requests)} requests failed ({how})"
+    return f"from {outage.from_s:.1f} s {until} all {count(outage.requests)} requests failed ({how})"
 
 
 def attempts_warning(counted: Attempts, measured: int) -> Iterator[RunWarning]:
@@ -247,7 +247,7 @@ def attempts_warning(counted: Attempts, measured: int) -> Iterator[RunWarning]:
     if counted.asked_again:
         classes = ", ".join(f"{n} {name}" for name, n in counted.failed.items())
         text = (
-            f"{counted.total} attempts for {measured} requests: {counted.asked_again} were asked again after a "
+            f"{counted.total} attempts for {measured} requests: {counted.asked_again} were retried after a "
             f"failure ({classes}), {counted.then_succeeded} then succeeded; latency counts from the first attempt"
         )
         yield _warning("retries", text, "load.retries is set", "--set load.retries=0", ("errors", "ttft", "e2e"))
@@ -269,12 +269,14 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
             f"{count(whole)} of {count(len(good))} answers came whole instead of token by token: "
             "their TTFT is their E2E, and they have no ITL and no TPOT"
         )
-        cause = "the server does not stream, or something before it holds the stream back until it is complete"
+        cause = "the server does not stream, or something in front of it holds the stream back until it is complete"
         ttft, e2e = request_values_ns(good, "ttft"), request_values_ns(good, "e2e")
         if np.median(chunks[came_whole]) > 1:  # it did send them token by token
-            cause = "the load tester read late, or something before the server holds the stream back"
+            cause = "the load tester read late, or something in front of the server holds the stream back"
         elif not at_once.all() and np.median(e2e[came_whole]) < _TOO_FAST * np.median(ttft[~at_once]):
-            cause = "sooner than others' first tokens: a cache of answers; other prompts (--set seed=N) tell"
+            cause = (
+                "they came sooner than others' first tokens: probably cached answers; try other prompts (--set seed=N)"
+            )
         yield _warning("not-streamed", text, cause, touches=("ttft", "itl", "tpot"))
     unknown = int(np.isnan(tokens).sum())
     if unknown > _WORTH_SAYING * len(good):
@@ -282,7 +284,10 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
             f"{count(unknown)} of {count(len(good))} answers did not say how many tokens they had: "
             "TPOT and tokens per second are unmeasured for them"
         )
-        cause = "the server sends no usage with a stream, though it was asked to (stream_options.include_usage)"
+        cause = (
+            "the server sends no usage with a stream, though it was asked to (stream_options.include_usage), "
+            "or one whose counts are none"
+        )
         yield _warning("tokens-unknown", text, cause, touches=("tpot", "throughput"))
     # ITL is between arrivals: with several tokens in each, a user reads a token sooner than its gap says.
     streamed = (chunks > 1) & ~np.isnan(tokens)
@@ -293,14 +298,14 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
     yield from _gathered(good)
     if unended := int((good["error"] != "").sum()) if "error" in good else 0:
         text = (
-            f"{count(unended)} of {count(len(good))} answers came to their end mark, but the connection was then held "
-            "open until load.timeout: their figures count, to the last token"
+            f"{count(unended)} of {count(len(good))} answers were complete, but the connection was then held "
+            "open until load.timeout: their figures count up to the last token"
         )
         yield _warning("unended", text, "the server does not end the body of its answers", touches=("load",))
     if again := int(resent_once(measured).sum()):
         text = (
             f"{count(again)} requests ({share(again / len(measured))}) were sent a second time on a new connection, "
-            "since the server closed theirs at once without a word; their latency counts from due"
+            "because the server closed the first one without answering; their latency counts from due"
         )
         cause = "it closes connections that have idled; a server that drops requests it has read would look the same"
         yield _warning("resent", text, cause, touches=("errors", "ttft"))
@@ -312,10 +317,10 @@ def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
     streamed = np.bincount(whose)[whose] > 1  # the others came whole
     if streamed.any() and (each := float(chunks[streamed].mean())) >= _GATHERED:
         text = (
-            f"{significant(each)} pieces with tokens came together on average: a first token waited for those after "
-            "it, and ITL is the time between such groups, not between tokens"
+            f"{significant(each)} chunks with tokens arrived together on average: a first token waited for those "
+            "after it, and ITL is the time between such groups, not between tokens"
         )
-        cause = "something before the server gathers what it sends (a proxy's buffer); or the load tester read late"
+        cause = "something in front of the server buffers what it sends (a proxy); or the load tester read late"
         yield _warning("gathered", text, cause, touches=("ttft", "itl"))
     whole = good["output_tokens"].isna().to_numpy(bool) & (good["finish_reason"] == "length").to_numpy(bool)
     asked = good.loc[whole, "output_tokens_asked"].to_numpy(np.float64)
@@ -330,14 +335,18 @@ def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
 
 def connect_warning(measured: pd.DataFrame) -> Iterator[RunWarning]:
     """Where the server let requests wait for their connection. ``measured`` as from ``measured_requests``."""
-    waited = elapsed_ns(measured, "connect_start_ns", "connect_end_ns")[~resent_once(measured)]
-    slow = waited[waited >= _UNANSWERED_NS]
-    if len(slow) > _WORTH_SAYING * len(measured):
+    waited = elapsed_ns(measured, "connect_start_ns", "connect_end_ns")
+    never = np.isnan(waited)  # accepted: what was given up while it waited
+    waited = np.where(never, elapsed_ns(measured, "connect_start_ns", "end_ns"), waited)
+    slow = (waited >= _UNANSWERED_NS) & ~resent_once(measured)
+    if (found := int(slow.sum())) > _WORTH_SAYING * len(measured):
         text = (
-            f"{count(len(slow))} of {count(len(measured))} requests ({share(len(slow) / len(measured))}) waited"
+            f"{count(found)} of {count(len(measured))} requests ({share(found / len(measured))}) waited"
             f" {duration(_UNANSWERED_NS / 1e6)} or more until the server accepted their connection"
-            f" (p50 {duration(float(np.median(slow)) / 1e6)}); they were asked for in time"
+            f" (p50 {duration(float(np.median(waited[slow])) / 1e6)}); they were requested in time"
         )
+        if lost := int((slow & never).sum()):
+            text += f", and {count(lost)} were given up before it did"
         cause = "the server's queue of connections was full (its listen backlog), or its host was hard to reach"
         yield _warning("connect", text, cause, touches=("ttft", "e2e", "load"))
 
@@ -362,8 +371,8 @@ def telemetry_warnings(telemetry: Telemetry | None, manifest: Manifest) -> Itera
             yield _warning("telemetry-gaps", text, f"{source.why}; the longest gap is {longest}")
     engine, asked = telemetry.engine, telemetry.sources["engine"].expected
     if engine and asked and engine.took_ms.p50 / 1e3 * asked > _DEAR_METRICS * telemetry.window_s:
-        text = f"each /metrics page took {duration(engine.took_ms.p50)} to come"
-        cause = "it is made where tokens are sent from, and holds them up, unless it was the sampler that had to wait"
+        text = f"each scrape of /metrics took {duration(engine.took_ms.p50)}"
+        cause = "the server makes that page on the thread that sends tokens and delays them; or the sampler had to wait"
         yield _warning("metrics-cost", text, cause, "--set telemetry.metrics_every=15s", ("itl", "ttft"))
 
 
@@ -375,7 +384,7 @@ def _gpu_warnings(gpu: GpuSamples) -> Iterator[RunWarning]:
             yield _warning("throttled", text, "a cooler or less limited one would have been faster")
     if gpu.sm_fell_share is not None and gpu.sm_fell_share > _CLOCKS_FELL:
         text = f"{name}: the SM clock fell by {share(gpu.sm_fell_share)} from the run's first fifth to its last"
-        yield _warning("clocks", text, "it grew warm: a longer run is slower than this one")
+        yield _warning("clocks", text, "it got hotter: a longer run would be slower than this one")
     used, total = gpu.memory_used_gib, gpu.memory_total_gib
     if used and total and used.max > _NEARLY_FULL * total.max:
         text = f"{name}: {used.max:.1f} of {total.max:.1f} GiB of memory were used"

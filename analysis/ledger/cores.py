@@ -214,8 +214,9 @@ class _Use:
             main, sender, receiver = [self.main[pid]], self._beside(pid, "output"), self._beside(pid, "handoff")
             computing = [self.main[one] for one in sorted(workers) if workers[one] == number.get(pid)] or main
             stepping, python = np.isin(self.tid, main), self._python(main)
-            of["engine", pid] = self._join(self._preempted(main), lock=self._locked(main, [*sender, *receiver]))
-            of["forward", pid] = self._join(self._preempted(computing))
+            preempted = self._preempted(main)
+            of["engine", pid] = self._join(preempted, lock=self._locked(main, [*sender, *receiver]))
+            of["forward", pid] = self._join(preempted if computing == main else self._preempted(computing))
             of["worker", pid] = of["engine", pid] if computing == main else of["forward", pid]
             of["sender", pid], of["receiver", pid] = (
                 self._join(self._preempted(one), lock=self._locked(one, main, python)) for one in (sender, receiver)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import Bools, Floats, ranks
-from gapmeter.analysis.ledger.tail import owner_of, stage_parts
+from gapmeter.analysis.arrays import Bools, Floats, Ranked
+from gapmeter.analysis.ledger.tail import owner_of, stage_parts, stages_in
 from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.requests.metrics import good_requests
 from gapmeter.analysis.results.latency import Difference, GroupPair, StageDifference
@@ -74,7 +74,7 @@ def pairs(requests: pd.DataFrame, total_ns: Floats, limits_ns: Mapping[str, floa
 
 def _slowest(total_ns: Floats, share: float) -> Pair:
     asked = math.ceil(share * len(total_ns))
-    slow = ranks(-total_ns) < max(FEWEST, asked)
+    slow = Ranked(-total_ns).below(max(FEWEST, asked))
     name = f"slowest {100 * share:g} %" if slow.sum() == asked else f"slowest {slow.sum()}"
     return Pair(f"slowest-{100 * share:g}", name, "the rest", slow, ~slow)
 
@@ -97,12 +97,14 @@ def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> Difference:
     ``rows``: ledgers to one event of measured requests in the order in which they were due, with ``total_ns``. Ranked
     by size, whatever the sign; intervals are 95 %, without ends where the groups lie in too few stretches.
     """
-    names, parts = stage_parts(rows)
+    names = stages_in(rows)
+    parts = stage_parts(rows, names)
     stretch = stretches(rows["total_ns"].to_numpy(np.float64))
     mean_a, mean_b = parts[a].mean(axis=0), parts[b].mean(axis=0)
     more = mean_a - mean_b
     whole = float(more.sum())
-    drawn_a, drawn_b = drawn_means(parts, a, stretch), drawn_means(parts, b, stretch)
+    blocks = int(stretch[-1]) + 1
+    drawn_a, drawn_b = (drawn_means(parts[group], stretch[group], blocks) for group in (a, b))
     drawn = None if drawn_a is None or drawn_b is None else (drawn_a - drawn_b) / 1e6
     ranked = [
         StageDifference(
@@ -123,6 +125,6 @@ def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> Difference:
         b_ms=float(mean_b.sum()) / 1e6,
         difference_ms=whole / 1e6,
         difference_ci_ms=with_draws(whole, None if drawn is None else drawn.sum(axis=1)).ends,
-        stretches=int(stretch.max(initial=-1)) + 1,
+        stretches=blocks,
         ranked=tuple(ranked),
     )

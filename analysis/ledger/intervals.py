@@ -242,7 +242,8 @@ class _Maker:
         """From each eviction to the next scheduling, for the tokens that were made after it."""
         index = self.index
         made = index.step_of_token(self.events)
-        for row in index.spans[index.spans["code"] == Span.PREEMPT]:
+        evicted = index.spans[index.spans["code"] == Span.PREEMPT]
+        for row in evicted[np.isin(evicted["request"], self.events.request)]:
             mine = index.entries[index.entries["request"] == row["request"]]
             starts = schedule[index.position(mine["step"])]
             later = starts[starts > row["start"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ _SPOILS: dict[str, tuple[str, ...]] = {
 }
 _ROUNDING = 1e-9  # of a sum of squares
 _FEWEST_STEPS = 20
-_BLOCK = 200_000  # gaps whose ledgers are made at once
+_BLOCK = 200_000  # events and steps within them whose ledgers are made at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ class Ledger:
     have a ``<stage>_ns`` column a stage (NaN = unmeasured), ``unexplained_ns``, ``transit_ns``, ``strict_ns`` (their
     sum), ``unstamped_ns`` (what lay in a stamped call that no stamp within it tells), ``total_ns`` and
     ``hidden_host_ns``. ``refused`` says why no row may be shown, if so. ``held``: who had the
-    core while something of these requests waited for it, in ns over all of them, to the last token.
+    core while something of these requests waited for it, in ns over all of them, to the last token. ``index``: the
+    trace's.
     """
 
     rows: pd.DataFrame
@@ -83,6 +85,7 @@ class Ledger:
     interference: Interference | None
     held: Mapping[Culprit, int]
     support: tuple[Supported, ...] = ()
+    index: Index | None = None
 
 
 def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
@@ -101,42 +104,40 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
     to_last = _events(requests, good, "last_token_ns", _tokens(requests, good))
     index = Index(trace, len(requests)) if trace is not None else None
     own = _own_times(trace, fit, unmeasured)
-    tables = [_table(trace, index, client, events, unmeasured, own) for events in (to_first, to_last)]
-    blocks = [gap_events.rows(at, at + _BLOCK) for at in range(0, max(len(gap_events), 1), _BLOCK)]
-    gaps = [
-        {name: _folded(values) for name, values in _table(trace, index, client, events, unmeasured, own)[0].items()}
-        for events in blocks
-    ]
+    first, last, gaps = (
+        _tables(trace, index, client, events, unmeasured, own) for events in (to_first, to_last, gap_events)
+    )
     ids = requests["request_id"].to_numpy()[good]
     rows = [
-        pd.DataFrame({"request_id": ids, "event": event} | table)
-        for (table, *_), event in zip(tables, ("first_token", "last_token"), strict=True)
+        pd.DataFrame({"request_id": ids, "event": event} | each.columns)
+        for each, event in ((first, "first_token"), (last, "last_token"))
     ]
     support = support_of(trace) if trace is not None else ()
-    refused, clipped = _checks(trace, [causes for _, causes, _ in tables], support)
+    refused, clipped = _checks(trace, (first, last), support)
     return Ledger(
         rows=pd.concat(rows, ignore_index=True),
-        gaps=pd.DataFrame(gap_index | _joined(gaps), copy=False),
+        gaps=pd.DataFrame(gap_index | gaps.columns, copy=False),
         refused=refused,
         unmeasured=tuple(s.name for s in STAGES if s.name in unmeasured),
         clipped=clipped,
         interference=fit,
-        held=tables[1][2],
+        held=last.held,
         support=support,
+        index=index,
     )
 
 
-def timelines(requests: pd.DataFrame, trace: Trace | None, shown: Bools) -> pd.DataFrame:
+def timelines(requests: pd.DataFrame, trace: Trace | None, shown: Bools, index: Index | None = None) -> pd.DataFrame:
     """The ledgers to the last token of some requests, as stretches of time: who owned which nanoseconds.
 
-    ``shown``: bool, a row of ``requests`` each; those without an answer are passed over. Columns ``request_id``,
-    ``stage``, ``kind`` (measured, transit, unexplained), ``start_ns``, ``end_ns``, in order, without overlap or hole
-    from due to the last token. Summed by stage they are the ledger's row, but for ``interference``: how much of a
-    decode step it took is estimated, not when, so it is in ``decode`` here.
+    ``shown``: bool, a row of ``requests`` each; those without an answer are passed over. ``index``: the trace's, where
+    there is one already. Columns ``request_id``, ``stage``, ``kind`` (measured, transit, unexplained), ``start_ns``,
+    ``end_ns``, in order, without overlap or hole from due to the last token. Summed by stage they are the ledger's row,
+    but for ``interference``: how much of a decode step it took is estimated, not when, so it is in ``decode`` here.
     """
     rows = np.flatnonzero(shown & _answered(requests))
     events = _events(requests, rows, "last_token_ns", _tokens(requests, rows))
-    causes = build(trace, _client(requests), events, _dropped(_unmeasured(trace))[1])
+    causes = build(trace, _client(requests), events, _dropped(_unmeasured(trace))[1], index)
     shares = share_out(trace, causes, sweep(causes.intervals, len(events), len(CLASSES))[0])
     owned = with_holes(shares.rows, events.start, events.end)
     stages, kinds = [*(s.name for s in STAGES), UNEXPLAINED], ["measured", "transit", UNEXPLAINED]
@@ -248,6 +249,34 @@ def _joined(blocks: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
         else:
             whole[name] = np.concatenate(parts)
     return whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """Of some events: their ledgers; causal pairs of stamps out of order, by how many ns; who had the core."""
+
+    columns: dict[str, NDArray[Any]]
+    negative: dict[str, Ints]
+    held: Mapping[Culprit, int]
+
+
+def _tables(
+    trace: Trace | None, index: Index | None, client: Client, events: Events, unmeasured: set[str],
+    own: Mapping[str, _OwnSteps],
+) -> _Tables:  # fmt: skip
+    """Made by blocks of events: all intervals of a large run at once would fill the memory."""
+    steps = np.empty(0, np.int64) if trace is None else np.sort(trace.steps["schedule_ns"])
+    within = 1 + np.searchsorted(steps, events.end) - np.searchsorted(steps, events.start)
+    cuts = [0, *(np.flatnonzero(np.diff(np.cumsum(within) // _BLOCK)) + 1).tolist(), len(events)]
+    blocks, negative, held = [], dict[str, list[Ints]](), Counter[Culprit]()
+    for low, high in itertools.pairwise(cuts):
+        table, causes, core = _table(trace, index, client, events.rows(low, high), unmeasured, own)
+        blocks.append({name: _folded(values) for name, values in table.items()})
+        for name, gap in causes.gaps.items():
+            negative.setdefault(name, []).append(gap[gap < 0])
+        held.update(core)
+    gaps = {name: np.concatenate(parts) for name, parts in negative.items()}
+    return _Tables(_joined(blocks), gaps, dict(held.most_common()))
 
 
 def _table(
@@ -372,7 +401,7 @@ def _own_times(trace: Trace | None, fit: Interference | None, unmeasured: set[st
 
 
 def _checks(
-    trace: Trace | None, causes: list[Causes], support: Sequence[Supported]
+    trace: Trace | None, tables: tuple[_Tables, _Tables], support: Sequence[Supported]
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """Why the tables must be refused, and how many stamps were out of order by less than the clocks' error."""
     if trace is None:
@@ -380,15 +409,15 @@ def _checks(
     if unsupported := [f"{one.feature} ({one.detail}): {one.text}" for one in support if one.level == REFUSED]:
         return tuple(unsupported), {}
     refused = list(trace.problems)
-    strangers = int(np.count_nonzero(~causes[1].joined))
-    if strangers:
-        refused.append(f"{strangers} of {len(causes[1].joined)} successful requests were not found in every process")
+    joined = tables[1].columns["joined"]
+    if strangers := int(np.count_nonzero(~joined)):
+        refused.append(f"{strangers} of {len(joined)} successful requests were not found in every process")
     clipped: dict[str, int] = {}
-    for cause in causes:
-        for name, gap in cause.gaps.items():
+    for table in tables:
+        for name, gap in table.negative.items():
             wrong = int(np.count_nonzero(gap < -CLOCK_ERROR_NS))
             if wrong:
                 refused.append(f"{name}: {wrong} negative intervals, the worst {gap.min() / 1e6:.3f} ms")
-            if small := int(np.count_nonzero(gap < 0)) - wrong:
+            if small := len(gap) - wrong:
                 clipped[name] = clipped.get(name, 0) + small
     return tuple(dict.fromkeys(refused)), clipped

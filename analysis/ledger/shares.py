@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints
+from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.ledger.cores import LOCK, WORK, CoreUse, Culprit, Reason
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals, overlaps
 from gapmeter.analysis.ledger.intervals import CLASSES, DEVICE_CLASSES, Causes, Class
@@ -72,26 +72,25 @@ def _code(cls: Class, why: Reason | None) -> int:
 def _reasons(use: CoreUse, causes: Causes, owned: Intervals, exempt: frozenset[str]) -> tuple[Intervals, Ints]:
     """The rows, cut where a reason begins or ends, and each one's reason (-1: none); in order as before."""
     process = {"engine": causes.engine, "api": causes.api}
-    kinds = np.array([cls.thread if cls.name not in exempt else "" for cls in CLASSES])[owned.cls]
+    threads = np.array([cls.thread if cls.name not in exempt else "" for cls in CLASSES])
     left = np.ones(len(owned.event), np.bool_)
     row, start, end, why = [], [], [], []
     for (kind, pid), stretches in use.of.items():
         whose = process["api" if kind.startswith(("loop", "pool")) else "engine"]
-        mine: Bools = (kinds == kind) & (whose[owned.event] == pid)
-        left &= ~mine
-        at = np.flatnonzero(mine)
-        inside = (stretches.start, stretches.end, stretches.reason)
-        holes = (np.append(-FAR, stretches.end), np.append(stretches.start, FAR), np.full(len(stretches.end) + 1, -1))
-        for begins, ends, reasons in (inside, holes):
-            of, one, low, high = overlaps(owned.start[at], owned.end[at], begins, ends)
-            kept = high > low
-            row.append(at[of][kept])
-            start.append(low[kept])
-            end.append(high[kept])
-            why.append(reasons[one][kept])
+        at = np.flatnonzero((threads == kind)[owned.cls])
+        at = at[whose[owned.event[at]] == pid]
+        left[at] = False
+        turns = np.stack([stretches.start, stretches.end], axis=1).ravel()  # of stretches and what lies between them
+        of, one, low, high = overlaps(owned.start[at], owned.end[at], np.append(-FAR, turns), np.append(turns, FAR))
+        kept = high > low
+        row.append(at[of[kept]])
+        start.append(low[kept])
+        end.append(high[kept])
+        inside = one[kept] % 2 == 1
+        why.append(np.where(inside, np.append(stretches.reason, -1)[one[kept] // 2], -1))
     rest = np.flatnonzero(left)
     rows, begun = np.concatenate([rest, *row]), np.concatenate([owned.start[rest], *start])
     ended, reason = np.concatenate([owned.end[rest], *end]), np.concatenate([np.full(len(rest), -1), *why])
-    order = np.lexsort((begun, owned.event[rows]))
+    order = np.argsort(rows, kind="stable")  # each row's are in order
     rows = rows[order]
     return Intervals(owned.event[rows], begun[order], ended[order], owned.cls[rows]), reason[order]

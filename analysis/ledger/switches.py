@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapmeter.analysis.ledger.critical_path import Times, union
+from gapmeter.records.compression import open_record, with_compressed
+from gapmeter.records.reader import NotRecords
 
 _LOST, _SWITCH, _SWITCH_OF_CORE, _OUT, _PREEMPTED = 2, 14, 15, 0x2000, 0x4000  # PERF_RECORD_*, and switches' misc bits
 _HEAD = [("type", "<u4"), ("misc", "<u2"), ("size", "<u2")]
@@ -44,7 +46,7 @@ class Watched:
 
 def read_watched(folder: Path) -> Watched | None:
     """From a run's telemetry; None where the kernel's records could not be had, or it lost many."""
-    parts = [part for path in sorted(folder.glob("switches-*.bin")) if len(part := _records(path))]
+    parts = [part for path in with_compressed(folder, "switches-*.bin") if len(part := _records(path))]
     if not parts:
         return None
     runs = np.concatenate([_runs(part) for part in parts])
@@ -81,7 +83,11 @@ def _holes(every: NDArray[np.void]) -> Times:
 
 def _records(path: Path) -> NDArray[np.void]:
     """The switches in a file of the kernel's records, and what it lost; other kinds are passed over."""
-    raw = path.read_bytes()
+    with open_record(path) as file:
+        try:
+            raw = file.read()
+        except ValueError as error:
+            raise NotRecords(f"{path}: {error}") from error
     raw = raw[: len(raw) // 8 * 8]
     heads = np.frombuffer(raw, np.dtype(_HEAD))
     kind = next((int(one) for one in heads["type"][:1] if one in _RECORDS), _SWITCH)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import Bools, Floats, Ints, ranks
+from gapmeter.analysis.arrays import Bools, Floats, Ints, Ranked
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.latency import (
     Anatomy,
@@ -27,10 +27,10 @@ from gapmeter.analysis.results.latency import (
     SpreadBand,
     Tail,
 )
-from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.results.run import FAIL, SloAnswer
 from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column
 from gapmeter.analysis.stats.bootstrap import drawn_means, share_with_draws, stretches
+from gapmeter.scenarios.slo import Slo
 
 TYPICAL = (0.45, 0.55)
 SLOW_FROM = 0.985
@@ -48,20 +48,27 @@ def owner_of(stage: str) -> str:
     return BY_NAME[stage].owner if stage in BY_NAME else UNEXPLAINED_OWNER
 
 
-def stage_parts(ledgers: pd.DataFrame) -> tuple[list[str], Floats]:
-    """Names of the measured stages with the remainder last, and their times in ns, shape (rows, stages).
+def stages_in(ledgers: pd.DataFrame) -> list[str]:
+    """Names of the measured stages, with the remainder last."""
+    return [
+        *(s.name for s in STAGES if column(s.name) in ledgers and ledgers[column(s.name)].notna().any()),
+        UNEXPLAINED,
+    ]
+
+
+def stage_parts(ledgers: pd.DataFrame, names: Sequence[str], rows: Bools | Ints | slice = slice(None)) -> Floats:
+    """The times of some stages in ns, of some rows: shape (rows, stages).
 
     A stage that is unmeasured in a few rows only has its time in their remainder, so 0 there adds up.
     """
-    names = [s.name for s in STAGES if column(s.name) in ledgers and ledgers[column(s.name)].notna().any()]
-    names.append(UNEXPLAINED)
-    return names, np.nan_to_num(ledgers[[column(name) for name in names]].to_numpy(np.float64, na_value=0.0))
+    columns = [ledgers[column(name)].to_numpy(np.float64, na_value=np.nan)[rows] for name in names]
+    return np.asarray(np.nan_to_num(np.stack(columns, axis=1)))
 
 
-def typical(rank: Ints) -> Bools:
-    """Which are in the typical band, by rank."""
-    n = len(rank)
-    return (rank >= int(TYPICAL[0] * n)) & (rank < math.ceil(TYPICAL[1] * n))
+def typical(ranked: Ranked) -> Bools:
+    """Which are in the typical band."""
+    n = len(ranked.values)
+    return ranked.between(int(TYPICAL[0] * n), math.ceil(TYPICAL[1] * n))
 
 
 def slow_count(count: int) -> int:
@@ -79,23 +86,25 @@ def describe_bands(ledgers: Mapping[str, pd.DataFrame]) -> dict[str, Bands]:
 
 
 def _bands(rows: pd.DataFrame) -> Bands:
-    names, parts = stage_parts(rows)
-    rank, n = ranks(rows["total_ns"].to_numpy(np.float64)), len(rows)
+    names, n = stages_in(rows), len(rows)
+    ranked = Ranked(rows["total_ns"].to_numpy(np.float64))
+
+    def band(member: Bools) -> Band:
+        return _band(names, stage_parts(rows, names, member))
 
     def slow(percentile: float) -> Band | None:
-        member = rank >= math.floor(percentile * n / 100)
-        return _band(names, parts[member]) if member.sum() >= FEWEST_SLOW else None
+        rank = math.floor(percentile * n / 100)
+        return band(~ranked.below(rank)) if n - rank >= FEWEST_SLOW else None
 
     spread = []
     for low, high in itertools.pairwise(_SPREAD):
-        inside = parts[(rank >= round(low * n / 100)) & (rank < round(high * n / 100))]
-        if len(inside):
-            spread.append(SpreadBand(**dict(_band(names, inside)), from_percentile=low, to_percentile=high))
-    slowest = _band(names, parts[rank >= n - slow_count(n)])
+        inside = ranked.between(round(low * n / 100), round(high * n / 100))
+        if inside.any():
+            spread.append(SpreadBand(**dict(band(inside)), from_percentile=low, to_percentile=high))
     return Bands(
         count=n,
-        typical=_band(names, parts[typical(rank)]),
-        slow=SlowBands(p90=slow(90.0), p985=slowest, p99=slow(99.0), p999=slow(99.9)),
+        typical=band(typical(ranked)),
+        slow=SlowBands(p90=slow(90.0), p985=band(~ranked.below(n - slow_count(n))), p99=slow(99.0), p999=slow(99.9)),
         spread=tuple(spread),
     )
 
@@ -111,9 +120,7 @@ def anatomies_of(ledgers: Mapping[str, pd.DataFrame], slos: Sequence[Slo] = ()) 
     ``slos``: the first of a metric names the percentile whose requests are looked at, p99 without one.
     """
     asked = {slo.metric: slo.percentile for slo in reversed(slos) if slo.percentile is not None}
-    in_time = {metric: rows.sort_values("end_ns", kind="stable") if metric == "itl" else rows  # one step's side by side
-               for metric, rows in ledgers.items()}  # fmt: skip
-    anatomies = {metric: anatomy(rows, asked.get(metric, 99.0)) for metric, rows in in_time.items()}
+    anatomies = {metric: anatomy(rows, asked.get(metric, 99.0)) for metric, rows in ledgers.items()}
     return {metric: each for metric, each in anatomies.items() if each is not None}
 
 
@@ -137,37 +144,43 @@ def describe_tail(anatomies: Mapping[str, Anatomy], answers: Sequence[SloAnswer]
 def anatomy(ledgers: pd.DataFrame, percentile: float = 99.0) -> Anatomy | None:
     """Compare the slow with the typical rows of a ledger, and look at those around a percentile.
 
-    ``ledgers``: rows of one event (or token gaps) in the order of time, with ``total_ns``, ``unexplained_ns`` and a
-    column a stage. None when there are fewer than 28 rows, too few for two bands, or when the slow ones are not slower.
-    The remainder is the stage ``unexplained``; unmeasured stages are left out, their time lies in the remainder.
-    ``share_ci`` is from whole stretches of the run drawn again (stats.bootstrap), without ends where the slow rows lie
-    in too few stretches to tell. Owners likewise: one is named where its interval lies above the next one's.
+    ``ledgers``: rows of one event in the order of time, or token gaps with their ``end_ns``, with ``total_ns``,
+    ``unexplained_ns`` and a column a stage. None when there are fewer than 28 rows, too few for two bands, or when the
+    slow ones are not slower. The remainder is the stage ``unexplained``; unmeasured stages are left out, their time is
+    in it. ``share_ci`` is from whole stretches of the run drawn again (stats.bootstrap), without ends where
+    the slow rows lie in too few stretches to tell. Owners likewise: one is named where its interval lies above the next
+    one's.
     """
     n = len(ledgers)
     if n < FEWEST:
         return None
-    names, parts = stage_parts(ledgers)
-    total = ledgers["total_ns"].to_numpy(np.float64)
-    rank = ranks(total)
+    names, total = stages_in(ledgers), ledgers["total_ns"].to_numpy(np.float64)
+    in_time = np.argsort(ledgers["end_ns"].to_numpy(), kind="stable") if "end_ns" in ledgers else np.arange(n)
+    total = total[in_time]  # with the gaps of one step side by side
+    ranked = Ranked(total)
     exact = float(np.quantile(total, percentile / 100, method="inverted_cdf"))
-    usual, late = typical(rank), rank >= n - slow_count(n)
-    more = parts[late].mean(axis=0) - parts[usual].mean(axis=0)
+    bands = (typical(ranked), ~ranked.below(n - slow_count(n)), around(ranked, percentile))
+    usual, late, at = (stage_parts(ledgers, names, in_time[member]) for member in bands)
+    more = late.mean(axis=0) - usual.mean(axis=0)
     whole = float(more.sum())
     if whole <= 0:
         return None
     shares = more / whole
     ranking = np.argsort(-shares, kind="stable")
-    top, stretch, at = int(ranking[0]), stretches(total), around(rank, percentile)
-    ranked = tuple(
+    top, stretch = int(ranking[0]), stretches(total)
+    stages = tuple(
         RankedStage(stage=names[i], owner=owner_of(names[i]), share=float(shares[i]), ms=float(shares[i]) * whole / 1e6)
         for i in ranking
     )
-    owners = list(dict.fromkeys(each.owner for each in ranked))
+    owners = list(dict.fromkeys(each.owner for each in stages))
     of_owner = np.array([[owner_of(name) == owner for owner in owners] for name in names], dtype=np.float64)
-    columns = np.concatenate([parts[:, [top]], parts @ of_owner, parts.sum(axis=1, keepdims=True)], axis=1)
-    bands = (usual, late, at)
-    means = [columns[member].mean(axis=0) / 1e6 for member in bands]
-    drawn = [drawn_means(columns, member, stretch) for member in bands]
+    columns = [
+        np.concatenate([parts[:, [top]], parts @ of_owner, parts.sum(axis=1, keepdims=True)], axis=1)
+        for parts in (usual, late, at)
+    ]
+    means = [each.mean(axis=0) / 1e6 for each in columns]
+    blocks = int(stretch[-1]) + 1
+    drawn = [drawn_means(each, stretch[member], blocks) for each, member in zip(columns, bands, strict=True)]
     drawn_more = None if drawn[0] is None or drawn[1] is None else drawn[1] - drawn[0]
 
     def share_ends(column: int, draws: Floats | None, share: float) -> Ends:
@@ -185,7 +198,7 @@ def anatomy(ledgers: pd.DataFrame, percentile: float = 99.0) -> Anatomy | None:
             share=ms * 1e6 / whole,
             share_ci=share_ends(i, drawn_more, ms * 1e6 / whole),
             stages=tuple(
-                each.stage for each in ranked if each.owner == owner and 1e6 * (each.ms or 0) > _TELLING * whole
+                each.stage for each in stages if each.owner == owner and 1e6 * (each.ms or 0) > _TELLING * whole
             ),
         )
         for i, owner in enumerate(owners, 1)
@@ -194,20 +207,20 @@ def anatomy(ledgers: pd.DataFrame, percentile: float = 99.0) -> Anatomy | None:
     by_wait = sorted(found, key=lambda part: -part.at_ms)
     return Anatomy(
         count=n,
-        typical=_band(names, parts[usual]),
-        slow=_band(names, parts[late]),
+        typical=_band(names, usual),
+        slow=_band(names, late),
         difference_ms=whole / 1e6,
-        ranked=ranked,
+        ranked=stages,
         stage=names[top],
         owner=owner_of(names[top]),
         share=float(shares[top]),
         share_ci=share_ends(0, drawn_more, float(shares[top])),
         percentile=percentile,
-        at=_band(names, parts[at]),
+        at=_band(names, at),
         owners=tuple(by_difference),
         leading=_leading([(part.owner, part.share_ci) for part in by_difference]),
         payer=_leading([(part.owner, part.at_share_ci) for part in by_wait]),
-        at_range_ms=None if exact / _FAR <= total[at].mean() <= exact * _FAR else _range_ms(total[at]),
+        at_range_ms=None if exact / _FAR <= total[bands[2]].mean() <= exact * _FAR else _range_ms(total[bands[2]]),
     )
 
 
@@ -215,12 +228,12 @@ def _range_ms(values_ns: Floats) -> tuple[float, float]:
     return float(values_ns.min()) / 1e6, float(values_ns.max()) / 1e6
 
 
-def around(rank: Ints, percentile: float) -> Bools:
+def around(ranked: Ranked, percentile: float) -> Bools:
     """Which are at a percentile: so many beyond it as half of those that lie above, as many below; at least seven."""
-    n = len(rank)
+    n = len(ranked.values)
     reach = max(n * min(1 - percentile / 100, TYPICAL[1] - TYPICAL[0]) / 2, FEWEST_SLOW / 2)
     middle = min(n * percentile / 100, n - reach)
-    return (rank >= math.floor(middle - reach)) & (rank < math.floor(middle + reach) + 1)
+    return ranked.between(math.floor(middle - reach), math.floor(middle + reach) + 1)
 
 
 def _leading(ranked: Sequence[tuple[str, Ends]]) -> str | None:

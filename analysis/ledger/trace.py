@@ -378,6 +378,10 @@ class Index:
         order = np.argsort(key, kind="stable")
         self.entry_key, self.entry_flags = key[order], entries["flags"][order]
         self.entries = entries[order]
+        # Every block of events asks for the same.
+        self.of_request = functools.cache(self._of_request)
+        self._by_token = functools.cache(self._in_order_of_tokens)
+        self.first_step = functools.cache(self._first_step)
 
     def _dense(self, table: Table, code: int) -> tuple[Ints, Ints]:
         """Start and end of a step's span, by the step's position in ``seqs``; several of one step are joined."""
@@ -417,7 +421,7 @@ class Index:
         request[same] = several["request"][found]
         return Events(request, n, events.start, events.end)
 
-    def of_request(self, code: int) -> Table:
+    def _of_request(self, code: int) -> Table:
         """The first span of ``code`` of each request (fields -1 where none)."""
         out = np.full(self.requests, MISSING, dtype=self.spans.dtype)
         rows = self.spans[self.spans["code"] == code]
@@ -427,16 +431,20 @@ class Index:
 
     def of_token(self, code: int, events: Events) -> Table:
         """The span of ``code`` that carried each event's token: the first whose count so far reaches it."""
-        rows = self.spans[self.spans["code"] == code]
-        key = rows["request"] * FAR + rows["n"]
-        order = np.argsort(key, kind="stable")
-        rows, key = rows[order], key[order]
+        rows, key = self._by_token(code)
         out = np.full(len(events), MISSING, dtype=rows.dtype)
         at = np.searchsorted(key, events.request * FAR + events.n)
         inside = np.flatnonzero(at < len(key))
         same = inside[rows["request"][at[inside]] == events.request[inside]]
         out[same] = rows[at[same]]
         return out
+
+    def _in_order_of_tokens(self, code: int) -> tuple[Table, Ints]:
+        """The spans of ``code`` by request and count, and that as a key."""
+        rows = self.spans[self.spans["code"] == code]
+        key = rows["request"] * FAR + rows["n"]
+        order = np.argsort(key, kind="stable")
+        return rows[order], key[order]
 
     def step_of_token(self, events: Events) -> Ints:
         """Position in ``seqs`` of the step that made each event's token, or MISSING."""
@@ -451,7 +459,7 @@ class Index:
         at = np.minimum(np.searchsorted(self.seqs, seq), len(self.seqs) - 1)
         return np.where(self.seqs[at] == seq, at, MISSING)
 
-    def first_step(self) -> Ints:
+    def _first_step(self) -> Ints:
         """Position of the first step that carries tokens of each request, or MISSING."""
         out = np.full(self.requests, MISSING)
         out[self.entries["request"][::-1]] = self.position(self.entries["step"][::-1])

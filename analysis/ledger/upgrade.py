@@ -20,8 +20,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import Bools, Floats, ranks
-from gapmeter.analysis.ledger.tail import FEWEST, FEWEST_SLOW, stage_parts, typical
+from gapmeter.analysis.arrays import Bools, Floats, Ranked
+from gapmeter.analysis.ledger.tail import FEWEST, FEWEST_SLOW, stage_parts, stages_in, typical
 from gapmeter.analysis.requests.figures import finite_ms
 from gapmeter.analysis.results.distribution import MainPercentiles, percentile_key
 from gapmeter.analysis.results.latency import (
@@ -102,16 +102,17 @@ def describe_compute(ledgers: Mapping[str, pd.DataFrame], steps: pd.DataFrame | 
 
 
 def _shares(rows: pd.DataFrame) -> ComputeShares:
-    names, stages = stage_parts(rows)
+    names = stages_in(rows)
+    stages = stage_parts(rows, names)
     part_of = [_PART_OF_STAGE.get(n) or _PART_OF_OWNER.get(BY_NAME[n].owner, "host") for n in names]
     sums = np.stack([stages[:, [own == part for own in part_of]].sum(axis=1) for part in _PARTS], axis=1)
     total = sums.sum(axis=1)
-    rank, n, stretch = ranks(total), len(rows), stretches(total)
+    ranked, n, stretch = Ranked(total), len(rows), stretches(total)
 
     def band(member: Bools) -> ComputeBand:
         means = sums[member].mean(axis=0)
         whole = max(float(means.sum()), 1.0)
-        drawn = drawn_means(sums, member, stretch)
+        drawn = drawn_means(sums[member], stretch[member], int(stretch[-1]) + 1)
         parts: dict[str, PartShare | None] = dict.fromkeys(_PARTS)
         for at, part in enumerate(_PARTS):
             if part in part_of:
@@ -121,8 +122,8 @@ def _shares(rows: pd.DataFrame) -> ComputeShares:
                 parts[part] = PartShare(ms=float(means[at]) / 1e6, share=share, share_ci=ends)
         return ComputeBand(count=int(member.sum()), total_ms=whole / 1e6, **parts)
 
-    slowest = rank >= n - max(FEWEST_SLOW, math.ceil(n / 100))
-    return ComputeShares(typical=band(typical(rank)), slow=band(slowest), all=band(np.ones(n, dtype=np.bool_)))
+    slowest = ~ranked.below(n - max(FEWEST_SLOW, math.ceil(n / 100)))
+    return ComputeShares(typical=band(typical(ranked)), slow=band(slowest), all=band(np.ones(n, dtype=np.bool_)))
 
 
 def _busy_share(steps: pd.DataFrame | None) -> float | None:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
-from gapmeter.analysis.requests.metrics import METRICS, ended_by_us, metric_series, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import METRICS, MetricSeries, ended_by_us, stamps_ns, succeeded
 from gapmeter.analysis.results.distribution import (
     AtMost,
     CensoredDistribution,
@@ -150,19 +150,18 @@ def ledgers_by_metric(
 
 def write_histograms(
     folder: Path, requests: pd.DataFrame, ledger: pd.DataFrame | None, start_s: float, length_s: float,
-    about: str = "",
+    about: str = "", series: MetricSeries | None = None,
 ) -> dict[str, int]:  # fmt: skip
     """One V2 log for each metric, stage and group under ``folder``; return the values refused for each, if any.
 
     ``requests`` as from ``measured_requests``; successes only. Names: ``ttft``, ``ttft-from-sent``, ``stage-queue``,
     ``stage-queue-to-first-token``, ``group-queueing``; the tag in the file is the same.
-    ``about`` says in each file where its values are from.
+    ``about`` says in each file where its values are from; ``series``: the requests'.
     """
+    series = series or MetricSeries(requests)
     samples: dict[str, Floats] = {}
     for metric in METRICS:
-        samples[metric] = metric_series(requests, metric).ordered
-        sent = metric_series(requests, metric, "sent").ordered if metric in LEDGER_OF else samples[metric]
-        samples[f"{metric}-from-sent"] = sent
+        samples[metric], samples[f"{metric}-from-sent"] = series(metric).ordered, series(metric, "sent").ordered
     to_last, to_first = (ledgers_of(ledger, requests, event) for event in ("last_token", "first_token"))
     for ledgers, suffix in ((to_last, ""), (to_first, "-to-first-token")):
         samples |= {f"stage-{name}{suffix}": own for name, own in stage_values_ns(ledgers).items() if len(own)}

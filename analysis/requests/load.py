@@ -24,6 +24,7 @@ from gapmeter.analysis.judge import arrivals
 from gapmeter.analysis.judge.evidence import Evidence, lowest_and_highest
 from gapmeter.analysis.requests.figures import distribution, finite_ms
 from gapmeter.analysis.requests.metrics import (
+    ended_by_us,
     final,
     generator_lag_ns,
     good_requests,
@@ -183,7 +184,11 @@ def describe_turns(measured: pd.DataFrame) -> tuple[Turn, ...]:
 
 
 def describe_goodput(measured: pd.DataFrame, limits_ns: Mapping[str, float]) -> Goodput:
-    """Good requests per second; the share's interval is Clopper and Pearson's, good ones in a row counted as alike."""
+    """Good requests per second, of those that we did not end ourselves.
+
+    The share's interval is Clopper and Pearson's, good ones in a row counted as alike.
+    """
+    measured = measured[~ended_by_us(measured)]
     good = good_requests(measured, limits_ns)
     if not len(good):
         return Goodput(per_s=None, share=None, share_ci=None, limits_ms={})

@@ -11,17 +11,18 @@ that was asked for and did not arrive. Figures over successes alone stand beside
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints
-from gapmeter.analysis.results.manifest import Slo
+from gapmeter.analysis.results.requests import ENDED_BY_US
 from gapmeter.analysis.stats.hdr import nearest_rank
 from gapmeter.analysis.stats.series import Series, time_blocks
+from gapmeter.scenarios.slo import Slo
 
 METRICS: tuple[str, ...] = ("ttft", "itl", "tpot", "e2e")
 
@@ -62,7 +63,7 @@ def succeeded(requests: pd.DataFrame) -> Bools:
 
 def ended_by_us(requests: pd.DataFrame) -> Bools:
     """Which no server ended: they were in flight when the run was stopped, or when their recorder died."""
-    return np.asarray(requests["outcome"].isin(("aborted", "lost")), dtype=bool)
+    return np.asarray(requests["outcome"].isin(ENDED_BY_US), dtype=bool)
 
 
 def resent_once(requests: pd.DataFrame) -> Bools:
@@ -72,8 +73,13 @@ def resent_once(requests: pd.DataFrame) -> Bools:
 
 def percentile_of(values: Floats, percentile: float) -> float | None:
     """A plain percentile that describes this run's own instrument, not a population: no interval, any sample size."""
+    return percentiles_of(values, percentile)[0]
+
+
+def percentiles_of(values: Floats, *percentiles: float) -> list[float | None]:
+    """Several of the same values."""
     ordered = np.sort(values[~np.isnan(values)])
-    return float(ordered[nearest_rank(percentile, len(ordered)) - 1]) if len(ordered) else None
+    return [float(ordered[nearest_rank(p, len(ordered)) - 1]) if len(ordered) else None for p in percentiles]
 
 
 def elapsed_ns(requests: pd.DataFrame, start: str, end: str) -> Floats:
@@ -112,10 +118,10 @@ def receive_waits_ns(requests: pd.DataFrame) -> tuple[Floats, int]:
         return np.zeros(0), 0
     waits, pieces = [np.zeros(0, np.uint32)], 0
     for own, chunks in zip(requests["receive_wait_ns"], requests["chunk_tokens"], strict=True):
-        if own is not None and np.ndim(own):
+        if isinstance(own, (np.ndarray, list)):
             waits.append(np.asarray(own))
             pieces += len(own)
-        elif np.ndim(chunks):
+        elif isinstance(chunks, (np.ndarray, list)):
             pieces += len(chunks)
     every = np.concatenate(waits)
     return every[every > 0].astype(np.float64), pieces
@@ -136,32 +142,31 @@ def arrivals_of(requests: pd.DataFrame, rows: Bools) -> tuple[Ints, Ints, Ints]:
 
     In the order of rows, and of time in each.
     """
-    stamps = requests["token_ns"].to_numpy()[rows] if "token_ns" in requests else ()
-    return _together(np.flatnonzero(rows), [_ints(each) for each in stamps])
+    at_ns, counts = _flat(requests[rows], "token_ns")
+    return _together(np.repeat(np.flatnonzero(rows), counts), at_ns)
 
 
 def reads_of(requests: pd.DataFrame) -> tuple[Ints, Ints, Ints]:
     """As ``arrivals_of``, of all rows, how many chunks with tokens came."""
-    both = (map(_ints, requests.get(name, ())) for name in ("token_ns", "chunk_tokens"))
-    starts = [at[np.cumsum(each) - each] for at, each in zip(*both, strict=False)]
-    return _together(np.arange(len(starts)), starts)
+    (at_ns, _), (tokens, counts) = _flat(requests, "token_ns"), _flat(requests, "chunk_tokens")
+    return _together(np.repeat(np.arange(len(counts)), counts), at_ns[np.cumsum(tokens) - tokens])
 
 
-def _together(rows: Ints, stamps: Sequence[Ints]) -> tuple[Ints, Ints, Ints]:
+def _together(whose: Ints, at_ns: Ints) -> tuple[Ints, Ints, Ints]:
     """Stamps of each row, those that are the same as one: the row, the stamp, and how many were the same."""
-    if not stamps:
-        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
-    at_ns = np.concatenate(stamps)
-    whose = np.repeat(rows, [len(each) for each in stamps])
     if ((at_ns[1:] < at_ns[:-1]) & (whose[1:] == whose[:-1])).any():
         at_ns = at_ns[np.lexsort((at_ns, whose))]
     first = np.flatnonzero((np.diff(whose, prepend=-1) != 0) | (np.diff(at_ns, prepend=0) != 0))
     return whose[first], at_ns[first], np.diff(first, append=len(at_ns))
 
 
-def _ints(cell: Any) -> Ints:
-    """A cell's array; a missing one is empty."""
-    return np.asarray(cell if np.ndim(cell) else (), np.int64)
+def _flat(requests: pd.DataFrame, name: str) -> tuple[Ints, Ints]:
+    """The arrays of a column as one, and the length of each; a missing one is empty."""
+    none = np.empty(0, np.int64)
+    column = requests[name] if name in requests else [None] * len(requests)
+    cells = [np.asarray(cell) if isinstance(cell, (np.ndarray, list)) else none for cell in column]
+    together = np.concatenate([none, *cells], dtype=np.int64, casting="unsafe")
+    return together, np.array([len(cell) for cell in cells], np.int64)
 
 
 def metric_series(requests: pd.DataFrame, metric: str, origin: str = "due", *, failures: bool = False) -> Series:
@@ -179,6 +184,18 @@ def metric_series(requests: pd.DataFrame, metric: str, origin: str = "due", *, f
         return Series(values[good & ~np.isnan(values)])
     values = np.where(good, values, np.inf)
     return Series(values[~np.isnan(values)])
+
+
+class MetricSeries:
+    """Every series of ``metric_series`` over some requests, each made once."""
+
+    def __init__(self, requests: pd.DataFrame) -> None:
+        self._made = functools.cache(functools.partial(metric_series, requests))
+        self._failed = not (succeeded(requests) | ended_by_us(requests)).all()
+
+    def __call__(self, metric: str, origin: str = "due", *, failures: bool = False) -> Series:
+        between = metric in ("itl", "tpot")  # two tokens, whenever the request was due or sent
+        return self._made(metric, "due" if between else origin, failures=failures and self._failed)
 
 
 def limits_of(slos: Sequence[Slo]) -> dict[str, float]:
@@ -233,8 +250,9 @@ def pooled_gaps(requests: pd.DataFrame, good: Bools, *, failures: bool) -> tuple
     gaps = gaps_of(requests, good, failures=failures)
     if not len(gaps.row):
         return np.zeros(0), []
-    by_request = np.unique(gaps.row, return_inverse=True)[1].astype(np.int64)
-    return gaps.gap_ns, [by_request, time_blocks(gaps.at_ns, gaps.gap_ns)]
+    present = np.zeros(len(requests), np.int64)
+    present[gaps.row] = 1
+    return gaps.gap_ns, [(np.cumsum(present) - 1)[gaps.row], time_blocks(gaps.at_ns, gaps.gap_ns)]
 
 
 def gaps_of(requests: pd.DataFrame, good: Bools, *, failures: bool) -> Gaps:

@@ -157,7 +157,7 @@ class Search(Result):
     found that every SLO holds; no curve is assumed for it. ``ceiling``: requests per second that the server completes
     at most; ``drift``: by what share its speed differs between trials, as far as they tell. Without a rate that failed
     there is no curve: ``low`` is then what held. ``binding_*``: the SLO that breaks first, and what slow requests wait
-    for where it does. ``best_seen``: where no rate holds every SLO.
+    for where it does. ``best_seen``: where no rate meets every SLO.
     """
 
     rate: float | None

@@ -15,6 +15,7 @@ from gapmeter.analysis.results.device import Weights
 from gapmeter.records.workers import LocustWorkers
 from gapmeter.scenarios.model import Scenario
 from gapmeter.scenarios.plain_file import read_plain
+from gapmeter.scenarios.slo import Slo
 
 Status = Literal["running", "complete", "incomplete", "interrupted"]  # interrupted: of a study
 
@@ -37,18 +38,8 @@ class Git(Result):
     changed: bool
 
 
-class Slo(Result):
-    """One limit: ``limit_ns`` and a percentile (99.9 for p99.9), or ``limit_share`` for errors."""
-
-    metric: str
-    percentile: float | None
-    limit_ns: int | None
-    limit_share: float | None
-    text: str
-
-
-class Cores(Result):
-    """Who had which cores; none for a server that is not ours to place. ``shared``: both had the same."""
+class Placement(Result):
+    """Core numbers; none for a server that is not ours to place. ``shared``: it has the same as the generator."""
 
     generator: tuple[int, ...]
     server: tuple[int, ...]
@@ -238,7 +229,7 @@ class ManifestBase(ResultFile):
     """
 
     FILE: ClassVar[str] = "manifest.json"
-    REMEDY: ClassVar[str] = "read it with the gapmeter that wrote it, or take it again from where it was recorded"
+    REMEDY: ClassVar[str] = "read it with the gapmeter that wrote it, or copy it again from where it was recorded"
 
     schema_version: Literal[1] = 1
     status: Status
@@ -275,7 +266,7 @@ class Manifest(ManifestBase):
 
     repeat: int
     slo: tuple[Slo, ...]
-    placement: Cores
+    placement: Placement
     calibration: Calibration | None
     target: Target
     device: str

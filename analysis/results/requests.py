@@ -8,6 +8,8 @@ from typing import Literal
 from gapmeter.analysis.results.codec import Ends, Number, Result, left_out, stands_as
 from gapmeter.analysis.results.distribution import Distribution, MainPercentiles
 
+ENDED_BY_US = ("aborted", "lost")  # no server failed these: the run was stopped, or their recorder died
+
 
 class LoadFacts(Result):
     """What was asked of the server, and what was delivered of it. Rates in requests a second, or in conversations."""
@@ -51,6 +53,21 @@ class Counts(Result):
     succeeded: int
     attempts: Attempts
     failed: Mapping[str, int]
+
+    @property
+    def ended_by_us(self) -> int:
+        """Of the failed ones, those that no server failed."""
+        return sum(self.failed.get(name, 0) for name in ENDED_BY_US)
+
+    @property
+    def failed_by_server(self) -> int:
+        """The other failed ones."""
+        return sum(self.failed.values()) - self.ended_by_us
+
+    @property
+    def ended(self) -> int:
+        """Measured requests whose end was the server's doing: what shares of good and of failed ones are of."""
+        return self.measured - self.ended_by_us
 
 
 class Turn(Result):
@@ -117,7 +134,7 @@ class FailureClass(Result):
 
 
 class Goodput(Result):
-    """Requests within every limit that an SLO names."""
+    """Requests within every limit that an SLO names, of those that we did not end ourselves."""
 
     per_s: Number
     share: Number

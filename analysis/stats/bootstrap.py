@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from gapmeter.analysis.arrays import Bools, Floats, Ints
+from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.stats.dependence import autocorrelation_time
 from gapmeter.analysis.stats.estimate import TAIL, Estimate
 
@@ -50,19 +50,19 @@ def stretches(series: Floats) -> Ints:
     return (np.arange(n) * blocks) // max(n, 1)
 
 
-def drawn_means(values: Floats, member: Bools, stretch: Ints, seed: int = 0) -> Floats | None:
-    """Means of ``values`` (n, k) over the members, in 1,000 draws of stretches: shape (draws, k).
+def drawn_means(values: Floats, stretch: Ints, blocks: int, seed: int = 0) -> Floats | None:
+    """Means of a group's ``values`` (n, k), in 1,000 draws of the run's stretches: shape (draws, k).
 
-    The same seed and stretches give the same draws, so that two groups of one run can be subtracted draw by draw.
-    NaN where a draw holds no member; None when the members lie in fewer than five stretches, too few to tell.
+    ``stretch``: the number of each one's; ``blocks``: how many stretches the whole run has. The same seed and stretches
+    give the same draws, so that two groups of one run can be subtracted draw by draw. NaN where a draw holds no member;
+    None when the members lie in fewer than five stretches, too few to tell.
     """
-    blocks = int(stretch.max(initial=-1)) + 1
-    counts = np.bincount(stretch[member], minlength=blocks).astype(np.float64)
+    counts = np.bincount(stretch, minlength=blocks).astype(np.float64)
     if np.count_nonzero(counts) < FEWEST_STRETCHES:
         return None
     sums = np.zeros((blocks, values.shape[1]))
-    for column, each in enumerate(values[member].T):
-        sums[:, column] = np.bincount(stretch[member], weights=each, minlength=blocks)
+    for column, each in enumerate(values.T):
+        sums[:, column] = np.bincount(stretch, weights=each, minlength=blocks)
     times = _times_drawn(blocks, seed).astype(np.float64)
     drawn = (times @ counts)[:, None]
     empty = np.full((DRAWS, values.shape[1]), np.nan)

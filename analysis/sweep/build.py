@@ -207,7 +207,7 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
         throughput=_throughput(results, frames),
         delivered_rate=_mean(result.load.delivered_rate for result in results),
         goodput_per_s=_mean(result.goodput.per_s for result in results),
-        failed_requests=sum(sum(result.counts.failed.values()) for result in results),
+        failed_requests=sum(result.counts.failed_by_server for result in results),
         batch=_batch(frames.steps),
         binding=decide(stages["e2e"], checks, evidence, device=manifest.device),
         slo=answers,

@@ -313,7 +313,8 @@ def _knee(sights: Sequence[Seen], load: Sequence[float], key: str, main: str) ->
             answers.append((find_knee(load, levels, rule), by))
     order = {KNEE: 0, NONE: 1, UNDECIDED: 2}
     if not answers:
-        return Knee(UNDECIDED, "at some point neither latency nor throughput is known well enough", 0.0), asks[0][0]
+        why = "at some point neither latency nor throughput is known well enough: longer points or repeats would tell"
+        return Knee(UNDECIDED, why, 0.0), asks[0][0]
     return min(answers, key=lambda answer: order[answer[0].state])
 
 

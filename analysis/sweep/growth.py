@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import Bools
+from gapmeter.analysis.arrays import Bools, Ranked
 from gapmeter.analysis.ledger.tail import FEWEST_SLOW, owner_of, slow_count
 from gapmeter.analysis.results.sweep import CurveKnee, Growth
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
@@ -45,8 +45,7 @@ def slow_band(ledgers: pd.DataFrame, percentile: float | None) -> pd.DataFrame:
 def _member(ledgers: pd.DataFrame, percentile: float | None) -> Bools:
     member = np.ones(len(ledgers), dtype=np.bool_)
     if percentile is not None and percentile >= SLOW_LEVEL and len(ledgers) >= 4 * FEWEST_SLOW:
-        order = np.argsort(ledgers["total_ns"].to_numpy(np.float64), kind="stable")
-        member[order[: -slow_count(len(ledgers))]] = False
+        member = ~Ranked(ledgers["total_ns"].to_numpy(np.float64)).below(len(ledgers) - slow_count(len(ledgers)))
     return member
 
 
@@ -94,7 +93,8 @@ def _share(value: float, ledgers: Sequence[pd.DataFrame], percentile: float | No
         known = column(stage) in rows
         of_stage = rows[column(stage)].to_numpy(np.float64, na_value=0.0) if known else np.zeros(len(rows))
         values = np.nan_to_num(np.stack([of_stage, whole], axis=1))
-        drawn.append(drawn_means(values, _member(rows, percentile), stretches(whole), seed))
+        member, stretch = _member(rows, percentile), stretches(whole)
+        drawn.append(drawn_means(values[member], stretch[member], int(stretch[-1]) + 1, seed))
     if drawn[0] is None or drawn[1] is None:
         return with_draws(value, None)
     more = drawn[1] - drawn[0]

@@ -27,18 +27,23 @@ DEFAULT_PORT = 5557
 
 def add_server(parser: argparse.ArgumentParser) -> None:
     """Which server, instead of the scenario's."""
-    parser.add_argument("--engine", help="server.engine: transformers, vllm, simulated or attach")
-    parser.add_argument("--url", help="attach to the OpenAI-compatible server there (means engine attach)")
-    parser.add_argument("--model", help="server.model: builtin:NAME, a folder or a hub id; attached: its name there")
-    parser.add_argument("--tokenizer", help="attached: folder or hub id of the served model's tokenizer")
-    parser.add_argument("--probe-dir", type=Path, help="attached: the folder that the server's probe writes into")
-    parser.add_argument("--api-key", help="attached: sent as a bearer token (or GAPMETER_API_KEY)")
+    parser.add_argument("--engine", help="the server: transformers, vllm, simulated or attach (key server.engine)")
+    parser.add_argument("--url", help="test the OpenAI-compatible server that runs there (engine attach)")
+    parser.add_argument("--model", help="builtin:NAME, a folder or a hub id; with --url: the name of the model there")
+    parser.add_argument("--tokenizer", help="with --url: folder or hub id of the served model's tokenizer")
+    parser.add_argument("--probe-dir", type=Path, help="with --url: the folder that the server's probe writes into")
+    parser.add_argument("--api-key", help="with --url: sent as a bearer token (or GAPMETER_API_KEY)")
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """``--set``, for whatever takes a scenario."""
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="override any key"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override any key of the scenario",
     )
 
 
@@ -48,8 +53,12 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write a JUnit file, one case per SLO")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary for a pull request")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
-    parser.add_argument("-v", "--verbose", action="store_true", help="the whole summary, not its first screen")
-    parser.add_argument("--annotations", action="store_true", help="GitHub's, of what failed (there: always)")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="print the whole summary, not only the first screen"
+    )
+    parser.add_argument(
+        "--annotations", action="store_true", help="print GitHub annotations of what failed (default: on GitHub)"
+    )
 
 
 def add_runs_folder(parser: argparse.ArgumentParser, what: str = "where the runs' folders are (default: runs)") -> None:
@@ -65,7 +74,7 @@ def overrides(arguments: argparse.Namespace) -> list[str]:
     """
     for flag in ("engine", "url", "model", "tokenizer"):
         if getattr(arguments, flag) == "":
-            raise UserError(f"--{flag} is empty; write what it stands for, or leave it out", errors.USAGE)
+            raise UserError(f"--{flag} is empty; give it a value, or leave it out", errors.USAGE)
     written: list[str] = arguments.overrides
     named = [
         ("server.engine", "attach" if arguments.url else arguments.engine),
@@ -87,9 +96,8 @@ def sweep_of(over: Sequence[str]) -> str:
 
 
 def command_of(arguments: argparse.Namespace) -> Command:
-    """What repeats this command: as it was typed, or the ``make`` that typed it; a key has no place in it."""
-    typed = os.environ.get("GAPMETER_AGAIN")
-    return (Command.parse(typed) if typed else Command(("gapmeter", *arguments.words))).without("--api-key")
+    """What repeats this command, as it was typed; a key has no place in it."""
+    return Command(("gapmeter", *arguments.words)).without("--api-key")
 
 
 def api_key_of(arguments: argparse.Namespace) -> str | None:

@@ -24,27 +24,37 @@ if TYPE_CHECKING:  # its import takes a second, which a mistake on the command l
 
 def add(commands: Commands) -> None:
     """Their words and flags."""
-    parser = commands.add_parser("run", help="load a server as a scenario says, and explain its latency")
+    parser = commands.add_parser("run", help="run a scenario against a server and explain its latency")
     parser.add_argument("scenario", help="a scenario's name or file")
     flags.add_server(parser)
     flags.add_overrides(parser)
     flags.add_runs_folder(parser, "where the run's folder goes (default: runs)")
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="take up an interrupted sweep, where it was left")
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="load from N gapmeter workers instead")
-    parser.add_argument("--listen", default="", metavar="HOST[:PORT]", help="with --workers (default: 127.0.0.1:5557)")
-    parser.add_argument("--live", action="store_true", help="serve the runs page meanwhile, with the run live in it")
-    parser.add_argument("--live-port", type=int, default=0, metavar="N", help="its port (default: any free one)")
-    parser.add_argument("--progress", choices=("auto", "json"), default="auto", help="json: an object a second")
-    parser.add_argument("--patience", default="30s", metavar="TIME", help="give a worker up unheard for so long (30s)")
-    parser.add_argument("--locustfile", type=Path, metavar="FILE", help="load by the users and the shape in this file")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="continue an interrupted sweep")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="send the load from N gapmeter workers")
+    parser.add_argument(
+        "--listen", default="", metavar="HOST[:PORT]", help="with --workers: listen here (default: 127.0.0.1:5557)"
+    )
+    parser.add_argument("--live", action="store_true", help="serve the runs page during the run, and show it live")
+    parser.add_argument(
+        "--live-port", type=int, default=0, metavar="N", help="with --live: its port (default: any free one)"
+    )
+    parser.add_argument("--progress", choices=("auto", "json"), default="auto", help="json: one JSON object per second")
+    parser.add_argument(
+        "--patience", default="30s", metavar="TIME", help="drop a worker silent for this long (default: 30s)"
+    )
+    parser.add_argument("--locustfile", type=Path, metavar="FILE", help="use the users and load shape in this file")
     parser.add_argument("--ui", action="store_true", help="show the run on Locust's web page, on 127.0.0.1")
-    parser.add_argument("--ui-port", type=int, default=8089, metavar="PORT", help="with --ui (default: 8089)")
-    parser.add_argument("--ui-keep", metavar="TIME", help="with --ui: end it so long after the run (default: Ctrl-C)")
+    parser.add_argument("--ui-port", type=int, default=8089, metavar="PORT", help="with --ui: its port (default: 8089)")
+    parser.add_argument(
+        "--ui-keep", metavar="TIME", help="with --ui: keep it this long after the run (default: until Ctrl-C)"
+    )
     flags.add_outputs(parser)
     parser.add_argument(
-        "--baseline", metavar="RUN,RUN", help="make 3 runs, hold them against these: exit 99 if they regressed"
+        "--baseline", metavar="RUN,RUN", help="make 3 runs and compare them with these: exit 99 on a regression"
     )
-    parser.add_argument("--force", action="store_true", help="with --baseline: judge one run a side; it says so")
+    parser.add_argument(
+        "--force", action="store_true", help="with --baseline: accept one run a side; the result says so"
+    )
     parser.add_argument(
         "--max-regression", metavar="SHARE", help="by how much an SLO's percentile may grow (default: 5%%)"
     )
@@ -53,34 +63,50 @@ def add(commands: Commands) -> None:
     )
     parser.set_defaults(call=_run, judges=True)
 
-    parser = commands.add_parser("capacity", help="find the highest Poisson rate at which every SLO holds")
+    parser = commands.add_parser("capacity", help="find the highest Poisson rate that meets every SLO")
     parser.add_argument("scenario", help="a scenario's name or file, with an open loop; the search starts at its rate")
     flags.add_server(parser)
     flags.add_overrides(parser)
-    parser.add_argument("--target-rps", metavar="N", help="also say how many servers a load of N requests/s takes")
-    parser.add_argument("--headroom", default="20%", metavar="20%", help="of each server kept free in that")
-    parser.add_argument("--spare", type=int, default=0, metavar="1", help="servers that may fail in that (1: N+1)")
-    parser.add_argument("--confidence", default="95%", metavar="95%", help="of the interval")
-    parser.add_argument("--within", default="20%", metavar="20%", help="half of the interval found, at most")
-    parser.add_argument("--budget", default="4m", metavar="DURATION", help="of trials in all (default: 4m)")
+    parser.add_argument("--target-rps", metavar="N", help="also say how many servers a load of N requests/s needs")
     parser.add_argument(
-        "--over", action="append", default=[], metavar="KEY=VALUE,VALUE", help="of each setting, and which is cheapest"
+        "--headroom",
+        default="20%",
+        metavar="20%",
+        help="with --target-rps: share of each server kept free (default: 20%%)",
     )
     parser.add_argument(
-        "--resume", metavar="FOLDER", help="go on with an earlier search; with --over: several, by commas"
+        "--spare", type=int, default=0, metavar="1", help="with --target-rps: extra servers in case some fail (1: N+1)"
+    )
+    parser.add_argument("--confidence", default="95%", metavar="95%", help="confidence of the interval (default: 95%%)")
+    parser.add_argument(
+        "--within",
+        default="20%",
+        metavar="20%",
+        help="widest interval that counts as found, plus or minus (default: 20%%)",
+    )
+    parser.add_argument("--budget", default="4m", metavar="DURATION", help="time for all trials (default: 4m)")
+    parser.add_argument(
+        "--over",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE,VALUE",
+        help="search for each setting, and say which is cheapest",
+    )
+    parser.add_argument(
+        "--resume", metavar="FOLDER", help="continue an earlier search; with --over: several, separated by commas"
     )
     flags.add_runs_folder(parser, "where the search's folder goes (default: runs)")
     parser.add_argument("--json", action="store_true", help="summary.json on standard output instead of the folder")
     parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
     parser.set_defaults(call=_capacity, judges=True)
 
-    parser = commands.add_parser("report", help="report a run again from its folder alone")
+    parser = commands.add_parser("report", help="write a run's report again, from its folder alone")
     parser.add_argument("run", type=Path, nargs="?", help="the run's folder (default: the newest in runs)")
-    parser.add_argument("--definitions", action="store_true", help="also by other load testers' definitions")
+    parser.add_argument("--definitions", action="store_true", help="add figures by other load testers' definitions")
     flags.add_outputs(parser)
     parser.set_defaults(call=_report, judges=True)
 
-    parser = commands.add_parser("worker", help="issue a share of a run that is conducted elsewhere")
+    parser = commands.add_parser("worker", help="send a share of the load of a run on another machine")
     parser.add_argument("--master", required=True, metavar="HOST[:PORT]", help="where gapmeter run --workers listens")
     parser.add_argument("--cores", default="", help="run the generator on these cores only, for instance 2 or 2,3")
     parser.add_argument("--api-key", help="sent to the server as a bearer token (or GAPMETER_API_KEY)")
@@ -95,13 +121,13 @@ def add(commands: Commands) -> None:
     scenarios = commands.add_parser("scenarios", help="list the scenarios by name, a line each")
     scenarios.set_defaults(call=_scenarios)
 
-    doctor = commands.add_parser("doctor", help="say what this machine can and cannot do, with remedies")
+    doctor = commands.add_parser("doctor", help="check what works on this machine and how to fix the rest")
     doctor.add_argument("--json", action="store_true", help="one JSON document on standard output")
     doctor.set_defaults(call=_doctor)
 
     parser = commands.add_parser("calibrate", help="measure the load tester itself on this machine")
     parser.add_argument("--quick", action="store_true", help="half a minute instead of four, and less exact")
-    parser.add_argument("--generator", action="append", default=[], help="only this: asyncio or locust")
+    parser.add_argument("--generator", action="append", default=[], help="only this one: asyncio or locust")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(call=_calibrate)
 
@@ -176,10 +202,8 @@ def workers_of(count: int, listen: str, patience: str) -> Workers | None:
 
     host, port = flags.address_of("--listen", listen) if listen else ("127.0.0.1", flags.DEFAULT_PORT)
     if not os.environ.get("GAPMETER_WORKER_SECRET") and not (host == "localhost" or host.startswith("127.")):
-        text = (
-            "workers on other machines take orders from nobody without a secret: set GAPMETER_WORKER_SECRET, here and"
-        )
-        raise UserError(f"{text} there, to one that you make up", errors.USAGE)
+        text = "workers on other machines need a shared secret: set GAPMETER_WORKER_SECRET here and"
+        raise UserError(f"{text} there to the same value, which you make up", errors.USAGE)
     return Workers(count, host, port, flags.seconds_of("--patience", patience, least_s=5.0))
 
 
@@ -202,7 +226,7 @@ def _capacity(arguments: argparse.Namespace) -> int:
     else:
         check_searchable(resolve(arguments.scenario, changed), arguments.scenario)
         if len(resumed) > 1:
-            raise UserError("--resume: one search, unless there is --over", errors.USAGE)
+            raise UserError("--resume: one search, unless --over is given", errors.USAGE)
     from gapmeter.options import Options
     from gapmeter.study.capacity import CapacityGoal, find_capacity
     from gapmeter.study.settings import find_capacities

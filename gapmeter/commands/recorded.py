@@ -29,40 +29,44 @@ if TYPE_CHECKING:  # its import takes a second, which a mistake on the command l
 def add(commands: Commands) -> None:
     """Their words and flags."""
     parser = commands.add_parser(
-        "compare", help="runs: what differs beyond chance; searches and sweeps: which is cheaper"
+        "compare", help="runs: which differences are real; searches and sweeps: which is cheaper"
     )
     parser.add_argument(
-        "sides", nargs="*", metavar="RUN", help="a folder or archive a side, or several with commas between"
+        "sides", nargs="*", metavar="RUN", help="one folder or archive per side, or several separated by commas"
     )
     parser.add_argument("--a", action="append", default=[], help="side A: folders; with --run, KEY=VALUE")
     parser.add_argument("--b", action="append", default=[], help="side B: folders; with --run, KEY=VALUE")
-    parser.add_argument("--run", metavar="SCENARIO", help="run it under --a and under --b, in turn, and compare")
+    parser.add_argument("--run", metavar="SCENARIO", help="run it with --a and with --b, alternately, and compare")
     parser.add_argument(
         "--pairs", type=int, default=3, metavar="N", help="with --run: how many runs a side (default: 3)"
     )
     flags.add_overrides(parser)
     parser.add_argument(
-        "--factor", action="append", default=[], metavar="KEY", help="what may differ: server.max_batch"
+        "--factor", action="append", default=[], metavar="KEY", help="what may differ, for instance server.max_batch"
     )
     parser.add_argument(
-        "--max-regression", metavar="SHARE", help="fail (99) where an SLO's percentile of B grew by surely more: 5%%"
+        "--max-regression",
+        metavar="SHARE",
+        help="exit 99 if an SLO's percentile surely grew by more than this from A to B, for instance 5%%",
     )
-    parser.add_argument("--force", action="store_true", help="compare what is not comparable, or one pair; it says so")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where folders go (default: runs)")
+    parser.add_argument(
+        "--force", action="store_true", help="compare even what is not comparable, or a single pair; the result says so"
+    )
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where new folders go (default: runs)")
     parser.add_argument("--json", action="store_true", help="compare.json on standard output instead of the folder")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write it for a pull request")
-    parser.add_argument("--quiet", action="store_true", help="nothing on standard error")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary for a pull request")
+    parser.add_argument("--quiet", action="store_true", help="print nothing on standard error")
     parser.set_defaults(call=_compare, judges=True)
 
-    parser = commands.add_parser("explain", help="two groups of a run's requests: what makes the one slower")
+    parser = commands.add_parser("explain", help="compare two groups of a run's requests: what makes one slower")
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--group", required=True, metavar="CONDITION", help="such as 'prompt_tokens > 64'")
     parser.add_argument("--against", default="rest", metavar="CONDITION", help="the other group (default: the rest)")
-    parser.add_argument("--metric", choices=("ttft", "e2e"), default="ttft", help="the wait that is explained")
+    parser.add_argument("--metric", choices=("ttft", "e2e"), default="ttft", help="which latency to explain")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(call=_explain)
 
-    parser = commands.add_parser("export", help="a run for other tools: CSV, Prometheus, Perfetto, OpenTelemetry")
+    parser = commands.add_parser("export", help="export a run to other tools: CSV, Prometheus, Perfetto, OpenTelemetry")
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--csv", type=Path, metavar="FOLDER", help="every figure and table as CSV files")
     parser.add_argument("--prometheus", type=Path, metavar="FILE", help="the figures as a Prometheus text file")
@@ -70,7 +74,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--otlp", metavar="ADDRESS", help="the ledgers as spans, to an OTLP/HTTP collector")
     parser.set_defaults(call=_export)
 
-    parser = commands.add_parser("ui", help="a local page over the runs folder: search, open, compare, delete")
+    parser = commands.add_parser("ui", help="a local web page of all runs: search, open, compare, delete")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="the runs folder (default: runs)")
     parser.add_argument("--port", type=int, default=0, help="where to listen on 127.0.0.1 (default: any free port)")
     parser.set_defaults(call=_ui)
@@ -80,7 +84,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(call=_list_runs)
 
-    parser = commands.add_parser("sql", help="ask all runs by SQL: runs, requests, ledger, gaps, steps")
+    parser = commands.add_parser("sql", help="query all runs with SQL: runs, requests, ledger, gaps, steps")
     parser.add_argument("query", help="one SELECT, for instance: SELECT run, verdict, ttft_p99_ms FROM runs")
     flags.add_runs_folder(parser)
     form = parser.add_mutually_exclusive_group()
@@ -88,14 +92,14 @@ def add(commands: Commands) -> None:
     form.add_argument("--json", dest="form", action="store_const", const="json", help="as one JSON document")
     parser.set_defaults(call=_sql)
 
-    parser = commands.add_parser("verify", help="derive a run's figures again from its records, and check hashes")
+    parser = commands.add_parser("verify", help="recompute a run's figures from its records, and check hashes")
     parser.add_argument("run", type=Path, help="the run's folder, or an archive of it")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(call=_verify)
 
-    parser = commands.add_parser("archive", help="put a run's folder into one file, with hashes, without keys")
+    parser = commands.add_parser("archive", help="pack a run's folder into one file, with hashes, without keys")
     parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="FILE.tar.gz or FILE.zip (default: its name)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="FILE.tar.gz (default: its name)")
     parser.set_defaults(call=_archive)
 
 

@@ -16,11 +16,17 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from gapmeter.analysis.numbers import duration
-from gapmeter.analysis.results.manifest import CalibratedLimit, CalibratedMachine, Calibration, GeneratorFloor
+from gapmeter.analysis.results.manifest import (
+    CalibratedLimit,
+    CalibratedMachine,
+    Calibration,
+    GeneratorFloor,
+    Placement,
+)
 from gapmeter.errors import NOT_VALID, OK, USAGE, UserError, reason_of, unless_refused
 from gapmeter.loadgen.fleet import NotStarted
 from gapmeter.loadgen.worker import GENERATORS
-from gapmeter.machine.hardware import Placement, describe_hardware, describe_versions, place
+from gapmeter.machine.hardware import describe_hardware, describe_versions, place
 from gapmeter.machine.instrument import (
     Cores,
     Errors,
@@ -225,7 +231,7 @@ def highest(
     if not good:
         raise TooBusy(
             f"at {start:,.0f} a second, the lowest rate that is tried, the error's p99 was {trial.error_ms:.2f} ms:"
-            " this machine is too busy to be calibrated; end other work (gapmeter doctor names it) and try again"
+            " this machine is too busy to be calibrated; stop other work (gapmeter doctor names it) and try again"
         )
     for _ in range(halvings):
         rate = (good * bad) ** 0.5

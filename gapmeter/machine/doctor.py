@@ -73,7 +73,7 @@ _REMEDIES = {
     "/dev/shm": "vLLM's processes talk through it: mount 1 GiB of tmpfs (docker run --shm-size=1g, or --ipc=host)",
     "disk": "2 GiB for .venv, 4 more for vLLM's, 5 to 50 MB a run",
     "calibration": f"the quick one is less exact: {COMMAND}",
-    "GPU": "somebody uses it just now (nvidia-smi shows who): wait, or CUDA_VISIBLE_DEVICES",
+    "GPU": "in use right now (nvidia-smi shows by whom): wait, or set CUDA_VISIBLE_DEVICES",
     "Transformers": "this torch does not use the GPU: make clean-all setup TORCH_BUILD=cuda",
     "vLLM": "it can't use the GPU: make clean-all vllm TORCH_BUILD=cuda",
     "browser": "only the report's own tests and screenshots need one: apt-get install chromium",
@@ -103,9 +103,9 @@ def render(findings: Sequence[Finding]) -> str:
         )
         lines += textwrap.wrap(finding.remedy, _WIDTH, initial_indent=f"{indent}-> ", subsequent_indent=f"{indent}   ")
     misses = [finding for finding in findings if not finding.ok]
-    total = "Everything that was looked at is as it should be."
+    total = "Everything is in order."
     if stop := [finding.name for finding in misses if finding.needed]:
-        total = f"No run can be measured here before this is mended: {', '.join(stop)}."
+        total = f"No run can be measured here until this is fixed: {', '.join(stop)}."
     elif misses:
         total = f"Runs can be measured here; {len(misses)} of {len(findings)} things could be better."
     return "\n".join([*lines, "", total])
@@ -252,7 +252,7 @@ def other_work() -> Finding:
 
 def judge_other_work(busy: float, stolen: float, load: float, busiest: Sequence[str]) -> Finding:
     """``busy`` and ``stolen`` are in cores, ``load`` is the one-minute load average, ``busiest`` names processes."""
-    seen = f"{busy:.1f} cores busy just now, load average {load:.1f}"
+    seen = f"{busy:.1f} cores busy right now, load average {load:.1f}"
     if stolen > 0.05:
         remedy = "other guests of this host take that time away, unseen by any probe here: use a host of your own"
         return Finding("other work", False, f"{seen}, {stolen:.2f} cores stolen by the hypervisor", remedy)
@@ -324,7 +324,7 @@ def gpu(gpus: list[str]) -> Finding:
     """NVIDIA GPUs, and whether somebody uses them."""
     if not gpus:
         remedy = "none needed: both engines run on the CPU, with their CPU builds. For a GPU, install NVIDIA's driver"
-        return Finding("GPU", False, "none that nvidia-smi knows", remedy)
+        return Finding("GPU", False, "none found by nvidia-smi", remedy)
     rows = [[cell.strip() for cell in line.split(",")] for line in gpus]
     seen = "; ".join(f"{row[0]}, {row[1]} MiB, driver {row[2]}, {row[3]} % busy" for row in rows)
     used = any(row[3].isdigit() and int(row[3]) > 5 for row in rows)

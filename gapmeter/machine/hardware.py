@@ -9,22 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from gapmeter.analysis.results.manifest import Placement
+
 _PACKAGES = ("gapmeter", "gapmeter-probe", "torch", "transformers", "tokenizers", "uvloop", "httptools", "numpy")
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Core numbers. Empty server cores mean that the server is not ours to place."""
-
-    generator: tuple[int, ...]
-    server: tuple[int, ...]
-    shared: bool
 
 
 def place(processes: int, *, local_server: bool, share: bool = False) -> Placement:
@@ -35,10 +27,10 @@ def place(processes: int, *, local_server: bool, share: bool = False) -> Placeme
     """
     cores = tuple(sorted(os.sched_getaffinity(0)))
     if not local_server:
-        return Placement(cores[-processes:], (), shared=len(cores) < processes)
+        return Placement(generator=cores[-processes:], server=(), shared=len(cores) < processes)
     if share or len(cores) <= processes:
-        return Placement(cores, cores, shared=True)
-    return Placement(cores[-processes:], cores[:-processes], shared=False)
+        return Placement(generator=cores, server=cores, shared=True)
+    return Placement(generator=cores[-processes:], server=cores[:-processes], shared=False)
 
 
 def cores_except(generator: Sequence[int]) -> tuple[int, ...]:

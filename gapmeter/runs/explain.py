@@ -83,12 +83,12 @@ def holds(condition: str, columns: dict[str, pd.Series]) -> NDArray[np.bool_]:
         try:
             kind = _only(connection, f"SELECT ({condition}\n) FROM requests LIMIT 0").description[0][1]
             if kind != duckdb.sqltypes.BOOLEAN:
-                raise UserError(f"{condition!r} is no condition; write one as: {_EXAMPLE}", errors.USAGE)
+                raise UserError(f"{condition!r} is not a condition; write one as: {_EXAMPLE}", errors.USAGE)
             found = _only(connection, f"SELECT row_ FROM requests WHERE ({condition}\n)").fetchall()
         except duckdb.Error as error:
             names = ", ".join(sorted(columns))
             why = one_sentence(str(error))
-            text = f"{condition!r} is no condition: {why}; write one as: {_EXAMPLE}. Columns: {names}"
+            text = f"{condition!r} is not a condition: {why}; write one as: {_EXAMPLE}. Columns: {names}"
             raise UserError(text, errors.USAGE) from error
     mask = np.zeros(len(table), dtype=np.bool_)
     mask[[row for (row,) in found]] = True

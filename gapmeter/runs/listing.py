@@ -133,7 +133,7 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
             return ListedRun("compare", str(path), _time_of(path), name=name, verdict=document.get("verdict"))
         manifest = read_manifest(path)
         if not (path / _SUMMARY).exists():
-            reason = manifest.ended_because or "not analysed: gapmeter report makes its figures"
+            reason = manifest.ended_because or "not analysed: run gapmeter report"
             return replace(_described(path, manifest), reason=reason)
         if isinstance(manifest, Manifest):
             result = RunResult.read(path)

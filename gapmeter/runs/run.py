@@ -202,7 +202,7 @@ def unless_damaged(path: Path, manifest: AnyManifest) -> Iterator[None]:
             elif sha256_of(path / name) != sha256:
                 what = f"{name} is not what was recorded (its SHA-256 differs from the manifest's)"
             if what:
-                text = f"{path} is damaged: {what}; take it again from where it was recorded, or from an archive"
+                text = f"{path} is damaged: {what}; copy it again from where it was recorded, or from an archive"
                 raise UserError(text, errors.NOT_VALID) from error
         if isinstance(error, MemoryError):
             raise

@@ -103,13 +103,13 @@ def ask(query: str, runs: str | Path = "runs") -> tuple[list[str], list[tuple[An
             statements = connection.extract_statements(query)
             allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
             if len(statements) != 1 or statements[0].type not in allowed:
-                raise UserError("one SELECT at a time, please: this reads, and changes nothing", errors.USAGE)
+                raise UserError("one SELECT at a time: this command only reads", errors.USAGE)
             answer = connection.execute(statements[0])
             return [column[0] for column in answer.description or ()], answer.fetchall()
         except duckdb.InvalidInputException as error:
             if "pytz" not in str(error):
                 raise UserError(one_sentence(str(error)), errors.USAGE) from error
-            text = "a time with a zone has no form here; write CAST(… AS VARCHAR), or AS TIMESTAMP"
+            text = "a time with a zone is not supported here; write CAST(… AS VARCHAR), or AS TIMESTAMP"
             raise UserError(text, errors.USAGE) from error
         except duckdb.Error as error:
             raise UserError(one_sentence(str(error)), errors.USAGE) from error

@@ -209,7 +209,7 @@ def _check_versions(manifest: Manifest, summary: Mapping[str, Any]) -> Check:
     ]
     if changed:
         said = f"figures {_OTHER} may differ for that alone: {'; '.join(changed)}"
-        return Check("versions", True, f"{said}; gapmeter report makes them anew")
+        return Check("versions", True, f"{said}; gapmeter report recomputes them")
     return Check("versions", True, f"gapmeter {now['gapmeter']}, analysis {now['analysis']}, as they are here")
 
 

@@ -18,15 +18,16 @@ from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Trial
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.requests.attempts import request_row
 from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, INVALID, CapacityResult, Ended
-from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, Slo, TrialNote, TrialPlace
+from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, TrialNote, TrialPlace
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import Outcome as Ending
 from gapmeter.records import RunFolder
 from gapmeter.records.request import FINISHED, RequestRecord
 from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.slo import Slo
 from gapmeter.study.conclusion import INTERRUPTED as STOPPED
-from gapmeter.study.conclusion import Conclusion, conclude, describe, show, slos_of
+from gapmeter.study.conclusion import Conclusion, conclude, describe, show
 from gapmeter.study.keys import Keys
 from gapmeter.study.resolve import asks_for_model, check_searchable, resolve
 from gapmeter.study.session import Session, Visit
@@ -285,7 +286,7 @@ def begin_search(
             **asdict(replace(goal, start=goal.start or scenario.load.rate)), longest=_LONGEST,
             lost_s=_warmup_ns(scenario) / 1e9 + _AROUND_S, trials=(), ended=None,
         )  # fmt: skip
-        manifest = SearchManifest(**describe(scenario, command, keys), slo=slos_of(scenario), capacity=facts)
+        manifest = SearchManifest(**describe(scenario, command, keys), slo=scenario.slo, capacity=facts)
     manifest.write(folder.path)
     return Study(folder, manifest, options, model_asked_for=asks_for_model(overrides))
 
@@ -302,11 +303,11 @@ def _search(trials: Trials) -> Ended:
         say(f"trial {number}: {ask.rate:.4g} req/s {_verdict(trial, goal)}")
         if (known := search.posterior(goal, done)) is not None:
             low, high = known.interval(goal.confidence)
-            say(f"by now {known.quantile(0.5):.4g} req/s ({low:.4g} .. {high:.4g})")
+            say(f"so far {known.quantile(0.5):.4g} req/s ({low:.4g} .. {high:.4g})")
     return ask
 
 
-_AIMS = {"ceiling": "is it full?", "curve": "how slow is it there?", "hold": "does it hold?"}
+_AIMS = {"ceiling": "is it overloaded?", "curve": "how slow is it there?", "hold": "does it hold?"}
 
 
 def _verdict(trial: Trial, goal: search.Goal) -> str:
@@ -318,4 +319,4 @@ def _verdict(trial: Trial, goal: search.Goal) -> str:
     said = f"{word} ({100 * finding.confidence:.0f} %)"
     if trial.verdict not in (FAILS, HOLDS):
         said = f"undecided, leaning to {said}" if finding.confidence > 0.5 else "undecided"
-    return f"{said}: {slo}, {count.over:g} of {count.count} beyond, {outcome.seconds:.0f} s"
+    return f"{said}: {slo}, {count.over:g} of {count.count} over the limit, {outcome.seconds:.0f} s"

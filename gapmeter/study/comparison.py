@@ -1,4 +1,4 @@
-"""Runs compared: those that are there, a scenario's own, made in turn under two sets of changes, or with a baseline."""
+"""Runs compared: existing ones, a scenario's own, run alternately under two sets of changes, or with a baseline."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _distinct(sides: Sequence[Sequence[str | Path]]) -> list[list[Path]]:
     seen: set[Path] = set()
     for path in (path for side in paths for path in side):
         if path.resolve() in seen:
-            raise UserError(f"{path} is named twice; a run compared with itself differs in nothing", errors.USAGE)
+            raise UserError(f"{path} is named twice; a run cannot be compared with itself", errors.USAGE)
         seen.add(path.resolve())
     return paths
 
@@ -176,7 +176,7 @@ def compare_in_turn(
     and for a single pair that is not forced.
     """
     if pairs == 1 and not force:
-        text = f"--pairs 1 cannot tell how much runs of the same thing differ; {RUNS_A_SIDE} can, or add --force"
+        text = f"--pairs 1 cannot show how much repeated runs differ; use {RUNS_A_SIDE}, or add --force"
         raise UserError(text, errors.USAGE)
     for override in (*a, *b):
         if "=" not in override:
@@ -283,7 +283,7 @@ def check_baseline(baseline: Baseline, scenario: Scenario) -> None:
                 raise UserError(f"--baseline {folder} is not an analysed run's folder: no {name}", errors.USAGE)
         require_one_run(folder)
     if scenario.sweep:
-        raise UserError("--baseline holds one scenario against runs of it; leave out the sweep", errors.USAGE)
+        raise UserError("--baseline compares one scenario with earlier runs of it; leave out the sweep", errors.USAGE)
     if not any(slo.percentile is not None for slo in scenario.slo):
         text = "--baseline judges the percentiles that SLOs name, and the scenario names none"
         raise UserError(f"{text}; --set 'slo=[\"ttft p99 <= 1 s\"]'", errors.USAGE)

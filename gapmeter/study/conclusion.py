@@ -9,14 +9,14 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.manifest import SearchManifest, Slo, SweepManifest
+from gapmeter.analysis.results.manifest import SearchManifest, SweepManifest
 from gapmeter.errors import UserError, reason_of
 from gapmeter.machine.hardware import describe_hardware, describe_versions, output_of
 from gapmeter.records import RunFolder
@@ -53,11 +53,6 @@ def describe(scenario: Scenario, command: Command, keys: Keys) -> dict[str, Any]
         "versions": describe_versions(),
         "git": {"commit": commit, "changed": changed} if commit else None,
     }
-
-
-def slos_of(scenario: Scenario) -> tuple[Slo, ...]:
-    """Its limits as manifests have them."""
-    return tuple(Slo(**asdict(slo)) for slo in scenario.slo)
 
 
 class OpenManifest:
@@ -129,7 +124,7 @@ class Conclusion(Generic[R]):
 
 def _raise_if_gone(path: Path) -> None:
     if not path.is_dir():
-        raise UserError(f"{path} was removed while the run went on; nothing of it is left", errors.NOT_VALID) from None
+        raise UserError(f"{path} was deleted during the run; nothing of it is left", errors.NOT_VALID) from None
 
 
 def conclude(
@@ -202,4 +197,4 @@ def analyse_run(folder: RunFolder, *, definitions: bool = False) -> RunResult:
     from gapmeter.analysis.analyse import analyse  # its import takes a second or two: mistakes are told before
     from gapmeter.report import write_result
 
-    return write_result(folder, analyse(folder, definitions=definitions))
+    return write_result(folder, *analyse(folder, definitions=definitions))

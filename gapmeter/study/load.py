@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gapmeter import errors
-from gapmeter.analysis.results.manifest import Shortened
+from gapmeter.analysis.results.manifest import Placement, Shortened
 from gapmeter.errors import UserError
 from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_cluster, make_fleet
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.worker import Locustfile
-from gapmeter.machine.hardware import Placement
 from gapmeter.options import Options, tell
 from gapmeter.progress import Watch
 from gapmeter.records import RunFolder
@@ -29,7 +28,7 @@ from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage
-from gapmeter.study.conclusion import INTERRUPTED, slos_of
+from gapmeter.study.conclusion import INTERRUPTED
 from gapmeter.study.keys import Keys
 from gapmeter.study.patience import Patience
 from gapmeter.study.target import Target
@@ -110,7 +109,7 @@ class Load:
         if (stop_when := self.stop_when) is not None:
             return lambda seen, now_ns: now_ns if stop_when(seen) else None
         if self.scenario.load.may_last_longer:
-            return Patience(self.scenario, slos_of(self.scenario), t0_ns, self.plan.warmup_ns).until_ns
+            return Patience(self.scenario, t0_ns, self.plan.warmup_ns).until_ns
         return None
 
     def _await_end(self, fleet: Fleet, t0_ns: int) -> LoadOutcome:
@@ -151,7 +150,7 @@ class Load:
                 fleet.wait(check, _CHECK_EVERY_S)
             except KeyboardInterrupt:
                 ended_because = INTERRUPTED
-                tell("stopping: what is in flight is recorded as aborted (Ctrl-C again leaves at once)")
+                tell("stopping: what is in flight is recorded as aborted (Ctrl-C again quits at once)")
                 fleet.stop()
                 fleet.wait(check, _CHECK_EVERY_S)
         finally:
@@ -180,7 +179,7 @@ class FrozenProcesses:
                 self._since_ns.pop(number, None)
             elif now_ns - self._since_ns.setdefault(number, now_ns) > _STOPPED_NS:
                 process.send_signal(signal.SIGCONT)
-                found.append(f"generator process {number} was held (SIGSTOP) for {_STOPPED_NS // 10**9} s")
+                found.append(f"generator process {number} was stopped (SIGSTOP) for {_STOPPED_NS // 10**9} s")
         return "; ".join(found)
 
 

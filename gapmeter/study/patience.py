@@ -15,7 +15,6 @@ import pandas as pd
 
 from gapmeter.analysis.requests.attempts import request_row
 from gapmeter.analysis.requests.metrics import METRICS, metric_series
-from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.stats.exact import values_needed
 from gapmeter.records import Outcome
 from gapmeter.records.request import FINISHED, RequestRecord
@@ -30,13 +29,13 @@ _PLANNED = (
 class Patience:
     """Looks at a load that goes on: from ``t0_ns`` on it was planned for ``patience_ns`` after its warm-up."""
 
-    def __init__(self, scenario: Scenario, slos: Sequence[Slo], t0_ns: int, warmup_ns: int) -> None:
+    def __init__(self, scenario: Scenario, t0_ns: int, warmup_ns: int) -> None:
         load = scenario.load
         assert load.duration_ns is not None and load.longest_ns is not None
         self._from_ns = t0_ns + warmup_ns
         step_ns = (load.longest_ns - load.duration_ns) / (LOOKS - 1)
         self._looks_ns = [self._from_ns + load.duration_ns + round(step_ns * n) for n in range(LOOKS - 1)]
-        self._asked = [(slo.metric, slo.percentile) for slo in slos if slo.metric in METRICS and slo.percentile]
+        self._asked = [(slo.metric, slo.percentile) for slo in scenario.slo if slo.metric in METRICS and slo.percentile]
         self._read = 0
         self._due_ns: dict[int, int] = {}  # by request: when its first attempt was due
         self._in_flight: set[int] = set()
@@ -94,6 +93,7 @@ def shortage(scenario: Scenario) -> str:
     minutes = math.ceil(needed / load.rate / 60)
     remedy = f"load.duration={minutes}m" if load.requests is None else f"load.requests={math.ceil(needed)}"
     return (
-        f"p{highest:g} with both ends takes some {needed:,.0f} requests, {minutes} min at {load.rate:g} req/s, more "
-        f"where neighbors are alike; this load has about {planned:,.0f}, so expect a bound or less (--set {remedy})"
+        f"a full interval of p{highest:g} takes about {needed:,.0f} requests, {minutes} min at {load.rate:g} req/s, "
+        f"more if neighboring requests are alike; this load has about {planned:,.0f}, so expect a bound or less "
+        f"(--set {remedy})"
     )

@@ -74,25 +74,26 @@ def check_searchable(scenario: Scenario, name: str) -> None:
     again = f"gapmeter capacity {name}"
     if load.loop == "closed":
         raise UserError(
-            f"{name} is a closed loop ({load.concurrency} users): its users wait for their answers, so it never asks "
-            f"for more than the server gives; capacity needs an open loop. Write: {again} --set load.arrivals=poisson "
-            f"--set load.concurrency=null --set load.rate=1",
+            f"{name} is a closed loop ({load.concurrency} users): its users wait for their answers, so the load "
+            f"never exceeds what the server can do; capacity needs an open loop. Write: {again} "
+            f"--set load.arrivals=poisson --set load.concurrency=null --set load.rate=1",
             errors.USAGE,
         )
     if load.arrivals not in _WITH_A_RATE or load.rate is None:
         raise UserError(
-            f"{name} has arrivals of its own ({load.arrivals}), and no one rate to search. Write: {again} "
+            f"{name} has arrivals of its own ({load.arrivals}), and no single rate to search. Write: {again} "
             f"--set load.arrivals=poisson --set load.{load.arrivals}=null --set load.rate=1",
             errors.USAGE,
         )
     if not scenario.slo:
         raise UserError(
-            f"{name} has no SLO, so every rate would do. Write: {again} --set 'slo=[\"ttft p99 <= 500 ms\"]'",
+            f"{name} has no SLO, so any rate would pass. Write: {again} --set 'slo=[\"ttft p99 <= 500 ms\"]'",
             errors.USAGE,
         )
     if scenario.sweep:
         raise UserError(
-            f"{name} sweeps; capacity is of one point. Write: {again} --set 'sweep=[]', or --over KEY=VALUE,VALUE",
+            f"{name} is a sweep; a capacity search needs a single point. Write: {again} --set 'sweep=[]', "
+            f"or --over KEY=VALUE,VALUE",
             errors.USAGE,
         )
 

@@ -14,27 +14,27 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.manifest import Cores, OwnUsers, PlanFacts, SweepPlace, Target, TrialPlace
+from gapmeter.analysis.results.manifest import OwnUsers, Placement, PlanFacts, SweepPlace, Target, TrialPlace
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.machine.calibration import COMMAND, read_calibration
-from gapmeter.machine.hardware import Placement, describe_hardware, place, suspended_ns
+from gapmeter.machine.hardware import describe_hardware, place, suspended_ns
 from gapmeter.options import Options
 from gapmeter.records import RunFolder
 from gapmeter.records.workers import LocustWorkers
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage, telemetry
-from gapmeter.study.conclusion import Conclusion, OpenManifest, conclude, describe, slos_of
+from gapmeter.study.conclusion import Conclusion, OpenManifest, conclude, describe
 from gapmeter.study.keys import Keys
 from gapmeter.study.load import Load, ProbeFolder, ServerLog, StopWhen
 from gapmeter.study.target import Target as LaunchTarget
@@ -78,7 +78,7 @@ class Session:
         self._tokenizer: PromptTokenizer | None = None
         self.calibration, why = read_calibration()
         if why:
-            self.say(f"without a calibration: {why}; make it anew with {COMMAND}")
+            self.say(f"without a calibration: {why}; make a new one with {COMMAND}")
 
     @contextlib.contextmanager
     def serving(self, home: RunFolder, *, several: bool) -> Iterator[None]:
@@ -139,7 +139,7 @@ class Session:
             begun(folder.path)
             with self.serving(folder, several=False) if alone else contextlib.nullcontext():
                 self._issue(visit.scenario, plan, manifest, stop_when)
-            manifest.note(files=folder.hashes())
+            manifest.note(files=folder.seal())
             manifest.write()
         return manifest
 
@@ -196,9 +196,9 @@ class Session:
             }
         )
         manifest = Manifest(
-            **describe(scenario, command, self.keys), repeat=visit.number, slo=slos_of(scenario),
+            **describe(scenario, command, self.keys), repeat=visit.number, slo=scenario.slo,
             target=Target.model_validate(self.keys.out_of_value(self.target.about.to_json())),
-            placement=Cores.model_validate(asdict(placed(scenario))), calibration=self.calibration,
+            placement=placed(scenario), calibration=self.calibration,
             device="device" if unseen else "GPU" if describe_hardware()["gpus"] else "CPU", plan=facts,
             sweep=sweep, capacity_of=visit.capacity_of,
         )  # fmt: skip
@@ -266,11 +266,11 @@ def check_options(scenario: Scenario, options: Options) -> None:
         raise UserError(f"--locustfile {path}: there is no such file", errors.USAGE)
     if load.loop != "closed":
         problem = (
-            f"its users wait for answers, {scenario.name} is an open loop; write --set load.arrivals=closed --set "
+            f"its users wait for answers, but {scenario.name} is an open loop; write --set load.arrivals=closed --set "
             "load.rate=null --set load.concurrency=8 (the number of users, unless a shape in the file says it)"
         )
     elif load.duration_ns is None:
-        problem = "how many requests there will be is its users' affair; write a time: "
+        problem = "its users decide how many requests there are; set a time instead: "
         problem += "--set load.requests=null --set load.duration=60s"
     elif options.workers is not None or load.processes > 1:
         problem = "its users live in one process; leave out --workers and load.processes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def find_capacities(
     """Search every point of a scenario's sweep ``repeat`` times, each with ``goal``, and put them into one table.
 
     A machine's speed drifts: every round visits all settings in an order of its own. A search begins at the rate that
-    the nearest setting's found. ``resume``: searches of these settings that count, unfinished ones are taken up.
+    the one before found. ``resume``: searches of these settings that count, unfinished ones are taken up.
     A setting that cannot be served is a row without a rate. Raises UserError for what the user can mend.
     """
     scenario, points = resolve(name, overrides), searchable_points(name, overrides)
@@ -43,7 +43,7 @@ def find_capacities(
     order = [at for _ in range(scenario.repeat) for at in rng.sample(range(len(points)), len(points))]
     kept = [each for each in overrides if not each.lstrip().startswith(("sweep", "repeat"))]
     found: list[list[Conclusion[CapacityResult]]] = [[] for _ in points]
-    rates: dict[int, float] = {}
+    rate: float | None = None
     options.say(f"capacity of {len(points)} settings: {len(order)} searches, {goal.budget_s:g} s of trials each")
     for number, at in enumerate(order, 1):
         point, lying = points[at], earlier[points[at].scenario.digest()]
@@ -54,8 +54,7 @@ def find_capacities(
             options.say(title)
             single = [*kept, "sweep=[]", "repeat=1", *own]
             of_one = replace(options, command=Command.of("capacity", name, single))
-            start = nearest_rate([each.values for each in points], at, rates)
-            study = begin_search(name, single, point.scenario, of_one, replace(goal, start=start), folder)
+            study = begin_search(name, single, point.scenario, of_one, replace(goal, start=rate), folder)
             folder = study.path
             try:
                 run_search(study, point.scenario)
@@ -64,8 +63,7 @@ def find_capacities(
                     raise
                 options.say(f"{title} failed: {error}")
         found[at].append(one := report_capacity(folder, quiet=True))
-        if rate := one.result.capacity.rate or one.result.capacity.low:
-            rates[at] = rate
+        rate = one.result.capacity.rate or one.result.capacity.low or rate
         options.say(f"{title}: {headline(one.result.capacity)[0]}")
         if one.result.capacity.ended == INTERRUPTED:
             break
@@ -85,7 +83,7 @@ def _compared(
     folders = [*(path for side in sides for path in side), *unseen]
     again = command.resumed(Path(",".join(map(str, folders))), *longer)
     if len(sides) < 2:
-        raise UserError(f"interrupted before a second setting; go on with: {again}", errors.INTERRUPTED)
+        raise UserError(f"interrupted before a second setting; continue with: {again}", errors.INTERRUPTED)
     factors = list(dict.fromkeys(key for point in points for key in point.values))
     compared = compare_costs(sides, factors, runs=options.runs, command=str(command))
     code = compared.exit_code
@@ -115,26 +113,3 @@ def _goes_on(manifest: SearchManifest, goal: CapacityGoal) -> bool:
     """Whether an earlier search has not ended, or has more time now."""
     facts = manifest.capacity
     return facts.ended in (None, INTERRUPTED, DIED) or (facts.ended == BUDGET and goal.budget_s > facts.budget_s)
-
-
-def nearest_rate(points: Sequence[Mapping[str, object]], at: int, rates: Mapping[int, float]) -> float | None:
-    """The rate that was found for the setting nearest to ``points[at]``, by steps in the grid; None: none is known.
-
-    ``rates``: what is known, by a point's number.
-    """
-    places: dict[str, list[object]] = {}
-    for point in points:
-        for key, value in point.items():
-            if value not in places.setdefault(key, []):
-                places[key].append(value)
-
-    def steps(other: int) -> int:
-        """How far it lies; a key that a point leaves to the scenario counts as one more."""
-        far = 0
-        for key, known in places.items():
-            if points[at].get(key) != points[other].get(key):
-                both = key in points[at] and key in points[other]
-                far += abs(known.index(points[at][key]) - known.index(points[other][key])) if both else 1
-        return far
-
-    return rates[min(rates, key=steps)] if rates else None

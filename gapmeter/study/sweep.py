@@ -70,9 +70,9 @@ def run_sweep(
         study.note(status="interrupted")
         again = study.command.resumed(study.path)
         if not any(is_finished(sweep.path(place)) for group in sweep.order for place in group):
-            text = f"interrupted before a point was finished; go on with: {again}"
+            text = f"interrupted before a point was finished; continue with: {again}"
             raise UserError(text, errors.INTERRUPTED) from None
-        tell(f"interrupted; what is finished is kept, go on with: {again}")
+        tell(f"interrupted; what is finished is kept, continue with: {again}")
         return report_sweep(study.path, quiet=options.quiet, code=errors.INTERRUPTED)
     study.note(status="complete")
     return report_sweep(study.path, quiet=options.quiet)
@@ -213,7 +213,7 @@ def _mention_unfinished(options: Options, scenario: Scenario, own: Path) -> None
         with contextlib.suppress(OSError, ValueError):
             if path != own and SweepManifest.read(path).status != "complete":
                 options.say(
-                    f"an unfinished sweep of the same lies in {path}; to take it up instead, add --resume {path}"
+                    f"an unfinished sweep of the same points is in {path}; to continue it instead, add --resume {path}"
                 )
                 return
 

@@ -184,7 +184,7 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
     if answer.status != 200:
         hint = f"is it {_OPENAI} that is ready?"
         if answer.location:
-            hint = "nothing is followed: if that is the server, write its address"
+            hint = "redirects are not followed: if that is the server, give its address"
         elif answer.status in (401, 403):
             hint = "pass --api-key or set GAPMETER_API_KEY"
         raise UserError(f"{url} answered {answer}; {hint}", errors.UNREACHABLE)
@@ -194,7 +194,7 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
         raise UserError(f"{url} does not list models as OpenAI-compatible servers do", errors.UNREACHABLE) from error
     for model in models:
         if not model.isprintable() or len(model) > _LONGEST_NAME:
-            text = f"{url} lists a model whose name is no name: {model[:40]!a}, {len(model):,} characters"
+            text = f"{url} lists a model whose name is not valid: {model[:40]!a}, {len(model):,} characters"
             raise UserError(text, errors.UNREACHABLE)
     return base, models
 

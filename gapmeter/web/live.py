@@ -13,14 +13,16 @@ from aiohttp import web
 from markupsafe import Markup
 
 from gapmeter.analysis.results.codec import NotReadable
-from gapmeter.analysis.results.manifest import Manifest, Slo
+from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import UNKNOWN, Provenance
 from gapmeter.records import RunFolder
 from gapmeter.records.follow import Follower, follow_run, phase
 from gapmeter.report import html
 from gapmeter.report.document import Document, Header, Html, Section
+from gapmeter.scenarios.slo import Slo
 
 _EVERY_S = 1.0
+_READING_S = 0.8  # of it, at most
 _PATIENCE_S = 5.0  # for open pages to fetch the report at the end
 _MOST_DOTS = 2000  # that a page which comes later is given
 _METRICS = ("ttft", "itl", "e2e")
@@ -107,7 +109,7 @@ class LiveState:
             return {"phase": "starting", "dots": []}
         manifest, follower, t0_ns = self._begun
         dots: list[list[Any]] = []
-        for answered in follower.poll():
+        for answered in follower.poll(_READING_S):
             ttft_ms = None if answered.ttft_ns is None else round(answered.ttft_ns / 1e6, 3)
             dots.append([round((answered.due_ns - t0_ns) / 1e9, 3), ttft_ms, answered.outcome.name.lower()])
         self._dots = _thinned(self._dots + dots)
@@ -144,6 +146,7 @@ def _state(manifest: Manifest, seen: Follower, t0_ns: int, now_ns: int) -> dict[
         "failed": dict(seen.failed),
         "lag_p99_ms": seen.percentile("lag", 99),
         "behind_s": round((now_ns - seen.as_of_ns) / 1e9, 1),
+        "unread": seen.unread,
         "metrics": {name: {f"p{p}": seen.percentile(name, p) for p in (50, 99)} for name in _METRICS},
         "slo": [_slo(seen, slo) for slo in manifest.slo],
     }

@@ -7,6 +7,7 @@ a generator process is. Locust's master carries the messages; what is issued whe
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import gevent
 import gevent.event
 import locust
 from locust.env import Environment
+from locust.exception import RPCError
 
 from gapmeter.loadgen.fleet import MasterSpec
 from gapmeter.loadgen.locust.protocol import (
@@ -118,15 +120,15 @@ class Master:
         self._runner = self._env.create_master_runner(self._asked.listen_host, self._asked.listen_port)
         files_port = self._asked.listen_port + 1 if self._asked.listen_port else 0
         folder = Path(spec.folder)
-        self._files = FileServer(self._asked.listen_host, files_port, folder, self._expects, self._finished)
+        self._files = FileServer(self._asked.listen_host, files_port, folder, self._seal_of_number, self._finished)
+        self._hear_workers_alone(self._runner.server)
         self._runner.register_message(TYPE, self._heard)
-        self._env.events.heartbeat_sent.add_listener(lambda client_id, **_: self._alive(client_id))
         self._env.events.worker_report.add_listener(self._reported)
         self._members: dict[str, Member] = {}
         self._armed = False
         self.stopped = gevent.event.Event()
         self._clock = clock_name()
-        self._secret = os.environ.get(SECRET, "")
+        self._secret, self._drawn = os.environ.get(SECRET, ""), secrets.token_hex(16)
 
     @property
     def port(self) -> int:
@@ -157,7 +159,7 @@ class Master:
             part.save(self._files.slice_path(member.number))
             order = Order(
                 worker=member.number, workers=self._asked.count, url=self._spec.url, generator=self._spec.generator,
-                digest=part.digest(), port=self._files.port, token=self._files.token,
+                digest=part.digest(), port=self._files.port,
             )  # fmt: skip
             self._send(member, "arm", order=asdict(order))
         self._await(lambda member: member.state is not State.WAITING)
@@ -225,14 +227,32 @@ class Master:
                     member.state, member.why = State.LOST, f"was not heard for {self._asked.patience_s:g} s"
             gevent.sleep(_LOOK_S)
 
+    def _hear_workers_alone(self, server: Any) -> None:
+        """Drop what Locust's listener would die of, and what somebody says in the name of another."""
+        receive = server.recv_from_client
+
+        def from_client() -> tuple[str, Any]:
+            while True:
+                try:
+                    address, message = receive()
+                except RPCError:
+                    raise  # which the listener expects
+                except Exception:  # noqa: BLE001 - what is no message of Locust's is told from one by reading it
+                    continue
+                calls = message.type == "client_ready" and isinstance(message.data, str)
+                if message.node_id == address and (address in self._members or message.type == TYPE or calls):
+                    return address, message
+
+        server.recv_from_client = from_client
+
     def _heard(self, msg: Any, **_: Any) -> None:
-        message: dict[str, Any] = msg.data
+        message = msg.data
         if msg.node_id not in self._members:
-            if message["word"] == "hello":
+            if isinstance(message, dict) and message.get("word") == "hello":
                 self._admit(msg.node_id, message)
             return
         member = self._members[msg.node_id]
-        if not self._seal(member.about.nonce).is_theirs(message):
+        if not self._seal(member).is_theirs(message):
             return
         member.heard_ns = monotonic_ns()
         match message["word"]:
@@ -244,31 +264,38 @@ class Master:
                 member.state, member.why = State.FAILED, f"could not begin: {message['why']}"
 
     def _admit(self, client_id: str, message: dict[str, Any]) -> None:
-        """Number a new worker, or refuse it: slices are dealt out once."""
-        why = f"the master speaks version {VERSION} of the protocol" if message["version"] != VERSION else ""
-        seal = self._seal(str(message.get("nonce")))
-        if not why and not seal.is_theirs(message):
+        """Number a new worker, or refuse it: slices are dealt out once.
+
+        It says hello twice: what it drew, and then, with what we drew, that it is no recording of another run.
+        """
+        seal = Seal(self._secret, str(message.get("nonce")), "master")
+        again = seal.joined(self._drawn).is_theirs(message)
+        why, known = "", any(member.about.nonce == message.get("nonce") for member in self.members)
+        if message.get("version") != VERSION:
+            why = f"the master speaks version {VERSION} of the protocol"
+        elif not again and not seal.is_theirs(message):
             why = f"it does not share the master's secret ({SECRET})"
-        elif self._armed or len(self._members) >= self._asked.count:
+        elif self._armed or known or len(self._members) >= self._asked.count:
             why = "this run has all its workers already"
-        if why:
-            self._runner.send_message(TYPE, seal.mark({"word": "refuse", "why": why}), client_id)
+        if why or not again:
+            answer = {"word": "refuse", "why": why} if why else {"word": "welcome", "drawn": self._drawn}
+            self._runner.send_message(TYPE, seal.mark(answer), client_id)
             return
         about = Hello(**{name: value for name, value in message.items() if name not in ("word", "mac")})
         same_clock = bool(self._clock) and about.clock == self._clock
         self._members[client_id] = Member(len(self._members), client_id, about, 0, same_clock)
 
-    def _alive(self, client_id: str) -> None:
-        if client_id in self._members:
-            self._members[client_id].heard_ns = monotonic_ns()
-
     def _reported(self, client_id: str, data: dict[str, Any]) -> None:
-        if client_id in self._members and TYPE in data:
-            self._members[client_id].take(Report(**data[TYPE]))
+        member, said = self._members.get(client_id), data.get(TYPE, {})
+        if member is not None and self._seal(member).is_theirs(said):
+            member.heard_ns = monotonic_ns()
+            member.take(Report(**{name: value for name, value in said.items() if name != "mac"}))
 
-    def _expects(self, worker: int) -> bool:
-        """Whether a worker is still one of this run's: who was given up comes too late."""
-        return 0 <= worker < len(self._members) and self.members[worker].state not in (State.FAILED, State.LOST)
+    def _seal_of_number(self, worker: int) -> Seal | None:
+        """Of a worker that is still one of this run's: who was given up comes too late."""
+        if not 0 <= worker < len(self._members) or self.members[worker].state in (State.FAILED, State.LOST):
+            return None
+        return self._seal(self.members[worker])
 
     def _finished(self, worker: int, result: Result) -> None:
         """A worker has handed in its records. It says so again when it did not hear our answer."""
@@ -277,10 +304,10 @@ class Master:
         member.state, member.restarts, member.why = State.HANDED_IN, result.restarts, "; ".join(result.troubles)
 
     def _send(self, member: Member, word: str, **values: Any) -> None:
-        self._runner.send_message(TYPE, self._seal(member.about.nonce).mark({"word": word, **values}), member.client_id)
+        self._runner.send_message(TYPE, self._seal(member).mark({"word": word, **values}), member.client_id)
 
-    def _seal(self, nonce: str) -> Seal:
-        return Seal(self._secret, nonce, "master")
+    def _seal(self, member: Member) -> Seal:
+        return Seal(self._secret, member.about.nonce, "master").joined(self._drawn)
 
 
 def main(arguments: list[str]) -> int:
@@ -303,6 +330,7 @@ def main(arguments: list[str]) -> int:
     try:
         master.gather(lambda text: print(text, flush=True))
         master.measure_clocks(_TRIPS)
+        measuring = gevent.spawn(master.keep_measuring)  # whose answers say who is still there, too
         master.arm()
         if master.stopped.is_set():
             master.collect()
@@ -312,7 +340,6 @@ def main(arguments: list[str]) -> int:
             return leave(Exit.BAD_SPEC, "; ".join(troubles))
         print("ready", flush=True)
         gevent.wait([start, master.stopped], count=1)
-        measuring = gevent.spawn(master.keep_measuring)
         if start.ready():
             master.start(start.get())
         master.collect()

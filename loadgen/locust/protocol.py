@@ -6,9 +6,9 @@ Control goes in small messages beside Locust's own: one type of message, a word 
     PUT /records/K    its record file, when all has been issued
     PUT /results/K    how that went (``Result``, JSON); with it the worker is done
 
-Each message carries an HMAC by the secret that both were started with (``Seal``); a token that is drawn for each run,
-and that only the workers of the run are told, decides who may fetch. Nothing is encrypted, as in Locust itself: a
-master belongs on loopback or a private network.
+Each message and each request carries an HMAC by the secret that both were started with, over what both have drawn for
+this run (``Seal``): nothing of an earlier run is good for anything. Nothing is encrypted, as in Locust itself: a master
+belongs on loopback or a private network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, Self
 from wsgiref.util import FileWrapper
@@ -34,7 +34,7 @@ from gapmeter.loadgen.exchange import Address
 from gapmeter.loadgen.locust.slice_run import Report
 
 TYPE = "gapmeter"
-VERSION = 4
+VERSION = 5
 SECRET = "GAPMETER_WORKER_SECRET"  # the environment variable; "" only where both are on one machine
 _PIECE_BYTES = 1 << 20
 _SILENCE_S = 10.0  # a network that is cut says nothing: try again
@@ -81,13 +81,18 @@ class Hello:
 class Seal:
     """Marks messages as coming from who knows the secret. The secret itself is never sent.
 
-    ``nonce`` is drawn by the worker, so that a message to it is good for no other, nor for a later one; ``own`` says
-    who marks with this: master or worker. What comes from there must be the other's.
+    ``nonce`` is drawn by the worker, so that a message to it is good for no other, nor for a later one; once the master
+    has answered, what it drew is behind it (``joined``), for the same reason. ``own`` says who marks with this: master
+    or worker. What comes from there must be the other's.
     """
 
     secret: str
     nonce: str
     own: Literal["master", "worker"]
+
+    def joined(self, drawn: str) -> Seal:
+        """The seal of all that follows, with what the master has drawn."""
+        return replace(self, nonce=f"{self.nonce} {drawn}")
 
     def mark(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message with its mark."""
@@ -119,14 +124,14 @@ class Order:
     generator: str
     digest: str
     port: Annotated[int, Field(ge=1, le=65_535)]
-    token: Annotated[str, AfterValidator(_sendable)]
 
 
 @dataclass(frozen=True, slots=True)
 class MasterMessage:
     """What a master says to a worker: ``word``, and what goes with it."""
 
-    word: Literal["arm", "refuse", "clock", "start", "stop"]
+    word: Literal["welcome", "arm", "refuse", "clock", "start", "stop"]
+    drawn: str = ""  # with welcome: see Seal
     order: Order | None = None  # with arm
     why: str = ""  # with refuse
     sent_ns: int = 0  # with clock
@@ -163,15 +168,14 @@ class NotTaken(RuntimeError):
 class FileServer:
     """The master's side: slices out of ``folder``, records into it. Raises OSError when the port is taken.
 
-    ``expects`` says whether a worker's records are still wanted, ``finished`` is told its result.
+    ``seal_of`` gives the seal of a worker whose records are still wanted, ``finished`` is told its result.
     """
 
     def __init__(
-        self, host: str, port: int, folder: Path, expects: Callable[[int], bool],
+        self, host: str, port: int, folder: Path, seal_of: Callable[[int], Seal | None],
         finished: Callable[[int, Result], None],
     ) -> None:  # fmt: skip
-        self.token = secrets.token_urlsafe(32)
-        self._folder, self._expects, self._finished = folder, expects, finished
+        self._folder, self._seal_of, self._finished = folder, seal_of, finished
         self._server = pywsgi.WSGIServer((host, port), self._serve, log=None, error_log=None)
         self._server.start()
 
@@ -193,38 +197,44 @@ class FileServer:
 
     def _answer(self, environ: dict[str, Any]) -> tuple[str, Path | None]:
         """Status, and the file to send, if any."""
-        token = environ.get("HTTP_AUTHORIZATION", "").encode()
-        if not hmac.compare_digest(token, f"Bearer {self.token}".encode()):
-            return "403 Forbidden", None
-        kind, _, number = environ["PATH_INFO"].removeprefix("/").partition("/")
+        method, path, digest = (
+            environ.get(name, "") for name in ("REQUEST_METHOD", "PATH_INFO", "HTTP_CONTENT_DIGEST")
+        )
+        kind, _, number = path.removeprefix("/").partition("/")
         worker = int(number) if number.isdecimal() else -1
-        if not self._expects(worker):
+        if (seal := self._seal_of(worker)) is None:
             return "410 Gone", None
-        match environ["REQUEST_METHOD"], kind:
+        if not seal.is_theirs({**_request(method, path, digest), "mac": environ.get("HTTP_AUTHORIZATION", "")}):
+            return "403 Forbidden", None
+        match method, kind:
             case "GET", "slices":
                 return "200 OK", self.slice_path(worker)
             case "PUT", "records":
-                return ("204 No Content" if self._take_records(worker, environ) else "400 Bad Request"), None
+                taken = self._take_records(worker, environ["wsgi.input"], digest)
+                return ("204 No Content" if taken else "400 Bad Request"), None
             case "PUT", "results":
+                said = environ["wsgi.input"].read()
                 try:
-                    result = Result.read(environ["wsgi.input"].read())
+                    result = Result.read(said)
                 except Malformed:
+                    return "400 Bad Request", None
+                if _content_digest(hashlib.sha256(said).digest()) != digest:
                     return "400 Bad Request", None
                 self._finished(worker, result)
                 return "204 No Content", None
         return "404 Not Found", None
 
-    def _take_records(self, worker: int, environ: dict[str, Any]) -> bool:
+    def _take_records(self, worker: int, body: BinaryIO, expected: str) -> bool:
         """Whether they arrived as they were sent. Two attempts may overlap: each writes a file of its own."""
         part = self._folder / f"worker-{worker}.gap.{secrets.token_hex(4)}.part"
         digest = hashlib.sha256()
         try:
             with part.open("wb") as file:
-                while data := environ["wsgi.input"].read(_PIECE_BYTES):
+                while data := body.read(_PIECE_BYTES):
                     file.write(data)
                     digest.update(data)
                     gevent.sleep(0)
-            if _content_digest(digest.digest()) != environ.get("HTTP_CONTENT_DIGEST"):
+            if _content_digest(digest.digest()) != expected:
                 return False
             os.replace(part, self._folder / f"worker-{worker}.gap")
         finally:
@@ -238,6 +248,7 @@ class Files:
 
     host: str
     order: Order
+    seal: Seal
 
     def fetch_slice(self, into: Path) -> None:
         with into.open("wb") as file:
@@ -248,18 +259,20 @@ class Files:
         with records.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").digest()
         with records.open("rb") as file:
-            self._ask("PUT", "records", file, {"Content-Digest": _content_digest(digest)}, size=records.stat().st_size)
+            self._ask("PUT", "records", file, digest, size=records.stat().st_size)
         body = json.dumps(asdict(result)).encode()
-        self._ask("PUT", "results", body, size=len(body))
+        self._ask("PUT", "results", body, hashlib.sha256(body).digest(), size=len(body))
 
     def _ask(
-        self, method: str, kind: str, body: BinaryIO | bytes | None = None, headers: dict[str, str] | None = None, *,
-        size: int = 0, into: BinaryIO | None = None,
+        self, method: str, kind: str, body: BinaryIO | bytes | None = None, sha256: bytes = b"", *, size: int = 0,
+        into: BinaryIO | None = None,
     ) -> None:  # fmt: skip
         connection = http.client.HTTPConnection(self.host, self.order.port, timeout=_SILENCE_S)
-        sent = {"Authorization": f"Bearer {self.order.token}", "Content-Length": str(size), **(headers or {})}
+        path, digest = f"/{kind}/{self.order.worker}", _content_digest(sha256)
+        mark = self.seal.mark(_request(method, path, digest))["mac"]
+        head = {"Authorization": mark, "Content-Length": str(size), "Content-Digest": digest}
         try:
-            connection.request(method, f"/{kind}/{self.order.worker}", body, sent)
+            connection.request(method, path, body, head)
             answer = connection.getresponse()
             if answer.status >= 400:
                 raise NotTaken(f"the master answered {answer.status} {answer.reason} to {method} /{kind}")
@@ -270,6 +283,11 @@ class Files:
             raise ConnectionError(str(error)) from error
         finally:
             connection.close()
+
+
+def _request(method: str, path: str, digest: str) -> dict[str, Any]:
+    """What a request's mark is over; the digest stands for its body."""
+    return {"method": method, "path": path, "digest": digest}
 
 
 def _content_digest(sha256: bytes) -> str:

@@ -78,14 +78,14 @@ class Worker(Environment):
     def __init__(self, call: Call, folder: Path, say: Callable[[str], None]) -> None:
         super().__init__(user_classes=[SliceUser], catch_exceptions=False)
         self._call, self._folder, self._say = call, folder, say
-        self._order = gevent.event.AsyncResult()
+        self._order, self._welcome = gevent.event.AsyncResult(), gevent.event.Event()
         self._start = gevent.event.AsyncResult()
         self._gone = gevent.event.Event()  # the master is, or we are to leave
         self._refused = ""
         self._run: SliceRun | None = None
         self._left = False
         self._users = 0
-        self._seal = Seal(call.secret, secrets.token_hex(16), "worker")
+        self._own = self._seal = Seal(call.secret, secrets.token_hex(16), "worker")
 
     def serve(self) -> None:
         """Serve the master to the end.
@@ -102,7 +102,7 @@ class Worker(Environment):
         runner.greenlet.spawn(_until_killed, self._gone)
         try:
             order = self._join()
-            files = Files(self._call.host, order)
+            files = Files(self._call.host, order, self._seal)
             run = self._prepare(order, files)
             while not run.over.is_set():
                 if self._gone.is_set():
@@ -170,11 +170,12 @@ class Worker(Environment):
 
     def _join(self) -> Order:
         """Offer ourselves until the master has an order for us."""
-        about = Hello(VERSION, socket.gethostname(), os.getpid(), clock_name(), self._seal.nonce)
+        about = Hello(VERSION, socket.gethostname(), os.getpid(), clock_name(), self._own.nonce)
         while not self._order.ready():
             self._check()
+            self._welcome.clear()
             self._send("hello", **asdict(about))
-            self._order.wait(_AGAIN_S)
+            gevent.wait([self._order, self._welcome], timeout=_AGAIN_S, count=1)
         order: Order = self._order.get()
         self._say(f"armed as worker {order.worker} of {order.workers}")
         return order
@@ -229,7 +230,8 @@ class Worker(Environment):
             raise Refused("it was stopped by a signal" if self._left else "the master is gone", records)
 
     def _heard(self, msg: Any, **_: Any) -> None:
-        if not self._seal.is_theirs(msg.data):
+        joined = self._seal is not self._own and self._seal.is_theirs(msg.data)
+        if not joined and not self._own.is_theirs(msg.data):
             if not self._order.ready():
                 master = f"{self._call.host}:{self._call.port}"
                 self._refused = f"who answers at {master} does not share this worker's secret ({SECRET})"
@@ -240,10 +242,15 @@ class Worker(Environment):
             self._refused = f"the master says what no master of this version says: {error}"
             return
         match message.word:
-            case "arm" if not self._order.ready():
-                self._order.set(message.order)
             case "refuse":
                 self._refused = message.why
+            case "welcome" if self._seal is self._own:
+                self._seal = self._own.joined(message.drawn)
+                self._welcome.set()
+            case _ if not joined:  # a master that has not drawn anything could be a recording
+                pass
+            case "arm" if not self._order.ready():
+                self._order.set(message.order)
             case "clock":
                 self._send("clock", sent_ns=message.sent_ns, there_ns=monotonic_ns())
             case "start" if not self._start.ready():
@@ -258,7 +265,7 @@ class Worker(Environment):
 
     def _report(self, client_id: str, data: dict[str, Any]) -> None:
         if self._run is not None:
-            data[TYPE] = asdict(self._run.report())
+            data[TYPE] = self._seal.mark(asdict(self._run.report()))
 
     def _send(self, word: str, **values: Any) -> None:
         assert self.runner is not None

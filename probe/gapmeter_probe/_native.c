@@ -43,13 +43,78 @@ typedef struct {
 } Appender;
 
 static PyTypeObject *appender_type;
-static PyObject *grow_name, *writer_name, *callback_name, *method_type;
+static PyObject *method_type;
+
+/* What is asked of other objects, by name. */
+enum {
+  N_GROW, N_WRITER, N_DONE_CALLBACK, N_SEQ, N_TOTAL, N_TOKENS, N_NEW, N_CACHED, N_REQ_ID, N_COMPUTED, N_REQ_IDS, N_RUNNING,
+  N_WAITING, N_SKIPPED, N_FREE, N_OUTPUTS, N_NEW_IDS, N_REQUEST_ID, N_HAS_WORK, N_NUM_TOKENS, N_FINISH, N_RECEIVED,
+  N_COLLECTOR, N_PUT, N_REF, N_FINISHED, N_CALL, N_BODY, N_GENERATIONS, N_OPENED, N_WRITTEN, N_OUTPUT, N_TAKEN, N_STATE,
+  N_OFFSET, N_PROMPT, N_EVICTED, N_QUERY, NAMES
+};
+static const char *const spelled[NAMES] = {
+    "_grow", "writer", "add_done_callback", "gapmeter_seq", "total_num_scheduled_tokens", "num_scheduled_tokens",
+    "scheduled_new_reqs", "scheduled_cached_reqs", "req_id", "num_computed_tokens", "req_ids", "running",
+    "waiting", "skipped_waiting", "num_free_blocks", "outputs", "new_token_ids", "request_id", "has_work", "num_tokens",
+    "finish_reason", "received", "collector", "put", "ref", "finished", "gapmeter_call", "body", "generations", "opened",
+    "written", "output", "gapmeter_ns", "state", "position_offset", "prompt", "evicted", "query_length"};
+static PyObject *names[NAMES];
+
+/* ---- objects of ours */
+
+/* A new one, all of it zero. */
+static void *allocate(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); }
+
+static void release(void *object) {
+  PyTypeObject *type = Py_TYPE((PyObject *)object);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF(type);
+}
+
+/* What one holds stands in a row, from `held` on: to be visited with its type, and let go of. */
+static int visit_held(PyObject *object, PyObject **held, int count, visitproc visit, void *arg) {
+  Py_VISIT(Py_TYPE(object));
+  for (int k = 0; k < count; k++)
+    Py_VISIT(held[k]);
+  return 0;
+}
+
+static void let_go(PyObject **held, int count) {
+  for (int k = 0; k < count; k++)
+    Py_CLEAR(held[k]);
+}
+
+static PyObject *own(PyObject *object) {
+  Py_INCREF(object);
+  return object;
+}
+
+/* An exception that is put aside. */
+typedef struct {
+  PyObject *type, *value, *trace;
+} Raised;
+
+static Raised put_aside(void) {
+  Raised raised;
+  PyErr_Fetch(&raised.type, &raised.value, &raised.trace);
+  return raised;
+}
+
+static void forget(Raised raised) {
+  Py_XDECREF(raised.type);
+  Py_XDECREF(raised.value);
+  Py_XDECREF(raised.trace);
+}
+
+static void raise_again(Raised raised) { PyErr_Restore(raised.type, raised.value, raised.trace); }
+
+/* ---- records */
 
 /* `size` fresh bytes; NULL when there is no room to record into, or with an exception. */
 static char *reserve(Appender *self, Py_ssize_t size) {
   while (self->pos + size + HEAD_SIZE > self->size) {
     PyObject *wanted = PyLong_FromSsize_t(size);
-    PyObject *grown = wanted ? PyObject_CallMethodObjArgs((PyObject *)self, grow_name, wanted, NULL) : NULL;
+    PyObject *grown = wanted ? PyObject_CallMethodObjArgs((PyObject *)self, names[N_GROW], wanted, NULL) : NULL;
     Py_XDECREF(wanted);
     int room = grown ? PyObject_IsTrue(grown) : -1;
     Py_XDECREF(grown);
@@ -104,16 +169,20 @@ static int to_i64(PyObject *number, int64_t *value) {
   return *value == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-static int write_span(Appender *self, uint32_t code, uint32_t ref, uint32_t n, int64_t queued, int64_t start, int64_t end) {
-  char *at = reserve(self, SPAN_SIZE);
-  if (!at)
-    return PyErr_Occurred() ? -1 : 0;
+static void put_span(char *at, uint32_t code, uint32_t ref, uint32_t n, int64_t queued, int64_t start, int64_t end) {
   put32(at + 8, ref);
   put32(at + 12, n);
   put64(at + 16, queued);
   put64(at + 24, start);
   put64(at + 32, end);
   put_head(at, SPAN_SIZE, SPAN_KIND, (uint16_t)code);
+}
+
+static int write_span(Appender *self, uint32_t code, uint32_t ref, uint32_t n, int64_t queued, int64_t start, int64_t end) {
+  char *at = reserve(self, SPAN_SIZE);
+  if (!at)
+    return PyErr_Occurred() ? -1 : 0;
+  put_span(at, code, ref, n, queued, start, end);
   return 0;
 }
 
@@ -186,12 +255,7 @@ static PyObject *appender_spans(Appender *self, PyObject *flat) {
         to_u32(item(numbers, 8 * k + 4), &n) || to_i64(item(numbers, 8 * k + 5), &queued) ||
         to_i64(item(numbers, 8 * k + 6), &start) || to_i64(item(numbers, 8 * k + 7), &end))
       break;
-    put32(at + 8, ref);
-    put32(at + 12, n);
-    put64(at + 16, queued);
-    put64(at + 24, start);
-    put64(at + 32, end);
-    put_head(at, SPAN_SIZE, SPAN_KIND, (uint16_t)code);
+    put_span(at, code, ref, n, queued, start, end);
   }
   Py_DECREF(numbers);
   if (PyErr_Occurred()) {
@@ -324,12 +388,9 @@ static PyObject *appender_address(Appender *self, PyObject *nothing) {
 }
 
 static void appender_dealloc(Appender *self) {
-  PyTypeObject *type = Py_TYPE((PyObject *)self);
   if (self->base)
     munmap(self->base, (size_t)self->mapped);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
   release(self);
-  Py_DECREF(type);
 }
 
 #define METHOD(f) ((PyCFunction)(void (*)(void))(f))
@@ -369,8 +430,7 @@ static PyObject *stamps_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
   (void)kwargs;
   if (!PyArg_ParseTuple(args, "n", &count))
     return NULL;
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  Stamps *self = (Stamps *)make(type, 0);
+  Stamps *self = allocate(type);
   if (!self)
     return NULL;
   self->at = PyMem_Calloc((size_t)(count > 0 ? count : 1), sizeof(int64_t));
@@ -379,11 +439,8 @@ static PyObject *stamps_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
 }
 
 static void stamps_dealloc(Stamps *self) {
-  PyTypeObject *type = Py_TYPE((PyObject *)self);
   PyMem_Free(self->at);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
   release(self);
-  Py_DECREF(type);
 }
 
 static Py_ssize_t stamps_length(PyObject *self) { return ((Stamps *)self)->count; }
@@ -420,8 +477,8 @@ enum { AFTER, BEFORE, AROUND, NOTE, ARRIVAL, MARK, TAKEN, SENT, EXECUTE, SAMPLE,
 typedef struct {
   PyObject_HEAD
   vectorcallfunc vectorcall;
-  PyObject *original, *handle, *fail, *name, *kept, *attributes;
-  int64_t *stamps; /* NOTE, ARRIVAL: of the Stamps that is `kept` */
+  PyObject *original, *handle, *fail, *name, *of, *attributes;
+  int64_t *stamps; /* NOTE, ARRIVAL: of the Stamps that is `of` */
   Py_ssize_t argument; /* NOTE: whose identity is noted, too; none below 0 */
   uint32_t code;
   int kind, coroutine;
@@ -437,13 +494,10 @@ static int settle(Wrapped *self, PyObject *told) {
   }
   if (!PyErr_ExceptionMatches(PyExc_Exception))
     return -1;
-  PyObject *type, *value, *trace;
-  PyErr_Fetch(&type, &value, &trace);
-  PyErr_NormalizeException(&type, &value, &trace);
-  PyObject *answer = PyObject_CallFunctionObjArgs(self->fail, value, NULL);
-  Py_XDECREF(type);
-  Py_XDECREF(value);
-  Py_XDECREF(trace);
+  Raised raised = put_aside();
+  PyErr_NormalizeException(&raised.type, &raised.value, &raised.trace);
+  PyObject *answer = PyObject_CallFunctionObjArgs(self->fail, raised.value, NULL);
+  forget(raised);
   if (!answer)
     return -1;
   Py_DECREF(answer);
@@ -467,15 +521,12 @@ static int handle_after(Wrapped *self, int64_t start, int64_t end, PyObject *res
 
 /* After the call, also one that raised, whose exception stays. */
 static int handle_end(Wrapped *self, PyObject *end) {
-  PyObject *type, *value, *trace;
-  PyErr_Fetch(&type, &value, &trace);
+  Raised raised = put_aside();
   int left = settle(self, PyObject_CallFunctionObjArgs(end, NULL));
-  if (left) {
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-  } else
-    PyErr_Restore(type, value, trace);
+  if (left)
+    forget(raised);
+  else
+    raise_again(raised);
   return left;
 }
 
@@ -499,11 +550,8 @@ static PyObject *arrival_call(PyObject *object, PyObject *args, PyObject *kwargs
 }
 
 static void arrival_dealloc(PyObject *object) {
-  PyTypeObject *type = Py_TYPE(object);
   Py_XDECREF(((Arrival *)object)->writer);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
   release(object);
-  Py_DECREF(type);
 }
 
 static PyType_Slot arrival_slots[] = {{Py_tp_call, arrival_call}, {Py_tp_dealloc, arrival_dealloc}, {0, NULL}};
@@ -519,7 +567,7 @@ static PyObject *attribute(PyObject *object, PyObject *name) {
 
 /* A record of this process, once there is a file: borrowed from the probe, which `handle` is. */
 static PyObject *writer_of(Wrapped *self) {
-  PyObject *writer = PyObject_GetAttr(self->handle, writer_name);
+  PyObject *writer = PyObject_GetAttr(self->handle, names[N_WRITER]);
   if (writer && (writer == Py_None || !PyObject_TypeCheck(writer, appender_type))) {
     Py_DECREF(writer);
     return NULL;
@@ -545,17 +593,15 @@ static int record_arrival(Wrapped *self, int64_t start, int64_t end, PyObject *r
   left = 0;
   if (!self->stamps[0])
     goto over;
-  add = attribute(result, callback_name);
+  add = attribute(result, names[N_DONE_CALLBACK]);
   if (!add) {
     left = PyErr_Occurred() ? -1
                             : write_span((Appender *)writer, self->code, (uint32_t)self->stamps[0], 0, start, start, end);
     goto over;
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(arrival_type, Py_tp_alloc);
-  Arrival *arrival = (Arrival *)make(arrival_type, 0);
+  Arrival *arrival = allocate(arrival_type);
   if (arrival) {
-    Py_INCREF(writer);
-    arrival->writer = writer;
+    arrival->writer = own(writer);
     arrival->code = self->code;
     arrival->seq = (uint32_t)self->stamps[0];
     arrival->start = start;
@@ -661,14 +707,11 @@ static PyObject *awaited_throw(PyObject *object, PyObject *args) {
   PyObject *result = method ? PyObject_CallObject(method, args) : NULL;
   Py_XDECREF(method);
   if (!result && PyErr_ExceptionMatches(PyExc_StopIteration)) { /* it caught what was thrown, and is done */
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    if (awaited_done(self)) {
-      Py_XDECREF(type);
-      Py_XDECREF(value);
-      Py_XDECREF(trace);
-    } else
-      PyErr_Restore(type, value, trace);
+    Raised raised = put_aside();
+    if (awaited_done(self))
+      forget(raised);
+    else
+      raise_again(raised);
   }
   return result;
 }
@@ -678,43 +721,27 @@ static PyObject *awaited_close(PyObject *object, PyObject *nothing) {
   return PyObject_CallMethod(((Awaited *)object)->coroutine, "close", NULL);
 }
 
-static PyObject *awaited_self(PyObject *object) {
-  Py_INCREF(object);
-  return object;
-}
-
 static int awaited_traverse(PyObject *object, visitproc visit, void *arg) {
-  Awaited *self = (Awaited *)object;
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(self->coroutine);
-  Py_VISIT(self->of);
-  Py_VISIT(self->about);
-  return 0;
+  return visit_held(object, &((Awaited *)object)->coroutine, 3, visit, arg);
 }
 
 static int awaited_clear(PyObject *object) {
-  Awaited *self = (Awaited *)object;
-  Py_CLEAR(self->coroutine);
-  Py_CLEAR(self->of);
-  Py_CLEAR(self->about);
+  let_go(&((Awaited *)object)->coroutine, 3);
   return 0;
 }
 
 static void awaited_dealloc(PyObject *object) {
-  PyTypeObject *type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   awaited_clear(object);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
   release(object);
-  Py_DECREF(type);
 }
 
 static PyMethodDef awaited_methods[] = {{"send", awaited_given, METH_O, NULL},
                                         {"throw", awaited_throw, METH_VARARGS, NULL},
                                         {"close", awaited_close, METH_NOARGS, NULL},
                                         {NULL, NULL, 0, NULL}};
-static PyType_Slot awaited_slots[] = {{Py_tp_methods, awaited_methods}, {Py_am_await, awaited_self},
-                                      {Py_am_send, awaited_send},       {Py_tp_iter, awaited_self},
+static PyType_Slot awaited_slots[] = {{Py_tp_methods, awaited_methods}, {Py_am_await, own},
+                                      {Py_am_send, awaited_send},       {Py_tp_iter, own},
                                       {Py_tp_iternext, awaited_next},   {Py_tp_traverse, awaited_traverse},
                                       {Py_tp_clear, awaited_clear},     {Py_tp_dealloc, awaited_dealloc},
                                       {0, NULL}};
@@ -732,23 +759,20 @@ static PyObject *await_call(Wrapped *self, PyObject *const *args, size_t nargsf,
     if (about && (!PyTuple_Check(about) || PyTuple_Size(about) != 2))
       Py_CLEAR(about);
   } else if (nargs) {
-    about = args[0];
-    Py_INCREF(about);
+    about = own(args[0]);
   }
   PyObject *coroutine = PyObject_Vectorcall(self->original, args, nargsf, kwnames);
   if (!coroutine || !about) {
     Py_XDECREF(about);
     return coroutine;
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(awaited_type, Py_tp_alloc);
-  Awaited *awaited = (Awaited *)make(awaited_type, 0);
+  Awaited *awaited = allocate(awaited_type);
   if (!awaited) {
     Py_DECREF(coroutine);
     Py_DECREF(about);
     return NULL;
   }
-  Py_INCREF(self);
-  awaited->of = (PyObject *)self;
+  awaited->of = own((PyObject *)self);
   awaited->coroutine = coroutine;
   awaited->about = about;
   awaited->start = now_ns();
@@ -761,9 +785,8 @@ enum { WORKER_SPAN = 110, INPUT_PREP_SPAN = 111, FORWARD_SPAN = 112, SAMPLING_SP
 
 typedef struct {
   PyObject_HEAD
-  PyObject *writer;         /* None: all is done in Python */
-  PyObject *padded, *mode;  /* the batch's size with the bits of how it ran; the mode whose bits are known */
-  PyObject *seq_name, *tokens_name;
+  PyObject *writer;        /* None: all is done in Python */
+  PyObject *padded, *mode; /* the batch's size with the bits of how it ran; the mode whose bits are known */
   int64_t seq, last_seq, prep, forward; /* of the remote call in progress; of the latest step */
   uint32_t padding, bits;
 } Worker;
@@ -781,7 +804,7 @@ static int keep_padding(Worker *self, PyObject *result) {
     return -1;
   }
   PyObject *mode = PyTuple_GetItem(result, 0), *batch = PyTuple_GetItem(result, 1);
-  PyObject *tokens = PyObject_GetAttr(batch, self->tokens_name);
+  PyObject *tokens = PyObject_GetAttr(batch, names[N_NUM_TOKENS]);
   uint32_t count;
   int left = tokens ? to_u32(tokens, &count) : -1;
   Py_XDECREF(tokens);
@@ -791,9 +814,8 @@ static int keep_padding(Worker *self, PyObject *result) {
     left = whole ? to_u32(whole, &value) : -1;
     Py_XDECREF(whole);
     if (!left) {
-      Py_INCREF(mode);
       Py_XDECREF(self->mode);
-      self->mode = mode;
+      self->mode = own(mode);
       self->bits = value - count;
     }
   }
@@ -812,7 +834,7 @@ static PyObject *worker_call(Wrapped *wrapped, PyObject *const *args, size_t nar
     return PyObject_Vectorcall(wrapped->name, args, nargsf, kwnames);
   switch (wrapped->kind) {
   case EXECUTE:
-    seq = PyVectorcall_NARGS(nargsf) > 1 ? attribute(args[1], self->seq_name) : NULL;
+    seq = PyVectorcall_NARGS(nargsf) > 1 ? attribute(args[1], names[N_SEQ]) : NULL;
     step = 0;
     if ((PyErr_Occurred() || (seq && to_i64(seq, &step))) && settle(wrapped, NULL)) {
       Py_XDECREF(seq);
@@ -839,9 +861,7 @@ static PyObject *worker_call(Wrapped *wrapped, PyObject *const *args, size_t nar
   } else if (wrapped->kind == FORWARDING && !self->forward)
     self->forward = start;
   result = PyObject_Vectorcall(wrapped->original, args, nargsf, kwnames);
-  PyObject *type = NULL, *value = NULL, *trace = NULL;
-  if (!result)
-    PyErr_Fetch(&type, &value, &trace);
+  Raised raised = put_aside();
   if (wrapped->kind == EXECUTE || wrapped->kind == SAMPLE) {
     left = worker_span(self, WORKER_SPAN, start, now_ns(), wrapped->kind == SAMPLE);
     self->seq = 0;
@@ -857,11 +877,9 @@ static PyObject *worker_call(Wrapped *wrapped, PyObject *const *args, size_t nar
     left = keep_padding(self, result);
   if (left && settle(wrapped, NULL)) {
     Py_CLEAR(result);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-  } else if (type)
-    PyErr_Restore(type, value, trace);
+    forget(raised);
+  } else
+    raise_again(raised);
   return result;
 }
 
@@ -870,40 +888,22 @@ static PyObject *worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
   (void)kwargs;
   if (!PyArg_ParseTuple(args, "O", &padded))
     return NULL;
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  Worker *self = (Worker *)make(type, 0);
+  Worker *self = allocate(type);
   if (!self)
     return NULL;
-  Py_INCREF(padded);
-  self->padded = padded;
-  Py_INCREF(Py_None);
-  self->writer = Py_None;
-  self->seq_name = PyUnicode_InternFromString("gapmeter_seq");
-  self->tokens_name = PyUnicode_InternFromString("num_tokens");
+  self->padded = own(padded);
+  self->writer = own(Py_None);
   return (PyObject *)self;
 }
 
 static int worker_traverse(PyObject *object, visitproc visit, void *arg) {
-  Worker *self = (Worker *)object;
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(self->writer);
-  Py_VISIT(self->padded);
-  Py_VISIT(self->mode);
-  return 0;
+  return visit_held(object, &((Worker *)object)->writer, 3, visit, arg);
 }
 
 static void worker_dealloc(PyObject *object) {
-  Worker *self = (Worker *)object;
-  PyTypeObject *type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
-  Py_XDECREF(self->writer);
-  Py_XDECREF(self->padded);
-  Py_XDECREF(self->mode);
-  Py_XDECREF(self->seq_name);
-  Py_XDECREF(self->tokens_name);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  let_go(&((Worker *)object)->writer, 3);
   release(object);
-  Py_DECREF(type);
 }
 
 static PyMemberDef worker_members[] = {{"writer", T_OBJECT_EX, offsetof(Worker, writer), 0, NULL},
@@ -1003,8 +1003,7 @@ static PyObject *make_wrapped(PyObject *module, PyObject *args) {
     PyErr_SetString(PyExc_IndexError, "no such stamp");
     return NULL;
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(wrapped_type, Py_tp_alloc);
-  Wrapped *self = (Wrapped *)make(wrapped_type, 0);
+  Wrapped *self = allocate(wrapped_type);
   if (!self)
     return NULL;
   self->vectorcall = wrapped_call;
@@ -1013,57 +1012,34 @@ static PyObject *make_wrapped(PyObject *module, PyObject *args) {
   self->argument = argument;
   self->coroutine = coroutine;
   self->stamps = needed ? ((Stamps *)stamps)->at + first : NULL;
-  Py_INCREF(original);
-  Py_INCREF(handle);
-  Py_INCREF(fail);
-  Py_INCREF(name);
-  Py_INCREF(stamps);
-  self->original = original;
-  self->handle = handle;
-  self->fail = fail;
-  self->name = name;
-  self->kept = stamps;
+  self->original = own(original);
+  self->handle = own(handle);
+  self->fail = own(fail);
+  self->name = own(name);
+  self->of = own(stamps);
   return (PyObject *)self;
 }
 
 static PyObject *wrapped_get(PyObject *self, PyObject *instance, PyObject *owner) {
   (void)owner;
-  if (!instance || instance == Py_None) {
-    Py_INCREF(self);
-    return self;
-  }
+  if (!instance || instance == Py_None)
+    return own(self);
   return PyObject_CallFunctionObjArgs(method_type, self, instance, NULL);
 }
 
 static int wrapped_traverse(PyObject *object, visitproc visit, void *arg) {
-  Wrapped *self = (Wrapped *)object;
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(self->original);
-  Py_VISIT(self->handle);
-  Py_VISIT(self->fail);
-  Py_VISIT(self->attributes);
-  return 0;
+  return visit_held(object, &((Wrapped *)object)->original, 6, visit, arg);
 }
 
 static int wrapped_clear(PyObject *object) {
-  Wrapped *self = (Wrapped *)object;
-  Py_CLEAR(self->attributes);
+  Py_CLEAR(((Wrapped *)object)->attributes);
   return 0;
 }
 
 static void wrapped_dealloc(PyObject *object) {
-  Wrapped *self = (Wrapped *)object;
-  PyTypeObject *type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
-  Py_XDECREF(self->original);
-  Py_XDECREF(self->handle);
-  Py_XDECREF(self->fail);
-  Py_XDECREF(self->name);
-  Py_XDECREF(self->kept);
-  Py_XDECREF(self->attributes);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  let_go(&((Wrapped *)object)->original, 6);
   release(object);
-  Py_DECREF(type);
 }
 
 static PyMemberDef wrapped_members[] = {
@@ -1100,8 +1076,7 @@ typedef struct {
 typedef struct {
   PyObject_HEAD
   PyObject *writer, *scheduler, *blocks; /* None until the file is open */
-  PyObject *requests, *departed, *evicted, *evictions, *prompt_entry;
-  Stamps *stamps;
+  PyObject *requests, *departed, *evicted, *evictions, *prompt_entry, *stamps;
   int64_t seq, updated, looped_ns, woken_ns;
   int putting, spans, looped;
   Buffered span[MOST_SPANS];
@@ -1117,15 +1092,6 @@ typedef struct {
 
 static PyTypeObject *steps_type, *deque_type;
 static lenfunc deque_length;
-static PyObject *names[16];
-enum {
-  N_SEQ, N_TOTAL, N_TOKENS, N_NEW, N_CACHED, N_REQ_ID, N_COMPUTED, N_REQ_IDS, N_RUNNING, N_WAITING, N_SKIPPED, N_FREE,
-  N_OUTPUTS, N_NEW_IDS, N_REQUEST_ID, N_HAS_WORK
-};
-static const char *const spelled[16] = {
-    "gapmeter_seq", "total_num_scheduled_tokens", "num_scheduled_tokens", "scheduled_new_reqs", "scheduled_cached_reqs",
-    "req_id", "num_computed_tokens", "req_ids", "running", "waiting", "skipped_waiting", "num_free_blocks", "outputs",
-    "new_token_ids", "request_id", "has_work"};
 
 static int recording(Steps *self) { return self->writer && PyObject_TypeCheck(self->writer, appender_type); }
 
@@ -1381,7 +1347,7 @@ static PyObject *steps_updated(Steps *self, PyObject *const *args, Py_ssize_t na
 }
 
 static PyObject *steps_looped(Steps *self, PyObject *const *args, Py_ssize_t nargs) {
-  int64_t start, end, *stamps = self->stamps->at;
+  int64_t start, end, *stamps = ((Stamps *)self->stamps)->at;
   if (nargs != 4 || to_i64(args[0], &start) || to_i64(args[1], &end))
     return NULL;
   if (recording(self)) {
@@ -1394,11 +1360,7 @@ static PyObject *steps_looped(Steps *self, PyObject *const *args, Py_ssize_t nar
       return NULL;
     for (int k = 0; at && k < count; k++, at += SPAN_SIZE) {
       Buffered span = k < self->spans ? self->span[k] : (Buffered){LOOP, self->loop_steps[k - self->spans], begun, end};
-      put32(at + 8, span.ref);
-      put64(at + 16, span.start);
-      put64(at + 24, span.start);
-      put64(at + 32, span.end);
-      put_head(at, SPAN_SIZE, SPAN_KIND, (uint16_t)span.code);
+      put_span(at, span.code, span.ref, 0, span.start, span.start, span.end);
     }
   }
   self->spans = self->looped = self->putting = 0;
@@ -1417,7 +1379,7 @@ static PyObject *steps_looped(Steps *self, PyObject *const *args, Py_ssize_t nar
 }
 
 static PyObject *steps_sent(Steps *self, PyObject *const *args, Py_ssize_t nargs) {
-  int64_t end, *stamps = self->stamps->at;
+  int64_t end, *stamps = ((Stamps *)self->stamps)->at;
   if (nargs != 4 || to_i64(args[1], &end))
     return NULL;
   int64_t identity = stamps[ENCODE_SLOT + 2];
@@ -1444,55 +1406,30 @@ static PyObject *steps_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyErr_SetString(PyExc_ValueError, "too few stamps");
     return NULL;
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  Steps *self = (Steps *)make(type, 0);
+  Steps *self = allocate(type);
   if (!self)
     return NULL;
-#define KEEP(field, value) (Py_INCREF(value), self->field = (void *)(value))
-  KEEP(requests, requests);
-  KEEP(departed, departed);
-  KEEP(evicted, evicted);
-  KEEP(evictions, evictions);
-  KEEP(prompt_entry, prompt_entry);
-  KEEP(stamps, stamps);
-  KEEP(writer, Py_None);
-  KEEP(scheduler, Py_None);
-  KEEP(blocks, Py_None);
+  self->requests = own(requests);
+  self->departed = own(departed);
+  self->evicted = own(evicted);
+  self->evictions = own(evictions);
+  self->prompt_entry = own(prompt_entry);
+  self->stamps = own(stamps);
+  self->writer = own(Py_None);
+  self->scheduler = own(Py_None);
+  self->blocks = own(Py_None);
   return (PyObject *)self;
 }
 
 static int steps_traverse(PyObject *object, visitproc visit, void *arg) {
-  Steps *self = (Steps *)object;
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(self->writer);
-  Py_VISIT(self->scheduler);
-  Py_VISIT(self->blocks);
-  Py_VISIT(self->requests);
-  Py_VISIT(self->departed);
-  Py_VISIT(self->evicted);
-  Py_VISIT(self->evictions);
-  Py_VISIT(self->prompt_entry);
-  Py_VISIT((PyObject *)self->stamps);
-  return 0;
+  return visit_held(object, &((Steps *)object)->writer, 9, visit, arg);
 }
 
 static void steps_dealloc(PyObject *object) {
-  Steps *self = (Steps *)object;
-  PyTypeObject *type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
-  Py_XDECREF(self->writer);
-  Py_XDECREF(self->scheduler);
-  Py_XDECREF(self->blocks);
-  Py_XDECREF(self->requests);
-  Py_XDECREF(self->departed);
-  Py_XDECREF(self->evicted);
-  Py_XDECREF(self->evictions);
-  Py_XDECREF(self->prompt_entry);
-  Py_XDECREF((PyObject *)self->stamps);
-  PyMem_Free(self->numbers);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  let_go(&((Steps *)object)->writer, 9);
+  PyMem_Free(((Steps *)object)->numbers);
   release(object);
-  Py_DECREF(type);
 }
 
 static PyMethodDef steps_methods[] = {{"scheduled", METHOD(steps_scheduled), METH_FASTCALL, NULL},
@@ -1527,16 +1464,6 @@ typedef struct {
 } Answers;
 
 static PyTypeObject *answers_type;
-enum { TOLD = 21 };
-static PyObject *told[TOLD];
-enum {
-  T_OUTPUTS, T_REQUEST_ID, T_NEW_IDS, T_FINISH, T_RECEIVED, T_COLLECTOR, T_PUT, T_REF, T_FINISHED, T_CALL, T_BODY,
-  T_GENERATIONS, T_OPENED, T_WRITTEN, T_OUTPUT, T_TAKEN, T_STATE, T_OFFSET, T_PROMPT, T_EVICTED, T_QUERY
-};
-static const char *const tellings[TOLD] = {
-    "outputs", "request_id", "new_token_ids", "finish_reason", "received", "collector", "put", "ref", "finished",
-    "gapmeter_call", "body", "generations", "opened", "written", "output", "gapmeter_ns",
-    "state", "position_offset", "prompt", "evicted", "query_length"};
 
 static int attribute_i64(PyObject *object, PyObject *name, int64_t *value) {
   PyObject *number = PyObject_GetAttr(object, name);
@@ -1556,7 +1483,7 @@ static PyObject *answers_decoded(Answers *self, PyObject *const *args, Py_ssize_
   int64_t start;
   if (nargs != 4 || to_i64(args[0], &start))
     return NULL;
-  PyObject *outputs = attribute(args[2], told[T_OUTPUTS]);
+  PyObject *outputs = attribute(args[2], names[N_OUTPUTS]);
   if (!outputs && PyErr_Occurred())
     return NULL;
   if (outputs && PyList_Check(outputs) && PyList_Size(outputs) && PyObject_TypeCheck(self->writer, appender_type)) {
@@ -1570,7 +1497,7 @@ static PyObject *answers_decoded(Answers *self, PyObject *const *args, Py_ssize_
 
 /* One request's share of a batch; `before` is where it begins, and then where it ends. */
 static int process_output(Answers *self, PyObject *output, int64_t arrived, int64_t start, int64_t *before) {
-  PyObject *id = PyObject_GetAttr(output, told[T_REQUEST_ID]), *collector = NULL, *key = NULL, *ids = NULL;
+  PyObject *id = PyObject_GetAttr(output, names[N_REQUEST_ID]), *collector = NULL, *key = NULL, *ids = NULL;
   PyObject *generation = id ? PyDict_GetItemWithError(self->generations, id) : NULL;
   int left = -1;
   if (!generation) {
@@ -1580,34 +1507,34 @@ static int process_output(Answers *self, PyObject *output, int64_t arrived, int6
   Py_INCREF(generation);
   int64_t count, done = *before;
   uint32_t ref;
-  ids = PyObject_GetAttr(output, told[T_NEW_IDS]);
+  ids = PyObject_GetAttr(output, names[N_NEW_IDS]);
   Py_ssize_t fresh = ids ? PyObject_Size(ids) : -1;
-  if (fresh < 0 || attribute_i64(generation, told[T_RECEIVED], &count) ||
-      set_number(generation, told[T_RECEIVED], count += fresh) || !(collector = PyObject_GetAttr(generation, told[T_COLLECTOR])))
+  if (fresh < 0 || attribute_i64(generation, names[N_RECEIVED], &count) ||
+      set_number(generation, names[N_RECEIVED], count += fresh) || !(collector = PyObject_GetAttr(generation, names[N_COLLECTOR])))
     goto over;
-  key = attribute(collector, told[T_REQUEST_ID]);
+  key = attribute(collector, names[N_REQUEST_ID]);
   if (!key && PyErr_Occurred())
     goto over;
   PyObject *mark = key ? PyDict_GetItemWithError(self->marks, key) : NULL;
   if (mark) {
-    if (to_i64(mark, &done) || set_number(generation, told[T_PUT], count))
+    if (to_i64(mark, &done) || set_number(generation, names[N_PUT], count))
       goto over;
   } else if (PyErr_Occurred())
     goto over;
   if (done < *before)
     done = *before;
   if (fresh) {
-    if (attribute_u32(generation, told[T_REF], &ref) ||
+    if (attribute_u32(generation, names[N_REF], &ref) ||
         write_span((Appender *)self->writer, OUTPUT_RECEIVE, ref, (uint32_t)count, arrived, arrived, start) ||
         write_span((Appender *)self->writer, DETOKENIZE, ref, (uint32_t)count, start, *before, done))
       goto over;
   }
   *before = done;
-  PyObject *finish = PyObject_GetAttr(output, told[T_FINISH]);
+  PyObject *finish = PyObject_GetAttr(output, names[N_FINISH]);
   if (!finish)
     goto over;
   left = finish == Py_None ? 0
-                           : PyObject_SetAttr(generation, told[T_FINISHED], Py_True) || PyDict_DelItem(self->generations, id)
+                           : PyObject_SetAttr(generation, names[N_FINISHED], Py_True) || PyDict_DelItem(self->generations, id)
                                  ? -1
                                  : 0;
   Py_DECREF(finish);
@@ -1651,20 +1578,20 @@ static PyObject *answers_processed(Answers *self, PyObject *const *args, Py_ssiz
 
 /* The usual chunk: of a call with one generation that has begun to answer, and whose tokens were all taken. */
 static PyObject *usual_chunk(Answers *self, PyObject *call) {
-  PyObject *generations = PyObject_GetAttr(call, told[T_GENERATIONS]), *opened = NULL, *collector = NULL, *lying = NULL;
+  PyObject *generations = PyObject_GetAttr(call, names[N_GENERATIONS]), *opened = NULL, *collector = NULL, *lying = NULL;
   PyObject *generation = NULL, *about = NULL;
   int64_t put, written, formatted = 0;
   uint32_t ref;
   if (!generations || !PyList_Check(generations) || PyList_Size(generations) != 1 ||
-      !(opened = PyObject_GetAttr(call, told[T_OPENED])) || opened != Py_True)
+      !(opened = PyObject_GetAttr(call, names[N_OPENED])) || opened != Py_True)
     goto over;
   generation = PyList_GetItem(generations, 0);
   Py_INCREF(generation);
-  if (!(collector = PyObject_GetAttr(generation, told[T_COLLECTOR])) ||
-      !(lying = PyObject_GetAttr(collector, told[T_OUTPUT])) || lying != Py_None ||
-      attribute_i64(generation, told[T_PUT], &put) || attribute_i64(generation, told[T_WRITTEN], &written) ||
-      put <= written || attribute_u32(generation, told[T_REF], &ref) ||
-      attribute_i64(collector, told[T_TAKEN], &formatted) || set_number(generation, told[T_WRITTEN], put))
+  if (!(collector = PyObject_GetAttr(generation, names[N_COLLECTOR])) ||
+      !(lying = PyObject_GetAttr(collector, names[N_OUTPUT])) || lying != Py_None ||
+      attribute_i64(generation, names[N_PUT], &put) || attribute_i64(generation, names[N_WRITTEN], &written) ||
+      put <= written || attribute_u32(generation, names[N_REF], &ref) ||
+      attribute_i64(collector, names[N_TAKEN], &formatted) || set_number(generation, names[N_WRITTEN], put))
     goto over;
   about = Py_BuildValue("(O((iILL)))", self->writer, EGRESS, ref, (long long)put, (long long)formatted);
 over:
@@ -1679,14 +1606,14 @@ over:
 static PyObject *answers_sending(Answers *self, PyObject *const *args, Py_ssize_t nargs) {
   if (nargs < 2)
     Py_RETURN_NONE;
-  PyObject *call = attribute(args[0], told[T_CALL]);
+  PyObject *call = attribute(args[0], names[N_CALL]);
   if (!call || call == Py_None || !PyDict_Check(args[1])) {
     Py_XDECREF(call);
     if (PyErr_Occurred())
       return NULL;
     Py_RETURN_NONE;
   }
-  PyObject *body = PyDict_GetItemWithError(args[1], told[T_BODY]);
+  PyObject *body = PyDict_GetItemWithError(args[1], names[N_BODY]);
   int empty = !body || PyObject_Size(body) <= 0;
   PyObject *about = empty || PyErr_Occurred() ? NULL : usual_chunk(self, call);
   if (!empty && !about) {
@@ -1704,38 +1631,24 @@ static PyObject *answers_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
   (void)kwargs;
   if (!PyArg_ParseTuple(args, "O!O!O", &PyDict_Type, &generations, &PyDict_Type, &marks, &carrying))
     return NULL;
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  Answers *self = (Answers *)make(type, 0);
+  Answers *self = allocate(type);
   if (!self)
     return NULL;
-  KEEP(generations, generations);
-  KEEP(marks, marks);
-  KEEP(carrying, carrying);
-  KEEP(writer, Py_None);
+  self->generations = own(generations);
+  self->marks = own(marks);
+  self->carrying = own(carrying);
+  self->writer = own(Py_None);
   return (PyObject *)self;
 }
 
 static int answers_traverse(PyObject *object, visitproc visit, void *arg) {
-  Answers *self = (Answers *)object;
-  Py_VISIT(Py_TYPE(object));
-  Py_VISIT(self->writer);
-  Py_VISIT(self->generations);
-  Py_VISIT(self->marks);
-  Py_VISIT(self->carrying);
-  return 0;
+  return visit_held(object, &((Answers *)object)->writer, 4, visit, arg);
 }
 
 static void answers_dealloc(PyObject *object) {
-  Answers *self = (Answers *)object;
-  PyTypeObject *type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
-  Py_XDECREF(self->writer);
-  Py_XDECREF(self->generations);
-  Py_XDECREF(self->marks);
-  Py_XDECREF(self->carrying);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+  let_go(&((Answers *)object)->writer, 4);
   release(object);
-  Py_DECREF(type);
 }
 
 static PyMethodDef answers_methods[] = {{"decoded", METHOD(answers_decoded), METH_FASTCALL, NULL},
@@ -1771,16 +1684,16 @@ static PyObject *make_span(PyObject *module, PyObject *const *args, Py_ssize_t n
 
 /* The entry of an item of Transformers' batch that only decodes; NULL without an exception for any other. */
 static PyObject *decode_entry(PyObject *item, PyObject *requests) {
-  PyObject *state = PyObject_GetAttr(item, told[T_STATE]), *before = NULL, *id = NULL, *query = NULL, *ref = NULL;
+  PyObject *state = PyObject_GetAttr(item, names[N_STATE]), *before = NULL, *id = NULL, *query = NULL, *ref = NULL;
   PyObject *request, *evicted = NULL, *zero = NULL, *entry = NULL;
   int64_t done, prompt;
-  if (!state || !(before = PyObject_GetAttr(state, told[T_OFFSET])) || !(id = PyObject_GetAttr(state, told[T_REQUEST_ID])))
+  if (!state || !(before = PyObject_GetAttr(state, names[N_OFFSET])) || !(id = PyObject_GetAttr(state, names[N_REQUEST_ID])))
     goto over;
   request = PyDict_GetItemWithError(requests, id);
-  if (!request || to_i64(before, &done) || attribute_i64(request, told[T_PROMPT], &prompt) || done < prompt ||
-      !(evicted = PyObject_GetAttr(request, told[T_EVICTED])) || evicted != Py_False)
+  if (!request || to_i64(before, &done) || attribute_i64(request, names[N_PROMPT], &prompt) || done < prompt ||
+      !(evicted = PyObject_GetAttr(request, names[N_EVICTED])) || evicted != Py_False)
     goto over;
-  if ((query = PyObject_GetAttr(item, told[T_QUERY])) && (ref = PyObject_GetAttr(request, told[T_REF])) &&
+  if ((query = PyObject_GetAttr(item, names[N_QUERY])) && (ref = PyObject_GetAttr(request, names[N_REF])) &&
       (zero = PyLong_FromLong(0)))
     entry = PyTuple_Pack(5, ref, query, before, zero, zero);
 over:
@@ -1838,22 +1751,16 @@ PyMODINIT_FUNC PyInit__native(void) {
   PyObject *types = PyImport_ImportModule("types");
   method_type = types ? PyObject_GetAttrString(types, "MethodType") : NULL;
   Py_XDECREF(types);
-  grow_name = PyUnicode_InternFromString("_grow");
-  writer_name = PyUnicode_InternFromString("writer");
-  callback_name = PyUnicode_InternFromString("add_done_callback");
   PyObject *collections = PyImport_ImportModule("collections");
   deque_type = collections ? (PyTypeObject *)PyObject_GetAttrString(collections, "deque") : NULL;
   Py_XDECREF(collections);
   deque_length = deque_type ? (lenfunc)PyType_GetSlot(deque_type, Py_sq_length) : NULL;
   if (!deque_length)
     return NULL;
-  for (int k = 0; k < 16; k++)
+  for (int k = 0; k < NAMES; k++)
     if (!(names[k] = PyUnicode_InternFromString(spelled[k])))
       return NULL;
-  for (int k = 0; k < TOLD; k++)
-    if (!(told[k] = PyUnicode_InternFromString(tellings[k])))
-      return NULL;
-  if (!module || !method_type || !grow_name || !writer_name || !callback_name ||
+  if (!module || !method_type ||
       !(arrival_type = (PyTypeObject *)PyType_FromSpec(&arrival_spec)) ||
       !(awaited_type = (PyTypeObject *)PyType_FromSpec(&awaited_spec)) || !(appender_type = add_type(module, "Appender", &appender_spec)) ||
       !(stamps_type = add_type(module, "Stamps", &stamps_spec)) ||

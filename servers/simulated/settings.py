@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -13,22 +13,20 @@ from typing import Any, get_type_hints
 from gapmeter.servers.launch import LOOPBACK
 from gapmeter.servers.simulated.scheduler import Limits, StepPlan
 
-_LAWS = ("none", "exponential", "lognormal", "uniform")
 _MAX_MODEL_LEN = 8192
 _RENAMED = {"max_sequences": "max_batch"}  # the flag's name where it is not the field's
 
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """How long each stage takes: nominal durations in ns, and the law of their jitter.
+    """How long each stage takes: nominal durations in ns, and how much they vary.
 
     The forward pass takes ``forward_ns + forward_prompt_token_ns · prompt tokens + forward_sequence_ns · decoding
     sequences + forward_kv_token_ns · their KV tokens``. ``handoff_ns`` and ``output_ns`` are the hops from the API
     server to the engine and back. Template and tokenize are per request, detokenize and egress per chunk.
 
-    Each duration is multiplied by a draw with mean 1: ``exponential``; ``lognormal`` with standard deviation
-    ``spread``; ``uniform`` on 1 ± ``spread``. The draws of one stage depend on ``seed`` and its name alone. Raises
-    ValueError for a negative duration or an unknown law.
+    Each duration is multiplied by a lognormal draw with mean 1 and standard deviation ``jitter``. The draws of one
+    stage depend on ``seed`` and its name alone. Raises ValueError for a negative duration or jitter.
     """
 
     template_ns: int = 100_000
@@ -45,18 +43,15 @@ class StageTimes:
     output_ns: int = 100_000
     detokenize_ns: int = 20_000
     egress_ns: int = 20_000
-    jitter: str = "none"
-    spread: float = 0.1
+    jitter: float = 0.0
     seed: int = 1
 
     def __post_init__(self) -> None:
         for item in fields(self):
             if item.name.endswith("_ns") and getattr(self, item.name) < 0:
                 raise ValueError(f"{item.name} is {getattr(self, item.name)}; a duration is not negative")
-        if self.jitter not in _LAWS:
-            raise ValueError(f"jitter {self.jitter!r} is none of {', '.join(_LAWS)}")
-        if self.spread < 0 or (self.jitter == "uniform" and self.spread > 1):
-            raise ValueError(f"spread is {self.spread}; it must not be negative, nor above 1 for uniform jitter")
+        if self.jitter < 0:
+            raise ValueError(f"jitter is {self.jitter}; it must not be negative")
 
     def forward(self, plan: StepPlan) -> float:
         """Nominal duration of a step's forward pass, in ns."""
@@ -73,24 +68,16 @@ class Durations:
 
     def __init__(self, times: StageTimes) -> None:
         self.times = times
-        self._streams: dict[str, Callable[[], float]] = {}
+        self._sigma = math.sqrt(math.log1p(times.jitter**2))
+        self._sources: dict[str, random.Random] = {}
 
     def draw(self, stage: str, nominal_ns: float) -> int:
         """A duration of ``stage`` in ns, ``nominal_ns`` on average."""
-        if self.times.jitter == "none" or not nominal_ns:
+        if not self._sigma or not nominal_ns:
             return round(nominal_ns)
-        if stage not in self._streams:
-            self._streams[stage] = self._stream(stage)
-        return round(nominal_ns * self._streams[stage]())
-
-    def _stream(self, stage: str) -> Callable[[], float]:
-        source, law, spread = random.Random(f"{self.times.seed}/{stage}"), self.times.jitter, self.times.spread
-        if law == "exponential":
-            return lambda: source.expovariate(1.0)
-        if law == "uniform":
-            return lambda: source.uniform(1 - spread, 1 + spread)
-        sigma = math.sqrt(math.log1p(spread * spread))
-        return lambda: source.lognormvariate(-sigma * sigma / 2, sigma)
+        if stage not in self._sources:
+            self._sources[stage] = random.Random(f"{self.times.seed}/{stage}")
+        return round(nominal_ns * self._sources[stage].lognormvariate(-self._sigma * self._sigma / 2, self._sigma))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +172,7 @@ def _add_flags(parser: argparse.ArgumentParser, kind: Any) -> None:
         elif item.name.endswith("_ns"):
             parser.add_argument(option, dest=flag, type=float, default=float(str(item.default)) / 1e6, metavar="MS")
         else:
-            choices = _LAWS if item.name == "jitter" else None
-            parser.add_argument(option, dest=flag, type=hints[item.name], default=item.default, choices=choices)
+            parser.add_argument(option, dest=flag, type=hints[item.name], default=item.default)
 
 
 def _build(kind: Any, given: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Commands that derive from another run what they say, typed with gapmeter or with make."""
+"""Commands that derive from another run what they say."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from gapmeter.analysis.command import Command
         ("gapmeter run smoke", "gapmeter run smoke --resume 'a folder'"),
         ("gapmeter run smoke --resume=old --quiet", "gapmeter run smoke --quiet --resume 'a folder'"),
         ("gapmeter run --resume old smoke", "gapmeter run smoke --resume 'a folder'"),
-        ("make loadtest SCENARIO=smoke", "make loadtest SCENARIO=smoke ARGS='--resume '\"'\"'a folder'\"'\"''"),
     ],
 )
 def test_what_was_interrupted_is_taken_up_by_the_same_words(command: str, again: str) -> None:
@@ -34,7 +33,6 @@ def test_a_resumed_search_has_one_budget() -> None:
             "gapmeter capacity smoke --budget 30s --json --set 'slo=[\"ttft p50 <= 60 ms\"]' --within=80% --runs runs",
             "gapmeter run smoke --set 'slo=[\"ttft p50 <= 60 ms\"]' --set load.rate=4",
         ),
-        ("make capacity SCENARIO=smoke", "make loadtest SCENARIO=smoke ARGS='--set load.rate=4'"),
         ("python a-script.py", "python a-script.py"),
     ],
 )

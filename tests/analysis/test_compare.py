@@ -344,7 +344,7 @@ def test_what_is_undecided_says_how_many_runs_would_decide_it_and_what_these_cou
 def test_one_run_a_side_is_marked_and_asks_for_three() -> None:
     found = held(figure(0.04), runs=(1, 1))
     assert "one run a side, forced" in found.sentence
-    assert "three runs a side tell how much they do" in found.rows[0].sentence
+    assert "three runs a side would show how much they do" in found.rows[0].sentence
     assert found.rows[0].runs_needed is None
 
 

@@ -30,13 +30,13 @@ def test_little_or_unmeasured_waiting_is_not_worth_a_warning(waited: float | Non
     [
         (
             {Culprit("api", "egress"): 71, Culprit("engine"): 27, Culprit("load tester"): 2},
-            "a CPU core that others had: API server at egress (71 %), engine (27 %)",
-            "give the server more cores",
+            "a CPU core that others were using: API server at egress (71 %), engine (27 %)",
+            "more cores for the server",
         ),
         (
             {Culprit("another program"): 90, Culprit("engine", "input_prep"): 10},
-            "a CPU core that others had: another program (90 %), engine at input prep (10 %)",
-            "cores of its own for the server",
+            "a CPU core that others were using: another program (90 %), engine at input prep (10 %)",
+            "dedicated cores for the server",
         ),
         (
             {Culprit("load tester"): 5},

@@ -176,7 +176,7 @@ def test_a_run_that_passed_is_at_least_this_cheap(passed: RunFigures) -> None:
     assert isinstance(part, Cost) and part.status == "at_most"
     assert part.per_request_usd == 2.0 / (3600 * 8.0 * 0.8), "8 req/s were asked for"
     assert part.per_request_usd_ci == (None, part.per_request_usd)
-    assert "At least this cheap; gapmeter capacity finds the rest" in cost_sentence(part)
+    assert "An upper limit: gapmeter capacity finds the highest rate" in cost_sentence(part)
 
 
 @pytest.mark.parametrize(

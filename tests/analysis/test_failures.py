@@ -117,6 +117,18 @@ def test_a_bound_is_written_without_digits_that_say_nothing(ms: float, text: str
     assert over(ms) == text
 
 
+@pytest.mark.parametrize("ours", ["aborted", "lost"])
+def test_what_we_ended_ourselves_is_listed_and_in_no_share(ours: str) -> None:
+    frames = simulate(400, failures=20, error="boom")
+    failed = np.flatnonzero(frames.requests["outcome"] == "http_5xx")
+    frames.requests.loc[failed[:8], "outcome"] = ours
+    told = result(build_figures(frames.requests, frames.ledger, None, SLOS, EVIDENCE))
+    assert told.counts.failed == {"http_5xx": 12, ours: 8}
+    assert (told.counts.ended, told.counts.failed_by_server) == (392, 12)
+    gone = frames.requests.drop(index=failed[:8])
+    assert told.goodput == build_figures(gone, frames.ledger, None, SLOS, EVIDENCE).goodput
+
+
 def test_measured_requests_alone_are_counted() -> None:
     frames = simulate(100, failures=10)
     everyone = frames.requests.copy()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.requests import metrics
-from gapmeter.analysis.results.manifest import Slo
+from gapmeter.scenarios.slo import Slo
 
 MS = 1_000_000
 

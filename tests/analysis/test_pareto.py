@@ -17,8 +17,8 @@ from gapmeter.analysis.results.pareto import ParetoPoint
 from gapmeter.analysis.results.run import INVALID, PASS, Verdict
 from gapmeter.report.document import Chart
 from gapmeter.report.pareto import section
+from gapmeter.scenarios.slo import parse_slo
 from tests.kit.results import manifest
-from tests.kit.runs import slo_of
 
 _VALUES = st.floats(0.1, 1000.0)
 _KNOWN = st.builds(
@@ -103,7 +103,7 @@ def test_sides_whose_hardware_is_counted_differently_stand_per_server() -> None:
 
 
 def test_the_pictures_marks_are_the_points_and_the_front_is_told() -> None:
-    slos = [slo_of("itl p99 <= 50 ms"), slo_of("tpot p50 <= 25 ms"), slo_of("ttft p99 <= 1 ms")]
+    slos = [parse_slo("itl p99 <= 50 ms"), parse_slo("tpot p50 <= 25 ms"), parse_slo("ttft p99 <= 1 ms")]
     places = [(50.0, 10.0), (30.0, 90.0), (20.0, 20.0), (40.0, 60.0)]
     points = [
         made(f"at {x:g}", Interval(value=x, low=x - 2, high=x + 2), Interval(value=y, low=y - 2, high=y + 2))

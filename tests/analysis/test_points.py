@@ -130,11 +130,11 @@ def test_what_falls_is_put_into_the_stage_that_shrank() -> None:
     assert (found.stage, round(found.share or 0.0, 1)) == ("queue", 1.0)
     said = growth_sentence(found, "GPU")
     assert "falls by" in said
-    assert "wait less is queue (capacity)" in said
+    assert "of the saved time of the slowest ones is queue (capacity)" in said
 
 
 def test_a_growth_within_its_interval_is_put_into_no_stage() -> None:
-    assert "differs by no more than its interval" in growth_sentence(grown(ledgers(60), ledgers(61)), "GPU")
+    assert "shows no clear change" in growth_sentence(grown(ledgers(60), ledgers(61)), "GPU")
 
 
 def test_a_shares_interval_knows_that_neighbors_met_the_same_queue() -> None:

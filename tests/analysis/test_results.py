@@ -19,10 +19,11 @@ from gapmeter.analysis.results import Manifest, NotReadable, RunBrief, RunResult
 from gapmeter.analysis.results.distribution import Distribution, Percentile, percentile_key, percentile_of_key
 from gapmeter.analysis.results.schema import FOLDER, schema, text, types
 from gapmeter.analysis.results.trust import Ratio
+from gapmeter.scenarios.slo import parse_slo
 from tests.kit.results import manifest, manifest_document, result
-from tests.kit.runs import simulate, slo_of
+from tests.kit.runs import simulate
 
-SLOS = [slo_of("ttft p97.5 <= 500 ms"), slo_of("errors <= 20 %")]
+SLOS = [parse_slo("ttft p97.5 <= 500 ms"), parse_slo("errors <= 20 %")]
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,7 @@ def test_a_model_that_fits_into_the_cache_is_not_held_against_memory() -> None:
     decode = found.decode
     assert decode.cache_resident
     assert decode.mbu.share == pytest.approx(0.08) and decode.mbu_of_memory == pytest.approx(0.8)
-    assert "memory is no bound" in str(roofline_sentence(found))
+    assert "memory is not the limit" in str(roofline_sentence(found))
 
 
 def test_prefill_is_held_against_the_peak_of_its_precision_or_called_unmeasured() -> None:

@@ -50,7 +50,7 @@ def test_more_offered_than_served_is_no_steady_state_and_not_valid_for_capacity(
     assert (told.state, told.valid_for_capacity) == ("unsteady", False)
     words = said(requests, told, offered=30.0)
     assert "requests in flight grew by" in words
-    assert "more was offered (30/s) than served (2" in words
+    assert "the offered load (30/s) was above what was served (2" in words
     assert [w.code for w in growth_warning(told)] == ["overload"]
 
 

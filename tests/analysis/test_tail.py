@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapmeter.analysis.arrays import Ranked
 from gapmeter.analysis.ledger.tail import anatomy, around, slow_count
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results.latency import Anatomy
@@ -104,7 +105,7 @@ def test_slow_requests_of_a_single_moment_have_no_interval() -> None:
     found = known(table)
     assert (found.stage, found.share_ci) == ("queue", (None, None))
     assert tail_sentence(found, "ttft", "GPU").endswith(
-        "in too few moments to be sure why; most is capacity (queue) +80.0 ms"
+        "but too rarely to be sure why; mostly capacity (queue) +80.0 ms"
     )
 
 
@@ -161,7 +162,7 @@ def test_two_owners_within_each_others_intervals_are_no_single_cause() -> None:
     found = known(table)
     assert found.leading is None
     said = tail_sentence(found, "ttft", "GPU")
-    assert "of no single cause: " in said
+    assert "with no single cause: " in said
     assert "capacity (queue) +" in said
     assert "API server (tokenize) +" in said
 
@@ -175,7 +176,7 @@ def test_what_every_request_pays_is_told_beside_what_slow_ones_wait_for() -> Non
     assert (found.leading, found.payer) == ("capacity", "API server")
     api = next(part for part in found.owners if part.owner == "API server")
     assert api.at_share == pytest.approx(api.at_ms / found.at.total_ms)
-    assert "most of what every request pays is API server" in pays_sentence(found, "ttft", "GPU")
+    assert "the largest part of every request is API server" in pays_sentence(found, "ttft", "GPU")
     assert pays_sentence(known(ledgers(600, queue=80.0)), "ttft", "GPU") == ""
 
 
@@ -183,8 +184,7 @@ def test_what_every_request_pays_is_told_beside_what_slow_ones_wait_for() -> Non
     ("percentile", "low", "high"), [(99, 985, 995), (95, 925, 975), (50, 450, 550), (99.9, 993, 1000)]
 )
 def test_the_requests_at_a_percentile_lie_around_it(percentile: float, low: int, high: int) -> None:
-    rank = np.arange(1000)
-    chosen = np.flatnonzero(around(rank, percentile))
+    chosen = np.flatnonzero(around(Ranked(np.arange(1000.0)), percentile))
     assert chosen[0] == pytest.approx(low, abs=4)
     assert chosen[-1] + 1 == pytest.approx(high, abs=4)
     assert len(chosen) >= 7
@@ -199,7 +199,7 @@ def test_where_their_mean_is_far_from_the_percentile_the_range_of_those_around_i
     low, high = found.at_range_ms
     assert low < 30 < found.at.total_ms < 150 < high
     said = around_sentence(found, "ttft")
-    assert said.endswith(f"shown is their mean, {duration(found.at.total_ms)}, not p94.8")
+    assert said.endswith(f"shown is their mean, {duration(found.at.total_ms)}, not p94.8 itself")
     even = known(ledgers(1000))
     assert even.at_range_ms is None
     assert around_sentence(even, "ttft") == ""

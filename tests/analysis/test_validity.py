@@ -256,6 +256,13 @@ def test_a_server_that_does_not_accept_connections_is_no_lateness_of_the_load_te
     assert set(states(requests, POISSON).values()) == {OK}
     (warning,) = connect_warning(requests)
     assert "500 of 1,500 requests (33 %) waited 900 ms or more until the server accepted" in warning.text
+    assert "given up" not in warning.text
+    never = np.arange(len(requests)) % 6 == 0  # half of those that waited
+    requests.loc[never, ["connect_end_ns", "sent_ns", "first_token_ns", "last_token_ns"]] = -1
+    requests.loc[never, "outcome"] = "timeout"
+    (warning,) = connect_warning(requests.assign(end_ns=requests["due_ns"] + 9000 * MS))
+    assert "500 of 1,500 requests (33 %) waited 900 ms or more" in warning.text
+    assert warning.text.endswith("in time, and 250 were given up before it did")
     assert not list(connect_warning(poisson_run()))
 
 

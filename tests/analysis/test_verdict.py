@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gapmeter.analysis.judge import verdict
-from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, SloAnswer, Verdict
 from gapmeter.report.slo import slo_sentence
+from gapmeter.scenarios.slo import Slo
 from tests.kit.runs import slo
 
 MS = 1_000_000

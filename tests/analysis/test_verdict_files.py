@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gapmeter.analysis.analyse import build_figures
-from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.report.export.junit import junit, suite_of_run
 from gapmeter.report.slo import slo_sentence
+from gapmeter.scenarios.slo import Slo
 from tests.kit.results import result
 from tests.kit.runs import EVIDENCE, simulate, slo
 

@@ -74,7 +74,7 @@ def test_a_fleet_by_hand_costs_what_a_search_prints_and_the_page_has_it() -> Non
     each = replicas * usd / (3600 * target)
     fleet = Fleet.plan(low, target, 0.2, 1).at_price(usd, None)
     assert (fleet.replicas, fleet.per_request_usd, fleet.usd_per_hour) == (replicas, each, replicas * usd)
-    assert fleet_words(fleet) == f", which is ${1e6 * each:.3f} for a million requests as it will be paid"
+    assert fleet_words(fleet) == f", which is ${1e6 * each:.3f} for a million requests in whole replicas"
     assert "3 × 0.0408 ÷ (3600 × 50) = $0.00000068 a request" in page()
     assert each == pytest.approx(0.00000068)
     assert f"that is ${1e6 * each:.3f} for a million requests" in page()

@@ -2,17 +2,52 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from bench.capacity import LEVELS, Cell, Found, describe, limits_ns, one_search
-from bench.virtual_trials import CHAT, SMALL, VirtualOracle
+from bench.virtual_server import Settings
+from bench.virtual_trials import STEPS, Asked, Engine, VirtualOracle
 from gapmeter.analysis.capacity.search import Goal, held_rate, posterior, search
+from gapmeter.analysis.capacity.trial import Promise
+from gapmeter.servers.simulated.scheduler import Limits
 
 SEARCHES = 12
+# Two tokens an answer, four places in the batch: queues, batching and prompts beside decodes, at few steps a request.
+SMALL = Asked(
+    Engine(
+        Settings(
+            Limits(max_sequences=4),
+            replace(
+                STEPS, input_prep_ns=500_000, forward_ns=6_000_000, forward_prompt_token_ns=100_000,
+                forward_sequence_ns=500_000, jitter=0.2,
+            ),
+        ),
+        prompt_tokens=(8, 24),
+        output_tokens=(2, 2),
+    ),
+    promises=(Promise("ttft p95 <= 40 ms", "ttft", 0.05), Promise("e2e p95 <= 60 ms", "e2e", 0.05)),
+    limits_ns=(40_000_000, 60_000_000),
+)  # fmt: skip
+# Like the scenario chat-p99 on a small engine: four places, answers of five tokens, a limit far above what is usual.
+CHAT = Asked(
+    Engine(
+        Settings(
+            Limits(max_sequences=4),
+            replace(
+                STEPS, input_prep_ns=1_000_000, forward_ns=4_000_000, forward_prompt_token_ns=60_000,
+                forward_sequence_ns=800_000, jitter=0.3,
+            ),
+        ),
+        prompt_tokens=(8, 120),
+        output_tokens=(5, 5),
+    ),
+    promises=(Promise("ttft p99 <= 500 ms", "ttft", 0.01), Promise("e2e p99 <= 900 ms", "e2e", 0.01)),
+    limits_ns=(500_000_000, 900_000_000),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("cell", [Cell("M/M/1", 0.85, 99, 0.0), Cell("M/D/1", 0.85, 95, 0.0)])
@@ -50,6 +85,6 @@ def test_an_overloaded_virtual_server_is_told_by_its_first_trial() -> None:
 
 def test_shares_are_of_all_searches_also_of_those_without_an_estimate() -> None:
     good = Found(1.0, 0.9, 1.1, 0.8, True, 200.0, 10_000)
-    none = dataclasses.replace(good, rate=None, low=None, high=None, held=1.2, found=False)
+    none = replace(good, rate=None, low=None, high=None, held=1.2, found=False)
     told = describe([good, none])
     assert (told["searches"], told["estimates"], told["covered"], told["held_above"]) == (2, 1, 1, 1)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import peers, sampler, streams
+from bench import peers, streams
 from bench.peer_tools import TOOLS
 from gapmeter.machine.instrument import NotMeasured
 from gapmeter.records.process import SPARE, too_few_files
@@ -118,15 +118,3 @@ def test_a_tools_figures_are_compared_with_the_log_of_the_requests_that_it_count
 def test_a_machine_without_enough_files_raises_before_anything_is_started() -> None:
     with pytest.raises(NotMeasured, match="open files"):
         streams.measure(10_000_000)
-
-
-def test_the_samplers_cost_is_the_difference_within_pairs() -> None:
-    """A machine that slows down from pair to pair, and a sampler that adds 0.02 ms to each."""
-    drift = np.linspace(0.1, 2.0, 10)
-    row = sampler._compared(drift + 0.02, drift)
-    assert (row["more"], row["low"], row["high"]) == pytest.approx((0.02, 0.02, 0.02))
-    found = {"pairs": 10, "seconds": 7, "rate": 100, "hz": 10, "cpu_share": [0.006, 0.005, 0.007],
-             "lag_p50_ms": row, "lag_p99_ms": row}  # fmt: skip
-    text = "\n".join(sampler.table(found))
-    assert "took 0.60% of a core (0.50% to 0.70%)" in text
-    assert "| p99 | 1.050 ms | 1.070 ms | +0.020 ms (+0.020 to +0.020) |" in text

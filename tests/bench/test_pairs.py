@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.probe_pairs import hodges_lehmann
+from bench.probe_cost import hodges_lehmann
 
 
 def test_the_estimate_is_the_median_of_all_pairwise_means() -> None:

@@ -113,7 +113,7 @@ def ask_vllm(asked: Sequence[Asked], folder: Path) -> dict[str, Any]:
         for at, one in zip(due_ms(len(asked)), list(asked) * ROUNDS, strict=True)
     ]
     (folder / "asked.json").write_text(json.dumps(words))
-    command = [find_python(ROOT), "bench/vllm_requests.py", str(folder / "asked.json")]
+    command = [find_python(ROOT), "tests/engines/vllm_requests.py", str(folder / "asked.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

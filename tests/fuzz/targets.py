@@ -200,11 +200,11 @@ def _read_records(data: bytes) -> None:
 
 def _archives() -> list[bytes]:
     run = golden("attached")
-    for name in ("x.tar.gz", "x.zip"):
-        (_scratch() / name).unlink(missing_ok=True)
+    packed = _scratch() / "x.tar.gz"
+    packed.unlink(missing_ok=True)
     with contextlib.redirect_stderr(io.StringIO()):
-        made = [archive(run, _scratch() / name).read_bytes() for name in ("x.tar.gz", "x.zip")]
-    return [*made, gzip.decompress(made[0])]
+        made = archive(run, packed).read_bytes()
+    return [made, gzip.decompress(made)]
 
 
 def _read_archive(data: bytes) -> None:
@@ -226,7 +226,7 @@ def _read_scenario(data: bytes) -> None:
 
 
 _SEAL = Seal("secret", "nonce", "worker")
-_ORDER = Order(0, 2, "http://127.0.0.1:8000", "asyncio", "0123456789ab", 8089, "token")
+_ORDER = Order(0, 2, "http://127.0.0.1:8000", "asyncio", "0123456789ab", 8089)
 _RESULT = Result(["a sentence"], 1, Report(3, 2, 2, 1, {"ttft": "HISTFAAAACV42pJpmSzMwMDAxQABzFCaEUoz2X+AMIwBAQAA"}))
 
 
@@ -274,7 +274,7 @@ def _read_plan(data: bytes) -> None:
 
 _OF_ALL = (
     "report {run}", "verify {run}", "runs --runs {runs}", "runs --runs {runs} --json",
-    "sql 'SELECT * FROM runs' --runs {runs}", "archive {run} -o {tmp}/run.zip",
+    "sql 'SELECT * FROM runs' --runs {runs}", "archive {run} -o {tmp}/run.tar.gz",
     "compare {run} {whole} --runs {tmp}/compared", "compare {whole} {run} --force --runs {tmp}/compared",
 )  # fmt: skip
 _OF_ONE = (

@@ -181,7 +181,7 @@ def test_a_local_server_says_itself_where_its_probe_writes(scenes: dict[str, Fut
     (found,) = (scenes["probed"].result().runs.parent / "found").iterdir()
     table = pd.read_parquet(found / "ledger.parquet")
     assert table["prefill_ns"].notna().all()
-    assert list((found / "probe").glob("*.gap"))
+    assert list((found / "probe").glob("*.gap.zst"))
 
 
 def test_records_of_a_server_that_ran_earlier_are_left_where_they_are(tmp_path: Path) -> None:

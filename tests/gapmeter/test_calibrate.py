@@ -60,7 +60,7 @@ def test_one_hiccup_of_the_machine_is_no_limit() -> None:
 
 
 def test_a_machine_too_busy_for_the_lowest_rate_is_not_calibrated() -> None:
-    with pytest.raises(TooBusy, match="end other work"):
+    with pytest.raises(TooBusy, match="stop other work"):
         highest(lambda rate: Trial(5.0, rate), 100, 400, 1, lambda *_: None)
 
 

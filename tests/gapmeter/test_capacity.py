@@ -23,7 +23,6 @@ from gapmeter.runs.verify import verify
 from gapmeter.study.capacity import at_rate
 from gapmeter.study.comparison import compare_folders
 from gapmeter.study.resolve import resolve
-from gapmeter.study.settings import nearest_rate
 from tests.kit.browser import Tab, opens_well
 from tests.kit.command import Command, Done, gapmeter, settings
 from tests.kit.wait import until
@@ -48,7 +47,7 @@ SMALL = ("capacity", "smoke", "--engine", "simulated", *settings(
         (("smoke", "--over", "server.max_batch=4"), 2, "--over names a single setting"),
         (("smoke", "--over", "load.rate=4,8"), 2, "--over load.rate: the rate is what a search finds"),
         (("smoke", "--over", "server.max_bach=4,8"), 104, "did you mean server.max_batch"),
-        (("smoke", "--resume", "runs/A,runs/B"), 2, "--resume: one search, unless there is --over"),
+        (("smoke", "--resume", "runs/A,runs/B"), 2, "--resume: one search, unless --over is given"),
     ],
 )
 def test_a_users_mistake_is_one_sentence_that_says_what_to_write(
@@ -193,23 +192,6 @@ def test_settings_are_searched_into_one_table_and_an_earlier_search_of_one_count
     assert (wrong.code, "is no search of one of these settings" in wrong.err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("at", "known", "start"),
-    [
-        ((1, "a"), {}, None),
-        ((1, "a"), {(8, "a"): 80.0, (4, "a"): 40.0}, 40.0),
-        ((1, "a"), {(2, "b"): 20.0, (1, "b"): 10.0}, 10.0),
-        ((2, "b"), {(2, "b"): 21.0, (2, "a"): 22.0}, 21.0),  # its own earlier round
-    ],
-)
-def test_a_search_begins_at_the_rate_of_the_nearest_setting(
-    at: tuple[int, str], known: dict[tuple[int, str], float], start: float | None
-) -> None:
-    grid = [(size, way) for size in (1, 2, 4, 8) for way in "ab"]
-    points = [{"server.max_batch": size, "server.args.way": way} for size, way in grid]
-    assert nearest_rate(points, grid.index(at), {grid.index(place): rate for place, rate in known.items()}) == start
-
-
 @pytest.mark.whole_run
 def test_a_trials_command_repeats_its_load_alone_and_a_search_is_no_run(searched: Done) -> None:
     trial = searched.summary["capacity"]["trials"][0]
@@ -270,7 +252,7 @@ def test_an_slo_that_nothing_can_meet_is_told_with_the_best_seen(tmp_path: Path)
     slow = settings('slo=["ttft p90 <= 50 ms"]', "load.rate=5", "server.args.forward_ms=60", "workload.output_tokens=1")
     done = search(tmp_path, *slow, "--budget", "60s")
     assert done.code == 99, done.err
-    assert "No rate holds every SLO" in done.err
+    assert "No rate meets every SLO" in done.err
     found = done.summary["capacity"]
     assert (found["rate"], found["ended"]) == (None, "unmeetable")
     assert found["best_seen"]["share_over"] > 0.9

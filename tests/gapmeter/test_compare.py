@@ -155,7 +155,7 @@ def test_searches_are_compared_in_one_table_by_what_a_request_costs(
     for told in (err, (tmp_path / "told.md").read_text(), page):
         shown = " ".join(told.split())
         assert kept.words.headline in shown
-        assert "150 (146 .. 154)" in shown and "as it will be paid" in shown
+        assert "150 (146 .. 154)" in shown and "in whole replicas" in shown
         assert "For 200 req/s, in whole replicas, a million requests cost" in shown
     assert "B (large) serves a request for 0.67 (0." in kept.words.headline
     listed = find_listed(made)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gapmeter.cli import main
+from gapmeter.records.compression import SUFFIX, open_record
 
 pytestmark = pytest.mark.whole_run
 Copy = Callable[[], Path]
@@ -31,6 +32,18 @@ def files(pattern: str, data: Callable[[bytes], bytes]) -> Harm:
     def harm(run: Path) -> None:
         for path in run.glob(pattern):
             path.write_bytes(data(path.read_bytes()))
+
+    return harm
+
+
+def records(pattern: str, data: Callable[[bytes], bytes]) -> Harm:
+    """Not of the compressed bytes, which would not be unpacked any more, but of what is in them."""
+
+    def harm(run: Path) -> None:
+        for path in run.glob(f"{pattern}{SUFFIX}"):
+            with open_record(path) as file:
+                path.with_suffix("").write_bytes(data(file.read()))
+            path.unlink()
 
     return harm
 
@@ -83,13 +96,21 @@ DAMAGE: dict[str, tuple[Harm, tuple[str, ...], int, str]] = {
         files("manifest.json", lambda data: data[: len(data) // 2]), CSV, 2, "is not a run's folder: manifest.json:",
     ),
     "records of other bytes": (
-        files("requests/*.gap", other), ("report", "{run}"), 98, "worker-0.gap: not a record file of schema version",
+        records("requests/*.gap", other), ("report", "{run}"), 98, "worker-0.gap: not a record file of schema version",
     ),
     "records that are a folder": (
-        folder_instead("requests/worker-0.gap"), ("report", "{run}"), 98, "it is a folder, not a plain file",
+        folder_instead("requests/worker-0.gap.zst"), ("report", "{run}"), 98, "it is a folder, not a plain file",
     ),
     "empty probe records": (
-        files("probe/*.gap", lambda _: b""), ("report", "{run}"), 98, "too short to be a record file",
+        records("probe/*.gap", lambda _: b""), ("report", "{run}"), 98, "too short to be a record file",
+    ),
+    "compressed records that were cut": (
+        files("requests/*.gap.zst", lambda data: data[:-100]), ("report", "{run}"), 98,
+        "worker-0.gap.zst: it cannot be unpacked: Truncated compressed stream",
+    ),
+    "compressed switches that were cut": (
+        files("telemetry/switches-*.bin.zst", lambda data: data[:-100]), ("report", "{run}"), 98,
+        "it cannot be unpacked: Truncated compressed stream",
     ),
     "a summary of nothing": (
         files("summary.json", lambda _: b"{}"), EXPLAIN, 2,
@@ -137,7 +158,7 @@ def test_records_with_a_few_other_bits_are_reported_or_refused_and_never_a_pass(
     part: str, run_copy: Copy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_copy()
-    files(part, turned)(run)
+    records(part, turned)(run)
     assert main(["verify", str(run)]) == 98
     code = main(["report", str(run)])
     said = capsys.readouterr().err
@@ -159,7 +180,7 @@ def test_a_flag_that_says_nothing_is_no_reason_to_measure_something_else(
     flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "smoke", flag, ""]) == 2
-    assert f"{flag} is empty; write what it stands for, or leave it out" in capsys.readouterr().err
+    assert f"{flag} is empty; give it a value, or leave it out" in capsys.readouterr().err
 
 
 def test_a_probe_s_folder_is_for_servers_that_are_attached_to(

@@ -132,9 +132,9 @@ def test_a_vllm_that_cannot_be_asked_is_a_miss_with_its_reason(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("lines", "ok", "says"),
     [
-        ([], False, "none that nvidia-smi knows"),
+        ([], False, "none found by nvidia-smi"),
         (["NVIDIA H100 80GB HBM3, 81559, 570.86.15, 0"], True, "81559 MiB"),
-        (["NVIDIA L4, 23034, 570.86.15, 97"], False, "somebody uses it"),
+        (["NVIDIA L4, 23034, 570.86.15, 97"], False, "in use right now"),
         (["NVIDIA L4, 23034, 570.86.15, [N/A]"], True, "driver 570.86.15"),
     ],
 )
@@ -163,10 +163,10 @@ def test_remedies_name_targets_that_exist() -> None:
 def test_a_list_of_findings_marks_misses_and_says_what_stops_everything() -> None:
     fine, miss = Finding("clock", True, "tsc"), Finding("GPU", False, "none", "none needed")
     stop = Finding("system", False, "Darwin", "use Linux", needed=True)
-    assert render([fine]).endswith("Everything that was looked at is as it should be.")
+    assert render([fine]).endswith("Everything is in order.")
     assert render([fine, miss]).endswith("Runs can be measured here; 1 of 2 things could be better.")
     text = render([fine, miss, stop])
-    assert text.endswith("No run can be measured here before this is mended: system.")
+    assert text.endswith("No run can be measured here until this is fixed: system.")
     assert [line[1] for line in text.splitlines() if line[1:2] in ("v", "!", "x")] == ["v", "!", "x"]
     assert "-> use Linux" in text
 

@@ -53,7 +53,7 @@ def test_a_condition_holds_for_the_rows_that_it_says_and_never_for_an_unknown_va
     ],
 )  # fmt: skip
 def test_what_is_no_condition_is_refused_with_what_to_write(text: str, says: str) -> None:
-    with pytest.raises(UserError, match="is no condition") as refused:
+    with pytest.raises(UserError, match="is not a condition") as refused:
         holds(text, COLUMNS)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value).replace(repr(text), "")

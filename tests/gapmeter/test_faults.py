@@ -210,7 +210,7 @@ def test_ctrl_c_reports_what_there_is_and_aborts_what_was_in_flight(scenes: dict
     done = scenes["pressed_once"].result()
     assert (done.code, done.last_line) == (105, "exit=105 interrupted")
     assert done.out == f"{done.folder.path}\n"
-    assert "Ctrl-C again leaves at once" in done.err
+    assert "Ctrl-C again quits at once" in done.err
     assert done.manifest["ended_because"] == "interrupted"
     assert 5 <= len(done.requests) < 400
     assert set(done.requests["outcome"]) <= {"ok", "aborted"}
@@ -256,7 +256,7 @@ def test_a_generator_process_that_was_killed_is_named(scenes: dict[str, Future[D
 def test_a_generator_process_that_is_held_does_not_hold_the_run(scenes: dict[str, Future[Done]]) -> None:
     done = scenes["held"].result()
     assert done.code == 98
-    assert "was held (SIGSTOP) for 5 s" in done.manifest["ended_because"]
+    assert "was stopped (SIGSTOP) for 5 s" in done.manifest["ended_because"]
     assert len(done.requests) < 400
     assert set(done.requests["worker"]) == {0, 1}, "also what it had measured is kept"
 
@@ -293,10 +293,18 @@ def test_a_disk_that_is_full_from_the_start_is_said(tmp_path: Path) -> None:
 
 def test_a_disk_that_fills_up_makes_the_run_invalid_and_its_results_can_be_had_later(tmp_path: Path) -> None:
     room = tmp_path / "room"
-    with small_disk(tmp_path / "small", "4300k"):
+    with small_disk(tmp_path / "small", "5m"):
         done = fill(tmp_path / "small")
-        assert re.search("the results cannot be written: .*No space left on device; the records are kept", done.err)
-        shutil.copytree(done.folder.path, room / "run")
+        assert "records were dropped because the disk was full" in " ".join(done.err.split())
+        path = done.folder.path
+        for name in ("requests.parquet", "summary.json", "report.html"):
+            (path / name).unlink()
+        with contextlib.suppress(OSError), (tmp_path / "small" / "ballast").open("wb") as ballast:
+            ballast.write(bytes(5 << 20))
+        full = gapmeter("report", str(path), runs=room)
+        assert full.code == 98
+        assert re.search("the results cannot be written: .*No space left on device; the records are kept", full.err)
+        shutil.copytree(path, room / "run")
     again = gapmeter("report", str(room / "run"), runs=room)
     assert again.code == 98
     assert any("records were dropped because the disk was full" in why for why in again.summary["invalid_reasons"])

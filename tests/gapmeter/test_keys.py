@@ -7,11 +7,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.command import Command
+from gapmeter.records.compression import open_record
 from gapmeter.study.keys import REDACTED, Keys
 from tests.kit.command import SHORT, SIMULATED, gapmeter
 
@@ -19,11 +22,16 @@ KEY = "sk-<secret>&0123456789"
 
 
 def contents(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    """Every file, unpacked where it is packed; more than none."""
+    """Every file, unpacked where it is packed, with a table's texts; more than none."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert files
     for path in files:
-        data = path.read_bytes()
+        if path.suffix == ".parquet":
+            texts = pd.read_parquet(path).select_dtypes(["object", "string"]).to_csv()
+            yield path, f"{texts} {pq.read_schema(path).metadata}".encode()
+            continue
+        with open_record(path) as file:
+            data = file.read()
         yield path, gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
 
 
@@ -59,7 +67,7 @@ COMMANDS = {
     "gapmeter run smoke --set server.args.api_key=short": "gapmeter run smoke --set server.args.api_key=REDACTED",
     "gapmeter run smoke --set 'server.args.api_key=a b'": "gapmeter run smoke --set server.args.api_key=REDACTED",
     "gapmeter run smoke --set load.rate=8": "gapmeter run smoke --set load.rate=8",
-    "make loadtest SCENARIO='": "make loadtest SCENARIO='",
+    "gapmeter run 'smoke": "gapmeter run 'smoke",
 }
 
 

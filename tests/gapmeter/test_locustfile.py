@@ -38,13 +38,13 @@ def test_the_example_of_the_docs_yields_a_ledger_like_any_other_run(tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ((*RUN, *FILE), 2, "its users wait for answers, smoke is an open loop; write --set load.arrivals=closed"),
+        ((*RUN, *FILE), 2, "its users wait for answers, but smoke is an open loop; write --set load.arrivals=closed"),
         ((*RUN, "--locustfile", "nothing.py", *CLOSED), 2, "--locustfile nothing.py: there is no such file"),
         ((*RUN, *FILE, *CLOSED, "--workers", "2"), 2, "its users live in one process"),
         (
             (*RUN, *FILE, *CLOSED[:4], "--set", "load.concurrency=2", "--set", "load.warmup=0"),
             2,
-            "write a time: --set load.requests=null",
+            "set a time instead: --set load.requests=null",
         ),
     ],
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gapmeter.analysis.capacity.trial import Count
-from gapmeter.analysis.results.manifest import Slo
 from gapmeter.records import Outcome
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
+from gapmeter.scenarios.slo import Slo
 from gapmeter.study.capacity import TrialMonitor
 from tests.kit.streams import arrived, chat, sse
 

@@ -10,7 +10,6 @@ import pytest
 from gapmeter.records import Outcome
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
 from gapmeter.scenarios import Scenario
-from gapmeter.study.conclusion import slos_of
 from gapmeter.study.patience import LOOKS, Patience, shortage
 from gapmeter.study.resolve import resolve
 from tests.kit.streams import arrived, chat, sse
@@ -38,7 +37,7 @@ def answered(index: int, due_ms: float, ttft_ms: float) -> RequestRecord:
 def ends_after_s(ttfts_ms: np.ndarray, every_ms: float = 20.0) -> float | None:
     """Where a load of requests so far apart ends, asked four times a second; None: at its patience."""
     scenario = asked()
-    patience = Patience(scenario, slos_of(scenario), T0, 0)
+    patience = Patience(scenario, T0, 0)
     records = [answered(at, at * every_ms, ttft) for at, ttft in enumerate(ttfts_ms)]
     events = sorted(
         (at_ns, code, record)
@@ -79,7 +78,7 @@ def test_a_load_that_comes_in_long_bursts_lasts_as_long_as_its_patience() -> Non
 
 def test_a_look_waits_for_the_answers_that_belong_to_it() -> None:
     scenario = asked()
-    patience = Patience(scenario, slos_of(scenario), T0, 0)
+    patience = Patience(scenario, T0, 0)
     waits = independent(1000)
     done = [(FINISHED, answered(at, at * 20, ttft)) for at, ttft in enumerate(waits)]
     late = answered(1000, 19_990, 3000)

@@ -96,7 +96,7 @@ async def test_its_page_draws_every_point_with_the_numbers_of_the_summary(swept:
 
 
 def pids(folder: Path) -> set[int]:
-    return {int(read_records(file).process["pid"]) for file in (folder / "probe").glob("*.gap")}
+    return {int(read_records(file).process["pid"]) for file in (folder / "probe").glob("*.gap.zst")}
 
 
 @pytest.mark.whole_run

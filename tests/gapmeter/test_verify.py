@@ -7,7 +7,6 @@ import io
 import json
 import shutil
 import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def forge_requests(run: Path) -> None:
 
 
 def forge_record(run: Path) -> None:
-    path = next((run / "requests").glob("*.gap"))
+    path = next((run / "requests").glob("*.gap.zst"))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
@@ -89,13 +88,13 @@ def raise_version(run: Path) -> None:
     [
         (forge_summary, "summary.json", "metrics.ttft.max_ms is "),
         (forge_requests, "requests.parquet", "column first_token_ns"),
-        (forge_record, "requests/worker-0.gap", "was changed"),
+        (forge_record, "requests/worker-0.gap.zst", "was changed"),
         (add_record, "probe/core-1-1.gap", "was not there when the run ended"),
         (forge_histogram, "hdr", "ttft.hlog differs"),
         (forge_manifest, "summary.json", "slo[0].limit_share is "),
         (lambda run: (run / "ledger.parquet").unlink(), "ledger.parquet", "is missing"),
         (lambda run: (run / "hdr" / "e2e.hlog").unlink(), "hdr", "e2e.hlog is missing"),
-        (lambda run: (run / "requests" / "worker-0.gap").unlink(), "requests/worker-0.gap", "is missing"),
+        (lambda run: (run / "requests" / "worker-0.gap.zst").unlink(), "requests/worker-0.gap.zst", "is missing"),
         (lambda run: (run / "summary.json").write_text("{"), "summary.json", "cannot be read"),
         (lambda run: (run / "requests.parquet").write_text("no"), "requests.parquet", "cannot be read"),
         (lambda run: shutil.copy(run / "gaps.parquet", run / "more.parquet"), "more.parquet", "not of these records"),
@@ -121,7 +120,7 @@ def test_figures_of_another_state_of_the_analysis_hold_if_they_are_the_same_and_
     checks = check_all(run)
     assert failed(checks) == {}
     said = {check.name: check.seen for check in checks}
-    assert "analysis 0123456789ab then, " in said["versions"] and "gapmeter report makes them anew" in said["versions"]
+    assert "analysis 0123456789ab then, " in said["versions"] and "gapmeter report recomputes them" in said["versions"]
     assert said["summary.json"] == "derived again, the same values"
 
 
@@ -182,13 +181,12 @@ def test_a_folder_without_a_run_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         verify(tmp_path / "no.tar.gz")
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(UserError, match="no folder and no archive"):
+    with pytest.raises(UserError, match="neither a folder nor an archive"):
         verify(tmp_path / "a.txt")
 
 
-@pytest.mark.parametrize("end", [".tar.gz", ".zip"])
-def test_an_archive_is_verified_as_it_is(run_copy: Copy, tmp_path: Path, end: str) -> None:
-    packed = archive(run_copy(), tmp_path / f"handed-over{end}")
+def test_an_archive_is_verified_as_it_is(run_copy: Copy, tmp_path: Path) -> None:
+    packed = archive(run_copy(), tmp_path / "handed-over.tar.gz")
     assert failed(verify(packed)) == {}
     with pytest.raises(UserError, match="exists; write another with -o"):
         archive(run_copy(), packed)
@@ -197,11 +195,15 @@ def test_an_archive_is_verified_as_it_is(run_copy: Copy, tmp_path: Path, end: st
 def test_a_changed_file_inside_an_archive_is_found(
     run_copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    packed = archive(run_copy(), tmp_path / "a.zip")
-    again = tmp_path / "b.zip"
-    with zipfile.ZipFile(packed) as one, zipfile.ZipFile(again, "w") as other:
-        for name in one.namelist():
-            other.writestr(name, b"{}" if name.endswith("verdict.json") else one.read(name))
+    packed = archive(run_copy(), tmp_path / "a.tar.gz")
+    again = tmp_path / "b.tar.gz"
+    with tarfile.open(packed) as one, tarfile.open(again, "w:gz") as other:
+        for entry in one:
+            file = one.extractfile(entry)
+            assert file is not None
+            data = b"{}" if entry.name.endswith("verdict.json") else file.read()
+            entry.size = len(data)
+            other.addfile(entry, io.BytesIO(data))
     assert main(["verify", str(again)]) == errors.NOT_VALID
     assert "verdict.json was changed" in capsys.readouterr().out
 
@@ -268,14 +270,10 @@ def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path: Path, hostil
     assert set(tmp_path.rglob("*")) == before
 
 
-def test_a_zip_that_leads_out_is_refused_and_a_damaged_one_is_told(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as pack:
-        pack.writestr("run/../../out", "x")
-    with pytest.raises(UserError, match="leads out of its folder"):
-        verify(tmp_path / "a.zip")
+def test_a_damaged_archive_is_told(tmp_path: Path) -> None:
     whole = tar_with(tmp_path / "b.tar.gz", member("run/a")).read_bytes()
     (tmp_path / "c.tar.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"cannot be unpacked|no folder and no archive"):
+    with pytest.raises(UserError, match=r"cannot be unpacked|neither a folder nor an archive"):
         verify(tmp_path / "c.tar.gz")
 
 

@@ -99,4 +99,4 @@ def test_a_closed_loop_with_think_times_says_what_it_is(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.summary["words"]["closed_loop"].startswith("closed loop: each user waited")
     assert "closed loop" in done.err
-    assert "not what an open" in (done.folder.path / "report.html").read_text()
+    assert "not what independent" in (done.folder.path / "report.html").read_text()

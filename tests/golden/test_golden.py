@@ -15,6 +15,8 @@ other raw records are byte for byte those that were recorded.
 intervals, and relative intervals came to hold the baseline's own error.
 ``curve`` and ``killed`` followed on 2026-11-23: autocovariances of samples whose transform has an odd length (of 22 and
 37 values, among others) had been taken from one of an even length, so that n_eff was off by up to some percent.
+On 2026-11-24 all archives followed when warnings and sentences were reworded; no figure changed.
+``killed`` followed again on 2026-11-24: goodput leaves out what was in flight when the run was stopped.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tests.kit.runs import write_run
 
 TRAFFIC = Traffic(requests=200, rate=25.0, output_median=5.0, warmup=20)
 TIMES = StageTimes(
-    template_ns=0, update_ns=0, output_ns=0, detokenize_ns=0, egress_ns=0, forward_ns=5_000_000, jitter="lognormal"
+    template_ns=0, update_ns=0, output_ns=0, detokenize_ns=0, egress_ns=0, forward_ns=5_000_000, jitter=0.1
 )
 COMMAND = ["python", "-m", "server", "--port", "41234", "--max-batch", "8"]
 

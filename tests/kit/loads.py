@@ -19,6 +19,7 @@ from gapmeter.loadgen.plan import Plan, Swaps
 from gapmeter.loadgen.session import Session
 from gapmeter.loadgen.worker import Heartbeat
 from gapmeter.records import RecordFile, RecordWriter, read_records
+from gapmeter.records.compression import with_compressed
 from gapmeter.records.request import FINISHED, RequestRecord, encode
 from gapmeter.servers.null.server import Server
 from tests.kit.servers import null_server
@@ -113,7 +114,7 @@ def records_of(source: RecordFile | Path, code: int = FINISHED) -> list[RequestR
     """Of a record file, or of all in a folder, by their place in the plan; attempts of one by their time."""
     if isinstance(source, Path) and source.is_dir():
         return sorted(
-            (record for path in sorted(source.glob("*.gap")) for record in records_of(path, code)),
+            (record for path in with_compressed(source, "*.gap") for record in records_of(path, code)),
             key=lambda record: record.index,
         )
     file = read_records(source) if isinstance(source, Path) else source

@@ -26,11 +26,11 @@ from gapmeter.analysis.ledger.upgrade import describe_compute
 from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of
 from gapmeter.analysis.requests.metrics import limits_of, measured_requests
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.manifest import Slo
 from gapmeter.analysis.stages import STAGES, column
 from gapmeter.analysis.tables import write_tables
 from gapmeter.records import RunFolder
 from gapmeter.records.histograms import new_histogram
+from gapmeter.scenarios.slo import Slo, parse_slo
 from tests.kit.results import manifest, result
 
 _ORIGIN_NS = 5_000_000_000
@@ -252,7 +252,7 @@ def _analysed(
     about = manifest(
         command=f"gapmeter run {name}",
         scenario={"name": name, "load": {"rate": rate}, "server": {"model": model}},
-        slo=[slo_of(text).to_json() for text in slos],
+        slo=[parse_slo(text).model_dump() for text in slos],
     )
     shown = (frames.ledger, frames.gaps) if with_ledger and not known.ledger_refused else (None, None)
     figures = build_figures(frames.requests, *shown, about.slo, known, name=name)
@@ -285,16 +285,7 @@ def explained(
 def slo(metric: str, percentile: float | None, limit: float) -> Slo:
     """A limit in ms, or a share for errors."""
     of = "" if percentile is None else f"p{percentile:g} "
-    return slo_of(f"{metric} {of}<= {limit:g} ms" if metric != "errors" else f"errors <= {limit * 100:g} %")
-
-
-def slo_of(text: str) -> Slo:
-    """From ``ttft p99 <= 500 ms`` or ``errors <= 1 %``."""
-    words = text.split()
-    if words[0] == "errors":
-        return Slo(metric="errors", percentile=None, limit_ns=None, limit_share=float(words[2]) / 100, text=text)
-    limit_ns = int(float(words[3]) * 1e6)
-    return Slo(metric=words[0], percentile=float(words[1][1:]), limit_ns=limit_ns, limit_share=None, text=text)
+    return parse_slo(f"{metric} {of}<= {limit:g} ms" if metric != "errors" else f"errors <= {limit * 100:g} %")
 
 
 SLOS = [slo("ttft", 99.0, 500), slo("itl", 99.0, 100), slo("e2e", 97.5, 3000), slo("errors", None, 0.01)]

@@ -10,8 +10,8 @@ from gapmeter.analysis.provenance import provenance_of_study
 from gapmeter.analysis.results.capacity import CapacityResult, CountedSlo, Fleet, Search, SearchedSlo, TrialResult
 from gapmeter.analysis.results.cost import Interval, NoEnergy, TokensPerRequest, Value
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest
+from gapmeter.scenarios.slo import parse_slo
 from tests.kit.results import manifest_document
-from tests.kit.runs import slo_of
 
 TOKENS = TokensPerRequest(
     output=Interval(value=100.0, low=98.0, high=102.0), prompt=Interval(value=50.0, low=50.0, high=50.0), total=None
@@ -30,7 +30,7 @@ def write_search(
         longest=40_000, lost_s=8.0, trials=(), ended="found",
     )  # fmt: skip
     shared = {key: document[key] for key in SearchManifest.model_fields if key in document and key != "slo"}
-    manifest = SearchManifest.model_validate({**shared, "kind": "capacity", "slo": [slo_of(slo)], "capacity": facts})
+    manifest = SearchManifest.model_validate({**shared, "kind": "capacity", "slo": [parse_slo(slo)], "capacity": facts})
     fleet = Fleet.plan(low, target_rps, 0.2, 1) if low and target_rps else None
     cost = describe_cost(searched_rate(low, high), TOKENS, Manifest.model_validate(document))
     if fleet and cost.status != "none":

@@ -12,9 +12,10 @@ from gapmeter.records import Outcome
 from gapmeter.records.request import Flag
 from gapmeter.records.stream import parse_answer
 from gapmeter.servers.launch import free_port
+from gapmeter.servers.null.server import chunk
 from tests.kit.loads import body
-from tests.kit.servers import Certificate, listening, null_server
-from tests.kit.streams import ENDED_EARLY, NOT_JSON
+from tests.kit.servers import Certificate, answering, listening, null_server
+from tests.kit.streams import ENDED_EARLY, NOT_JSON, chat, sse
 from tests.loadgen.test_client import asking
 
 
@@ -117,6 +118,26 @@ async def test_warming_up_says_when_nobody_listens() -> None:
             await one.client.warm(2)
 
 
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"HTTP/1.1 999 WAT\r\n\r\n\0",
+        b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno",
+        b"\0\1",
+        b"HTTP/1.1 500 ",
+    ],
+    ids=["half an answer", "another answer", "no answer", "half a head"],
+)
+async def test_what_comes_behind_a_whole_answer_changes_nothing_of_it(junk: bytes) -> None:
+    whole = b"".join(sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]"))
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with answering(head + chunk(whole) + b"0\r\n\r\n" + junk) as url:
+        async with asking(url) as one:
+            record = await one.ask(body(2))
+    assert (record.outcome, record.status, record.error) == (Outcome.OK, 200, "")
+    assert record.body == whole
+
+
 async def test_a_connection_that_never_opens_times_out() -> None:
     """A listener whose queue is full lets further connections hang."""
     with socket.socket() as listener:
@@ -132,6 +153,7 @@ async def test_a_connection_that_never_opens_times_out() -> None:
                 one.client.expire(time.monotonic_ns(), "too late")
                 (record,) = await one.answered(1)
     assert (record.outcome, record.connect_end_ns, record.sent_ns) == (Outcome.TIMEOUT, 0, 0)
+    assert record.error.endswith(": the server had not accepted the connection")
 
 
 async def test_a_stale_connection_is_replaced_once_and_the_record_says_so() -> None:
@@ -191,7 +213,7 @@ async def test_aborting_ends_everything_in_flight_and_nothing_else() -> None:
         records = await one.answered(4)
         assert one.client.in_flight == 0
     assert [record.outcome for record in records] == [Outcome.OK, *[Outcome.ABORTED] * 3]
-    assert all(record.error == "enough" for record in records[1:])
+    assert all(record.error.startswith("enough") for record in records[1:])
 
 
 async def test_only_requests_that_were_due_before_the_limit_expire() -> None:

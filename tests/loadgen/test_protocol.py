@@ -16,7 +16,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from gapmeter.loadgen.locust.protocol import Files, FileServer, NotTaken, Order, Result
+from gapmeter.loadgen.locust.protocol import Files, FileServer, NotTaken, Order, Result, Seal
 from gapmeter.loadgen.locust.slice_run import Report
 from tests.kit.command import ROOT
 from tests.kit.loads import plan
@@ -33,11 +33,11 @@ class Served:
     results: list[tuple[int, Result]] = field(default_factory=list)
 
     def serve(self, ready: threading.Event, over: threading.Event) -> None:
+        seals = {worker: Seal("secret", f"of {worker}", "master") for worker in (0, 1)}
         server = FileServer(
-            "127.0.0.1", 0, self.folder, lambda worker: worker in (0, 1),
-            lambda worker, result: self.results.append((worker, result)),
-        )  # fmt: skip
-        self.order = Order(0, 2, "http://target", "asyncio", "digest", server.port, server.token)
+            "127.0.0.1", 0, self.folder, seals.get, lambda worker, result: self.results.append((worker, result))
+        )
+        self.order = Order(0, 2, "http://target", "asyncio", "digest", server.port)
         ready.set()
         while not over.is_set():
             gevent.sleep(0.01)
@@ -45,7 +45,7 @@ class Served:
 
     @property
     def files(self) -> Files:
-        return Files("127.0.0.1", self.order)
+        return Files("127.0.0.1", self.order, Seal("secret", "of 0", "worker"))
 
     def records(self) -> list[str]:
         return sorted(path.name for path in self.folder.iterdir() if ".gap" in path.name)
@@ -74,9 +74,14 @@ def test_a_slice_arrives_and_records_are_handed_in_as_they_are(served: Served, t
     assert served.records() == ["worker-0.gap"]
 
 
-def test_nobody_is_served_without_the_runs_token(served: Served, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "seal",
+    [Seal("guess", "of 0", "worker"), Seal("secret", "of 1", "worker"), Seal("secret", "of 0", "master")],
+    ids=["another secret", "another worker", "the master itself"],
+)
+def test_nobody_is_served_without_the_workers_own_mark(served: Served, tmp_path: Path, seal: Seal) -> None:
     (served.folder / "worker-0.plan.npz").write_bytes(b"secret")
-    stranger = replace(served.files, order=replace(served.order, token="guess"))
+    stranger = replace(served.files, seal=seal)
     with pytest.raises(NotTaken, match="403"):
         stranger.fetch_slice(tmp_path / "slice")
     assert (tmp_path / "slice").read_bytes() == b""
@@ -95,11 +100,16 @@ def test_a_worker_that_was_given_up_comes_too_late(served: Served, tmp_path: Pat
 
 
 def test_records_that_did_not_arrive_as_they_were_sent_are_not_taken(served: Served) -> None:
-    head = {"Authorization": f"Bearer {served.order.token}", "Content-Digest": "sha-256=:AAAA:"}
-    connection = http.client.HTTPConnection("127.0.0.1", served.order.port, timeout=10)
-    connection.request("PUT", "/records/0", b"other bytes", head)
-    assert connection.getresponse().status == 400
-    connection.close()
+    said = {"method": "PUT", "path": "/records/0", "digest": "sha-256=:AAAA:"}
+    head = {"Authorization": served.files.seal.mark(said)["mac"], "Content-Digest": "sha-256=:AAAA:"}
+    # What was heard on its way is good for no other request.
+    for path, digest, status in (
+        ("/records/0", "AAAA", 400), ("/records/0", "BBBB", 403), ("/results/0", "AAAA", 403),
+    ):  # fmt: skip
+        connection = http.client.HTTPConnection("127.0.0.1", served.order.port, timeout=10)
+        connection.request("PUT", path, b"other bytes", {**head, "Content-Digest": f"sha-256=:{digest}:"})
+        assert connection.getresponse().status == status
+        connection.close()
     with socket.create_connection(("127.0.0.1", served.order.port)) as cut:
         lines = ["PUT /records/0 HTTP/1.1", "Host: x", "Content-Length: 100", *(f"{k}: {v}" for k, v in head.items())]
         cut.sendall("\r\n".join([*lines, "", "half"]).encode())
@@ -111,13 +121,14 @@ def test_records_that_did_not_arrive_as_they_were_sent_are_not_taken(served: Ser
 FETCHES = """
 import sys
 from pathlib import Path
-from gapmeter.loadgen.locust.protocol import Files, Order
+from gapmeter.loadgen.locust.protocol import Files, Order, Seal
 from gapmeter.loadgen.locust.slice_run import Call
 from gapmeter.loadgen.locust.worker import Refused, Worker
-_, port, token, digest, folder = sys.argv
-order = Order(0, 2, "http://127.0.0.1:1", "asyncio", digest, int(port), token)
+_, port, digest, folder = sys.argv
+order = Order(0, 2, "http://127.0.0.1:1", "asyncio", digest, int(port))
+files = Files("127.0.0.1", order, Seal("secret", "of 0", "worker"))
 try:
-    Worker(Call("127.0.0.1", int(port), (), None), Path(folder), print)._prepare(order, Files("127.0.0.1", order))
+    Worker(Call("127.0.0.1", int(port), (), None), Path(folder), print)._prepare(order, files)
 except Refused as error:
     print(error)
 """
@@ -138,7 +149,7 @@ def test_a_worker_issues_no_other_slice_than_the_one_it_was_told(
     if not is_plan:
         sent.write_bytes(sent.read_bytes()[:-9])
     (tmp_path / "worker").mkdir()
-    words = [str(served.order.port), served.order.token, "0" * 12, str(tmp_path / "worker")]
+    words = [str(served.order.port), "0" * 12, str(tmp_path / "worker")]
     env = os.environ | {"LOCUST_SKIP_MONKEY_PATCH": "1"}
     done = subprocess.run(
         [sys.executable, "-c", FETCHES, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,39 @@ def test_tokens_that_came_together_are_one_arrival_also_while_the_run_goes_on(re
     follower.poll()
     assert list(follower.recent["itl"]) == [30.0]
     assert list(follower.recent["ttft"]) == [10.0]
+
+
+def test_who_may_not_read_for_long_says_as_of_when_it_is_and_reads_on_the_next_time(tmp_path: Path) -> None:
+    body = arrived(sse(chat("a" * 2000, 1), chat("b", 2, finish_reason="length"), "[DONE]"), (10, 10, 10))
+    ended = [RequestRecord(index=k, request_id=f"r-{k}", outcome=Outcome.OK, due_ns=1, end_ns=k + 1, **body)
+             for k in range(1000)]  # fmt: skip
+    for name in ("a", "b"):
+        write_records(tmp_path / name, [(FINISHED, record) for record in ended])
+    follower = RecordFollower([tmp_path / "a", tmp_path / "b"], 0)
+    assert 0 < len(follower.poll(1e-9)) == follower.done < 2000
+    assert follower.as_of_ns == follower.done // 2, "as far as it came in each"
+    while follower.done < 2000:
+        assert follower.as_of_ns < 1000
+        assert follower.poll(1e-9)
+    assert follower.poll(1e-9) == []
+    assert follower.as_of_ns > 1000, "all has been read"
+
+
+def test_answers_beyond_what_can_be_read_are_counted_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock goes on by a second with each look at it, which is one for a block and one before."""
+    ended = [replace(answer(k, sse(chat("a" * 2000, finish_reason="length"), "[DONE]"), (10, 10))) for k in range(900)]
+    write_records(tmp_path / "a", [(FINISHED, record) for record in [*ended, answer(900, (), (), Outcome.CUT)]])
+    seconds = count()
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(seconds) * 10**9)
+    follower = RecordFollower([tmp_path / "a"], 0)
+    came = follower.poll(100.0)
+    assert (len(came), follower.done, follower.unread) == (901, 901, 0)
+    follower = RecordFollower([tmp_path / "a"], 0)
+    came = follower.poll(10.0)  # so that five blocks are read, of eight or nine
+    assert 300 < len(came) < 700
+    assert (follower.done, follower.unread, follower.failed) == (901, 901 - len(came), {"cut": 1})
 
 
 def test_histograms_count_what_was_answered_and_nothing_that_failed(records: Path) -> None:

@@ -25,24 +25,10 @@ from tests.kit.runs import write_run
             "gapmeter compare --run my.yaml --a k=1 --b k=2 --set server.engine=vllm --set load.rate=4",
         ),
         (
-            "make loadtest SCENARIO=chat-p99 ENGINE=vllm ARGS='--model /m --set load.rate=4'",
-            (
-                "gapmeter compare --run chat-p99 --a k=1 --b k=2 --set server.model=/m --set load.rate=4 "
-                "--set server.engine=vllm"
-            ),
-        ),
-        (
             "gapmeter run chat-p99 --url=http://h:8000 --tokenizer /t",
             (
                 "gapmeter compare --run chat-p99 --a k=1 --b k=2 --set server.engine=attach "
                 "--set server.url=http://h:8000 --set server.tokenizer=/t"
-            ),
-        ),
-        (
-            "make loadtest SCENARIO=chat-p99 URL=http://h:8000",
-            (
-                "gapmeter compare --run chat-p99 --a k=1 --b k=2 --set server.engine=attach "
-                "--set server.url=http://h:8000"
             ),
         ),
         ("gapmeter capacity chat-p99", None),
@@ -69,12 +55,12 @@ def test_a_run_whose_slow_requests_queue_is_advised_a_larger_batch(tmp_path: Any
     result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
     words, command = advice(result, manifest)
     assert isinstance(words, doc.Paragraph) and isinstance(command, doc.Pre)
-    assert str(words.words).startswith("Try server.max_batch=16 (now 8), for queue.")
+    assert str(words.words).startswith("Try server.max_batch=16 (now 8) to shorten queue.")
     assert command.text.endswith("--a server.max_batch=8 --b server.max_batch=16")
 
 
 @pytest.mark.parametrize(
-    ("process", "first"), [("another program", "Try first cores of its own"), ("engine", "Try server")]
+    ("process", "first"), [("another program", "Before any setting, try dedicated cores"), ("engine", "Try server")]
 )
 def test_another_program_on_the_servers_cores_is_told_before_any_setting(
     tmp_path: Any, process: str, first: str

@@ -49,9 +49,36 @@ def test_the_terminal_shows_failures_with_their_first_examples_and_what_they_do_
     at = lines.index(" failed  30 of 900: 30 answered 5xx")
     first = result.failures[0].examples[0].request_id
     assert lines[at + 1] == f"         first http_5xx: <b>boom</b> (500, at 0.0 s, {first})"
-    assert lines[at + 2].startswith("         of all 900, these as at least 30 s: TTFT ")
+    assert lines[at + 2].startswith("         of all 900, counting failures as at least 30 s: TTFT ")
     assert "   SLO, of all 900  measured" in "\n".join(lines)
     assert "\n latency of 870 answered\n TTFT    p50 " in "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("cut", "served", "failed", "whose"),
+    [
+        (
+            22,
+            "22 of 892 failed (2.5 %)",
+            "22 of 892: 22 cut off; beside them 8 aborted with the run",
+            "all 892",
+        ),
+        (0, "none failed", "0 of 870 by the server; beside them 30 aborted with the run", "all 870"),
+    ],
+)
+def test_what_was_aborted_with_the_run_stands_beside_what_the_server_failed(
+    failing: RunFolder, cut: int, served: str, failed: str, whose: str
+) -> None:
+    result = RunResult.read(failing.path)
+    of = {name: count for name, count in (("cut", cut), ("aborted", 30 - cut)) if count}
+    classes = tuple(result.failures[0].model_copy(update={"name": name, "count": of[name]}) for name in of)
+    counts = result.counts.model_copy(update={"failed": of})
+    found = result.model_copy(update={"failures": classes, "counts": counts, "slo": result.slo[:2]})
+    text = terminal.text(run.brief(found, Manifest.read(failing.path))).plain
+    shown = " ".join(text.split())
+    assert f"prompt tok/s, {served}" in shown
+    assert f"failed {failed}" in shown
+    assert f"SLO, of {whose}" in shown
 
 
 def test_where_failures_alone_miss_the_limits_errors_lead_and_nothing_explains_slow_requests(
@@ -68,7 +95,7 @@ def test_where_failures_alone_miss_the_limits_errors_lead_and_nothing_explains_s
     gone = Outage(from_s=9.0, until_s=11.4, requests=30, failed={"refused": 30})
     answers = tuple(each.model_copy(update={"basis": "outage", "outage": gone}) for each in result.slo)
     killed = slo.verdict_sentence(result.model_copy(update={"slo": answers}))
-    assert killed.startswith("From 9.0 s until 11.4 s all of 30 requests failed (30 refused): errors 3.3 %")
+    assert killed.startswith("From 9.0 s until 11.4 s all 30 requests failed (30 refused): errors 3.3 %")
 
 
 def test_what_a_server_said_of_a_failure_is_wrapped_and_not_cut(failing: RunFolder) -> None:

@@ -126,7 +126,7 @@ def test_the_page_marks_the_knee_what_is_not_valid_and_what_no_sample_supports(s
 def test_the_words_of_its_file_are_those_of_its_page(swept: SweepResult) -> None:
     words = words_of(swept)
     assert list(words.headline) == headline(swept.sweep, "CPU")
-    assert words.headline[1] == "Left out of curves and comparisons, since not valid as a measurement: 16 req/s."
+    assert words.headline[1] == "Left out of curves and comparisons (not valid as a measurement): 16 req/s."
     assert words.headline[2] == "No figures for 1 of 4 points: 32 req/s."
     assert [own is None for own in words.points] == [False, False, False, True]
     again = swept.model_copy(update={"words": words})

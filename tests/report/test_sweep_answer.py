@@ -26,7 +26,10 @@ def point(label: str, verdict: str, tokens: float, usd: float | None = None) -> 
     [
         (
             (point("1 user", "PASS", 90), point("4 users", "PASS", 300), point("8", "FAIL", 400)),
-            "The SLOs are met at 1 user, 4 users; missed at 8. Of these 4 users serves most: 300 output tokens/s.",
+            (
+                "The SLOs are met at 1 user, 4 users; missed at 8. "
+                "Highest throughput of these: 4 users, 300 output tokens/s."
+            ),
         ),
         (
             (point("4 req/s", "PASS", 90, 3e-6), point("8 req/s", "PASS", 150, 2e-6), point("16", "INCONCLUSIVE", 300)),
@@ -35,7 +38,7 @@ def point(label: str, verdict: str, tokens: float, usd: float | None = None) -> 
                 "Cheapest: 8 req/s, at most $2.00 for a million requests."
             ),
         ),
-        ((point("1", "FAIL", 90),), "The SLOs are met nowhere; missed at 1."),
+        ((point("1", "FAIL", 90),), "No point meets the SLOs; missed at 1."),
     ],
 )
 def test_the_first_line_answers_which_setting(points: tuple[Point, ...], told: str) -> None:

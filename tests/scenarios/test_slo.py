@@ -59,4 +59,6 @@ def test_a_limit_is_the_same_in_any_unit_and_spacing(
 
 
 def test_errors_are_a_share() -> None:
-    assert parse_slo("errors <= 0.5%") == Slo("errors", None, None, 0.005, "errors <= 0.5 %")
+    assert parse_slo("errors <= 0.5%") == Slo(
+        metric="errors", percentile=None, limit_ns=None, limit_share=0.005, text="errors <= 0.5 %"
+    )

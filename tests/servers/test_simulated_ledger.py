@@ -44,7 +44,7 @@ class Case:
 @pytest.fixture(scope="module", params=MODES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder: Path = tmp_path_factory.mktemp(request.param)
-    with simulated(folder, token_budget=64, jitter="uniform", **MODES[request.param]) as server:
+    with simulated(folder, token_budget=64, jitter=0.1, **MODES[request.param]) as server:
         asked = asyncio.run(_load(server))
     trace = read_trace(sorted((folder / "probe").glob("*.gap")), [one.request_id for one in asked])
     table = _client_table(asked)

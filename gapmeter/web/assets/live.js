@@ -38,7 +38,8 @@
     at("in-flight").textContent = state.in_flight.toLocaleString("en");
     at("asked").textContent = state.asked_per_s === null ? "–" : figure(state.asked_per_s) + " /s";
     at("sent").textContent = `${figure(state.sent_per_s)} /s, ${state.issued.toLocaleString("en")} in all`;
-    at("done").textContent = `${figure(state.done_per_s)} /s, ${state.done.toLocaleString("en")} in all`;
+    at("done").textContent = `${figure(state.done_per_s)} /s, ${state.done.toLocaleString("en")} in all` +
+      (state.unread ? `, ${state.unread.toLocaleString("en")} of them only counted` : "");
     at("failed").textContent = failed.reduce((sum, [, count]) => sum + count, 0).toLocaleString("en");
     at("errors").textContent = failed.map(([name, count]) => `${count} ${name.replaceAll("_", " ")}`).join(", ");
     at("lag").textContent = time(state.lag_p99_ms);

@@ -1,9 +1,9 @@
 """What vLLM's own benchmark makes of a few requests. Run by vLLM's interpreter: it imports nothing of gapmeter.
 
-``python bench/vllm_requests.py ASKED.json``: sends each of the list's requests at its time with the request function of
-``vllm bench serve``, on a session like its own, and prints one line of JSON. ``requests`` has what the function
-returned of each (times in s), with the TPOT in ms that ``calculate_metrics`` makes of it alone (0: none); ``metrics``
-what that makes of all that succeeded.
+``python tests/engines/vllm_requests.py ASKED.json``: sends each of the list's requests at its time with the request
+function of ``vllm bench serve``, on a session like its own, and prints one line of JSON. ``requests`` has what the
+function returned of each (times in s), with the TPOT in ms that ``calculate_metrics`` makes of it alone (0: none);
+``metrics`` what that makes of all that succeeded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Lies in a measured server's PYTHONPATH: takes a part of the probe out of the server, and puts it back.
+"""Lies in a measured server's PYTHONPATH: takes the probe's hooks out of the server, and puts them back.
 
-SIGUSR2 says when; the file that ``GAPMETER_PARTS`` names says which part is out ("": none). So one server is measured
-with a part and without it, and nothing of this is in the probe. ``GAPMETER_PYTHON_ONLY`` hides the probe's C module.
+SIGUSR2 says when; the file that ``GAPMETER_UNHOOK`` names says what is out: all of them, or none. So one server is
+measured with the probe and without, and nothing of this is in the probe. ``GAPMETER_PYTHON_ONLY`` hides its C module.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_TOLD = os.environ.get("GAPMETER_PARTS", "")
-_wrapped: list[tuple[Any, Any, str, Any, Any]] = []  # probe, owner, attribute, what was there, what the probe put there
+_TOLD = os.environ.get("GAPMETER_UNHOOK", "")
+_wrapped: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, what was there, what the probe put there
 _probes: list[Any] = []
 _changed: list[tuple[Any, str, Any]] = []
 
@@ -24,35 +23,27 @@ def _put(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
-def _hooks(*roles: str) -> None:
-    for probe, owner, name, original, wrapped in _wrapped:
-        if probe.role in roles and vars(owner).get(name) is wrapped:
-            _put(owner, name, original)
-    for probe in _probes:
-        if probe.role in roles and not hasattr(probe, "_steps"):  # vLLM's engine counts its steps, hooked or not
-            _put(probe, "writer", None)
-    app = sys.modules.get("gapmeter.servers.api.app")
-    if app is not None and "api" in roles:
-        made = app.RequestStamps  # type: ignore[attr-defined]
-        _put(app, "RequestStamps", lambda writer, *rest: made(None, *rest))
-
-
-_PARTS: dict[str, Callable[[], None]] = {
-    "API server": lambda: _hooks("api"),
-    "engine": lambda: _hooks("core", "worker"),  # a worker records nothing of steps that have no number
-    "worker": lambda: _hooks("worker"),
-    "all": lambda: _hooks("api", "core", "worker"),
-}
-
-
 def _told(*_: Any) -> None:
     part = Path(_TOLD).read_text()
     while _changed:
         owner, name, value = _changed.pop()
         setattr(owner, name, value)
-    if part:
-        _PARTS[part]()
-    Path(f"{_TOLD}.{os.getpid()}").write_text(part or "none")
+    if part == "all":
+        _take_out()
+    Path(f"{_TOLD}.{os.getpid()}").write_text(part)
+
+
+def _take_out() -> None:
+    for owner, name, original, wrapped in _wrapped:
+        if vars(owner).get(name) is wrapped:
+            _put(owner, name, original)
+    for probe in _probes:
+        if not hasattr(probe, "_steps"):  # vLLM's engine counts its steps, hooked or not
+            _put(probe, "writer", None)
+    app = sys.modules.get("gapmeter.servers.api.app")
+    if app is not None:
+        made = app.RequestStamps  # type: ignore[attr-defined]
+        _put(app, "RequestStamps", lambda writer, *rest: made(None, *rest))
 
 
 def _watch() -> None:
@@ -73,10 +64,10 @@ def _watch() -> None:
         apply(probe, hook, target, module)
         after = vars(owner).get(attribute) if owner is not None else None
         if after is not before:
-            first = next((kept for kept in _wrapped if kept[1] is owner and kept[2] == attribute), None)
+            first = next((kept for kept in _wrapped if kept[0] is owner and kept[1] == attribute), None)
             if first:
                 _wrapped.remove(first)
-            _wrapped.append((probe, owner, attribute, first[3] if first else before, after))
+            _wrapped.append((owner, attribute, first[2] if first else before, after))
 
     hooks.Probe.__init__, hooks._apply = made, applied  # type: ignore[method-assign]
     signal.signal(signal.SIGUSR2, _told)

@@ -1,0 +1,103 @@
+"""Raw records once their run is over: each file compressed with Zstandard, under its name with ``.zst`` behind it.
+
+Readers take either, since a run that was killed leaves its files as they were. What was written while the run went on
+is never changed: a file is replaced once its compressed copy is whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from gapmeter.scenarios.plain_file import open_plain
+
+SUFFIX = ".zst"
+_BLOCK = 1 << 22
+_LITTLE = 1 << 30  # bytes that any file may hold
+_MOST_TIMES = 200  # its own size that a larger one may hold: records take a tenth to a third
+
+
+def compress(path: Path) -> Path:
+    """Put ``path`` compressed in its place, if it is not yet; its new name.
+
+    It stays as it is where the disk has no room for both, or where it is so uniform that ``open_record`` would refuse
+    it. Raises OSError.
+    """
+    import pyarrow as pa
+
+    if path.suffix == SUFFIX:
+        return path
+    target = path.with_name(path.name + SUFFIX)
+    part = target.with_name(target.name + ".part")
+    try:
+        with open_plain(path) as source, part.open("wb") as file, pa.CompressedOutputStream(file, "zstd") as packed:
+            while block := source.read(_BLOCK):
+                packed.write(block)
+        if path.stat().st_size > _most(part.stat().st_size):
+            part.unlink()
+            return path
+        os.replace(part, target)
+    except BaseException as error:
+        part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return path
+        raise
+    path.unlink()
+    return target
+
+
+def with_compressed(folder: Path, pattern: str) -> list[Path]:
+    """Files of ``folder`` that match, each in the one form in which it is there, sorted."""
+    plain = {path.name: path for path in folder.glob(pattern)}
+    packed = {path.name.removesuffix(SUFFIX): path for path in folder.glob(pattern + SUFFIX)}
+    return [path for _, path in sorted((packed | plain).items())]
+
+
+def open_record(path: str | os.PathLike[str]) -> BinaryIO:
+    """A raw file's content from its start. Raises OSError; reading raises ValueError where it cannot be unpacked."""
+    file = open_plain(path)
+    if not os.fspath(path).endswith(SUFFIX):
+        return file
+    return io.BufferedReader(_Unpacked(file), _BLOCK)
+
+
+class _Unpacked(io.RawIOBase):
+    """What a compressed file holds, unless that is more than records could be."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        import pyarrow as pa
+
+        self._file, self._stream = file, pa.CompressedInputStream(pa.PythonFile(file), "zstd")
+        self._left = _most(os.fstat(file.fileno()).st_size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        data = self._take(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        return b"".join(iter(lambda: self._take(_BLOCK), b""))
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def _take(self, size: int) -> bytes:
+        try:
+            data: bytes = self._stream.read(size)
+        except OSError as error:
+            raise ValueError(f"it cannot be unpacked: {error}") from error
+        self._left -= len(data)
+        if self._left < 0:
+            raise ValueError("it unpacks to more than records can be")
+        return data
+
+
+def _most(size: int) -> int:
+    return max(_LITTLE, _MOST_TIMES * size)

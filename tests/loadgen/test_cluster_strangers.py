@@ -1,0 +1,177 @@
+"""What somebody on the network can do who hears all that a master and a worker say, and does not know their secret."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import zmq
+
+from gapmeter.loadgen.fleet import Fleet, Workers, make_cluster
+from gapmeter.loadgen.locust.protocol import SECRET, TYPE
+from gapmeter.loadgen.locust.slice_run import Report
+from gapmeter.loadgen.worker import Exit
+from tests.kit.loads import plan, records_of
+from tests.kit.wait import until
+from tests.loadgen.test_cluster import Crew, reported
+
+pytestmark = pytest.mark.whole_run
+
+MS = 1_000_000
+LOCUST = version("locust")  # importing it would patch this process
+
+
+class Tap:
+    """Between a worker and its master, once: what the worker says is passed on, and heard."""
+
+    def __init__(self, master: str) -> None:
+        host, port = master.rsplit(":", 1)
+        self._master = host, int(port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.heard = b""
+        self.over = threading.Thread(target=self._serve)
+        self.over.start()
+
+    def said(self, kind: str) -> list[Any]:
+        """Messages of that type: what was said, and as whom."""
+        start = msgpack.dumps((kind, None, None))[: len(kind) + 2]
+        found, at = [], self.heard.find(start)
+        while at >= 0:
+            reader = msgpack.Unpacker()
+            reader.feed(self.heard[at:])
+            with contextlib.suppress(msgpack.OutOfData):
+                found.append(reader.unpack()[1:])
+            at = self.heard.find(start, at + 1)
+        return found
+
+    def _serve(self) -> None:
+        with self._listener, self._listener.accept()[0] as worker, socket.create_connection(self._master) as master:
+            back = threading.Thread(target=self._pass, args=(master, worker))
+            back.start()
+            self._pass(worker, master, listen=True)
+            back.join()
+
+    def _pass(self, source: socket.socket, to: socket.socket, *, listen: bool = False) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if listen:
+                    self.heard += data
+                to.sendall(data)
+            to.shutdown(socket.SHUT_RDWR)
+
+
+class Tapped(Crew):
+    """One worker, which is heard."""
+
+    tap: Tap
+    master = ""
+
+    def join(self) -> Any:
+        self.master, self.tap = self.address, Tap(self.address)
+        self.address = self.tap.address
+        return super().join()
+
+
+@contextlib.contextmanager
+def tapped(url: str, folder: Path, crew: Tapped, requests: int) -> Iterator[Fleet]:
+    folder.mkdir(exist_ok=True)
+    try:
+        with make_cluster(
+            plan([index * 10 * MS for index in range(requests)]), url, folder, Workers(1, listen_port=0),
+            generator="locust", say=crew.say,
+        ) as fleet:  # fmt: skip
+            yield fleet
+    finally:
+        for process in crew.processes:
+            process.kill()
+            process.communicate()
+        crew.tap.over.join()
+
+
+@contextlib.contextmanager
+def stranger(master: str, name: str = "stranger") -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
+        sock.setsockopt(zmq.IDENTITY, name.encode())
+        sock.setsockopt(zmq.LINGER, 1000)
+        sock.connect(f"tcp://{master}")
+        yield sock
+
+
+def test_who_hears_all_changes_neither_the_load_nor_what_is_said_of_it(
+    tmp_path: Path, null: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECRET, "theirs")
+    crew = Tapped(1)
+    with tapped(null, tmp_path, crew, 900) as fleet:
+        fleet.start()
+        (_, worker), *_ = crew.tap.said(TYPE)
+        lie = asdict(Report(10**9, 10**6, 10**6, 10**6, {"ttft": "x"}))
+        (report, _), *_ = until(lambda: [one for one in crew.tap.said("stats") if TYPE in one[0]])
+        with stranger(crew.master) as sock:
+            for kind, data, name in (
+                ("stats", {TYPE: lie}, worker), ("stats", {TYPE: report[TYPE] | lie}, worker), ("quit", None, worker),
+                ("client_stopped", None, worker), ("stats", {TYPE: lie}, "stranger"),
+                (TYPE, {"word": "failed"}, worker),
+                ("client_ready", LOCUST, "stranger"), ("client_ready", 5, "stranger"), ("exception", 5, "stranger"),
+                ("logs", 5, "stranger"), ("locustfile", {"version": "3"}, "stranger"), (TYPE, 5, "stranger"),
+                (TYPE, {"word": "hello"}, "stranger"),
+            ):  # fmt: skip
+                sock.send(msgpack.dumps((kind, data, name)))
+            for garbage in (b"", b"\xc1", b"\x05", b"\x93\x01", b"\xff" * 99, msgpack.dumps((1, 2, 3, 4))):
+                sock.send(garbage)
+            sock.send_multipart([b"a", b"b"])
+            time.sleep(0.5)
+        trips = reported(tmp_path).workers[0].round_trips
+        until(lambda: reported(tmp_path).workers[0].round_trips > trips + 1)  # the master still hears its worker
+        assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
+    (told,) = reported(tmp_path).workers
+    assert (told.state, told.issued, told.finished, told.failed) == ("handed in", 900, 900, 0)
+    assert told.reports < 1000
+    assert [record.index for record in records_of(tmp_path)] == list(range(900))
+
+
+class Replayed(Tapped):
+    """Before the worker comes a stranger with what another one said in another run."""
+
+    def __init__(self, hellos: list[Any]) -> None:
+        super().__init__(1)
+        self._hellos, self.answers = hellos, list[Any]()
+
+    def join(self) -> Any:
+        for name in ("stranger", self._hellos[-1][1]):
+            with stranger(self.address, name) as sock:
+                sock.send(msgpack.dumps(("client_ready", LOCUST, name)))
+                for said, _ in self._hellos:
+                    sock.send(msgpack.dumps((TYPE, said, name)))
+                while sock.poll(1500):
+                    kind, data, _ = msgpack.loads(sock.recv())
+                    self.answers += [data["word"]] if kind == TYPE else []
+        return super().join()
+
+
+def test_what_a_worker_said_in_one_run_is_no_worker_of_another(
+    tmp_path: Path, null: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECRET, "theirs")
+    first = Tapped(1)
+    with tapped(null, tmp_path / "one", first, 10) as fleet:
+        fleet.start()
+        assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
+    hellos = [one for one in first.tap.said(TYPE) if one[0]["word"] == "hello"]
+    assert len(hellos) >= 2, "with what it drew, and with what the master drew"
+    again = Replayed(hellos)
+    with tapped(null, tmp_path / "two", again, 10) as fleet:
+        fleet.start()
+        assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
+    assert set(again.answers) == {"welcome", "refuse"}
+    assert len(reported(tmp_path / "two").workers) == 1
