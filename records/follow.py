@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -46,12 +47,14 @@ class Answered:
 class RecordTail:
     """The request records of one generator process, as they appear.
 
-    Reads by system call: a mapping of a file that its writer cuts to length could end this process.
+    Reads by system call: a mapping of a file that its writer cuts to length could end this process. The file is kept
+    open, so that its last records are found though it has been compressed meanwhile.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._at = FILE_HEADER.size
+        self._fd: int | None = None
 
     def poll(self) -> list[tuple[int, RequestRecord]]:
         """(code, record) of what has been written since the last call; nothing while the file is not there yet."""
@@ -59,17 +62,23 @@ class RecordTail:
 
     def blocks(self) -> Iterator[list[tuple[int, RequestRecord]]]:
         """The same, block after block: whoever stops between two reads on from there the next time."""
+        fd = self._fd if self._fd is not None else self._open()
+        size = _BLOCK if fd is not None else 0
+        while size:
+            assert fd is not None
+            block = os.pread(fd, size, self._at)
+            came, used, size = _read_block(block, is_last=len(block) < size)
+            self._at += used
+            yield came
+
+    def _open(self) -> int | None:
         try:
-            file = open_plain(self._path)
+            with open_plain(self._path) as file:
+                self._fd = os.dup(file.fileno())
         except FileNotFoundError:
-            return
-        with file:
-            size = _BLOCK
-            while size:
-                block = os.pread(file.fileno(), size, self._at)
-                came, used, size = _read_block(block, is_last=len(block) < size)
-                self._at += used
-                yield came
+            return None
+        weakref.finalize(self, os.close, self._fd)
+        return self._fd
 
 
 def _read_block(block: bytes, *, is_last: bool) -> tuple[list[tuple[int, RequestRecord]], int, int]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gapmeter.records import Outcome, RecordWriter
+from gapmeter.records.compression import compress
 from gapmeter.records.follow import METRICS, RecordFollower, RecordTail, count_in, new_histograms
 from gapmeter.records.reader import dropped_records
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
@@ -125,6 +126,19 @@ def test_each_poll_gives_what_was_written_since_the_last_one(tmp_path: Path) -> 
     writer.close()
     assert [(code, found.index) for code, found in tail.poll()] == [(ISSUED, 2)]
     assert tail.poll() == []
+
+
+def test_the_last_records_are_found_though_the_file_was_compressed_before_the_last_poll(tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.gap"
+    writer = RecordWriter(path, {})
+    writer.blob(ISSUED, encode(record(1)))
+    tail = RecordTail(path)
+    assert len(tail.poll()) == 1
+    writer.blob(FINISHED, encode(record(1)))
+    writer.close()
+    assert compress(path) != path
+    assert not path.exists()
+    assert [(code, found.index) for code, found in tail.poll()] == [(FINISHED, 1)]
 
 
 @pytest.mark.parametrize("size", [100, 5000, 262_000, 262_144, 1_000_000, 9_000_000])
