@@ -16,19 +16,11 @@ from pandas.api.types import is_object_dtype
 
 from gapmeter.analysis.arrays import Ints, each_of
 from gapmeter.analysis.ledger.trace import Trace
-from gapmeter.analysis.requests.attempts import ROW, read_attempts
+from gapmeter.analysis.requests.attempts import read_attempts
 from gapmeter.analysis.results.manifest import PlanFacts
 from gapmeter.records import EntryFlag, RecordFile, RunFolder, Span
 from gapmeter.records.reader import NotRecords
-from gapmeter.records.request import STAMPS
 
-_LATER = ("first_token_ns", "first_text_ns", "last_token_ns")
-_COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
-_COLUMNS = (
-    "request_id", "index", "turn", "worker", "attempt", *STAMPS, *_LATER, "prompt_tokens_asked", "output_tokens_asked",
-    *_COUNTS, "retry", "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens",
-    "censored_ns", "engine_metrics", "receive_wait_ns",
-)  # fmt: skip
 _ROWS = 200_000  # of a table that are written at once
 
 
@@ -60,12 +52,8 @@ def read_requests(folder: RunFolder, plan: PlanFacts) -> tuple[pd.DataFrame, lis
     paths = folder.record_files(folder.requests)
     if not paths:
         raise NotRecords(f"{folder.path}: no request was recorded")
-    rows, files = read_attempts(paths, plan.timeout_ns, dict(plan.clock_offsets_ns or {}))
-    table = pd.DataFrame(rows, columns=list(ROW))[list(_COLUMNS)]
-    table = table.sort_values(["due_ns", "index"], ignore_index=True)
-    for name in (*STAMPS, *_LATER, *_COUNTS):
-        table[name] = table[name].astype("Int64")
-    table = _settle(table, plan.timeout_ns)
+    table, files = read_attempts(paths, plan.timeout_ns, dict(plan.clock_offsets_ns or {}))
+    table = _settle(table.sort_values(["due_ns", "index"], ignore_index=True), plan.timeout_ns)
     since_start = table["due_ns"] - plan.start_ns
     table["measured"] = (since_start >= plan.warmup_ns) & (table["index"] >= plan.warmup_requests)
     table["measured"] &= ~table["superseded"]

@@ -100,13 +100,16 @@ class RequestRecord:
 FIELDS: dict[str, Stored] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(RequestRecord, include_extras=True).items()
 }
+COLUMNS = tuple(stored.column for stored in FIELDS.values() if stored.column)
 STAMPS = tuple(name for name, stored in FIELDS.items() if stored.code == "q")
 # The head, a multiple of 8 so that the stamps behind it lie aligned: numbers, four lengths, numbers.
 _HEAD = struct.Struct("<" + "".join(stored.code for stored in FIELDS.values()))
 _NAMES = tuple(FIELDS)
 _FIRST, _LAST = _NAMES[: _NAMES.index("request_id")], _NAMES[_NAMES.index("body") + 1 :]
-_FLAGS = _FIRST.index("flags")
+_NUMBERS = _FIRST + _LAST
+_INDEX, _FLAGS = _FIRST.index("index"), _FIRST.index("flags")
 _first, _last = attrgetter(*_FIRST), attrgetter(*_LAST)
+_in_columns = attrgetter(*(name for name, stored in FIELDS.items() if stored.column))
 
 
 def encode(record: RequestRecord) -> list[bytes]:
@@ -124,9 +127,7 @@ def decode(payload: bytes | memoryview) -> RequestRecord:
     Its arrays and its body are copies: they outlive the file that ``payload`` may point into.
     """
     data = bytes(payload)
-    if len(data) < _HEAD.size:
-        raise ValueError(f"{len(data)} bytes are too few for a request record")
-    values = _HEAD.unpack_from(data)
+    values = _head(data)
     name, error, chunks, body = values[len(_FIRST) : -len(_LAST)]
     waits = chunks if values[_FLAGS] & Flag.KERNEL else 0
     at = _HEAD.size + 12 * chunks + 4 * waits
@@ -140,17 +141,26 @@ def decode(payload: bytes | memoryview) -> RequestRecord:
         chunk_bytes=np.frombuffer(data, np.uint32, chunks, _HEAD.size + 8 * chunks),
         chunk_wait_ns=np.frombuffer(data, np.uint32, waits, _HEAD.size + 12 * chunks),
         body=data[text : text + body],
-        **dict(zip(_FIRST + _LAST, values[: len(_FIRST)] + values[-len(_LAST) :], strict=True)),
+        **dict(zip(_NUMBERS, values[: len(_FIRST)] + values[-len(_LAST) :], strict=True)),
     )
     record.outcome, record.flags = Outcome(record.outcome), Flag(record.flags)
     return record
 
 
-def request_id_of(payload: bytes) -> str:
-    """The id of the record in a BLOB frame's payload. Raises ValueError when it is not a whole one."""
+def _head(payload: bytes) -> tuple[Any, ...]:
     if len(payload) < _HEAD.size:
         raise ValueError(f"{len(payload)} bytes are too few for a request record")
-    values = _HEAD.unpack_from(payload)
+    return _HEAD.unpack_from(payload)
+
+
+def index_of(payload: bytes) -> int:
+    """The place in the plan of the record in a BLOB frame's payload. Raises ValueError when it is not a whole one."""
+    return int(_head(payload)[_INDEX])
+
+
+def request_id_of(payload: bytes) -> str:
+    """The id of the record in a BLOB frame's payload. Raises ValueError when it is not a whole one."""
+    values = _head(payload)
     name, _, chunks, _ = values[len(_FIRST) : -len(_LAST)]
     at = _HEAD.size + (16 if values[_FLAGS] & Flag.KERNEL else 12) * chunks
     return bytes(payload[at : at + name]).decode()
@@ -158,8 +168,11 @@ def request_id_of(payload: bytes) -> str:
 
 def columns(record: RequestRecord) -> dict[str, Any]:
     """What requests.parquet takes from the record as it stands, by column; None for a stamp of what did not happen."""
-    values = {stored.column: getattr(record, name) for name, stored in FIELDS.items() if stored.column}
-    return values | {name: values[name] or None for name in STAMPS}
+    values: dict[str, Any] = dict(zip(COLUMNS, _in_columns(record), strict=True))
+    for name in STAMPS:
+        if not values[name]:
+            values[name] = None
+    return values
 
 
 def on_clock(record: RequestRecord, offset_ns: int) -> RequestRecord:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,16 +20,9 @@ Ints = NDArray[np.int64]
 _LINE_END = re.compile(rb"(?>\r\n|\n|\r)")
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)+")
 _MOST_COUNTED = 1 << 40
-_MOST_TOKENS = 10_000_000  # what no chunk can hold; a stamp for each would fill the memory
+MOST_TOKENS = 10_000_000  # what no chunk can hold; a stamp for each would fill the memory
 REASONING = ("reasoning", "reasoning_content")
-# Where the text begins in an event of the shape that most servers send.
-_TEXT_KEY = re.compile(
-    rb'"delta": ?\{(?:"role": ?(?:null|"assistant"), ?)?"(content|reasoning_content|reasoning)": ?"'
-    rb'|(?<=[{, ])"(text)": ?"'
-)
-_UNPLAIN = re.compile(rb'["\\\x00-\x1f]')  # what a JSON string has only escaped
 _CALLS = ("tool_calls", "function_call")
-_GROWING = ("completion_tokens", "total_tokens")
 _TEXTS = ("content", "reasoning_content", "reasoning", "text", "refusal")
 
 
@@ -74,13 +65,12 @@ class _Pieces:
     content: list[bool] = field(default_factory=list)
     choices: list[int] = field(default_factory=list)
 
-    def add(self, stamps: list[int], ids: int, totals: Iterable[int], content: list[bool], choice: int) -> None:
-        """Chunks in a row, of one choice and with as many ids each."""
-        self.stamps += stamps
-        self.ids += [ids] * len(stamps)
-        self.totals += totals
-        self.content += content
-        self.choices += [choice] * len(stamps)
+    def add(self, stamp: int, ids: int, total: int, content: bool, choice: int) -> None:
+        self.stamps.append(stamp)
+        self.ids.append(ids)
+        self.totals.append(total)
+        self.content.append(content)
+        self.choices.append(choice)
 
 
 @dataclass(slots=True)
@@ -138,107 +128,16 @@ def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> An
 
 def _read_stream(reading: _Reading, record: RequestRecord, first_token_only: bool) -> None:
     blocks, stamps, rest = _blocks(record)
-    at = 0
-    while at < len(blocks):
-        data = _data(blocks[at])
+    for block, stamp in zip(blocks, stamps, strict=True):
+        data = _data(block)
         if data == "[DONE]":
             reading.done = True
             return
         if data:
-            value = _read_event(reading, stamps[at], data)
+            _read_event(reading, stamp, data)
             if reading.error or (first_token_only and reading.spoke):
                 return
-            if value is not None and not first_token_only:
-                at += _read_alike(reading, value, blocks, stamps, at)
-        at += 1
     reading.done = _data(rest) == "[DONE]"
-
-
-def _read_alike(reading: _Reading, like: dict[str, Any], blocks: list[bytes], stamps: list[int], at: int) -> int:
-    """Read the events behind ``at`` as long as they are its bytes again but for the text and counts one higher each.
-
-    Such are nearly all events of a stream. ``like`` is the event at ``at``, which has been read. Returns how many.
-    """
-    block = blocks[at]
-    key = _TEXT_KEY.search(block)
-    if key is None:
-        return 0
-    head, (text, quote, tail) = block[: key.end()], block[key.end() :].partition(b'"')
-    if at + 1 >= len(blocks) or not blocks[at + 1].startswith(head):
-        return 0
-    if not _is_text_alone(like, (key[1] or key[2]).decode()) or block.count(key[0]) > 1:
-        return 0
-    usage = like["usage"] if isinstance(like.get("usage"), dict) else {}
-    total = _whole(usage.get("completion_tokens"))
-    if b"\\" in text or (total or 0) + len(blocks) > _MOST_TOKENS:
-        return 0
-    counts = {name: usage[name] for name in _GROWING if _whole(usage.get(name)) is not None}
-    tails = _tails(quote + tail, tuple(counts.items()), -(-(len(blocks) - at) // 8) * 8)
-    texts = []
-    begins = len(head)
-    for other, its_tail in zip(itertools.islice(blocks, at + 1, None), tails, strict=False):
-        if not (other.startswith(head) and other.endswith(its_tail, begins)):
-            break
-        texts.append(other[begins : -len(its_tail)])
-    lengths = _lengths(texts)
-    n = len(lengths)
-    if not n:
-        return 0
-    content = list(map(bool, lengths))
-    came = stamps[at + 1 : at + 1 + n]
-    reading.text_chars += sum(lengths)
-    if not reading.first_text_ns and any(content):
-        reading.first_text_ns = came[content.index(True)]
-    if usage:
-        reading.usage = usage | {name: count + n for name, count in counts.items()}
-    totals = [-1] * n if total is None else range(total + 1, total + 1 + n)
-    reading.pieces.add(came, 0, totals, content, reading.pieces.choices[-1])
-    return n
-
-
-def _is_text_alone(event: dict[str, Any], key: str) -> bool:
-    """Whether an event says nothing of tokens but its usage and one choice's text, under ``key``."""
-    choices = event.get("choices")
-    choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
-    if not isinstance(choice, dict) or isinstance(choice.get("token_ids"), list):
-        return False
-    part = choice.get("delta") or choice.get("message") or choice
-    return isinstance(part, dict) and [name for name in (*_TEXTS, *_CALLS) if part.get(name)] in ([key], [])
-
-
-@functools.lru_cache(maxsize=256)
-def _tails(tail: bytes, counts: tuple[tuple[str, int], ...], most: int) -> list[bytes]:
-    """What follows the texts of events with counts 1, 2, … ``most`` higher; none where its bytes do not tell."""
-    form, numbers = tail.replace(b"%", b"%%"), []
-    for name, count in counts:
-        told = re.findall(rb'[{, ]"%s": ?%d(?=[,}])' % (name.encode(), count), tail)
-        if len(told) != 1 or tail.count(b'"%s"' % name.encode()) != 1:
-            return []
-        numbers.append((tail.index(told[0]), count))
-        form = form.replace(told[0], told[0][: -len(str(count))] + b"%d")
-    in_order = [count for _, count in sorted(numbers)]
-    return [form % tuple(count + k for count in in_order) for k in range(1, most + 1)]
-
-
-def _lengths(texts: list[bytes]) -> list[int]:
-    """Characters of the insides of JSON strings, up to the first that is none."""
-    together = b"".join(texts)
-    if together.isascii() and not _UNPLAIN.search(together):
-        return [len(text) for text in texts]
-    if b'"' not in together:  # so that a backslash at a text's end can only make strings of the array fewer
-        try:
-            strings = json.loads('["' + b'","'.join(texts).decode(errors="replace") + '"]')
-        except ValueError:
-            strings = []
-        if len(strings) == len(texts):
-            return [len(string) for string in strings]
-    lengths = []
-    for text in texts:
-        try:
-            lengths.append(len(json.loads(f'"{text.decode(errors="replace")}"')))
-        except ValueError:
-            break
-    return lengths
 
 
 def outcome_of(record: RequestRecord, answer: Answer) -> Outcome:
@@ -318,32 +217,30 @@ def _data(block: bytes) -> str | None:
     return b"\n".join(line[6:] if line[5:6] == b" " else line[5:] for line in lines).decode(errors="replace")
 
 
-def _read_event(reading: _Reading, stamp: int, data: str) -> dict[str, Any] | None:
-    """Take note of what an event says; returns it where it may be like those that follow."""
+def _read_event(reading: _Reading, stamp: int, data: str) -> None:
+    """Take note of what an event says."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
         reading.error = f"not JSON in the answer: {data[:80]!r}"
-        return None
+        return
     if not isinstance(value, dict):
         reading.error = f"not an object in the answer: {data[:80]!r}"
-        return None
+        return
     if error := _error(value):
         reading.error = f"the server said: {error}"
-        return None
+        return
     usage = value.get("usage")
     if not isinstance(usage, dict):
         usage = None
     else:
         reading.usage = usage
     if isinstance(value.get("metrics"), dict):
-        numbers = {name: one for name, one in value["metrics"].items() if _is_number(one) and name.isprintable()}
-        reading.metrics = numbers or None
+        reading.metrics = engine_metrics(value["metrics"])
     choices = value.get("choices")
     objects = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
     if objects:
         _read_choices(reading, stamp, objects, usage)
-    return value if len(objects) == 1 else None
 
 
 def _error(value: dict[str, Any]) -> str:
@@ -352,7 +249,7 @@ def _error(value: dict[str, Any]) -> str:
     if not error:
         error = value if value.get("object") == "error" else None
     text = error.get("message") if isinstance(error, dict) else error
-    return _shown(str(text or error)) if error else ""
+    return printable(str(text or error)) if error else ""
 
 
 def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> None:
@@ -368,15 +265,15 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
         named = choice.get("token_ids")
         ids += len(named) if isinstance(named, list) else 0
         if isinstance(choice.get("finish_reason"), str):
-            reading.finish_reason = _shown(choice["finish_reason"])
+            reading.finish_reason = printable(choice["finish_reason"])
     said = usage.get("completion_tokens") if usage else None
     most = max(said if type(said) is int else 0, ids)
-    if most > _MOST_TOKENS:
+    if most > MOST_TOKENS:
         reading.error = f"a usage of {str(most)[:30]} tokens in one chunk"
         return
     total = _whole(said)
     number = _whole(choices[0].get("index")) if len(choices) == 1 else None
-    reading.pieces.add([stamp], ids, [-1 if total is None else total], [content], number or 0)
+    reading.pieces.add(stamp, ids, -1 if total is None else total, content, number or 0)
     reading.spoke = reading.spoke or content or bool(ids or total)
 
 
@@ -435,7 +332,12 @@ def _unfinished(reading: _Reading, body: bytes) -> str:
     return "the stream ended before the answer did"
 
 
-def _shown(text: str) -> str:
+def engine_metrics(said: dict[str, Any]) -> dict[str, Any] | None:
+    """What an engine says of a request in numbers; None where it says nothing."""
+    return {name: one for name, one in said.items() if _is_number(one) and name.isprintable()} or None
+
+
+def printable(text: str) -> str:
     """A server's words, not too many, as files and tables can hold them: JSON may name halves of characters."""
     return text[:300].encode(errors="replace").decode()
 

@@ -42,8 +42,9 @@ FOLDERS |= {peer: f".venv-peers/{peer}" for peer in PEERS} | {"fuzz": ".venv-fuz
 ENGINE_PARTS = {"transformers": ("core", "transformers"), "vllm": ("core", "transformers", "vllm")}
 VLLM_VERSION = "0.32.0"
 BREAK_TRANSFORMERS = ("torchvision", "torchaudio", "torchcodec")  # built for CUDA, they fail beside a CPU torch
-CLIENT_BUILD = (ROOT / "setup.py", ROOT / "loadgen" / "_receive.c")  # compiled, if that works
-PROBE_BUILD = (ROOT / "probe" / "setup.py", ROOT / "probe" / "gapmeter_probe" / "_native.c")  # compiled, if that works
+# What is compiled, if that works.
+OWN_BUILD = (ROOT / "setup.py", ROOT / "loadgen" / "_receive.c", ROOT / "records" / "_events.c")
+PROBE_BUILD = (ROOT / "probe" / "setup.py", ROOT / "probe" / "gapmeter_probe" / "_native.c")
 UNFINISHED = ".unfinished"
 HEARTBEAT_S = 15.0
 TELLING = ("Collecting", "Downloading", "Using cached", "Building", "Preparing", "Installing collected")
@@ -151,7 +152,7 @@ def key(part: str) -> str:
         [about, project["tool"]["setuptools"]] if part == "core" else [],
         project["project"]["optional-dependencies"].get(part, []),
         [torch_build(), vllm_version()] if part in ("transformers", "vllm") else [],
-        [path.read_text() for path in CLIENT_BUILD] if part == "core" else [],
+        [path.read_text() for path in OWN_BUILD] if part == "core" else [],
         [path.read_text() for path in PROBE_BUILD] if part in ("core", "vllm") else [],
     ]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What generators recorded of each attempt of a request, as rows of a table; of a large run by several processes."""
+"""What generators recorded of each attempt of a request, as a table; of a large run by several processes."""
 
 from __future__ import annotations
 
@@ -8,29 +8,51 @@ import os
 import pickle
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gapmeter.records import Outcome, RecordFile, read_records
-from gapmeter.records.request import FIELDS, FINISHED, RequestRecord, columns, decode, on_clock, request_id_of
-from gapmeter.records.stream import outcome_of, parse_answer
+import numpy as np
+import pandas as pd
 
-ROW = (
-    *(stored.column for stored in FIELDS.values() if stored.column), "first_token_ns", "first_text_ns", "last_token_ns",
-    "prompt_tokens", "output_tokens", "cached_tokens", "outcome", "finish_reason", "counted", "token_ns",
-    "chunk_tokens", "censored_ns", "engine_metrics", "receive_wait_ns",
+from gapmeter.analysis.arrays import AnyArray, Ints
+from gapmeter.records import Outcome, RecordFile, read_records
+from gapmeter.records.answers import parse_answers
+from gapmeter.records.compression import SUFFIX
+from gapmeter.records.request import (
+    FINISHED,
+    STAMPS,
+    RequestRecord,
+    columns,
+    decode,
+    index_of,
+    on_clock,
+    request_id_of,
+)
+from gapmeter.records.stream import Answer, outcome_of
+
+_WHOLE = (
+    *STAMPS, "first_token_ns", "first_text_ns", "last_token_ns", "prompt_tokens", "output_tokens", "cached_tokens",
 )  # fmt: skip
+ROW = (
+    "request_id", "index", "turn", "worker", "attempt", *_WHOLE, "prompt_tokens_asked", "output_tokens_asked", "retry",
+    "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens", "censored_ns",
+    "engine_metrics", "receive_wait_ns",
+)  # fmt: skip
+_ARRAYS = ("token_ns", "chunk_tokens", "receive_wait_ns")
+_AT_ONCE = 1024  # records that are parsed together
 _PART = 1 << 27  # bytes of records that are worth a process of their own
+_PACKED = 10  # how many times smaller compressed ones are, about
 _NO_TOKEN = "the answer ended without a token"
 _COMMAND = (sys.executable, "-P", "-m", "gapmeter.analysis.requests.attempts")
+
+Columns = dict[str, list[Any]]  # as ``ROW`` names them, a value each attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of ``parts`` shares of the attempts in some record files, by their ids.
+    """One of ``parts`` shares of the requests in some record files, by their index.
 
     ``offsets_ns``: of workers on other machines, how far their clocks are ahead of ours.
     """
@@ -41,53 +63,61 @@ class Part:
     parts: int = 1
     number: int = 0
 
-
-@dataclass(slots=True)
-class Attempts:
-    """By request id: rows as ``ROW`` names them, and records of attempts whose end is not on record."""
-
-    rows: dict[str, list[Any]] = field(default_factory=dict)
-    issued: dict[str, bytes] = field(default_factory=dict)
-
-    def end(self, request_id: str, payload: bytes, part: Part) -> None:
-        """Note how an attempt ended."""
-        self.issued.pop(request_id, None)
-        record = decode(payload)
-        record = on_clock(record, part.offsets_ns.get(str(record.worker), 0))
-        self.rows[request_id] = list(request_row(record, part.timeout_ns).values())
+    def has(self, payload: bytes) -> bool:
+        return self.parts == 1 or index_of(payload) % self.parts == self.number
 
 
 def read_attempts(
     paths: Sequence[Path], timeout_ns: int, offsets_ns: dict[str, int]
-) -> tuple[list[list[Any]], list[RecordFile]]:
-    """A row each, as ``ROW`` names them, and what else is in the files. Raises OSError, NotRecords, ValueError."""
-    parts = min(len(os.sched_getaffinity(0)), 1 + sum(path.stat().st_size for path in paths) // _PART)
+) -> tuple[pd.DataFrame, list[RecordFile]]:
+    """A row each, with the columns of ``ROW``, and what else is in the files.
+
+    Raises OSError, NotRecords, ValueError.
+    """
+    size = sum(path.stat().st_size * (_PACKED if path.suffix == SUFFIX else 1) for path in paths)
+    parts = min(len(os.sched_getaffinity(0)), 1 + size // _PART)
     every = [Part(paths, timeout_ns, offsets_ns, parts, number) for number in range(parts)]
     with contextlib.ExitStack() as stack:
         others = [stack.enter_context(_elsewhere(part)) for part in every[1:]]
         found, files = _read(every[0])
         for part, process in zip(every[1:], others, strict=True):
             more = _received(process) or _read(part)[0]  # which raises what the process could not say
-            found.rows |= more.rows
-            found.issued |= more.issued
-    for request_id in [name for name in found.issued if name not in found.rows]:
-        found.end(request_id, found.issued[request_id], every[0])
-    return list(found.rows.values()), files
+            for name, values in found.items():
+                values += more[name]
+    return pd.DataFrame(found | {name: pd.array(found[name], "Int64") for name in _WHOLE}), files
 
 
-def _read(part: Part) -> tuple[Attempts, list[RecordFile]]:
-    found = Attempts()
+def _read(part: Part) -> tuple[Columns, list[RecordFile]]:
+    """An attempt whose end is not on record is there as it was when it was issued, behind the others."""
+    rows: dict[str, dict[str, Any]] = {}
+    issued: dict[str, bytes] = {}
+    ended = list[RequestRecord]()
+
+    def end(payload: bytes) -> None:
+        record = decode(payload)
+        ended.append(on_clock(record, part.offsets_ns.get(str(record.worker), 0)))
+        if len(ended) >= _AT_ONCE:
+            settle()
+
+    def settle() -> None:
+        for record, row in zip(ended, request_rows(ended, part.timeout_ns), strict=True):
+            rows[record.request_id] = row
+        ended.clear()
 
     def take(code: int, payload: bytes) -> None:
-        request_id = request_id_of(payload)
-        if part.parts > 1 and zlib.crc32(request_id.encode()) % part.parts != part.number:
+        if not part.has(payload):
             return
         if code == FINISHED:
-            found.end(request_id, payload, part)
-        elif request_id not in found.rows:
-            found.issued[request_id] = payload
+            end(payload)
+        else:
+            issued[request_id_of(payload)] = payload
 
-    return found, [read_records(path, take) for path in part.paths]
+    files = [read_records(path, take) for path in part.paths]
+    settle()
+    for payload in [payload for request_id, payload in issued.items() if request_id not in rows]:
+        end(payload)
+    settle()
+    return {name: [row[name] for row in rows.values()] for name in ROW}, files
 
 
 @contextlib.contextmanager
@@ -106,27 +136,42 @@ def _elsewhere(part: Part) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def _received(process: subprocess.Popen[bytes]) -> Attempts | None:
+def _received(process: subprocess.Popen[bytes]) -> Columns | None:
     """None where the process could not read its part."""
     assert process.stdout is not None
     try:
-        found = pickle.load(process.stdout)
+        found: Columns = pickle.load(process.stdout)
     except (EOFError, pickle.UnpicklingError):
         return None
-    assert isinstance(found, Attempts)
-    return found
+    return found | {name: _apart(*found[name]) for name in _ARRAYS}
 
 
 def main() -> None:
     """Read the part that stands on standard input."""
     gc.disable()  # every row is kept
     found, _ = _read(pickle.load(sys.stdin.buffer))
-    pickle.dump(found, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
+    packed = {name: _together(values) if name in _ARRAYS else values for name, values in found.items()}
+    pickle.dump(packed, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
 
 
-def request_row(record: RequestRecord, timeout_ns: int) -> dict[str, Any]:
-    """What one record says of an attempt, by the names of the table's columns."""
-    answer = parse_answer(record)
+def _together(arrays: list[AnyArray | None]) -> tuple[AnyArray, Ints]:
+    """As one, with the length of each, -1 for None: a hundred thousand arrays take a second to send."""
+    there = [array for array in arrays if array is not None]
+    sizes = np.array([-1 if array is None else len(array) for array in arrays], np.int64)
+    return np.concatenate(there) if there else np.zeros(0), sizes
+
+
+def _apart(together: AnyArray, sizes: Ints) -> list[AnyArray | None]:
+    ends = np.cumsum(np.maximum(sizes, 0)).tolist()
+    return [None if size < 0 else together[end - size : end] for size, end in zip(sizes.tolist(), ends, strict=True)]
+
+
+def request_rows(records: Sequence[RequestRecord], timeout_ns: int) -> list[dict[str, Any]]:
+    """What each record says of an attempt, by the names of the table's columns."""
+    return [_row(record, answer, timeout_ns) for record, answer in zip(records, parse_answers(records), strict=True)]
+
+
+def _row(record: RequestRecord, answer: Answer, timeout_ns: int) -> dict[str, Any]:
     outcome = outcome_of(record, answer)
     arrived = answer.token_ns if len(answer.token_ns) else None
     return {
@@ -141,7 +186,7 @@ def request_row(record: RequestRecord, timeout_ns: int) -> dict[str, Any]:
         "error": record.error or answer.error or (_NO_TOKEN if outcome is Outcome.WRONG_LENGTH else ""),
         "finish_reason": answer.finish_reason,
         "counted": answer.counted,
-        "token_ns": None if arrived is None else arrived,
+        "token_ns": arrived,
         "chunk_tokens": answer.chunk_tokens,
         "censored_ns": None if outcome is Outcome.OK else max((record.end_ns or 0) - record.due_ns, timeout_ns),
         "engine_metrics": answer.request_metrics,

@@ -16,7 +16,7 @@ from gapmeter.analysis.capacity import search
 from gapmeter.analysis.capacity.read import BURSTS, count_all, goal_of, read_outcome, read_trials
 from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Trial
 from gapmeter.analysis.command import Command
-from gapmeter.analysis.requests.attempts import request_row
+from gapmeter.analysis.requests.attempts import request_rows
 from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, INVALID, CapacityResult, Ended
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, TrialNote, TrialPlace
 from gapmeter.errors import UserError, unless_refused
@@ -220,7 +220,7 @@ class TrialMonitor:
         counted.sort(key=lambda record: record.due_ns)
         while self._next < len(self._looks) - 1 and self._looks[self._next] <= len(counted):
             at, self._next = self._next, self._next + 1
-        table = pd.DataFrame([request_row(record, timeout_ns=0) for record in counted[: self._looks[at]]])
+        table = pd.DataFrame(request_rows(counted[: self._looks[at]], timeout_ns=0))
         if not self._enough(at, count_all(self._slos, table, self._rate)):
             return False
         self.ended = at + 1

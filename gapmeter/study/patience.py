@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from gapmeter.analysis.requests.attempts import request_row
+from gapmeter.analysis.requests.attempts import request_rows
 from gapmeter.analysis.requests.metrics import METRICS, metric_series
 from gapmeter.analysis.stats.exact import values_needed
 from gapmeter.records import Outcome
@@ -56,15 +56,17 @@ class Patience:
         return look_ns if self._is_enough(look_ns) else None
 
     def _take(self, seen: Sequence[tuple[int, RequestRecord]]) -> None:
+        ended = list[RequestRecord]()
         for code, record in seen[self._read :]:
             if record.outcome is Outcome.ABANDONED:  # never asked
                 continue
             index, due_ns = record.index, self._due_ns.setdefault(record.index, record.due_ns)
             if code == FINISHED:
                 self._in_flight.discard(index)
-                self._rows[index] = request_row(replace(record, due_ns=due_ns), timeout_ns=0)
+                ended.append(replace(record, due_ns=due_ns))
             else:
                 self._in_flight.add(index)
+        self._rows.update(zip([r.index for r in ended], request_rows(ended, timeout_ns=0), strict=True))
         self._read = len(seen)
 
     def _is_enough(self, look_ns: int) -> bool:

@@ -13,7 +13,7 @@ from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.warnings import streaming_warnings
 from gapmeter.analysis.ledger.ledger import make_ledger, timelines
-from gapmeter.analysis.requests.attempts import request_row
+from gapmeter.analysis.requests.attempts import request_rows
 from gapmeter.analysis.requests.load import describe_throughput
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results.requests import Throughput
@@ -182,7 +182,7 @@ def test_an_answer_whose_end_mark_came_counts_though_its_body_was_never_ended(
         index=0, request_id="r", due_ns=100 * MS, end_ns=2100 * MS, status=200, outcome=outcome, error=error,
         **arrived(pieces, at),
     )  # fmt: skip
-    row = request_row(record, 2000 * MS)
+    (row,) = request_rows([record], 2000 * MS)
     assert row["outcome"] == expected
     assert row["error"]
     if expected == "ok":

@@ -40,6 +40,7 @@ from gapmeter.loadgen.locust.slice_run import Report
 from gapmeter.loadgen.plan import NotPlan, Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.records import Outcome, RunFolder, read_records
+from gapmeter.records.answers import parse_answers
 from gapmeter.records.folder import PARTS
 from gapmeter.records.reader import NotRecords
 from gapmeter.records.stream import events, parse_answer
@@ -47,6 +48,7 @@ from gapmeter.runs.archive import archive, unpacked
 from gapmeter.scenarios import ScenarioError, load_points, load_scenario
 from gapmeter.study.target import served_models
 from tests.fuzz.feed import ENDED, feed
+from tests.kit.streams import same
 
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden"
@@ -119,6 +121,7 @@ def _read_answer(data: bytes) -> None:
     for record in (cut, at_once):
         assert record.outcome in ENDED, record.outcome
         answer = parse_answer(record)
+        assert same(parse_answers([record])[0], answer)
         assert len(answer.token_ns) == int(answer.chunk_tokens.sum())
         counts = (getattr(answer, name) for name in ("prompt_tokens", "output_tokens", "cached_tokens"))
         assert all(count is None or 0 <= count < 1 << 48 for count in counts)  # sums of them are numbers of a table

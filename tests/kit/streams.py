@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -65,3 +66,9 @@ def comparable(answer: Answer) -> tuple[object, ...]:
         answer.chunk_tokens.tolist(), answer.text_chars, answer.prompt_tokens, answer.output_tokens,
         answer.finish_reason, answer.counted, answer.done, answer.error,
     )  # fmt: skip
+
+
+def same(one: Answer, other: Answer) -> bool:
+    """In every field, to the type."""
+    pairs = [(getattr(one, field.name), getattr(other, field.name)) for field in fields(Answer)]
+    return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b and type(a) is type(b) for a, b in pairs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.records.stream import events, parse_answer
@@ -63,43 +63,6 @@ def test_a_stream_cut_into_any_pieces_reads_as_it_does_whole(stream: list[bytes]
         needed.append(at - (2 if end == b"\r\n" else 1))
     ends = np.cumsum([len(piece) for piece in pieces])
     assert [stamp for stamp, _ in events(record)] == [10 * (int((ends > byte).argmax()) + 1) for byte in needed]
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    texts=st.lists(st.sampled_from(["", " a", "\n", '"', "世", "\\", "%d", "\ud800"]) | st.text(), min_size=3),
-    steps=st.lists(st.sampled_from([1, 1, 1, 1, 0, 2]), min_size=3),
-    usage=st.booleans(), ascii_only=st.booleans(), spaced=st.booleans(), completion=st.booleans(),
-    damage=st.sampled_from([b"", b"", b'"', b"\\", b"\x01", b"\xff", b"\n", b'","content":"']),
-    where=st.integers(0, 99),
-)  # fmt: skip
-def test_events_that_are_alike_say_what_each_of_them_says_alone(
-    texts: list[str], steps: list[int], usage: bool, ascii_only: bool, spaced: bool, completion: bool, damage: bytes,
-    where: int,
-) -> None:  # fmt: skip
-    """Alone: with an id of its own each, so that no two are alike."""
-
-    def stream(*, alike: bool) -> list[bytes]:
-        pieces, total = [], 0
-        for k, (text, step) in enumerate(zip(texts, steps, strict=False)):
-            total += step
-            value = chat(text, total if usage else None) | {"id": "c-000" if alike else f"c-{k:03d}"}
-            if completion:
-                value["choices"] = [{"index": 0, "text": text}]
-            line = json.dumps(value, ensure_ascii=ascii_only, separators=None if spaced else (",", ":"))
-            data = line.encode(errors="surrogatepass")
-            if k == where % len(texts):
-                key = b'"text":' if completion else b'"content":'
-                place = data.index(b'"', data.index(key) + len(key)) + 1
-                data = data[:place] + damage + data[place:]
-            pieces.append(b"data: " + data + b"\n\n")
-        return [*pieces, *sse(usage_only(total), "[DONE]")]
-
-    one, other = (parse_answer(wire(stream(alike=alike))) for alike in (True, False))
-    assert comparable(one)[:-1] == comparable(other)[:-1]
-    assert bool(one.error) == bool(other.error)
-    assert (one.first_text_ns, one.cached_tokens) == (other.first_text_ns, other.cached_tokens)
-    assert one.token_ns.tolist() == other.token_ns.tolist()
 
 
 def test_a_stream_read_byte_by_byte_stamps_each_event_with_its_last_byte() -> None:

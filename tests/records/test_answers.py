@@ -1,0 +1,133 @@
+"""Answers that are read together say what each of them says alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gapmeter.records import answers
+from gapmeter.records.answers import parse_answers
+from gapmeter.records.stream import parse_answer
+from tests.kit.streams import chat, role, same, sse, usage_only, wire
+
+CALL = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+def part(total: int, *, finish: str | None = None, **delta: Any) -> dict[str, Any]:
+    value = chat(None, total, finish_reason=finish)
+    value["choices"][0]["delta"] = delta
+    return value
+
+
+def text(said: str, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": said, "finish_reason": None} | more]}
+
+
+COUNTED = [role(0), chat("Grü", 1), chat("ße", 3), chat("", 4), chat("世", 5, finish_reason="length"), usage_only(5)]
+ONE = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}\n\n'
+USUAL = {
+    "counted": sse(*COUNTED, "[DONE]"),
+    "counted at the end": sse(role(), chat("a"), chat("b"), chat(None, finish_reason="stop"), usage_only(2), "[DONE]"),
+    "completion": sse(text(" a"), text(" b", finish_reason="stop", logprobs={"tokens": [" b"]}), "[DONE]"),
+    "no end mark": sse(role(0), chat("a", 1, finish_reason="stop")),
+    "reasoning": sse(part(1, reasoning="so", content=None), part(2, reasoning_content="\n\\"), part(3, content="é",
+                     finish="stop"), "[DONE]"),
+    "calls": sse(part(1, tool_calls=[CALL]), part(2, tool_calls=[], content="x"), part(3, function_call={"name": "f"},
+                 finish="tool_calls"), "[DONE]"),
+    "metrics": sse(chat("a", 1), chat("b", 2, finish_reason="stop"), usage_only(2, metrics={"queue_s": 0.25, "n": 1}),
+                   "[DONE]"),
+    "cached": sse(chat("a", 1, finish_reason="stop"), {"choices": [], "usage": {
+        "prompt_tokens": 7, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4}}}, "[DONE]"),
+    "lines of the other kind": sse(*COUNTED, "[DONE]", end="\r\n"),
+    "comments": [b": waiting\n\n", *sse(*COUNTED[:3]), b": waiting\n\n", *sse(*COUNTED[3:], "[DONE]")],
+    "escapes": [ONE.replace(b'"a"', b'"\\ud83d\\ude00\\u00e9\\n"')],
+}  # fmt: skip
+OTHER = {
+    "two choices": sse({"choices": [{"index": 0, "text": "a"}, {"index": 1, "text": "b"}]}, "[DONE]"),
+    "second choice": sse(part(1, content="a") | {"choices": [{"index": 1, "text": "a"}]}, "[DONE]"),
+    "ids": sse({"choices": [{"index": 0, "delta": {"content": "a"}, "token_ids": [5, 6]}]}, "[DONE]"),
+    "error": sse(chat("a", 1), {"error": {"message": "out of memory"}}),
+    "flat error": sse(chat("a", 1), {"object": "error", "message": "out of memory", "choices": []}),
+    "behind the end mark": sse(*COUNTED, "[DONE]", chat("x", 6)),
+    "no end": sse(role(0), chat("a", 1)),
+    "cut": [ONE[:-5]],
+    "several lines": [ONE[:-1], b"event: x\n\n"],
+    "one line of data, two objects": [ONE.replace(b"}\n\n", b"}{}\n\n")],
+    "an object over two lines": [ONE.replace(b'"delta"', b'\n"delta"')],
+    "a key twice": [ONE.replace(b'"content": "a"', b'"content": "a", "content": "bc"')],
+    "choices twice": [ONE.replace(b"{", b'{"choices": [{"index": 0, "text": "x"}], ', 1)],
+    "an escaped key": [ONE.replace(b"content", b"con\\u0074ent")],
+    "half a surrogate": [ONE.replace(b'"a"', b'"\\ud83d"')],
+    "broken UTF-8": [ONE.replace(b'"a"', b'"\xc3"')],
+    "no number": [ONE.replace(b": 0", b": 00")],
+    "a count with a fraction": sse(text("a") | {"usage": {"completion_tokens": 1.0}}, "[DONE]"),
+    "a count below zero": sse(text("a") | {"usage": {"completion_tokens": -1}}, "[DONE]"),
+    "too many tokens": sse(chat("a", 10_000_001), "[DONE]"),
+    "a part that is none": [ONE.replace(b'"a"', b'["a"]')],
+    "deep": [b'data: {"x": ' + b"[" * 100_000 + b"\n\n"],
+    "nothing": [],
+    "one piece": [json.dumps(COUNTED[1]).encode()],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_an_answer_of_a_usual_shape_is_read_by_the_fast_way_and_says_the_same(name: str) -> None:
+    record = wire(USUAL[name])
+    assert answers._events is None or answers._read(record)
+    assert same(parse_answers([record])[0], parse_answer(record))
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_an_answer_of_another_shape_is_left_to_the_parser(name: str) -> None:
+    record = wire(OTHER[name])
+    assert not answers._read(record)
+    assert same(parse_answers([record])[0], parse_answer(record))
+
+
+def test_answers_keep_their_order_whatever_their_shapes() -> None:
+    shapes = [*USUAL.values(), *OTHER.values()]
+    records = [wire(shapes[k % len(shapes)]) for k in range(1000)]
+    together = parse_answers(records)
+    assert all(same(one, parse_answer(record)) for one, record in zip(together, records, strict=True))
+
+
+def test_pieces_that_do_not_add_up_to_the_body_are_left_to_the_parser() -> None:
+    record = wire(USUAL["counted"])
+    record.chunk_bytes, record.chunk_ns = record.chunk_bytes[:-2], record.chunk_ns[:-2]
+    assert not answers._read(record)
+    assert same(parse_answers([record])[0], parse_answer(record))
+
+
+TEXTS = st.lists(st.sampled_from(["", " a", "\n", '"', "世", "\\", "😀", "\ud800"]) | st.text(), min_size=1)
+DAMAGE = [b"", b"", b"", b'"', b"\\", b"\x00", b"\x01", b"\xff", b"\xe4\xb8", b"\n", b"\r\n", b"0", b",", b"}", b"{", b"[]",
+          b": x\n\n", b'","content":"', b"null", b"data: ", b'{"choices":[],"usage":{}}']  # fmt: skip
+
+
+@settings(max_examples=1000, deadline=None)
+@given(data=st.data())
+def test_whatever_comes_is_read_together_as_it_is_alone(data: st.DataObject) -> None:
+    texts = data.draw(TEXTS)
+    ascii_only, spaced, end = (
+        data.draw(st.booleans()),
+        data.draw(st.booleans()),
+        data.draw(st.sampled_from(["\n", "\r\n"])),
+    )
+    usage, key = data.draw(st.booleans()), data.draw(st.sampled_from(["text", "content", "reasoning", "refusal"]))
+    lines, total = [], 0
+    for said in texts:
+        total += data.draw(st.sampled_from([1, 1, 1, 0, 2]))
+        value = chat(None, total if usage else None)
+        value["choices"] = [{"index": 0, "text": said} if key == "text" else {"index": 0, "delta": {key: said}}]
+        line = json.dumps(value, ensure_ascii=ascii_only, separators=None if spaced else (",", ":"))
+        lines.append(f"data: {line}{end}{end}".encode(errors="surrogatepass"))
+    body = b"".join([*lines, *sse(usage_only(total), "[DONE]", end=end)])
+    for _ in range(data.draw(st.integers(0, 2))):
+        at, gone = data.draw(st.integers(0, len(body))), data.draw(st.sampled_from([0, 0, 1, 3]))
+        body = body[:at] + data.draw(st.sampled_from(DAMAGE)) + body[at + gone :]
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(len(body) - 1, 1)), max_size=20)))
+    record = wire([piece for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) if (piece := body[a:b])])
+    assert same(parse_answers([record])[0], parse_answer(record))
