@@ -92,7 +92,7 @@ def _known(count: int) -> int | None:
 
 
 def _marked(flags: Bools, begins: Ints) -> tuple[Ints, Ints, Ints]:
-    """How many pieces of each answer are marked, and the first and the last of these (any piece where there are none)."""
+    """How many pieces of each answer are marked, and the first and the last of these (any piece, if none is)."""
     counts = np.add.reduceat(flags, begins, dtype=np.int64)
     marked, behind = np.append(np.flatnonzero(flags), 0), np.cumsum(counts)
     return counts, marked[behind - counts], marked[behind - 1]

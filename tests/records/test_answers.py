@@ -103,8 +103,8 @@ def test_pieces_that_do_not_add_up_to_the_body_are_left_to_the_parser() -> None:
 
 
 TEXTS = st.lists(st.sampled_from(["", " a", "\n", '"', "世", "\\", "😀", "\ud800"]) | st.text(), min_size=1)
-DAMAGE = [b"", b"", b"", b'"', b"\\", b"\x00", b"\x01", b"\xff", b"\xe4\xb8", b"\n", b"\r\n", b"0", b",", b"}", b"{", b"[]",
-          b": x\n\n", b'","content":"', b"null", b"data: ", b'{"choices":[],"usage":{}}']  # fmt: skip
+DAMAGE = [b"", b"", b"", b'"', b"\\", b"\x00", b"\x01", b"\xff", b"\xe4\xb8", b"\n", b"\r\n", b"0", b",", b"}", b"{",
+          b"[]", b": x\n\n", b'","content":"', b"null", b"data: ", b'{"choices":[],"usage":{}}']  # fmt: skip
 
 
 @settings(max_examples=1000, deadline=None)
