@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -111,35 +112,37 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
         ],
     )  # fmt: skip
     provenance = provenance_of(manifest, figures)
-    cut_ns = cut_short_ns(requests, plan)
-    result = RunResult(
-        **dict(figures),
-        **dict(describe_economics(figures, state, manifest, measured, energy)),
-        telemetry=telemetry,
-        roofline=describe_roofline(trace, manifest, window),
-        ledger=describe_ledger(ledger, trace),
-        steady=state,
-        drift=describe_drift(requests, [g.canary_ns for g in generators], throttled(telemetry)),
-        bands=describe_bands(basis.ledgers),
-        compute=describe_compute(basis.ledgers, steps, manifest.device),
-        explore=describe_pairs(measured, basis.ledgers, limits_of(manifest.slo)),
-        made_by=made_by(),
-        provenance=provenance,
-        shortened=None if cut_ns is None or plan.shortened is None else ShortenedLoad(
-            after_s=(cut_ns - plan.start_ns) / 1e9, in_flight=plan.shortened.in_flight
-        ),
-        definitions=describe_definitions(folder, requests) if definitions else None,
-    )  # fmt: skip
     tables = {"requests": requests, "ledger": ledger.rows, "gaps": ledger.gaps}
     if steps is not None:
         tables["steps"] = steps
     if not ledger.refused:
         tables["timeline"] = timelines(requests, trace, chosen(requests), ledger.index)
-    write_tables(folder.path, tables, provenance.facts())
-    if succeeded(measured).any():
-        began_s = manifest.started_s or 0.0
-        line, length_s = provenance.line(), window_s(measured)
-        fig.write_histograms(folder.hdr, measured, rows, began_s, length_s, line, basis.series)
+    with ThreadPoolExecutor(1) as beside:
+        written = beside.submit(write_tables, folder.path, tables, provenance.facts())
+        cut_ns = cut_short_ns(requests, plan)
+        result = RunResult(
+            **dict(figures),
+            **dict(describe_economics(figures, state, manifest, measured, energy)),
+            telemetry=telemetry,
+            roofline=describe_roofline(trace, manifest, window),
+            ledger=describe_ledger(ledger, trace),
+            steady=state,
+            drift=describe_drift(requests, [g.canary_ns for g in generators], throttled(telemetry)),
+            bands=describe_bands(basis.ledgers),
+            compute=describe_compute(basis.ledgers, steps, manifest.device),
+            explore=describe_pairs(measured, basis.ledgers, limits_of(manifest.slo)),
+            made_by=made_by(),
+            provenance=provenance,
+            shortened=None if cut_ns is None or plan.shortened is None else ShortenedLoad(
+                after_s=(cut_ns - plan.start_ns) / 1e9, in_flight=plan.shortened.in_flight
+            ),
+            definitions=describe_definitions(folder, requests) if definitions else None,
+        )  # fmt: skip
+        if succeeded(measured).any():
+            began_s = manifest.started_s or 0.0
+            line, length_s = provenance.line(), window_s(measured)
+            fig.write_histograms(folder.hdr, measured, rows, began_s, length_s, line, basis.series)
+        written.result()
     return result, basis.series
 
 
@@ -212,19 +215,21 @@ def build_figures(
         measured = measured_requests(requests)
         basis = Basis(measured, MetricSeries(measured), fig.ledgers_by_metric(*shown, measured))
     measured, series, ledgers = basis.measured, basis.series, basis.ledgers
-    anatomies = anatomies_of(ledgers, slos)
-    outage = find_outage(measured)
-    lateness = lateness_of(measured, evidence.client_loop_lag_ns, series)
+    asked = sorted({*PERCENTILES, *(float(slo.percentile) for slo in slos if slo.percentile is not None)})
+    with ThreadPoolExecutor(1) as beside:  # both take seconds of a large run, most of them without Python's lock
+        dissected = beside.submit(anatomies_of, ledgers, slos)
+        outage = find_outage(measured)
+        lateness = lateness_of(measured, evidence.client_loop_lag_ns, series)
+        pools = _Pools(measured, series, lateness, asked)
+        metrics = {metric: pools.metric(metric, "due") for metric in METRICS}
+        anatomies = dissected.result()
     answers = verdict.judge(slos, measured, anatomies, lateness=lateness, outage=outage, series=series)
     checks = validity.check_run(measured, evidence, answers, lateness, outage, series)
     unanswered = [verdict.not_judged(answer) for answer in answers if answer.status == INVALID]
     reasons = (*validity.invalid_reasons(checks), *unanswered)
     decided = verdict.overall(answers, reasons)
     counts = load.count_requests(requests, measured, evidence)
-    asked = sorted({*PERCENTILES, *(float(slo.percentile) for slo in slos if slo.percentile is not None)})
     asked_load = load.describe_load(measured, evidence)
-    pools = _Pools(measured, series, lateness, asked)
-    metrics = {metric: pools.metric(metric, "due") for metric in METRICS}
     residual = Residual(first_token=_residual(ledgers["ttft"]), last_token=_residual(ledgers["e2e"]))
     bound = fig.bound_ns(measured)
     return RunFigures(

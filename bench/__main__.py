@@ -69,6 +69,7 @@ def main(arguments: Sequence[str]) -> int:
             return 1
         kept = {"machine": machine(), "load_average_before": load, "figures": figures}
         name = part if options.generator == "asyncio" else f"{part}-{options.generator}"
+        name = f"{name}-{options.engine}" if part == "soak" and options.engine else name
         (options.results / f"{name}.json").write_text(json.dumps(kept, indent=1, default=str) + "\n")
         (options.results / "figures.md").write_text(page(options.results))
         print("\n".join(PARTS[part].table(figures)), flush=True)
@@ -92,7 +93,7 @@ def page(results: Path) -> str:
     """All tables that have been measured, as Markdown."""
     sections = ["# Figures\n\nWritten by `make bench`; README.md beside this file says how to read them.\n"]
     for kind, part in PARTS.items():
-        for name in (kind, *(f"{kind}-{other}" for other in GENERATORS)):
+        for name in (kind, *(f"{kind}-{other}" for other in (*GENERATORS, *ENGINES))):
             file = results / f"{name}.json"
             if file.exists():
                 told = json.loads(file.read_text())
@@ -146,7 +147,7 @@ PARTS = {
         lambda options, folder: peers.measure(folder, options.rounds, _earlier(options, "peers")), peers.table
     ),
     "streams": Part(lambda options, _: streams.measure(generator=options.generator), streams.table),
-    "soak": Part(lambda options, _: streams.soak(options.soak, options.generator), streams.soak_table),
+    "soak": Part(lambda options, _: streams.soak(options.soak, options.generator, options.engine), streams.soak_table),
     "coverage": Part(lambda *_: coverage.measure(), coverage.table),
     "compare": Part(lambda *_: compare.measure(), compare.table, usual=True),
     "gate": Part(lambda *_: compare.measure_gate(), compare.gate_table),

@@ -51,7 +51,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How an engine is launched: the model and its precision, the batch cap, flags, environment variables, cores."""
+    """How an engine is launched: model and precision, batch cap, flags, environment variables, cores, port (0: any)."""
 
     model: str = "builtin:tiny"
     precision: str = "float32"
@@ -59,6 +59,7 @@ class Setting:
     args: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     cores: tuple[int, ...] = ()
+    port: int = 0
 
 
 def default_cores() -> tuple[int, ...]:
@@ -73,7 +74,11 @@ def running(name: str, folder: Path, setting: Setting) -> Iterator[Engine]:
 
     Raises servers.launch.ServerFailed when it does not start.
     """
-    model, port, cores = str(resolve_model(setting.model)), free_port(), setting.cores or default_cores()
+    model, port, cores = (
+        str(resolve_model(setting.model)),
+        setting.port or free_port(),
+        setting.cores or default_cores(),
+    )
     spec, version = _spec(name, model, port, setting, cores)
     probe_dir = folder / "probe"
     env = {**spec.env, **setting.env, "GAPMETER_PROBE_DIR": str(probe_dir.resolve())}

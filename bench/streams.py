@@ -1,8 +1,8 @@
 """Many answers open at once, and a steady rate for long, against the null server.
 
 *Streams*: ten thousand open at once; is a record lost, and what memory does each take? *Soak*: 200 requests a second
-by one process (two of Locust's), and a server that is ended and started anew in the middle: does the load go on, do the
-generators' memory or open files grow, does their lag drift?
+by one process (two of Locust's), or 5 of a real engine with its probe, and a server that is ended and started anew in
+the middle: does the load go on, do the generators' memory or open files grow, does their lag drift?
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
+from bench.engine import NAME, Setting, running
 from gapmeter.loadgen.fleet import Fleet, make_fleet
 from gapmeter.loadgen.plan import Plan
 from gapmeter.machine.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
@@ -24,11 +26,13 @@ from gapmeter.records import Outcome, read_records
 from gapmeter.records.process import allow_many_files, too_few_files
 from gapmeter.records.stream import parse_answer
 from gapmeter.scenarios.values import read_duration
+from gapmeter.servers.launch import free_port
 
 _PER_S = 1000  # opened
 _GAP_S = 2.0
 _HELD_S = 10.0  # all are open
 _SOAK_RATE, _SOAK_TOKENS = 200, 8
+_ENGINE_RATE, _ENGINE_TOKENS = 5, 16
 _EVERY_S = 1.0
 _GROWTH_KIB = 4096.0  # beyond what it had after the first tenth
 _DRIFT_MS = 0.1  # of the median lag, last third against first
@@ -114,15 +118,25 @@ def seconds(text: str) -> float:
     return read_duration(text) / 1e9
 
 
-def soak(length_s: float, generator: str = "asyncio") -> dict[str, Any]:
-    """Raises NotMeasured when a generator process fails."""
+def soak(length_s: float, generator: str = "asyncio", engine: str | None = None) -> dict[str, Any]:
+    """Against the null server, or a real ``engine``. Raises NotMeasured when a generator process fails."""
     processes = 2 if generator == "locust" else 1
-    plan = equal_plan((np.arange(round(_SOAK_RATE * length_s)) * 1e9 / _SOAK_RATE).astype(np.int64), _SOAK_TOKENS)
+    rate, tokens = (_ENGINE_RATE, _ENGINE_TOKENS) if engine else (_SOAK_RATE, _SOAK_TOKENS)
+    plan = equal_plan((np.arange(round(rate * length_s)) * 1e9 / rate).astype(np.int64), tokens, engine and NAME)
     cores, began, away = Cores.apart(), time.monotonic_ns(), (0, 0)
     memory: list[float] = []
+    served: list[float] = []
     files: list[int] = []
     with tempfile.TemporaryDirectory(prefix="gapmeter-soak-") as folder, ExitStack() as server:
-        port = server.enter_context(null_server(cores, Timing(), log=None, most_tokens=_SOAK_TOKENS))
+
+        def serve(port: int = 0) -> int:
+            if not engine:
+                return server.enter_context(null_server(cores, Timing(), log=None, most_tokens=tokens, port=port))
+            setting = Setting(port=port or free_port(), cores=cores.server)
+            server.enter_context(running(engine, Path(tempfile.mkdtemp(dir=folder)), setting))
+            return setting.port
+
+        port = serve()
         url = f"http://127.0.0.1:{port}"
         with make_fleet(plan, url, None, Path(folder), cores.client, processes, generator=generator) as fleet:
             pids = [process.pid for process in fleet.processes]
@@ -132,11 +146,14 @@ def soak(length_s: float, generator: str = "asyncio") -> dict[str, Any]:
                 if not away[0] and time.monotonic_ns() - began > length_s * 5e8:
                     ended = time.monotonic_ns()
                     server.close()
-                    server.enter_context(null_server(cores, Timing(), log=None, most_tokens=_SOAK_TOKENS, port=port))
+                    serve(port)
                     away = ended, time.monotonic_ns()
                 if all(each := [_own_kib(pid) for pid in pids]):
                     memory.append(sum(each))
                     files.append(sum(_open_files(pid) for pid in pids))
+                if engine and away[0]:
+                    others = {child.pid for child in psutil.Process().children(recursive=True)} - set(pids)
+                    served.append(sum(_own_kib(pid) for pid in others))
 
             _run(fleet, look, _EVERY_S)
         outcomes, stretches, size = [], [], 0
@@ -145,12 +162,15 @@ def soak(length_s: float, generator: str = "asyncio") -> dict[str, Any]:
             outcomes += [(r.due_ns, r.sent_ns - r.due_ns, r.outcome is Outcome.OK) for r in found]
             stretches += [(r.sent_ns, r.end_ns) for r in found]
             size += file.stat().st_size
+        size += sum(file.stat().st_size for file in Path(folder).rglob("probe/*.gap"))
     return _soaked(plan, sorted(outcomes), away, memory, files) | {
         "open_at_once": _open_at_once(stretches),
         "generator": generator,
+        "engine": engine,
+        "server_growth_kib": max(served[-len(served) // 10 :]) - served[len(served) // 10] if served else None,
         "processes": processes,
         "length_s": length_s,
-        "rate": _SOAK_RATE,
+        "rate": rate,
         "record_bytes": size,
     }
 
@@ -207,6 +227,8 @@ def soak_table(found: Mapping[str, Any]) -> list[str]:
     pairs = zip(found["lag_p50_ms"], found["lag_p99_ms"], strict=True)
     thirds = " / ".join(f"{p50:.2f}, {p99:.2f}" for p50, p99 in pairs)
     load = f"{found['length_s'] / 60:g} min at {found['rate']} requests/s by {found['generator']}"
+    load += f" of {found['engine']}" if found.get("engine") else ""
+    grown = found.get("server_growth_kib")
     memory = f"{found['growth_kib'] / 1024:+.1f} MiB after the first tenth ({found['memory_kib'][0] / 1024:.0f} MiB)"
     first, most, last = found["open_files"]
     files = f"open files {first}, at most {most}, {last} at the end ({found['open_at_once']} answers at once at most)"
@@ -214,6 +236,7 @@ def soak_table(found: Mapping[str, Any]) -> list[str]:
         f"{soak_verdict(found)}: {load} ({found['processes']}), {found['succeeded']:,} of {found['asked']:,} whole;",
         f"{found['failed_while_away']:,} failed while the server was away ({found['away_s']:.1f} s, in the middle);",
         f"memory {memory}; {files};",
+        *([] if grown is None else [f"the server's memory after its start anew: {grown / 1024:+.1f} MiB;"]),
         f"{found['record_bytes'] / 2**20:.0f} MiB of records on disk;",
         f"lag p50, p99 of the first, second and last third: {thirds} ms",
     ]

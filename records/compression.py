@@ -10,7 +10,6 @@ import errno
 import io
 import os
 from pathlib import Path
-from typing import BinaryIO
 
 from gapmeter.scenarios.plain_file import open_plain
 
@@ -56,15 +55,15 @@ def with_compressed(folder: Path, pattern: str) -> list[Path]:
     return [path for _, path in sorted((packed | plain).items())]
 
 
-def open_record(path: str | os.PathLike[str]) -> BinaryIO:
+def open_record(path: str | os.PathLike[str]) -> io.BufferedIOBase:
     """A raw file's content from its start. Raises OSError; reading raises ValueError where it cannot be unpacked."""
     file = open_plain(path)
     if not os.fspath(path).endswith(SUFFIX):
         return file
-    return io.BufferedReader(_Unpacked(file), _BLOCK)
+    return _Unpacked(file)
 
 
-class _Unpacked(io.RawIOBase):
+class _Unpacked(io.BufferedIOBase):
     """What a compressed file holds, unless that is more than records could be."""
 
     def __init__(self, file: io.BufferedReader) -> None:
@@ -76,13 +75,13 @@ class _Unpacked(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        data = self._take(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def readall(self) -> bytes:
-        return b"".join(iter(lambda: self._take(_BLOCK), b""))
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or size < 0:
+            return b"".join(iter(lambda: self._take(_BLOCK), b""))
+        data = self._take(size)
+        while len(data) < size and (more := self._take(size - len(data))):
+            data += more
+        return data
 
     def close(self) -> None:
         self._file.close()

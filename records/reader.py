@@ -8,7 +8,8 @@ import os
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from io import BufferedIOBase
+from typing import Any
 
 import numpy as np
 from gapmeter_probe.records import (
@@ -119,7 +120,7 @@ def read_records(path: str | os.PathLike[str], take: Callable[[int, bytes], None
             raise NotRecords(f"{name}: {error}") from error
 
 
-def _without_blobs(file: BinaryIO, take: Callable[[int, bytes], None]) -> bytes:
+def _without_blobs(file: BufferedIOBase, take: Callable[[int, bytes], None]) -> bytes:
     """The file's bytes without its BLOB frames, whose codes and payloads go to ``take``."""
     kept = bytearray(file.read(FILE_HEADER.size))
     data, size, closed = b"", _BLOCK, False

@@ -24,6 +24,7 @@ from gapmeter.analysis.stats.hdr import nearest_rank
 from gapmeter.analysis.stats.series import Series, time_blocks
 from gapmeter.scenarios.slo import Slo
 
+_LONGEST_IS_P99 = 50  # gaps, at most
 METRICS: tuple[str, ...] = ("ttft", "itl", "tpot", "e2e")
 
 
@@ -154,9 +155,15 @@ def reads_of(requests: pd.DataFrame) -> tuple[Ints, Ints, Ints]:
 
 def _together(whose: Ints, at_ns: Ints) -> tuple[Ints, Ints, Ints]:
     """Stamps of each row, those that are the same as one: the row, the stamp, and how many were the same."""
-    if ((at_ns[1:] < at_ns[:-1]) & (whose[1:] == whose[:-1])).any():
+    if not len(whose):
+        return whose, at_ns, whose
+    another = whose[1:] != whose[:-1]
+    if ((at_ns[1:] < at_ns[:-1]) & ~another).any():
         at_ns = at_ns[np.lexsort((at_ns, whose))]
-    first = np.flatnonzero((np.diff(whose, prepend=-1) != 0) | (np.diff(at_ns, prepend=0) != 0))
+    another |= at_ns[1:] != at_ns[:-1]
+    if another.all():
+        return whose, at_ns, np.ones(len(whose), np.int64)
+    first = np.concatenate([[0], np.flatnonzero(another) + 1])
     return whose[first], at_ns[first], np.diff(first, append=len(at_ns))
 
 
@@ -166,7 +173,7 @@ def _flat(requests: pd.DataFrame, name: str) -> tuple[Ints, Ints]:
     column = requests[name] if name in requests else [None] * len(requests)
     cells = [np.asarray(cell) if isinstance(cell, (np.ndarray, list)) else none for cell in column]
     together = np.concatenate([none, *cells], dtype=np.int64, casting="unsafe")
-    return together, np.array([len(cell) for cell in cells], np.int64)
+    return together, np.fromiter(map(len, cells), np.int64, len(cells))
 
 
 def metric_series(requests: pd.DataFrame, metric: str, origin: str = "due", *, failures: bool = False) -> Series:
@@ -215,20 +222,24 @@ def good_requests(requests: pd.DataFrame, limits_ns: Mapping[str, float]) -> Boo
     """
     good = succeeded(requests)
     for metric, limit in limits_ns.items():
-        own = own_itl_p99_ns(requests) if metric == "itl" else request_values_ns(requests, metric)
+        own = itl_p99_ns(requests) if metric == "itl" else request_values_ns(requests, metric)
         good = good & (~(own > limit) if metric in ("itl", "tpot") else own <= limit)
     return good
 
 
-def own_itl_p99_ns(requests: pd.DataFrame) -> Floats:
+def itl_p99_ns(requests: pd.DataFrame) -> Floats:
     """Each request's 99th percentile of its own gaps (its longest, up to 50 gaps); NaN without a gap."""
+    if "itl_p99_ns" in requests:
+        return numbers_of(requests, "itl_p99_ns")
     whose, at_ns, _ = arrivals_of(requests, np.ones(len(requests), np.bool_))
     later = np.flatnonzero(whose[1:] == whose[:-1]) + 1
     row, gap_ns = whose[later], at_ns[later] - at_ns[later - 1]
     first = np.flatnonzero(np.diff(row, prepend=-1))
     counts = np.diff(first, append=len(row))
     own = np.full(len(requests), np.nan)
-    for count in np.unique(counts).tolist():
+    if len(row):
+        own[row[first]] = np.maximum.reduceat(gap_ns, first)
+    for count in np.unique(counts[counts > _LONGEST_IS_P99]).tolist():
         begin, rank = first[counts == count], nearest_rank(99, count) - 1
         own[row[begin]] = np.partition(gap_ns[begin[:, None] + np.arange(count)], rank, axis=1)[:, rank]
     return own

@@ -93,10 +93,13 @@ def kept_to(cores: Iterable[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def equal_plan(due_ns: Ints, tokens: int) -> Plan:
-    """An open loop of requests that are all alike, due at these offsets from the start."""
+def equal_plan(due_ns: Ints, tokens: int, model: str | None = None) -> Plan:
+    """An open loop of requests that are all alike, due at these offsets from the start; of the null server's model."""
     count = len(due_ns)
-    body = json.dumps({"model": "null", "messages": [], "stream": True, "max_tokens": tokens}).encode()
+    asked = (
+        {"messages": [{"role": "user", "content": "How are you?"}], "ignore_eos": True} if model else {"messages": []}
+    )
+    body = json.dumps({"model": model or "null", **asked, "stream": True, "max_tokens": tokens}).encode()
     return Plan(
         loop="open", path=PATHS["chat"], due_ns=due_ns.astype(np.int64),
         bodies=[body] * count,
