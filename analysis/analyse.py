@@ -35,6 +35,7 @@ from gapmeter.analysis.requests.metrics import (
     MetricSeries,
     ended_by_us,
     generator_lag_ns,
+    itl_p99_ns,
     limits_of,
     measured_requests,
     percentile_of,
@@ -90,6 +91,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
     if warmup is not None and warmup.state == "warmed":
         requests["measured"] &= requests["due_ns"] >= warmup.until_ns
     measured = measured_requests(requests)
+    measured["itl_p99_ns"] = itl_p99_ns(measured)  # for all who ask which requests kept their limits
     trace = read_trace(
         folder.record_files(folder.probe), requests["request_id"].tolist(), folder.telemetry, manifest.placement.server
     )

@@ -17,7 +17,6 @@ from pandas.api.types import is_object_dtype
 from gapmeter.analysis.arrays import Ints, each_of
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.requests.attempts import read_attempts
-from gapmeter.analysis.requests.metrics import itl_p99_ns
 from gapmeter.analysis.results.manifest import PlanFacts
 from gapmeter.records import EntryFlag, RecordFile, RunFolder, Span
 from gapmeter.records.reader import NotRecords
@@ -60,7 +59,6 @@ def read_requests(folder: RunFolder, plan: PlanFacts) -> tuple[pd.DataFrame, lis
     table["measured"] &= ~table["superseded"]
     if (end_ns := cut_short_ns(table, plan)) is not None:
         table["measured"] &= table["due_ns"] < end_ns
-    table["itl_p99_ns"] = itl_p99_ns(table)
     return table, [_generator(file) for file in files]
 
 
