@@ -123,8 +123,8 @@ gpu-proof:  ## what is said of a GPU against what can be known of it, into docs/
 	$(setup) core transformers vllm
 	@$(own) -m bench.gpu_proof $(ARGS)
 
-soak:  ## a steady rate for an hour [SOAK=60m]: does memory grow, does lag drift?
-	$(setup) core locust
+soak:  ## a steady rate for an hour [SOAK=60m]: does memory grow, does lag drift? [ARGS='--engine vllm']
+	$(setup) core locust $(if $(findstring vllm,$(value ARGS)),vllm)
 	@$(own) -m bench soak --soak "$$SOAK" $(ARGS)
 
 fuzz:  ## atheris against all that reads what strangers send or hand over [FUZZ=90 seconds, divided; ARGS='folders plans']

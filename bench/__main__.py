@@ -58,6 +58,7 @@ def main(arguments: Sequence[str]) -> int:
     if unknown:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     options.results.mkdir(parents=True, exist_ok=True)
+    failed = False
     for part in options.parts or usual:
         folder = _RUNS / f"bench-{part}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder.mkdir(parents=True)
@@ -73,7 +74,8 @@ def main(arguments: Sequence[str]) -> int:
         (options.results / f"{name}.json").write_text(json.dumps(kept, indent=1, default=str) + "\n")
         (options.results / "figures.md").write_text(page(options.results))
         print("\n".join(PARTS[part].table(figures)), flush=True)
-    return 0
+        failed = failed or bool(PARTS[part].failures(figures))
+    return int(failed)
 
 
 def machine() -> dict[str, Any]:
@@ -126,6 +128,7 @@ class Part:
     measure: Callable[[argparse.Namespace, Path], Any]
     table: Callable[[Any], list[str]]
     usual: bool = False  # measured when no part is named
+    failures: Callable[[Any], list[str]] = lambda _: []  # what makes the command fail
 
 
 # Most of those that have to be named have a make target.
@@ -147,7 +150,11 @@ PARTS = {
         lambda options, folder: peers.measure(folder, options.rounds, _earlier(options, "peers")), peers.table
     ),
     "streams": Part(lambda options, _: streams.measure(generator=options.generator), streams.table),
-    "soak": Part(lambda options, _: streams.soak(options.soak, options.generator, options.engine), streams.soak_table),
+    "soak": Part(
+        lambda options, _: streams.soak(options.soak, options.generator, options.engine),
+        streams.soak_table,
+        failures=streams.soak_failures,
+    ),
     "coverage": Part(lambda *_: coverage.measure(), coverage.table),
     "compare": Part(lambda *_: compare.measure(), compare.table, usual=True),
     "gate": Part(lambda *_: compare.measure_gate(), compare.gate_table),

@@ -207,8 +207,8 @@ def _soaked(
     }
 
 
-def soak_verdict(found: Mapping[str, Any]) -> str:
-    """PASS, or FAIL with what failed."""
+def soak_failures(found: Mapping[str, Any]) -> list[str]:
+    """What a soak should not have met."""
     failures = []
     if lost := found["asked"] - found["succeeded"] - found["failed_while_away"]:
         failures.append(f"{lost:,} requests failed or were lost beside those that met no server")
@@ -220,7 +220,7 @@ def soak_verdict(found: Mapping[str, Any]) -> str:
     drift = found["lag_p50_ms"][-1] - found["lag_p50_ms"][0]
     if not math.isfinite(drift) or drift > _DRIFT_MS:
         failures.append(f"lag drifted by {drift:.2f} ms")
-    return f"FAIL: {'; '.join(failures)}" if failures else "PASS"
+    return failures
 
 
 def soak_table(found: Mapping[str, Any]) -> list[str]:
@@ -232,8 +232,10 @@ def soak_table(found: Mapping[str, Any]) -> list[str]:
     memory = f"{found['growth_kib'] / 1024:+.1f} MiB after the first tenth ({found['memory_kib'][0] / 1024:.0f} MiB)"
     first, most, last = found["open_files"]
     files = f"open files {first}, at most {most}, {last} at the end ({found['open_at_once']} answers at once at most)"
+    failures = soak_failures(found)
+    verdict = f"FAIL: {'; '.join(failures)}" if failures else "PASS"
     return [
-        f"{soak_verdict(found)}: {load} ({found['processes']}), {found['succeeded']:,} of {found['asked']:,} whole;",
+        f"{verdict}: {load} ({found['processes']}), {found['succeeded']:,} of {found['asked']:,} whole;",
         f"{found['failed_while_away']:,} failed while the server was away ({found['away_s']:.1f} s, in the middle);",
         f"memory {memory}; {files};",
         *([] if grown is None else [f"the server's memory after its start anew: {grown / 1024:+.1f} MiB;"]),
