@@ -47,7 +47,7 @@ from gapmeter.analysis.arrays import Floats
 
 COSINES = 12
 LEAST = 0.5  # of n_eff; with so little no percentile has any end
-_LONG, _FEW_LAGS = 1 << 20, 64
+_LAGS, _SHORT = (1 << 13, 1 << 17), 16  # how far to look first in a series that is so many times as long
 ALIKE = 0.1  # a test of order with a p-value below this finds neighbours alike
 _NORMAL = float(special.ndtri(0.975))
 
@@ -201,27 +201,29 @@ def _geyer(series: Floats) -> tuple[float, int]:
     if largest <= n * np.finfo(np.float64).eps * np.abs(series).max():  # constant, but for rounding
         return 1.0, 1
     centred /= largest  # squares of very small ones would be 0
-    pairs = _pairs(centred, _FEW_LAGS) if n > _LONG else np.ones(1)
-    if (pairs > 0).all():
-        spectrum = np.fft.rfft(centred, 1 << (2 * n - 1).bit_length())
-        covariance = np.fft.irfft(np.abs(spectrum) ** 2)[: n - n % 2]
-        pairs = (covariance / covariance[0]).reshape(-1, 2).sum(axis=1)
-    negative = np.flatnonzero(pairs <= 0)
+    for lags in (*(lags for lags in _LAGS if _SHORT * lags < n), n):
+        covariance = autocovariances(centred, lags)
+        pairs = (covariance / covariance[0])[: lags - lags % 2].reshape(-1, 2).sum(axis=1)
+        negative = np.flatnonzero(pairs <= 0)
+        if len(negative):
+            break
     stop = int(negative[0]) if len(negative) else len(pairs)
     return max(1.0, float(2 * pairs[:stop].sum() - 1)), max(4 * stop - 1, 1)
 
 
-def _pairs(centred: Floats, lags: int) -> Floats:
-    """Sums of neighbouring autocorrelations, up to the first that is not positive, or ``lags``.
+def autocovariances(centred: Floats, lags: int) -> Floats:
+    """Sums of products with what comes 0, 1, … ``lags`` - 1 later.
 
-    Without the transform, which takes many times the memory of a long series.
+    By transforms of blocks as long as there are lags, which a long series has many of: one transform of all of it takes
+    several times its memory.
     """
-    variance, pairs = _sum_of_squares(centred), list[float]()
-    while len(pairs) < lags // 2 and (not pairs or pairs[-1] > 0):
-        at = 2 * len(pairs)
-        both = (np.einsum("i,i->", centred[lag:], centred[: len(centred) - lag]) for lag in (at, at + 1))
-        pairs.append(float(sum(both)) / variance)
-    return np.array(pairs)
+    n = len(centred)
+    size = 1 << (min(3 * lags, 2 * n) - 1).bit_length()
+    products = np.zeros(size // 2 + 1, np.complex128)
+    for at in range(0, n, lags):
+        block = np.fft.rfft(centred[at : at + lags], size)
+        products += np.conj(block) * (np.fft.rfft(centred[at : at + 2 * lags], size) if lags < n else block)
+    return np.fft.irfft(products)[:lags]
 
 
 def _allowance(freedom: float) -> float:

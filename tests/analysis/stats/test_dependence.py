@@ -105,6 +105,20 @@ def test_the_autocorrelation_time_is_that_of_the_covariances_themselves(count: i
     assert dependence.autocorrelation_time(series) == pytest.approx(max(1.0, 2 * sum(positive) - 1), rel=1e-9)
 
 
+@pytest.mark.parametrize("lags", [1, 2, 7, 64, 99, 100, 199, 200])
+def test_autocovariances_block_by_block_are_those_of_the_whole_series(lags: int) -> None:
+    series = np.random.default_rng(lags).normal(size=200)
+    expected = np.correlate(series, series, "full")[199 : 199 + lags]
+    assert dependence.autocovariances(series, lags) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def test_a_long_series_is_worth_what_its_covariances_say_also_where_they_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    series = np.cumsum(np.random.default_rng(1).normal(size=300))
+    whole = dependence.autocorrelation_time(series)
+    monkeypatch.setattr(dependence, "_LAGS", (2, 8))
+    assert dependence.autocorrelation_time(series) == pytest.approx(whole, rel=1e-9)
+
+
 @pytest.mark.parametrize("series", [[], [1.0], [2.0] * 50, [0.1] * 49, [0.0, 1.0] * 30, [0.0, 1e-300] * 30])
 def test_constant_short_or_alternating_series_count_as_independent(series: list[float]) -> None:
     assert dependence.autocorrelation_time(np.array(series)) == 1.0
