@@ -44,7 +44,7 @@ def describe_pairs(
         rows = ledgers.get(metric)
         if rows is None or len(rows) < 4 * FEWEST:
             continue
-        own = requests.set_index("request_id").loc[rows["request_id"]].reset_index()
+        own = requests.iloc[pd.Index(requests["request_id"]).get_indexer(pd.Index(rows["request_id"]))]
         own_pairs = pairs(own, rows["total_ns"].to_numpy(np.float64), limits_ns)
         described[metric] = tuple(
             GroupPair(**dict(difference(rows, p.a, p.b)), key=p.key, a=p.a_name, b=p.b_name) for p in own_pairs

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 import pandas as pd
+from hdrh.histogram import HdrHistogram
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.requests.metrics import METRICS, MetricSeries, ended_by_us, stamps_ns, succeeded
@@ -168,8 +169,9 @@ def write_histograms(
     samples |= {f"group-{name}": sums for name, (sums, _) in group_values_ns(to_last).items() if len(sums)}
     folder.mkdir(parents=True, exist_ok=True)
     refused = {}
+    made = dict[int, tuple[HdrHistogram, int]]()  # gaps and TPOT are the same from due and from sent
     for name, values in samples.items():
-        histogram, lost = hdr.histogram_of(values)
+        histogram, lost = made.get(id(values)) or made.setdefault(id(values), hdr.histogram_of(values))
         hdr.write_hlog(folder / f"{name}.hlog", {name: histogram}, start_s, length_s, about)
         if lost:
             refused[name] = lost
