@@ -85,9 +85,11 @@ def _found_sentence(pair: PairComparison) -> str:
         count = f"the {able} of {len(figures)} figures that can be estimated"
     least = figure.least_ms or 0.0
     part = f" ({share(least / figure.a_ms)})" if figure.a_ms else ""
+    unknown = [NAMES[metric] for metric, known in pair.metrics.items() if known.verdict == UNKNOWN]
+    of_these = f". Of {', '.join(unknown)} nothing can be said" if unknown else ""
     return (
         f"{NOTHING} in {count}; {change_of(name, figure)}. A difference of {duration(least)}{part} in {name} would "
-        f"have been found with 80 % probability"
+        f"have been found with 80 % probability{of_these}"
     )
 
 

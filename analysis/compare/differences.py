@@ -15,7 +15,9 @@ k_B - 2. Relative differences are those of logarithms, so that A's own error is 
 
 *Means* need no rank, so they tell where a sample is too small, or its values too alike, for a percentile. Beside these
 two errors there is a third, of all requests of a side in due order: stats.series.spread_of_mean, which sees what lasts
-longer than the blocks that are drawn.
+longer than the blocks that are drawn. Nothing sees what lasts as long as the run: with one run a side, no mean is told
+of fewer than twelve independent requests (n / tau). Without that rule, identical runs of 12 to 1,000 requests of M/M/1
+queues at loads up to 0.95 differed at the 0.3 % level in up to 61 % of pairs; with it in at most 1.2 %.
 
 A request that failed is no request less: it counts as waiting at least what it was given, its time-out, which is longer
 than any success. A percentile that reaches such requests is "at least so much". In a mean it counts as the longest
@@ -39,6 +41,7 @@ from gapmeter.analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run, late_
 from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.stats import bootstrap
 from gapmeter.analysis.stats.bootstrap import harrell_davis, pooled_harrell_davis
+from gapmeter.analysis.stats.dependence import autocorrelation_time
 from gapmeter.analysis.stats.estimate import TAIL, Difference, Estimate, Spread
 from gapmeter.analysis.stats.series import Series, pooled, share_of, spread_of_mean
 
@@ -49,6 +52,7 @@ _TAILS = (0.9, 0.99)
 _LONGER = 2.0  # a block length that is best for the variance leaves it too small; an interval suffers more from that
 _MOST_BLOCK = 0.25  # of a run
 _RESIDUAL = len(STAGE_NAMES) - 1
+_LEAST_WORTH = 12.0  # of one run, for a mean
 
 Indices = NDArray[np.int32]
 Figures = dict[str, Floats]  # by name: shape (resamples, parts)
@@ -328,7 +332,13 @@ class _Judge:
             return Difference(None, None, why=why_refused(late), late=late)
         failed = "".join(n for n, side in zip("ab", self._pair.series[metric], strict=True)
                          if any(np.isinf(run.values).any() for run in side))  # fmt: skip
-        found = self.mean(_MEAN, METRICS.index(metric))
+        found = self.mean(_MEAN, part := METRICS.index(metric))
+        if found.spreads and max(map(len, self._pair.sides)) == 1:
+            errors = self._pair.errors_in_mean(_MEAN, part)
+            worth, count = min((len(each) / autocorrelation_time(each), len(each)) for each in errors)
+            if worth < _LEAST_WORTH:
+                few = f"{count:,} requests, worth {worth:.0f} independent ones"
+                return Difference(found.a, found.b, why=f"{few}, do not support a mean")
         if failed and not (failed == "b" and (found.value or 0.0) > 0):
             return Difference(None, None, why="requests failed, so that a mean has no value")
         return replace(found, failed=failed)

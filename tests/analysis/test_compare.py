@@ -36,6 +36,7 @@ from gapmeter.analysis.results.comparison import (
     REGRESSED,
     SLOWER,
     UNDECIDED,
+    UNKNOWN,
     WITHIN,
     Asked,
     ClaimedFigure,
@@ -418,9 +419,11 @@ def alike(seed: int, count: int, log_factor: float = 0.0) -> Run:
     return scaled(run.rows(np.arange(run.count - count, run.count)), log_factor)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_six_times_slower_is_told_by_the_mean_where_no_percentile_can_be_estimated(count: int) -> None:
-    a, b = ([alike(10 * side + i, 40, side * math.log(6)) for i in range(count)] for side in (0, 1))
+def test_six_times_slower_is_told_by_the_mean_where_no_percentile_can_be_estimated() -> None:
+    alone = compare_sides([alike(0, 40)], [alike(10, 40, math.log(6))], PERCENTILES, resamples=100)
+    assert "worth 2 independent ones, do not support a mean" in alone.metrics["ttft"][None].why
+    assert claims.judge([alone], {})[0].word == UNKNOWN
+    a, b = ([alike(10 * side + i, 40, side * math.log(6)) for i in range(3)] for side in (0, 1))
     found = compare_sides(a, b, PERCENTILES, resamples=100)
     assert not any(found.metrics["ttft"][p].supported for p in FAMILY)
     (verdict,) = claims.judge([found], {})
@@ -431,6 +434,18 @@ def test_six_times_slower_is_told_by_the_mean_where_no_percentile_can_be_estimat
     assert mean is not None and mean.relative_ci is not None and mean.relative_ci[0] < 5 < mean.relative_ci[1]
     assert re.search(r"B is slower than A: mean TTFT .* -> .*, \+.* \(.*\), [\d.]+ times \([\d.]+ to [\d.]+\)$",
                      verdict_sentence(pair))  # fmt: skip
+
+
+def test_a_mean_of_one_short_run_tells_six_times_and_identical_runs_no_difference() -> None:
+    told = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        a, same, slow = (queue_run(rng, load=0.3).rows(np.arange(30)) for _ in range(3))
+        for b in (same, scaled(slow, math.log(6))):
+            mean = compare_sides([a], [b], dict.fromkeys(NAMES, ()), resamples=60).metrics["ttft"][None]
+            told.append((b is same, (mean.p if mean.supported else 1.0) < 0.05 / 16))
+    assert sum(claimed for same, claimed in told if same) <= 1
+    assert sum(claimed for same, claimed in told if not same) >= 30
 
 
 def test_a_mean_counts_what_failed_as_the_longest_answer_and_so_proves_nothing_but_slower() -> None:
