@@ -184,7 +184,7 @@ def method_sentence(result: Comparison) -> str:
     )
     return (
         f"{method.resamples:,} stationary block resamples (blocks of {first.block_requests:.0f} requests on average, "
-        f"{how}{why}) of Harrell-Davis percentiles{counted if several else ''}. Holm's correction over "
+        f"{how}{why}) of Harrell-Davis percentiles and of means{counted if several else ''}. Holm's correction over "
         f"{method.family} figures: the chance that any difference is claimed where there is none is at most "
         f"{share(1 - method.confidence)}{'' if several else ', for these runs alone: repeated ones may differ by more'}"
     )

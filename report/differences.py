@@ -99,7 +99,9 @@ def change_sentence(pair: PairComparison) -> str:
     if change is None:
         return ""
     own = pair.stages[change.event]
-    mean = change_of(f"the mean {NAMES[change.metric]}", own.total)
+    name = f"the mean {NAMES[change.metric]}"
+    told = pair.telling == FigureName(metric=change.metric, percentile=None)  # in the sentence before this one
+    mean = f"{name}'s difference" if told else change_of(name, own.total)
     if change.unexplained == "opposite":
         return f"{mean}: it moves the other way than {change.claim}"
     if change.unexplained == "uncertain":

@@ -338,7 +338,7 @@ class _Judge:
             worth, count = min((len(each) / autocorrelation_time(each), len(each)) for each in errors)
             if worth < _LEAST_WORTH:
                 few = f"{count:,} requests, worth {worth:.0f} independent ones"
-                return Difference(found.a, found.b, why=f"{few}, do not support a mean")
+                return Difference(found.a, found.b, why=f"{few}, do not support a mean of one run a side")
         if failed and not (failed == "b" and (found.value or 0.0) > 0):
             return Difference(None, None, why="requests failed, so that a mean has no value")
         return replace(found, failed=failed)
