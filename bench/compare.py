@@ -117,13 +117,12 @@ def _row(kind: str, job: Job, a: Run, b: Run, expected: str = "") -> dict[str, A
     found = compare_sides([a], [b], dict.fromkeys(NAMES, FAMILY), resamples=RESAMPLES)
     (verdict,) = claims.judge([found], {})
     change = claims.what_changed(found, verdict, "GPU")
-    figures = {f"{NAMES[c.metric]} p{c.percentile:g}": c.difference.p for c in verdict.claims}
-    means = {f"mean {NAMES[m]}": found.totals[e].p for m, e in (("ttft", "first_token"), ("e2e", "last_token"))}
+    figures = {str(c.figure): c.difference.p for c in verdict.claims}
     return {
         "kind": kind,
         "load": job.load,
         "seed": job.seed,
-        "p": figures | means,
+        "p": figures,
         "word": verdict.word,
         "metrics": dict(verdict.metrics),
         "stage": change.stage if change else None,
@@ -267,10 +266,10 @@ def gate(a: Sequence[Run], b: Sequence[Run]) -> tuple[str, RegressionStatus]:
     return verdict.word, judged.status
 
 
-def queue_run(rng: np.random.Generator) -> Run:
-    """A run's TTFT: log-normal service and the wait of an M/M/1 queue at half load."""
+def queue_run(rng: np.random.Generator, load: float = _GATE_LOAD) -> Run:
+    """A run's TTFT: log-normal service and the wait of an M/M/1 queue."""
     n = _GATE_REQUESTS
-    gaps, services = rng.exponential(1 / _GATE_LOAD, (1, n)), rng.exponential(1.0, (1, n))
+    gaps, services = rng.exponential(1 / load, (1, n)), rng.exponential(1.0, (1, n))
     ttft = _TTFT_NS * (rng.lognormal(0, _TTFT_SPREAD, n) + _WAIT * lindley(gaps, services)[0])
     planned = np.stack([np.arange(n), np.zeros(n), np.cumsum(gaps[0]) * _TTFT_NS, np.ones(n), np.ones(n)], axis=1)
     nothing, ledgers = np.full(n, np.nan), dict.fromkeys(EVENTS, np.full((n, len(STAGE_NAMES)), np.nan))

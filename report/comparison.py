@@ -184,7 +184,7 @@ def method_sentence(result: Comparison) -> str:
     )
     return (
         f"{method.resamples:,} stationary block resamples (blocks of {first.block_requests:.0f} requests on average, "
-        f"{how}{why}) of Harrell-Davis percentiles{counted if several else ''}. Holm's correction over "
+        f"{how}{why}) of Harrell-Davis percentiles and of means{counted if several else ''}. Holm's correction over "
         f"{method.family} figures: the chance that any difference is claimed where there is none is at most "
         f"{share(1 - method.confidence)}{'' if several else ', for these runs alone: repeated ones may differ by more'}"
     )
@@ -235,12 +235,16 @@ def with_sentences(found: Regression, result: Comparison) -> Regression:
 
 
 def _regression_row(row: RegressionRow, found: Regression) -> str:
-    name = f"{NAMES[row.metric]} {row.name.partition(' ')[2]}"
+    is_mean = row.name == f"mean {row.metric}"
+    name = row.name.replace(row.metric, NAMES[row.metric])
     if row.status == NOT_ESTIMABLE:
         return f"{name} cannot be compared: {row.why or 'its baseline is 0'}"
-    grew = f"{name} {duration(row.a_ms)} -> {duration(row.b_ms)}, {relative(row)}"
+    least = "at least " if row.failed == "b" else ""
+    grew = f"{name} {duration(row.a_ms)} -> {least}{duration(row.b_ms)}"
+    grew += "" if row.failed else f", {relative(row)} (95 % interval {growth_interval(row)})"
     meaning = {REGRESSED: ": a regression", UNDECIDED: f": undecided; {_what_decides(row, found)}"}.get(row.status, "")
-    return f"{grew} (95 % interval {growth_interval(row)}), allowed +{share(found.limit)}{meaning}"
+    stands_in = ", told by the mean, since the sample cannot support its percentile" if is_mean else ""
+    return f"{grew}, allowed +{share(found.limit)}{meaning}{stands_in}"
 
 
 def _what_decides(row: RegressionRow, found: Regression) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from gapmeter.analysis.numbers import DASH, duration, in_unit, share, significant, unit_of
@@ -17,7 +18,6 @@ from gapmeter.analysis.results.comparison import (
     PairComparison,
     StageDifferences,
 )
-from gapmeter.analysis.results.distribution import percentile_key, percentile_of_key
 from gapmeter.analysis.stages import owner_words
 from gapmeter.report import document as doc
 from gapmeter.report import marks
@@ -64,19 +64,19 @@ def failed_sentence(b: str, a: str, failed: FailedShares) -> str:
 
 def _found_sentence(pair: PairComparison) -> str:
     family = pair.family()
-    figures = {str(name): figure for name, figure in family}
+    figures = dict(family)
     if pair.telling is None:
         if pair.verdict != UNKNOWN:
             return NOTHING
         why = next((figure.why for figure in figures.values() if figure.why), "no values")
-        return f"no percentile can be compared: {why}"
-    name = str(pair.telling)
+        return f"no percentile and no mean can be compared: {why}"
+    name = pair.telling
     figure = figures[name]
     if figure.confirmed:
         head = f"{pair.b} is {pair.verdict} than {pair.a}"
         if pair.verdict == MIXED:
             head = f"{pair.b} is faster in some, slower in others"
-        others = [other for other, each in figures.items() if each.confirmed and not each.failed and other != name]
+        others = [str(other) for other, each in figures.items() if each.confirmed and not each.failed and other != name]
         rest = f"; also beyond chance: {', '.join(others)}" if others else ""
         return f"{head}: {change_of(name, figure)}{rest}"
     able = sum(each.least_ms is not None and bool(each.a_ms) and not each.failed for each in figures.values())
@@ -85,9 +85,11 @@ def _found_sentence(pair: PairComparison) -> str:
         count = f"the {able} of {len(figures)} figures that can be estimated"
     least = figure.least_ms or 0.0
     part = f" ({share(least / figure.a_ms)})" if figure.a_ms else ""
+    unknown = [NAMES[metric] for metric, known in pair.metrics.items() if known.verdict == UNKNOWN]
+    of_these = f". Of {', '.join(unknown)} nothing can be said" if unknown else ""
     return (
         f"{NOTHING} in {count}; {change_of(name, figure)}. A difference of {duration(least)}{part} in {name} would "
-        f"have been found with 80 % probability"
+        f"have been found with 80 % probability{of_these}"
     )
 
 
@@ -97,7 +99,9 @@ def change_sentence(pair: PairComparison) -> str:
     if change is None:
         return ""
     own = pair.stages[change.event]
-    mean = change_of(f"the mean {NAMES[change.metric]}", own.total)
+    name = f"the mean {NAMES[change.metric]}"
+    told = pair.telling == FigureName(metric=change.metric, percentile=None)  # in the sentence before this one
+    mean = f"{name}'s difference" if told else change_of(name, own.total)
     if change.unexplained == "opposite":
         return f"{mean}: it moves the other way than {change.claim}"
     if change.unexplained == "uncertain":
@@ -107,7 +111,7 @@ def change_sentence(pair: PairComparison) -> str:
     if change.stage is None:
         interval = both(own.total.ci_ms)
         clear = interval is not None and interval[0] * interval[1] > 0
-        none = "means are not tested, and no tested percentile differs, so no stage is named"
+        none = "beyond its own interval, but not beyond chance among all figures, so no stage is named"
         return f"{mean}: {none if clear else 'no difference to explain'}"
     ends = f" ({within})" if (within := shares(change.share_ci, " .. ")) else ""
     said = f"{mean}: {share(change.share)}{ends} of that is {marks.words(change.stage)} ({change.owner})"
@@ -121,7 +125,7 @@ def change_sentence(pair: PairComparison) -> str:
 
 
 def not_estimable(pair: PairComparison) -> str:
-    """Which percentiles nothing can be said of, and why, once for all of a metric; "" where there are none."""
+    """Which figures nothing can be said of, and why, once for all of a metric; "" where there are none."""
     small, late = list[str](), list[str]()
     for metric, known in pair.metrics.items():
         missing = [(key, figure) for key, figure in known.percentiles.items() if figure.difference_ms is None]
@@ -134,6 +138,9 @@ def not_estimable(pair: PairComparison) -> str:
                     reason = f"up to {duration(max(figure.late_ms or 0.0 for _, figure in own))}"
                 told.append(f"{NAMES[metric]} {names} ({reason.partition(' do not support')[0].rstrip(',')})")
     said = [f"Not estimable, the samples being too small: {'; '.join(small)}."] if small else []
+    means = [(NAMES[metric], known.mean) for metric, known in pair.metrics.items() if known.mean is not None]
+    lacking = [(name, mean) for name, mean in means if mean.difference_ms is None and mean.late_ms is None]
+    said += [f"No mean of {', '.join(name for name, _ in lacking)}: {lacking[0][1].why}."] if lacking else []
     said += [f"Refused, since so much may be the load tester's own lateness: {'; '.join(late)}."] if late else []
     return " ".join(said)
 
@@ -141,15 +148,25 @@ def not_estimable(pair: PairComparison) -> str:
 # --- figures
 
 
-def change_of(name: str, figure: DifferenceFigure) -> str:
-    """``E2E p50 298 ms -> 312 ms, +14.1 ms (9.0 .. 19.2 ms), +4.7 %``."""
+def change_of(name: FigureName | str, figure: DifferenceFigure) -> str:
+    """``E2E p50 298 ms -> 312 ms, +14.1 ms (9.0 .. 19.2 ms), +4.7 %``; from double on, ``6.1 times (5.2 to 7.2)``.
+
+    Of a mean with requests that failed, what it is at least.
+    """
     if figure.difference_ms is None or figure.ci_ms is None:
         return f"{name} refused" if figure.late_ms is not None else f"{name} not estimable"
+    if figure.failed and isinstance(name, FigureName) and name.percentile is None:
+        return f"{name} {duration(figure.a_ms)} -> at least {duration(figure.b_ms)}"
     values = f"{name} {value(figure, 'a')} -> {value(figure, 'b')}"
     if figure.failed:
         return values
     text = f"{values}, {signed(figure.difference_ms)} ({between(*figure.ci_ms)})"
-    return text if figure.relative is None else f"{text}, {signed_share(figure.relative)}"
+    if figure.relative is None:
+        return text
+    if (ends := figure.relative_ci) is None or abs(math.log1p(figure.relative)) < math.log(2):
+        return f"{text}, {signed_share(figure.relative)}"
+    times, low, high = (significant(1 + each, 2) for each in (figure.relative, *ends))
+    return f"{text}, {times} times ({low} to {high})"
 
 
 def signed(ms: float) -> str:
@@ -213,18 +230,12 @@ def _with_interval(figure: DifferenceFigure) -> str:
 
 
 def _claims(pair: PairComparison) -> list[tuple[FigureName, ClaimedFigure]]:
-    return [
-        (FigureName(metric=metric, percentile=percentile_of_key(key)), figure)
-        for metric, known in pair.metrics.items()
-        for key, figure in known.percentiles.items()
-        if figure.difference_ms is not None
-    ]
+    return [(name, figure) for name, figure in pair.figures() if figure.difference_ms is not None]
 
 
 def _cells(number: int, name: FigureName, figure: ClaimedFigure) -> list[Words]:
     """Both sides, and how they differ."""
-    metric = f"comparisons.{number}.metrics.{name.metric}"
-    changed = _difference(figure, f"{metric}.percentiles.{percentile_key(name.percentile)}.difference_ms")
+    changed = _difference(figure, f"comparisons.{number}.{name.key}.difference_ms")
     return [_side(figure, "a"), _side(figure, "b"), changed, interval(figure), relative(figure)]
 
 
@@ -257,13 +268,13 @@ def brief(pair: PairComparison, number: int, *, forced: bool) -> Section:
         "relative",
         Column("answer", wraps=True),
     ]
-    blocks: list[Block] = [Table("Percentiles", headers, rows, whole=True)] if rows else []
+    blocks: list[Block] = [Table("Percentiles and means", headers, rows, whole=True)] if rows else []
     missing = not_estimable(pair)
     return Section(f"brief-{number}", "", [*blocks, Paragraph(missing)] if missing else blocks, on=BRIEF)
 
 
 def metrics(pair: PairComparison, number: int, name: str, *, forced: bool) -> Section:
-    """Every percentile that both sides support."""
+    """Every percentile, and every mean, that both sides support."""
     rows, groups, last = list[Row](), set[int](), ""
     for which, figure in _claims(pair):
         first = which.metric != last
@@ -271,15 +282,16 @@ def metrics(pair: PairComparison, number: int, name: str, *, forced: bool) -> Se
         groups |= {len(rows)} if first else set()
         p = figure.p_adjusted
         rows.append([
-            NAMES[which.metric] if first else "", f"p{which.percentile:g}", _answer(figure, forced=forced),
-            *_cells(number, which, figure), DASH if p is None else "< 0.0001" if p < 1e-4 else significant(p, 2),
+            NAMES[which.metric] if first else "", "mean" if which.percentile is None else f"p{which.percentile:g}",
+            _answer(figure, forced=forced), *_cells(number, which, figure),
+            DASH if p is None else "< 0.0001" if p < 1e-4 else significant(p, 2),
         ])  # fmt: skip
     times = in_ms(pair.a, pair.b, "difference")
     headers: doc.Headers = ["metric", "", "answer", *times, "95 % interval", "relative", "p, corrected"]
-    missing, title = not_estimable(pair), "Differences of percentiles"
+    missing, title = not_estimable(pair), "Differences of percentiles and means"
     blocks: list[Block] = [Table(title, headers, rows, words=3, groups=frozenset(groups))] if rows else []
     blocks += [Paragraph(missing, "quiet")] if missing else []
-    return Section(f"metrics-{number}", f"Percentiles{name}", blocks, _HOLM, "" if number else "percentiles")
+    return Section(f"metrics-{number}", f"Percentiles and means{name}", blocks, _HOLM, "" if number else "percentiles")
 
 
 def changed(pair: PairComparison, number: int, name: str) -> Section:

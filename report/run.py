@@ -240,7 +240,7 @@ def _regression(found: Regression) -> Section:
     if found.failed is not None:
         failures = found.failed
         rows.append([failures.status, "failed requests", share(failures.a_share), share(failures.b_share), "", ""])
-    headers: doc.Headers = [" ", "percentile", "baseline", "now", "growth", "95 % interval"]
+    headers: doc.Headers = [" ", "figure", "baseline", "now", "growth", "95 % interval"]
     status = doc.Mark(found.status, status=f"**{found.status}**")
     said = doc.Paragraph((status, f" against {found.baseline}: {stopped(found.sentence)}"))
     return Section("regression", "", [said, doc.Table("Against the baseline", headers, rows, words=2)], on=MARKDOWN)

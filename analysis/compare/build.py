@@ -200,8 +200,9 @@ def pair_of(names: tuple[str, str], found: Differences, verdict: Verdict, device
                 percentiles={
                     percentile_key(p): _claimed(each, by_figure.get((metric, p)))
                     for p, each in own.items()
-                    if p in _SHOWN or (metric, p) in by_figure
+                    if p is not None and (p in _SHOWN or (metric, p) in by_figure)
                 },
+                mean=_claimed(own[None], by_figure.get((metric, None))) if None in own else None,
                 shift=tuple(DecileFigure(percentile=p, **dict(_figure(own[p]))) for p in _DECILES if p in own),
             )
             for metric, own in found.metrics.items()

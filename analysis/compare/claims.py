@@ -1,6 +1,7 @@
 """What may be claimed of a comparison: faster, slower, or no difference found; and which stage accounts for it.
 
-The family of tests is every metric's percentiles that both sides support, over all comparisons that are told together.
+The family of tests is every metric's mean and percentiles that both sides support, over all comparisons that are told
+together.
 Their p-values are corrected by Holm's (1979) step-down method, so that with a probability of at least 95 % not one
 difference is claimed where there is none. A claim must also exceed the load tester's own floor.
 
@@ -8,8 +9,9 @@ Against a baseline (``judge_regression``): have runs become slower by more than 
 that the scenario's SLOs name, and both answers need evidence. One has *regressed* when the 95 % interval of its growth
 lies beyond the limit (with several, Holm's correction of the one-sided p-values, at 2.5 %), and the difference beyond
 the load tester's own floor. It is *within* the limit when the interval lies below it. Else it is *undecided*: that
-fails nothing, and says what would decide it. Runs that failed a larger share of their requests are never within: beyond
-chance they regressed, whatever the latency of the rest.
+fails nothing, and says what would decide it. Where a sample cannot support a percentile, the mean is judged beside it:
+it may prove a regression, but is never within. Runs that failed a larger share of their requests are never within:
+beyond chance they regressed, whatever the latency of the rest.
 """
 
 from __future__ import annotations
@@ -60,14 +62,14 @@ WAITS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One figure of the family.
+    """One figure of the family. ``percentile``: None for the mean.
 
     ``p_adjusted`` is Holm's; ``least_ns`` the smallest difference that would have been found with 80 % probability;
     ``floor_ns`` the load tester's own error, 0 where it is unmeasured.
     """
 
     metric: str
-    percentile: float
+    percentile: float | None
     difference: Difference
     p_adjusted: float | None
     confirmed: bool
@@ -102,7 +104,7 @@ def judge(
     ``floors[metric]``: the load tester's error at p50 and p99, ns. ``slos``: metric and percentile of each SLO, which
     join the family and are told first.
     """
-    wanted = {(metric, p) for metric in NAMES for p in FAMILY} | set(slos)
+    wanted = {(metric, p) for metric in NAMES for p in (*FAMILY, None)} | set(slos)
     family = [
         (number, metric, p, difference)
         for number, each in enumerate(found)
@@ -129,10 +131,10 @@ def _fails_more(found: Differences) -> bool:
 
 
 def _claim(
-    metric: str, p: float, difference: Difference, adjusted: float | None, family: int,
+    metric: str, p: float | None, difference: Difference, adjusted: float | None, family: int,
     floors: Mapping[str, tuple[float, float]],
 ) -> Claim:  # fmt: skip
-    floor = floors.get(metric, (0.0, 0.0))[0 if p <= 50 else 1]
+    floor = floors.get(metric, (0.0, 0.0))[0 if p is not None and p <= 50 else 1]
     if adjusted is None or difference.value is None:
         return Claim(metric, p, difference, None, False, None, floor)
     confirmed = bool(adjusted <= 1 - CONFIDENCE and abs(difference.value) > floor)
@@ -147,8 +149,11 @@ def _verdict(claims: Sequence[Claim], slos: Sequence[tuple[str, float]], family:
     telling: Claim | None
     if confirmed:
         telling = min(
-            confirmed, key=lambda c: (bool(c.difference.failed), (c.metric, c.percentile) not in slos, -_size(c))
-        )
+            confirmed,
+            key=lambda c: (
+                bool(c.difference.failed), (c.metric, c.percentile) not in slos, c.percentile is None, -_size(c)
+            ),
+        )  # fmt: skip
     else:
         of_slos = [c for c in able if (c.metric, c.percentile) in slos]
         telling = next(iter(of_slos or [c for c in able if c.metric == "e2e"] or able), None)
@@ -233,16 +238,22 @@ def judge_pair(
     pair: PairComparison, slos: Sequence[tuple[str, float]], limit: float, baseline: str, folder: str
 ) -> Regression:
     """From a pair that may be compared."""
-    named = [(m, p, pair.metrics[m].percentiles[percentile_key(p)]) for m, p in dict.fromkeys(slos)]
+    named: list[tuple[str, float | None, ClaimedFigure]] = [
+        (m, p, pair.metrics[m].percentiles[percentile_key(p)]) for m, p in dict.fromkeys(slos)
+    ]
+    lacking = dict.fromkeys(m for m, _, figure in named if figure.difference_ms is None and figure.late_ms is None)
+    named += [(m, None, mean) for m in lacking if (mean := pair.metrics[m].mean) is not None]
     growths = [_growth(figure, limit, pair.runs) for _, _, figure in named]
     p_values = {i: growth.p for i, growth in enumerate(growths) if growth is not None}
     adjusted = dict(zip(p_values, holm(list(p_values.values())).tolist(), strict=True))
     rows = []
     for i, ((metric, percentile, figure), growth) in enumerate(zip(named, growths, strict=True)):
         status = _status(figure, growth, adjusted.get(i), limit)
+        if percentile is None and status != REGRESSED:
+            continue
         row = RegressionRow(
             **{name: getattr(figure, name) for name in DifferenceFigure.model_fields},
-            name=f"{metric} p{percentile:g}",
+            name=f"mean {metric}" if percentile is None else f"{metric} p{percentile:g}",
             metric=metric,
             status=status,
             p_adjusted=adjusted.get(i),

@@ -15,7 +15,14 @@ from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.judge.lateness import ToldLateness
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests import figures as fig
-from gapmeter.analysis.requests.metrics import gaps_of, measured_requests, request_values_ns, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import (
+    METRICS,
+    gaps_of,
+    measured_requests,
+    request_values_ns,
+    stamps_ns,
+    succeeded,
+)
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
 from gapmeter.analysis.stats.series import Series, time_blocks
@@ -67,6 +74,22 @@ class Run:
     def gaps_at_least_ns(self) -> Floats:
         """The same of the gaps."""
         return np.where(np.isinf(self.gaps_ns), self.given_ns[self.gap_owner], self.gaps_ns)
+
+    def sums(self) -> tuple[Floats, Floats]:
+        """What each request adds to every metric's sum, and to its number of values: shapes (n, metrics).
+
+        What failed counts as the longest of those that did not, which it was no shorter than: at least so much.
+        """
+        amounts, counts = np.zeros((2, self.count, len(METRICS)))
+        for at, metric in enumerate(METRICS):
+            values = self.gaps_ns if metric == "itl" else self.values[metric]
+            owner = self.gap_owner if metric == "itl" else np.arange(self.count)
+            longest = values[np.isfinite(values)].max(initial=0.0)
+            there = ~np.isnan(values) & (longest > 0)
+            weights = np.minimum(values[there], longest)
+            amounts[:, at] = np.bincount(owner[there], weights, minlength=self.count)
+            counts[:, at] = np.bincount(owner[there], minlength=self.count)
+        return amounts, counts
 
     def series(self, metric: str) -> Series:
         """A metric's values and what they are worth; what failed is infinite."""
@@ -144,8 +167,8 @@ def read_run(path: Path) -> AnalysedRun:
     return AnalysedRun(replace(run, lateness=ToldLateness((result,))), manifest, result)
 
 
-def late_ns(runs: Iterable[Run], metric: str, percentile: float) -> float | None:
-    """How much of a percentile of these runs together may be lateness, where one of them refuses its own."""
+def late_ns(runs: Iterable[Run], metric: str, percentile: float | None) -> float | None:
+    """How much of a percentile (None: of the mean) of these runs may be lateness, where one of them refuses its own."""
     told = (run.lateness.refused_ns(metric, percentile) for run in runs if run.lateness is not None)
     return max((each for each in told if each is not None), default=None)
 

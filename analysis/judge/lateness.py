@@ -121,8 +121,10 @@ class ToldLateness:
 
     runs: Sequence[RunResult]
 
-    def refused_ns(self, metric: str, percentile: float) -> float | None:
-        """What of a refused figure may be lateness; None where it stands."""
+    def refused_ns(self, metric: str, percentile: float | None) -> float | None:
+        """What of a refused figure may be lateness; None where it stands. ``percentile``: None for the mean."""
+        if percentile is None:
+            return max((1e6 * (run.metrics[metric].mean_late_ms or 0.0) for run in self.runs), default=0.0) or None
         late: dict[float, float] = {}
         for run in self.runs:
             for told, figure in run.metrics[metric].percentiles.items():

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 
 from gapmeter.analysis.results.codec import Number, Result, ResultFile, left_out
-from gapmeter.analysis.results.distribution import percentile_of_key
+from gapmeter.analysis.results.distribution import percentile_key, percentile_of_key
 from gapmeter.analysis.results.run import Provenance
 
 COMPARISON_VERSION: Final = 2  # names are only ever added; counted up when one is renamed
@@ -73,13 +73,20 @@ class SideFacts(Result):
 
 
 class FigureName(Result):
-    """Which figure is meant."""
+    """Which figure is meant. ``percentile``: None for the mean."""
 
     metric: str
-    percentile: float
+    percentile: Number
 
     def __str__(self) -> str:
-        return f"{NAMES[self.metric]} p{self.percentile:g}"
+        name = NAMES[self.metric]
+        return f"mean {name}" if self.percentile is None else f"{name} p{self.percentile:g}"
+
+    @property
+    def key(self) -> str:
+        """Where a pair's ``metrics`` have it."""
+        part = "mean" if self.percentile is None else f"percentiles.{percentile_key(self.percentile)}"
+        return f"metrics.{self.metric}.{part}"
 
 
 class DifferenceFigure(Result):
@@ -124,11 +131,15 @@ class DecileFigure(DifferenceFigure):
 
 
 class MetricComparison(Result):
-    """One metric: percentiles by their names, and every decile."""
+    """One metric: percentiles by their names, every decile, and the mean (None: from before means were compared).
+
+    The mean of a side with requests that failed counts these as its longest success: it is at least so much.
+    """
 
     verdict: Word
     percentiles: Mapping[str, ClaimedFigure]
     shift: tuple[DecileFigure, ...]
+    mean: ClaimedFigure | None = left_out()
 
 
 class StageDifference(DifferenceFigure):
@@ -207,14 +218,20 @@ class PairComparison(Result):
     changed: Change | None
     device: str
 
+    def figures(self) -> list[tuple[FigureName, ClaimedFigure]]:
+        """Every metric's percentiles and its mean."""
+        return [
+            (FigureName(metric=metric, percentile=percentile), figure)
+            for metric, known in self.metrics.items()
+            for percentile, figure in (
+                *((percentile_of_key(key), figure) for key, figure in known.percentiles.items()),
+                *([(None, known.mean)] if known.mean else ()),
+            )
+        ]
+
     def family(self) -> list[tuple[FigureName, ClaimedFigure]]:
         """The figures that may be claimed, in their order."""
-        return [
-            (FigureName(metric=metric, percentile=percentile_of_key(key)), figure)
-            for metric, known in self.metrics.items()
-            for key, figure in known.percentiles.items()
-            if figure.in_family
-        ]
+        return [(name, figure) for name, figure in self.figures() if figure.in_family]
 
 
 class SideEstimate(Result):
@@ -342,7 +359,7 @@ RegressionStatus = Literal["REGRESSED", "UNDECIDED", "WITHIN", "NOT ESTIMABLE"]
 
 
 class RegressionRow(DifferenceFigure):
-    """One percentile that an SLO names, such as ``ttft p90``; A is the baseline.
+    """A percentile that an SLO names, such as ``ttft p90``, or a ``mean ttft`` that regressed; A is the baseline.
 
     ``p_adjusted``: one-sided, of a growth beyond the limit. ``least``: the smallest growth that these runs call a
     regression in 80 of 100 cases, a fraction; ``runs_needed``: how many runs a side would decide what is undecided, at

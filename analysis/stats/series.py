@@ -48,7 +48,7 @@ from gapmeter.analysis.stats.dependence import (
     neighbours_alike,
     ranks_of,
 )
-from gapmeter.analysis.stats.estimate import LEAST_SURE, MOST_SURE, NORMAL, TAIL, Bound, Estimate, t_quantile
+from gapmeter.analysis.stats.estimate import LEAST_SURE, MOST_SURE, NORMAL, TAIL, Bound, Estimate, Spread, t_quantile
 from gapmeter.analysis.stats.exact import growth, interval_ranks, share_bounds, values_needed
 from gapmeter.analysis.stats.hdr import nearest_rank
 
@@ -300,13 +300,21 @@ class Level:
 
 def level_of(series: Floats) -> Level | None:
     """The mean of a series in time order, any unit; None for fewer than twelve values, or a mean not above 0."""
-    n = len(series)
-    if n < FEWEST or not math.isfinite(mean := float(series.mean())) or mean <= 0:
+    if not len(series) or not math.isfinite(mean := float(series.mean())) or mean <= 0:
         return None
-    low = first_cosines(series - mean)
+    spread = spread_of_mean(series)
+    return Level(mean, spread.error / mean, spread.df) if spread else None
+
+
+def spread_of_mean(series: Floats) -> Spread | None:
+    """How far the mean of a series in time order moves by chance; None for fewer than twelve values."""
+    n = len(series)
+    if n < FEWEST:
+        return None
+    low = first_cosines(series - series.mean())
     lasting = float(np.mean(low**2)) / n
     brief = float(series.var(ddof=1)) * autocorrelation_time(series) / n
-    return Level(mean, math.sqrt(max(lasting, brief)) / mean, len(low))
+    return Spread(math.sqrt(max(lasting, brief)), len(low))
 
 
 def level_of_interval(value: float, low: float, high: float) -> Level:

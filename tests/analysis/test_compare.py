@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from gapmeter.analysis.compare.build import compare, pair_of
 from gapmeter.analysis.compare.claims import FAMILY, judge_pair, judge_regression
 from gapmeter.analysis.compare.differences import compare_sides
 from gapmeter.analysis.compare.protocol import Protocol, check
-from gapmeter.analysis.compare.sides import STAGE_NAMES, Side, read_run
+from gapmeter.analysis.compare.sides import STAGE_NAMES, Run, Side, read_run
 from gapmeter.analysis.judge.lateness import ToldLateness
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import RunResult
@@ -34,6 +36,7 @@ from gapmeter.analysis.results.comparison import (
     REGRESSED,
     SLOWER,
     UNDECIDED,
+    UNKNOWN,
     WITHIN,
     Asked,
     ClaimedFigure,
@@ -266,7 +269,10 @@ def test_what_is_not_comparable_has_no_figures_unless_forced_and_then_every_one_
     assert all("NOT COMPARABLE" in line for line in told)
 
 
-def figure(growth: float | None, error: float = 0.01, df: float = 4.0, floor_ms: float = 0.0) -> ClaimedFigure:
+def figure(
+    growth: float | None, error: float = 0.01, df: float = 4.0, floor_ms: float = 0.0,
+    failed: Literal["a", "b", "ab"] | None = None,
+) -> ClaimedFigure:  # fmt: skip
     """A baseline of 100 ms, how much it grew, and how far log(B / A) moves by chance."""
     a = 100.0
     b = None if growth is None else a * (1 + growth)
@@ -278,17 +284,21 @@ def figure(growth: float | None, error: float = 0.01, df: float = 4.0, floor_ms:
         a_ms=a, b_ms=b, difference_ms=ms, p=found.p, df=df, relative=growth, ci_ms=None if ms is None else (ms, ms),
         relative_ci=found.growth_ends, why=found.why, floor_ms=floor_ms, in_family=True, p_adjusted=None,
         confirmed=False, least_ms=None, growth_error=error if b else None, growth_df=df,
+        failed=failed,
     )  # fmt: skip
 
 
 NONE_FAILED = FailedShares(a_share=0.0, b_share=0.0, a_ci=(0.0, 0.003), b_ci=(0.0, 0.003))
 
 
-def held(*figures: ClaimedFigure, errors: FailedShares = NONE_FAILED, runs: tuple[int, int] = (3, 3)) -> Regression:
+def held(
+    *figures: ClaimedFigure, errors: FailedShares = NONE_FAILED, runs: tuple[int, int] = (3, 3),
+    mean: ClaimedFigure | None = None,
+) -> Regression:  # fmt: skip
     """TTFT p50, p90 ... of B against A, with 5 % allowed."""
     named = dict(zip((90.0, 50.0), figures, strict=False))
     percentiles = {f"p{p:g}": figure for p, figure in named.items()}
-    metrics = {"ttft": MetricComparison(verdict="slower", percentiles=percentiles, shift=())}
+    metrics = {"ttft": MetricComparison(verdict="slower", percentiles=percentiles, shift=(), mean=mean)}
     pair = PairComparison.model_construct(metrics=metrics, changed=None, errors=errors, runs=runs)
     result = Comparison.model_construct(comparable=True, comparisons=(pair,))
     return with_sentences(judge_regression(result, [("ttft", p) for p in named], 0.05, "base", "compare/1"), result)
@@ -341,6 +351,26 @@ def test_what_is_undecided_says_how_many_runs_would_decide_it_and_what_these_cou
     assert held(figure(0.0)).rows[0].runs_needed is None
 
 
+MEANS = {
+    "beyond the limit": (figure(5.1), REGRESSED, ["ttft p90", "mean ttft"]),
+    "at least so much, since requests failed": (figure(5.1, failed="b"), REGRESSED, ["ttft p90", "mean ttft"]),
+    "perhaps beyond it": (figure(0.06), NOT_ESTIMABLE, ["ttft p90"]),
+    "within it, which says nothing of a percentile": (figure(0.0), NOT_ESTIMABLE, ["ttft p90"]),
+}
+
+
+@pytest.mark.parametrize("case", MEANS)
+def test_where_no_percentile_can_be_estimated_a_mean_may_prove_a_regression_and_nothing_else(case: str) -> None:
+    mean, status, rows = MEANS[case]
+    found = held(figure(None), mean=mean)
+    assert (found.status, [row.name for row in found.rows]) == (status, rows)
+    if status == REGRESSED:
+        assert found.sentence.startswith(f"mean TTFT 100 ms -> {'at least ' if mean.failed else ''}610 ms")
+        assert "since the sample cannot support its percentile" in found.sentence
+    estimable = held(figure(0.0), mean=mean)
+    assert [row.name for row in estimable.rows] == ["ttft p90"]
+
+
 def test_one_run_a_side_is_marked_and_asks_for_three() -> None:
     found = held(figure(0.04), runs=(1, 1))
     assert "one run a side, forced" in found.sentence
@@ -378,6 +408,76 @@ def test_dropping_the_slowest_requests_is_neither_faster_nor_within(share: float
         assert verdict.word not in (FASTER, MIXED)
         assert judge_pair(pair, [("ttft", 90.0)], 0.05, "", "").status in (REGRESSED, UNDECIDED)
         assert "B failed" in verdict_sentence(pair)
+        means = {metric: {None: found.metrics[metric][None]} for metric in NAMES}
+        assert claims.judge([replace(found, metrics=means)], {})[0].word not in (FASTER, MIXED)
+
+
+def alike(seed: int, count: int, log_factor: float = 0.0) -> Run:
+    """The last requests of a queue that is nearly full, whose neighbours are too alike for a percentile."""
+    rng = np.random.default_rng(seed)
+    run = queue_run(rng, load=0.95)
+    return scaled(run.rows(np.arange(run.count - count, run.count)), log_factor)
+
+
+def test_six_times_slower_is_told_by_the_mean_where_no_percentile_can_be_estimated() -> None:
+    alone = compare_sides([alike(0, 40)], [alike(10, 40, math.log(6))], PERCENTILES, resamples=100)
+    assert "independent ones, do not support a mean of one run a side" in alone.metrics["ttft"][None].why
+    assert claims.judge([alone], {})[0].word == UNKNOWN
+    a, b = ([alike(10 * side + i, 40, side * math.log(6)) for i in range(3)] for side in (0, 1))
+    found = compare_sides(a, b, PERCENTILES, resamples=100)
+    assert not any(found.metrics["ttft"][p].supported for p in FAMILY)
+    (verdict,) = claims.judge([found], {})
+    pair = pair_of(("A", "B"), found, verdict, "GPU")
+    assert verdict.word == SLOWER
+    assert str(verdict.telling.figure if verdict.telling else "") == "mean TTFT"
+    mean = pair.metrics["ttft"].mean
+    assert mean is not None and mean.relative_ci is not None and mean.relative_ci[0] < 5 < mean.relative_ci[1]
+    assert re.search(r"B is slower than A: mean TTFT .* -> .*, \+.* \(.*\), [\d.]+ times \([\d.]+ to [\d.]+\)$",
+                     verdict_sentence(pair))  # fmt: skip
+
+
+def test_a_mean_of_one_short_run_tells_six_times_and_identical_runs_no_difference() -> None:
+    told = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        a, same, slow = (queue_run(rng, load=0.3).rows(np.arange(30)) for _ in range(3))
+        for b in (same, scaled(slow, math.log(6))):
+            mean = compare_sides([a], [b], dict.fromkeys(NAMES, ()), resamples=60).metrics["ttft"][None]
+            told.append((b is same, (mean.p if mean.supported else 1.0) < 0.05 / 16))
+    assert sum(claimed for same, claimed in told if same) <= 1
+    assert sum(claimed for same, claimed in told if not same) >= 30
+
+
+def test_a_mean_counts_what_failed_as_the_longest_answer_and_so_proves_nothing_but_slower() -> None:
+    a = virtual(1)
+    slow = dropping(scaled(a, 2.0), 0.05)
+    longest = slow.values["ttft"][slow.good].max()
+    for one, other, claimed in ((a, slow, SLOWER), (slow, a, None), (slow, slow, None), (a, dropping(a, 0.05), None)):
+        found = compare_sides([one], [other], PERCENTILES, resamples=60)
+        mean = found.metrics["ttft"][None]
+        (verdict,) = claims.judge([replace(found, metrics={"ttft": {None: mean}})], {})
+        if claimed:
+            assert verdict.word == claimed and mean.failed == "b"
+            assert mean.b == pytest.approx(np.minimum(slow.values["ttft"], longest).mean())
+            pair = pair_of(("A", "B"), found, verdict, "GPU")
+            assert change_of(*next(each for each in pair.figures() if str(each[0]) == "mean TTFT")).endswith(
+                f"-> at least {duration((mean.b or 0.0) / 1e6)}"
+            )
+        else:
+            assert not mean.supported and "failed" in mean.why and verdict.word not in (FASTER, SLOWER, MIXED)
+
+
+def test_a_mean_is_that_of_all_values_and_its_interval_sees_what_blocks_do_not() -> None:
+    a, b = virtual(4), virtual(4, 1)
+    found = compare_sides([a], [b], PERCENTILES, resamples=100)
+    for metric, values in {**a.values, "itl": a.gaps_ns}.items():
+        mean = found.metrics[metric][None]
+        assert mean.a == pytest.approx(np.nanmean(values))
+        assert len(mean.spreads) == len(mean.log_spreads) == 2
+    for means in (found.stages["last_token"].values(), found.totals.values()):
+        assert {len(each.spreads) for each in means} == {2}
+    few = [run.rows(np.arange(11)) for run in (a, b)]
+    assert not compare_sides(few[:1], few[1:], PERCENTILES, resamples=10).metrics["ttft"][None].supported
 
 
 def test_a_failed_request_is_infinite_and_counts_as_what_it_was_given() -> None:
@@ -417,7 +517,7 @@ def test_a_percentile_that_one_side_failed_is_shown_as_failed_and_makes_the_othe
 
 def test_a_percentile_that_a_run_refuses_is_said_to_be_refused_though_its_sample_is_too_small_besides() -> None:
     a, b = (virtual(1, service).rows(np.arange(40)) for service in (0, 1))
-    late = Distribution.model_construct(percentiles={99.0: Percentile.model_construct(late_ms=2.0)})
+    late = Distribution.model_construct(percentiles={99.0: Percentile.model_construct(late_ms=2.0)}, mean_ms=9.0)
     held = replace(a, lateness=ToldLateness((RunResult.model_construct(metrics=dict.fromkeys(NAMES, late)),)))
     small, refused = (compare_sides([one], [b], PERCENTILES, resamples=20).metrics["ttft"][99.0] for one in (a, held))
     assert (small.supported, small.late, refused.supported, refused.late) == (False, None, False, 2e6)

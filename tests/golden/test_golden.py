@@ -16,6 +16,8 @@ intervals, and relative intervals came to hold the baseline's own error.
 ``curve`` and ``killed`` followed on 2026-11-23: autocovariances of samples whose transform has an odd length (of 22 and
 37 values, among others) had been taken from one of an even length, so that n_eff was off by up to some percent.
 On 2026-11-24 all archives followed when warnings and sentences were reworded; no figure changed.
+``compare`` and ``compare-pairs`` followed again that day: means joined the figures that are tested, and stages' means
+have a third error.
 ``killed`` followed again on 2026-11-24: goodput leaves out what was in flight when the run was stopped.
 """
 
