@@ -46,7 +46,7 @@ class Watched:
 
 def read_watched(folder: Path) -> Watched | None:
     """From a run's telemetry; None where the kernel's records could not be had, or it lost many."""
-    parts = [part for path in with_compressed(folder, "switches-*.bin") if len(part := _records(path))]
+    parts = [part for path in with_compressed(folder, "switches-*.bin") if len(part := read_switches(path))]
     if not parts:
         return None
     runs = np.concatenate([_runs(part) for part in parts])
@@ -81,7 +81,7 @@ def _holes(every: NDArray[np.void]) -> Times:
     return every["time"][known[after[inside] - 1]], every["time"][known[after[inside]]]
 
 
-def _records(path: Path) -> NDArray[np.void]:
+def read_switches(path: Path) -> NDArray[np.void]:
     """The switches in a file of the kernel's records, and what it lost; other kinds are passed over."""
     with open_record(path) as file:
         try:
