@@ -60,10 +60,12 @@ class Sharer:
             rows = rows[met]
             by_reason += kept.by_reason(begin, end)
             cls, first = owned.cls[rows], owned.event[rows] * len(STAGES)
-            for what, stage in ((CORE, _STAGE["core_wait"]), (LOCK, _STAGE["lock_wait"]), (WORK, busy[cls])):
-                ns = kept.between(what, begin, end) * (what != WORK or _BUSY[cls])
+            waited = ((CORE, first + _STAGE["core_wait"]), (LOCK, first + _STAGE["lock_wait"]))
+            for what, whose in (*waited, (WORK, first + busy[cls])):
+                ns = kept.between(what, begin, end)
+                ns = ns * _BUSY[cls] if what == WORK else ns
                 left[rows] -= ns
-                keys.append(first + stage)
+                keys.append(whose)
                 lengths.append(ns)
         keys.append(owned.event * len(STAGES) + own[owned.cls])
         lengths.append(left)
@@ -145,7 +147,8 @@ class _Kept:
     def by_reason(self, begin: _Moment, end: _Moment) -> Ints:
         """Over all intervals, for how many ns each reason kept it."""
         low, high = int(begin[1].min()), int(end[1].max()) + 1
-        covers = np.cumsum(np.subtract(*(np.bincount(at[1] - low, minlength=high - low) for at in (begin, end))))
+        begun, ended = (np.bincount(at[1] - low, minlength=high - low) for at in (begin, end))
+        covers = np.cumsum(begun - ended)
         ns = np.bincount(self._reason[low:high], covers * self._length[low:high], self._reasons)
         for at, sign in ((end, 1), (begin, -1)):
             ns += sign * np.bincount(self._reason[at[1]], self._passed(at), self._reasons)
@@ -153,7 +156,7 @@ class _Kept:
 
     def _passed(self, at: _Moment) -> Ints:
         """How much of the last stretch."""
-        return np.minimum(at[0], self._end[at[1]]) - self._start[at[1]]
+        return np.asarray(np.minimum(at[0], self._end[at[1]]) - self._start[at[1]], np.int64)
 
 
 def _known(owned: Intervals) -> Intervals:
