@@ -50,22 +50,22 @@ class Sharer:
         owned, events = _known(owned), len(causes.api)
         own, busy = self._code[:, -1] // 2, np.array([_code(cls, Reason(WORK)) // 2 for cls in CLASSES])
         left = owned.end - owned.start  # of each row, what nothing kept its thread from
-        keys, lengths = [], []
+        keys, lengths = list[Ints](), list[Ints]()
         by_reason = np.zeros(len(self._use.reasons), np.int64)
-        for key, rows in self._by_thread(causes, owned):
+        for key, mine in self._by_thread(causes, owned):
             kept = self._kept[key]
-            met, begin, end = kept.met(owned.start[rows], owned.end[rows])
+            met, begin, end = kept.met(owned.start[mine], owned.end[mine])
             if not len(met):
                 continue
-            rows = rows[met]
+            rows = mine[met]
             by_reason += kept.by_reason(begin, end)
             cls, first = owned.cls[rows], owned.event[rows] * len(STAGES)
             waited = ((CORE, first + _STAGE["core_wait"]), (LOCK, first + _STAGE["lock_wait"]))
-            for what, whose in (*waited, (WORK, first + busy[cls])):
+            for what, stage in (*waited, (WORK, first + busy[cls])):
                 ns = kept.between(what, begin, end)
                 ns = ns * _BUSY[cls] if what == WORK else ns
                 left[rows] -= ns
-                keys.append(whose)
+                keys.append(stage)
                 lengths.append(ns)
         keys.append(owned.event * len(STAGES) + own[owned.cls])
         lengths.append(left)
