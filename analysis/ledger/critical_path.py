@@ -139,15 +139,21 @@ def _moments(
     """Stretches between two neighboring ends of an event's intervals in which something was active.
 
     Each stretch's event, start, length, the class that owns it, and whether a class of ``beneath`` was active in it.
-    They come in order, whole events at a time, as many as fit into memory.
+    They come in order, whole events at a time, or of a single one what lies between two moments of rest.
     """
-    by_event = np.argsort(intervals.event, kind="stable")
-    bounds = np.searchsorted(intervals.event[by_event], np.arange(events + 1))
-    next_event = 0
-    while next_event < events:
-        low = bounds[next_event]
-        next_event = max(next_event + 1, int(np.searchsorted(bounds, low + _CHUNK, side="right")) - 1)
-        rows = by_event[low : bounds[next_event]]
+    if events == 1:
+        in_order = np.argsort(intervals.start, kind="stable")
+        until = np.maximum.accumulate(intervals.end[in_order])
+        rests = np.flatnonzero(intervals.start[in_order[1:]] > until[:-1]) + 1
+        bounds = np.concatenate([[0], rests, [len(in_order)]])
+    else:
+        in_order = np.argsort(intervals.event, kind="stable")
+        bounds = np.searchsorted(intervals.event[in_order], np.arange(events + 1))
+    done = 0
+    while done < len(bounds) - 1:
+        low = bounds[done]
+        done = max(done + 1, int(np.searchsorted(bounds, low + _CHUNK, side="right")) - 1)
+        rows = in_order[low : bounds[done]]
         if not len(rows):
             continue
         event = np.concatenate([intervals.event[rows]] * 2)

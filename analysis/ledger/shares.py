@@ -69,16 +69,18 @@ class Sharer:
                 lengths.append(ns)
         keys.append(owned.event * len(STAGES) + own[owned.cls])
         lengths.append(left)
-        sums = sum(np.bincount(*each, events * len(STAGES)) for each in zip(keys, lengths, strict=True))
+        sums = np.zeros(events * len(STAGES), np.int64)
+        for whose, ns in zip(keys, lengths, strict=True):
+            sums += np.bincount(whose, ns, len(sums)).astype(np.int64)
         transit, unstamped = (
-            np.bincount(owned.event[rows], left[rows], events).astype(np.int64)
-            for rows in (np.flatnonzero(those[owned.cls]) for those in (_TRANSIT, _ENCLOSING))
+            np.bincount(owned.event[those], left[those], events).astype(np.int64)
+            for those in (np.flatnonzero(kind[owned.cls]) for kind in (_TRANSIT, _ENCLOSING))
         )
         held: dict[Culprit, int] = {}
-        for why, ns in zip(self._use.reasons, by_reason.tolist(), strict=True):
-            if why.culprit is not None and ns:
-                held[why.culprit] = held.get(why.culprit, 0) + ns
-        by_stage = np.asarray(sums, np.int64).reshape(events, len(STAGES))
+        for why, total in zip(self._use.reasons, by_reason.tolist(), strict=True):
+            if why.culprit is not None and total:
+                held[why.culprit] = held.get(why.culprit, 0) + total
+        by_stage = sums.reshape(events, len(STAGES))
         return Shares(by_stage, transit, unstamped, dict(sorted(held.items(), key=lambda each: -each[1])))
 
     def cut(self, causes: Causes, owned: Intervals) -> Intervals:

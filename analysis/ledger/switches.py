@@ -22,7 +22,7 @@ _LOST, _SWITCH, _SWITCH_OF_CORE, _OUT, _PREEMPTED = 2, 14, 15, 0x2000, 0x4000  #
 _HEAD = [("type", "<u4"), ("misc", "<u2"), ("size", "<u2")]
 _ID = [("pid", "<i4"), ("tid", "<i4"), ("time", "<i8"), ("cpu", "<u4"), ("pad", "<u4")]
 _RECORDS = {_SWITCH: np.dtype([*_HEAD, *_ID]), _SWITCH_OF_CORE: np.dtype([*_HEAD, ("other", "<i8"), *_ID])}
-RUN = np.dtype([("pid", "<i8"), ("tid", "<i8"), ("cpu", "<i8"), ("start", "<i8"), ("end", "<i8"), ("preempted", "?")])
+RUN = np.dtype([("pid", "<i4"), ("tid", "<i4"), ("cpu", "<i4"), ("start", "<i8"), ("end", "<i8"), ("preempted", "?")])
 
 _MOST_LOST = 0.01  # of the time; beyond, nothing is said of who had the cores
 ANOTHER = "another program"  # whose a process is, where it is neither the server's nor the load tester's
