@@ -134,7 +134,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
     if steps is not None:
         tables["steps"] = steps
     if not ledger.refused:
-        tables["timeline"] = timelines(requests, trace, chosen(requests), ledger.index)
+        tables["timeline"] = timelines(requests, trace, chosen(requests), ledger.index, ledger.sharer)
     write_tables(folder.path, tables, provenance.facts())
     if succeeded(measured).any():
         began_s = manifest.started_s or 0.0

@@ -147,7 +147,7 @@ def _in_order(reasons: Sequence[Times]) -> Stretches:
     rows = [Intervals(np.zeros(len(start), np.int64), start, end, np.full(len(start), number))
             for number, (start, end) in enumerate(reasons)]  # fmt: skip
     whole = pieces(Intervals.join(rows), 1, len(reasons))
-    return Stretches(whole.start, whole.end, whole.cls)
+    return Stretches(whole.start, whole.end, whole.cls.astype(np.int16))
 
 
 class _Process:
@@ -364,7 +364,7 @@ class _Use:
             if times is not None:
                 rows.append(Intervals(np.zeros(len(times[0]), np.int64), *times, np.full(len(times[0]), number)))
         whole = pieces(Intervals.join(rows), 1, len(self.reasons))
-        return Stretches(whole.start, whole.end, whole.cls)
+        return Stretches(whole.start, whole.end, whole.cls.astype(np.int16))
 
     def _preempted(self, tids: Iterable[int]) -> Intervals:
         start, end, cpu, preempted = self._gaps(tids)

@@ -32,13 +32,6 @@ class Intervals:
         names = ("event", "start", "end", "cls")
         return cls(*(np.concatenate([np.empty(0, np.int64), *(getattr(part, n) for part in parts)]) for n in names))
 
-    def clip(self, low: Ints, high: Ints) -> Intervals:
-        """Cut every row to its event's window ``[low[event], high[event]]`` and drop what is left with nothing."""
-        start = np.maximum(self.start, low[self.event])
-        end = np.minimum(self.end, high[self.event])
-        kept = end > start
-        return Intervals(self.event[kept], start[kept], end[kept], self.cls[kept])
-
     def outside(self, start: Ints, end: Ints) -> Intervals:
         """The parts of these rows that lie in none of given stretches (in order, none overlapping)."""
         row, low, high = outside(self.start, self.end, start, end)
@@ -159,8 +152,9 @@ def _moments(
         event = np.concatenate([intervals.event[rows]] * 2)
         time = np.concatenate([intervals.start[rows], intervals.end[rows]])
         order = np.lexsort((time, event))
-        event, time, step = event[order], time[order], np.where(order < len(rows), 1, -1)
-        cls = intervals.cls[rows][order % len(rows)].astype(np.int16)
+        begins = order < len(rows)
+        event, time, step = event[order], time[order], np.where(begins, 1, -1)
+        cls = intervals.cls[rows].astype(np.int16)[np.where(begins, order, order - len(rows))]
         # Of each class alone: from which to which moment it was active. All that it began it has ended by its last.
         place = np.argsort(cls, kind="stable")
         active = np.flatnonzero(np.cumsum(step[place]) > 0)

@@ -73,8 +73,8 @@ class Ledger:
     have a ``<stage>_ns`` column a stage (NaN = unmeasured), ``unexplained_ns``, ``transit_ns``, ``strict_ns`` (their
     sum), ``unstamped_ns`` (what lay in a stamped call that no stamp within it tells), ``total_ns`` and
     ``hidden_host_ns``. ``refused`` says why no row may be shown, if so. ``held``: who had the
-    core while something of these requests waited for it, in ns over all of them, to the last token. ``index``: the
-    trace's.
+    core while something of these requests waited for it, in ns over all of them, to the last token. ``index`` and
+    ``sharer``: the trace's.
     """
 
     rows: pd.DataFrame
@@ -86,6 +86,7 @@ class Ledger:
     held: Mapping[Culprit, int]
     support: tuple[Supported, ...] = ()
     index: Index | None = None
+    sharer: Sharer | None = None
 
 
 def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
@@ -124,21 +125,25 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
         held=last.held,
         support=support,
         index=index,
+        sharer=sharer,
     )
 
 
-def timelines(requests: pd.DataFrame, trace: Trace | None, shown: Bools, index: Index | None = None) -> pd.DataFrame:
+def timelines(
+    requests: pd.DataFrame, trace: Trace | None, shown: Bools, index: Index | None = None, sharer: Sharer | None = None
+) -> pd.DataFrame:
     """The ledgers to the last token of some requests, as stretches of time: who owned which nanoseconds.
 
-    ``shown``: bool, a row of ``requests`` each; those without an answer are passed over. ``index``: the trace's, where
-    there is one already. Columns ``request_id``, ``stage``, ``kind`` (measured, transit, unexplained), ``start_ns``,
-    ``end_ns``, in order, without overlap or hole from due to the last token. Summed by stage they are the ledger's row,
-    but for ``interference``: how much of a decode step it took is estimated, not when, so it is in ``decode`` here.
+    ``shown``: bool, a row of ``requests`` each; those without an answer are passed over. ``index`` and ``sharer``: the
+    trace's, where there are any already. Columns ``request_id``, ``stage``, ``kind`` (measured, transit, unexplained),
+    ``start_ns``, ``end_ns``, in order, without overlap or hole from due to the last token. Summed by stage they are the
+    ledger's row, but for ``interference``: how much of a decode step it took is estimated, not when, so it is in
+    ``decode`` here.
     """
     rows = np.flatnonzero(shown & _answered(requests))
     events = _events(requests, rows, "last_token_ns", _tokens(requests, rows))
     causes = build(trace, _client(requests), events, _dropped(_unmeasured(trace))[1], index)
-    owned = Sharer(trace).cut(causes, pieces(causes.intervals, len(events), len(CLASSES)))
+    owned = (sharer or Sharer(trace)).cut(causes, pieces(causes.intervals, len(events), len(CLASSES)))
     owned = with_holes(owned, events.start, events.end)
     stages, kinds = [*(s.name for s in STAGES), UNEXPLAINED], ["measured", "transit", UNEXPLAINED]
     named, names = owned.cls >= 0, pd.Index(requests["request_id"].to_numpy()[rows])

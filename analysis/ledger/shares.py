@@ -43,7 +43,8 @@ class Sharer:
         self._threads = np.array([cls.thread if cls.name not in exempt else "" for cls in CLASSES])
         # Of each class and reason (the last: none), whose time it is: twice the stage's number, one more in transit.
         self._code = np.array([[_code(cls, why) for why in (*self._use.reasons, None)] for cls in CLASSES])
-        self._kept = {key: _Kept(stretches, self._use.reasons) for key, stretches in self._use.of.items()}
+        each = {id(stretches): _Kept(stretches, self._use.reasons) for stretches in self._use.of.values()}
+        self._kept = {key: each[id(stretches)] for key, stretches in self._use.of.items()}  # some threads are the same
 
     def shares(self, causes: Causes, owned: Intervals) -> Shares:
         """``owned``: rows of a class of ``CLASSES`` each, none overlapping."""
@@ -62,7 +63,8 @@ class Sharer:
             cls, first = owned.cls[rows], owned.event[rows] * len(STAGES)
             waited = ((CORE, first + _STAGE["core_wait"]), (LOCK, first + _STAGE["lock_wait"]))
             for what, stage in (*waited, (WORK, first + busy[cls])):
-                ns = kept.between(what, begin, end)
+                if (ns := kept.between(what, begin, end)) is None:
+                    continue
                 ns = ns * _BUSY[cls] if what == WORK else ns
                 left[rows] -= ns
                 keys.append(stage)
@@ -122,43 +124,48 @@ class Sharer:
 class _Kept:
     """How long each reason had kept a thread until any moment: how long between two is a difference.
 
-    A moment is ns, and the number of the last stretch that had begun.
+    A moment is ns, and the number of the last stretch that had begun (the first, before it).
     """
 
     def __init__(self, stretches: Stretches, reasons: tuple[Reason, ...]) -> None:
-        self._start, self._end = (np.append(-FAR, at) for at in (stretches.start, stretches.end))
-        self._reason, self._reasons = np.append(0, stretches.reason), len(reasons)
-        self._length = self._end - self._start
-        self._of = {
-            what: np.array([why.what == what for why in reasons], np.bool_)[self._reason] for what in (CORE, LOCK, WORK)
-        }
-        self._before = {what: np.cumsum(self._length * of) - self._length * of for what, of in self._of.items()}
+        self._start, self._end, self._reason = stretches.start, stretches.end, stretches.reason
+        self._reasons = len(reasons)
+        self._of = {what: np.array([why.what == what for why in reasons], np.bool_) for what in (CORE, LOCK, WORK)}
+        self._before = {}  # how long those before each stretch were, of the kinds that there are
+        for what, of in self._of.items():
+            length = (self._end - self._start) * of[self._reason]
+            if length.any():
+                self._before[what] = np.cumsum(length) - length
 
     def met(self, start: Ints, end: Ints) -> tuple[Ints, _Moment, _Moment]:
         """Of intervals those that a stretch meets, and their starts and ends."""
-        first, last = (np.searchsorted(self._start, at, side="right") - 1 for at in (start, end))
-        met = np.flatnonzero((first < last) | (self._end[first] > start))
+        if not len(self._start):
+            return (none := np.empty(0, np.int64)), (none, none), (none, none)
+        first, last = (np.maximum(np.searchsorted(self._start, at, side="right") - 1, 0) for at in (start, end))
+        met = np.flatnonzero((first < last) | ((self._end[first] > start) & (self._start[first] < end)))
         return met, (start[met], first[met]), (end[met], last[met])
 
-    def between(self, what: str, begin: _Moment, end: _Moment) -> Ints:
-        """For how many ns a kind of reason kept it."""
+    def between(self, what: str, begin: _Moment, end: _Moment) -> Ints | None:
+        """For how many ns a kind of reason kept it; None: never did."""
+        if what not in self._before:
+            return None
         before, of = self._before[what], self._of[what]
-        until_end, until_begin = (before[at[1]] + of[at[1]] * self._passed(at) for at in (end, begin))
+        until_end, until_begin = (before[at[1]] + of[self._reason[at[1]]] * self._passed(at) for at in (end, begin))
         return np.asarray(until_end - until_begin, np.int64)
 
     def by_reason(self, begin: _Moment, end: _Moment) -> Ints:
         """Over all intervals, for how many ns each reason kept it."""
         low, high = int(begin[1].min()), int(end[1].max()) + 1
         begun, ended = (np.bincount(at[1] - low, minlength=high - low) for at in (begin, end))
-        covers = np.cumsum(begun - ended)
-        ns = np.bincount(self._reason[low:high], covers * self._length[low:high], self._reasons)
+        whole = np.cumsum(begun - ended) * (self._end[low:high] - self._start[low:high])
+        ns = np.bincount(self._reason[low:high], whole, self._reasons)
         for at, sign in ((end, 1), (begin, -1)):
             ns += sign * np.bincount(self._reason[at[1]], self._passed(at), self._reasons)
         return ns.astype(np.int64)
 
     def _passed(self, at: _Moment) -> Ints:
         """How much of the last stretch."""
-        return np.asarray(np.minimum(at[0], self._end[at[1]]) - self._start[at[1]], np.int64)
+        return np.asarray(np.maximum(np.minimum(at[0], self._end[at[1]]) - self._start[at[1]], 0), np.int64)
 
 
 def _known(owned: Intervals) -> Intervals:
