@@ -118,7 +118,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
     if steps is not None:
         tables["steps"] = steps
     if not ledger.refused:
-        tables["timeline"] = timelines(requests, trace, chosen(requests), ledger.index)
+        tables["timeline"] = timelines(requests, trace, chosen(requests), ledger.index, ledger.sharer)
     with ThreadPoolExecutor(1) as beside:
         written = beside.submit(write_tables, folder.path, tables, provenance.facts())
         cut_ns = cut_short_ns(requests, plan)

@@ -1,13 +1,16 @@
 """How a report's time and memory grow with the run: one run's records, repeated until they hold 10^3 to 10^7 tokens.
 
-The null server is loaded once; its records are written again, later each time, under ids of their own. So the folders
-differ in nothing but their length, and what grows with it is the analysis.
+The null server is loaded once, the simulated engine once, which leaves the records of a probe too and what the kernel
+told of its cores. Their records are written again, later each time, under ids of their own. So the folders differ in
+nothing but their length, and what grows with it is the analysis.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,43 +18,66 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from gapmeter.analysis.ledger.switches import read_switches
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.machine.instrument import Cores, NotMeasured, Timing, null_server
 from gapmeter.options import Options
-from gapmeter.records import RecordWriter, RunFolder, read_records
+from gapmeter.records import Outcome, RecordFile, RecordWriter, RunFolder, Span, read_records
+from gapmeter.records.compression import SUFFIX, with_compressed
 from gapmeter.records.request import FINISHED, STAMPS, RequestRecord, encode
 from gapmeter.study.study import run_scenario
 
 SIZES = (10**3, 10**4, 10**5, 10**6, 10**7)  # tokens
+PROBED = (64 * 10**3, 64 * 10**4, 64 * 10**5)
 _TOKENS, _REQUESTS, _PER_S = 64, 2000, 200
 _APART_NS = 1_000_000_000
 _ASKED = (f"load.rate={_PER_S}", f"load.requests={_REQUESTS}", f"workload.output_tokens={_TOKENS}",
           'slo=["ttft p99 <= 1 s", "itl p99 <= 100 ms"]')  # fmt: skip
 
+_ASKED_PROBED = (
+    "server.engine=simulated", "server.max_batch=64", f"workload.output_tokens={_TOKENS}", "load.rate=50",
+    "load.requests=1000", "load.warmup=0s", 'slo=["ttft p99 <= 1 s", "itl p99 <= 100 ms"]',
+)  # fmt: skip
+_SPANS = 1000  # written at once
 
-def measure(folder: Path, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
+
+def measure(folder: Path, sizes: tuple[int, ...] = SIZES, probed: tuple[int, ...] = PROBED) -> dict[str, Any]:
     """Report a folder of each size, in a process of its own. Raises NotMeasured when one cannot be reported."""
     with null_server(Cores((), ()), Timing(first_ms=10, gap_ms=5), log=None, most_tokens=_TOKENS) as port:
         at = f"server.url=http://127.0.0.1:{port}"
         source = RunFolder(run_scenario("bench/null.yaml", [*_ASKED, at], Options(folder, quiet=True)).folder)
-    rows = []
-    for tokens in sizes:
-        target = RunFolder.at(folder / f"{tokens}-tokens")
-        repeat(source, target, -(-tokens // _TOKENS))
-        records = _bytes(target.requests)
-        rows.append({"tokens": tokens, **_reported(target), "record_bytes": records / tokens,
-                     "table_bytes": sum(map(_bytes, target.path.glob("*.parquet"))) / tokens,
-                     "page_mb": _bytes(target.report) / 1e6})  # fmt: skip
+    rows = [_row(source, folder, tokens) for tokens in sizes]
+    if probed:
+        source = RunFolder(run_scenario("smoke", _ASKED_PROBED, Options(folder, quiet=True)).folder)
+        rows += [_row(source, folder, tokens) for tokens in probed]
+    return {"rows": rows, "exponent": _exponent(rows[: len(sizes)]), "probed": _exponent(rows[len(sizes) :])}
+
+
+def _row(source: RunFolder, folder: Path, tokens: int) -> dict[str, Any]:
+    probed = bool(source.record_files(source.probe))
+    target = RunFolder.at(folder / f"{tokens}-tokens{'-probed' * probed}")
+    repeat(source, target, -(-tokens // _TOKENS))
+    records = sum(map(_bytes, (target.requests, target.probe, target.telemetry)))
+    return {"tokens": tokens, "probed": probed, **_reported(target), "record_bytes": records / tokens,
+            "table_bytes": sum(map(_bytes, target.path.glob("*.parquet"))) / tokens,
+            "page_mb": _bytes(target.report) / 1e6}  # fmt: skip
+
+
+def _exponent(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Of the last two."""
+    if len(rows) < 2:
+        return {}
     less, most = rows[-2:]
     times = math.log(most["tokens"] / less["tokens"])
-    exponent = {what: math.log(most[what] / less[what]) / times for what in ("cpu_s", "peak_gb")}
-    return {"rows": rows, "exponent": exponent}
+    return {what: math.log(most[what] / less[what]) / times for what in ("cpu_s", "peak_gb")}
 
 
 def repeat(source: RunFolder, target: RunFolder, requests: int) -> None:
     """Write a run's records into another folder again and again, each time later, until there are so many requests.
 
-    Only a generator's records: a run with a probe is not to be had this way. Raises OSError, NotRecords.
+    A generator's, a probe's without a device, and the kernel's of who ran. Raises OSError, NotRecords.
     """
     (file,) = (read_records(path) for path in source.record_files(source.requests))
     records = sorted(file.requests(), key=lambda record: record.index)
@@ -69,14 +95,70 @@ def repeat(source: RunFolder, target: RunFolder, requests: int) -> None:
     for note in file.notes[1:]:
         writer.json({name: value for name, value in note.items() if name != "at_ns"})
     writer.close()
+    times = -(-requests // len(records))
+    for path in source.record_files(source.probe):
+        named = target.probe / path.name.removesuffix(SUFFIX)
+        _repeat_probe(read_records(path), named, times, length_ns, len(records))
+    for path in with_compressed(source.telemetry, "switches-*.bin"):
+        _repeat_switches(path, target.telemetry / path.name.removesuffix(SUFFIX), times, length_ns)
+        shutil.copy(source.telemetry / "switches.jsonl", target.telemetry)
     manifest = Manifest.read(source.path)
     manifest.model_copy(update={"files": None}).write(target.path)
 
 
 def _later(record: RequestRecord, number: int, ns: int) -> RequestRecord:
     stamps: dict[str, Any] = {name: at + ns for name in STAMPS if (at := getattr(record, name))}
-    name = f"{record.request_id}-{number}"
+    name = _numbered_on(record.request_id, number - record.index)
     return replace(record, index=number, request_id=name, chunk_ns=record.chunk_ns + ns, **stamps)
+
+
+def _repeat_probe(file: RecordFile, target: Path, times: int, length_ns: int, requests: int) -> None:
+    """A server process's records; its requests and steps are numbered on."""
+    writer = RecordWriter(target, {name: value for name, value in file.process.items() if name != "at_ns"})
+    for note in file.notes[1:]:
+        writer.json({name: value for name, value in note.items() if name != "at_ns"})
+    last = int(file.steps["seq"].max()) if len(file.steps) else 0
+    entries = np.split(file.entries, file.steps["entries"].cumsum()[:-1])
+    emitted = np.flatnonzero(np.diff(file.emission_step, prepend=-1))
+    emissions = np.split(file.emissions, emitted[1:])
+    refs = np.zeros(max(file.engine_ids, default=0) + 1, np.uint32)
+    for again in range(times):
+        ns, seqs = again * length_ns, again * last
+        for ref, engine_id in file.engine_ids.items():
+            names = (_numbered_on(name, again * requests) for name in (engine_id, file.client_ids[ref]))
+            refs[ref] = writer.request(*names)
+        spans, of_request = file.spans.copy(), file.spans["code"] < Span.LOOP
+        spans["ref"][of_request] = refs[spans["ref"][of_request]]
+        spans["ref"][(spans["code"] >= Span.LOOP) & (spans["code"] < Span.LOOP_LAG)] += seqs
+        for name in ("queued_ns", "start_ns", "end_ns"):
+            spans[name] += ns
+        for at in range(0, len(spans), _SPANS):
+            writer.spans([number for span in spans[at : at + _SPANS].tolist() for number in span])
+        for step, rows in zip(file.steps, entries, strict=False):
+            own = [(refs[ref], *row) for ref, *row in rows.tolist()]
+            about = {name: int(step[name]) for name in ("running", "waiting", "free_blocks", "padded")}
+            writer.step(int(step["code"]), int(step["seq"]) + seqs, own, **about, schedule_ns=step["schedule_ns"] + ns)
+        for at, rows in zip(emitted.tolist(), emissions, strict=False):
+            tokens = [(refs[ref], count) for ref, count in rows.tolist()]
+            writer.emit(int(file.emission_step[at]) + seqs, int(file.emission_ns[at]) + ns, tokens)
+        for _, _, code, ref, prompt, output, cached, at_ns in file.counts.tolist():
+            writer.counts(Outcome(code), int(refs[ref]), prompt, output, cached, at_ns + ns)
+    writer.close()
+
+
+def _repeat_switches(source: Path, target: Path, times: int, length_ns: int) -> None:
+    """The kernel's records of who ran."""
+    switches = read_switches(source)
+    switches = switches[switches["size"] == switches.itemsize]  # without what the kernel lost
+    with target.open("wb") as file:
+        for _ in range(times):
+            file.write(switches.tobytes())
+            switches["time"] += length_ns
+
+
+def _numbered_on(name: str, by: int) -> str:
+    """A request's id, alone or in an engine's, with a larger number in it."""
+    return re.sub(r"(?<=gap-........-)\d{6,}", lambda found: f"{int(found[0]) + by:06}", name)
 
 
 def _reported(folder: RunFolder) -> dict[str, float]:
@@ -99,16 +181,17 @@ def _bytes(path: Path) -> int:
 def table(found: Mapping[str, Any]) -> list[str]:
     """A row a size; of the last two, the power of the tokens by which it grows."""
     lines = [
-        "| tokens | CPU, s | memory, GB | records, B a token | tables, B a token | report.html, MB |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| tokens | probe | CPU, s | memory, GB | records, B a token | tables, B a token | report.html, MB |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in found["rows"]:
         lines.append(
-            f"| {row['tokens']:,} | {row['cpu_s']:.1f} | {row['peak_gb']:.2f} | {row['record_bytes']:.0f} "
-            f"| {row['table_bytes']:.0f} | {row['page_mb']:.2f} |"
+            f"| {row['tokens']:,} | {'yes' if row.get('probed') else 'no'} | {row['cpu_s']:.1f} | {row['peak_gb']:.2f} "
+            f"| {row['record_bytes']:.0f} | {row['table_bytes']:.0f} | {row['page_mb']:.2f} |"
         )
-    power = found["exponent"]
-    said = (
-        f"`gapmeter report` of answers of {_TOKENS} tokens. From the last size but one to the last, CPU time grows as"
-    )
-    return [*lines, "", f"{said} tokens to the power {power['cpu_s']:.2f}, memory to the power {power['peak_gb']:.2f}."]
+    lines += ["", f"`gapmeter report` of answers of {_TOKENS} tokens."]
+    for which, power in (("without a probe", found["exponent"]), ("with its records", found.get("probed"))):
+        if power:
+            said = f"From the last size {which} but one to the last, CPU time grows as tokens to the power"
+            lines.append(f"{said} {power['cpu_s']:.2f}, memory to the power {power['peak_gb']:.2f}.")
+    return lines

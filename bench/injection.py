@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from bench.engine import Engine, Setting, default_cores, running
 from gapmeter.analysis.ledger.cores import Culprit
-from gapmeter.analysis.ledger.critical_path import sweep
+from gapmeter.analysis.ledger.critical_path import pieces
 from gapmeter.analysis.ledger.intervals import CLASSES, Client, build
 from gapmeter.analysis.ledger.ledger import make_ledger
-from gapmeter.analysis.ledger.shares import share_out
+from gapmeter.analysis.ledger.shares import Sharer
 from gapmeter.analysis.ledger.trace import Events, Trace, read_trace
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED
@@ -223,8 +223,8 @@ class Measured:
         stamps = ("due_ns", "connect_start_ns", "connect_end_ns", "write_ns", "sent_ns")
         client = Client(*map(self._stamps, stamps))
         causes = build(self.trace, client, Events(rows, n, start, end), frozenset())
-        shares = share_out(self.trace, causes, sweep(causes.intervals, len(rows), len(CLASSES))[0])
-        by_stage = shares.sums(len(rows))
+        owned = pieces(causes.intervals, len(rows), len(CLASSES))
+        by_stage = Sharer(self.trace).shares(causes, owned).by_stage
         found = pd.DataFrame({stage.name: by_stage[:, at] for at, stage in enumerate(STAGES) if stage.name in _NAMES})
         found[UNEXPLAINED] = end - start - by_stage.sum(axis=1)
         return found

@@ -40,7 +40,7 @@ class Growing:
         with self.path.open("rb", buffering=0) as file:
             data = _read_on(file.fileno(), self._at)
         whole, used, self.closed = frames(data, 0)
-        for at, kind in whole:
+        for at, kind in whole.tolist():
             frame = data[at : at + HEAD.unpack_from(data, at)[0]]
             if kind == Kind.JSON:
                 self._notes.append(frame)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BufferedIOBase
@@ -31,8 +30,10 @@ from gapmeter.records.compression import open_record
 from gapmeter.records.request import FINISHED, RequestRecord, decode
 
 Table = NDArray[np.void]
+Ints = NDArray[np.int64]
 
-_BLOCK = 1 << 24
+_BLOCK = 1 << 22
+_FEW, _MANY = 8, 4096
 _HEAD = [("size", "<u4"), ("kind", "<u2"), ("code", "<u2")]
 SPAN_DTYPE = np.dtype(
     [*_HEAD, ("ref", "<u4"), ("n", "<u4"), ("queued_ns", "<i8"), ("start_ns", "<i8"), ("end_ns", "<i8")]
@@ -52,6 +53,9 @@ DEVICE_DTYPE = np.dtype(
      *((f"{part}_{clock}_ns", "<i8") for part in DEVICE_PARTS for clock in ("host", "device"))]
 )  # fmt: skip
 EMISSION_DTYPE = np.dtype([("ref", "<u4"), ("tokens", "<u4")])
+_LAYOUTS = {
+    Kind.SPAN: SPAN_DTYPE, Kind.COUNTS: COUNTS_DTYPE, Kind.STEP: STEP_DTYPE, Kind.DEVICE: DEVICE_DTYPE,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,55 +93,61 @@ class NotRecords(ValueError):
     """The file is not a record file of a schema version this reader knows."""
 
 
-def frames(data: bytes | mmap.mmap, start: int = FILE_HEADER.size) -> tuple[list[tuple[int, int]], int, bool]:
-    """(offset, kind) of every whole frame from ``start``, where the next one will begin, and whether END was met."""
-    whole: list[tuple[int, int]] = []
+def frames(data: bytes | mmap.mmap, start: int = FILE_HEADER.size) -> tuple[Ints, int, bool]:
+    """(offset, kind) of every whole frame from ``start``, where the next one will begin, and whether END was met.
+
+    Most are spans, many in a row: where some came, as many as follow are found at once.
+    """
+    parts, single = [], list[tuple[int, int]]()
     at, length, unpack = start, len(data), HEAD.unpack_from
+    row, enough = 0, _FEW  # spans met one after the other, and how many of them make it worth while to look for more
+    closed = False
     while at + HEAD.size <= length:
         size, kind, _ = unpack(data, at)
         if size < HEAD.size or at + size > length or size & 7:
             break
         if kind == Kind.END:
-            return whole, at, True
-        whole.append((at, kind))
+            closed = True
+            break
+        single.append((at, kind))
         at += size
-    return whole, at, False
+        row = row + 1 if kind == Kind.SPAN and size == SPAN_DTYPE.itemsize else 0
+        if row == enough:
+            more = _spans_from(data, at)
+            row, enough = 0, _FEW if more > 4 * enough else min(2 * enough, _MANY)
+            if more:
+                parts += [np.array(single, np.int64), np.empty((more, 2), np.int64)]
+                parts[-1][:, 0] = at + np.arange(more) * SPAN_DTYPE.itemsize
+                parts[-1][:, 1] = Kind.SPAN
+                single.clear()
+                at += more * SPAN_DTYPE.itemsize
+    return np.concatenate([*parts, np.array(single, np.int64).reshape(-1, 2)]), at, closed
+
+
+def _spans_from(data: bytes | mmap.mmap, at: int) -> int:
+    """How many spans follow one another from ``at``, at most ``_MANY``."""
+    count = min((len(data) - at) // SPAN_DTYPE.itemsize, _MANY)
+    heads = np.frombuffer(data, "<u4", count * SPAN_DTYPE.itemsize // 4, at).reshape(count, -1)
+    others = np.flatnonzero((heads[:, 0] != SPAN_DTYPE.itemsize) | (heads[:, 1] & 0xFFFF != Kind.SPAN))
+    return int(others[0]) if len(others) else count
 
 
 def read_records(path: str | os.PathLike[str], take: Callable[[int, bytes], None] | None = None) -> RecordFile:
-    """Read one file.
+    """Read one file, block by block.
 
-    With ``take``, the file is read block by block, and what ``blobs`` would hold goes there instead, one by one; it
-    raises ValueError for what is damaged. A process that was killed leaves no END mark; its records are read up to the
-    last whole frame.
+    With ``take``, what ``blobs`` would hold goes there instead, one by one; it raises ValueError for what is damaged. A
+    process that was killed leaves no END mark; its records are read up to the last whole frame.
     Raises OSError if the file cannot be opened, NotRecords if it is something else, or damaged.
     """
     name = os.fspath(path)
+    blobs = list[tuple[int, bytes]]()
     with open_record(name) as file:
         try:
-            return _read(name, file.read() if take is None else _without_blobs(file, take))
+            reader = _Reader(file.read(FILE_HEADER.size))
+            reader.read(file, take or (lambda code, payload: blobs.append((code, payload))))
+            return reader.file(name, blobs)
         except ValueError as error:
             raise NotRecords(f"{name}: {error}") from error
-
-
-def _without_blobs(file: BufferedIOBase, take: Callable[[int, bytes], None]) -> bytes:
-    """The file's bytes without its BLOB frames, whose codes and payloads go to ``take``."""
-    kept = bytearray(file.read(FILE_HEADER.size))
-    data, size, closed = b"", _BLOCK, False
-    while not closed and (more := file.read(size)):
-        data += more
-        whole, used, closed = frames(data, 0)
-        since = 0
-        for at, kind in whole:
-            if kind == Kind.BLOB:
-                length, _, code, payload = BLOB.unpack_from(data, at)
-                take(code, data[at + BLOB.size : at + BLOB.size + payload])
-                kept += data[since:at]
-                since = at + length
-        kept += data[since:used]
-        data = data[used:]
-        size = _BLOCK if whole else len(data) + _BLOCK  # a frame larger than a block
-    return bytes(kept + data)
 
 
 def dropped_records(path: str | os.PathLike[str]) -> int:
@@ -150,88 +160,100 @@ def dropped_records(path: str | os.PathLike[str]) -> int:
     return int(FILE_HEADER.unpack(head)[2]) if len(head) == FILE_HEADER.size else 0
 
 
-def _read(name: str, data: bytes) -> RecordFile:
-    if len(data) < FILE_HEADER.size:
-        raise NotRecords("too short to be a record file")
-    magic, version, dropped = FILE_HEADER.unpack_from(data)
-    if magic != MAGIC or version != SCHEMA_VERSION:
-        raise NotRecords(f"not a record file of schema version {SCHEMA_VERSION}")
-    whole, _, complete = frames(data)
-    by_kind: dict[int, list[int]] = defaultdict(list)
-    for offset, kind in whole:
-        by_kind[kind].append(offset)
-    engine_ids, client_ids = _names(data, by_kind[Kind.REQUEST])
-    steps = _gather(data, by_kind[Kind.STEP], STEP_DTYPE)
-    entries, entry_step = _entries(data, by_kind[Kind.STEP], steps)
-    emissions, emission_step, emission_ns = _emissions(data, by_kind[Kind.EMIT])
-    notes = [_note(data, offset) for offset in by_kind[Kind.JSON]]
-    blobs = []
-    for offset in by_kind[Kind.BLOB]:
-        _, _, code, length = BLOB.unpack_from(data, offset)
-        blobs.append((code, data[offset + BLOB.size : offset + BLOB.size + length]))
-    return RecordFile(
-        path=name,
-        process=notes[0] if notes else {},
-        engine_ids=engine_ids,
-        client_ids=client_ids,
-        spans=_gather(data, by_kind[Kind.SPAN], SPAN_DTYPE),
-        counts=_gather(data, by_kind[Kind.COUNTS], COUNTS_DTYPE),
-        steps=steps,
-        entries=entries,
-        entry_step=entry_step,
-        emissions=emissions,
-        emission_step=emission_step,
-        emission_ns=emission_ns,
-        device=_gather(data, by_kind[Kind.DEVICE], DEVICE_DTYPE),
-        notes=notes,
-        blobs=blobs,
-        complete=complete,
-        dropped=dropped,
-    )
+class _Reader:
+    """Collects a file's records, the frames of a kind behind one another: a file need not be in memory as a whole."""
+
+    def __init__(self, head: bytes) -> None:
+        if len(head) < FILE_HEADER.size:
+            raise NotRecords("too short to be a record file")
+        magic, version, self.dropped = FILE_HEADER.unpack(head)
+        if magic != MAGIC or version != SCHEMA_VERSION:
+            raise NotRecords(f"not a record file of schema version {SCHEMA_VERSION}")
+        self.tables = {kind: bytearray() for kind in _LAYOUTS}
+        self.entries, self.emissions = bytearray(), bytearray()
+        self.emitted = [np.empty((0, 3), np.int64)]  # of each EMIT frame: step, entries, stamp
+        self.engine_ids: dict[int, str] = {}
+        self.client_ids: dict[int, str] = {}
+        self.notes: list[dict[str, Any]] = []
+        self.complete = False
+
+    def read(self, file: BufferedIOBase, take: Callable[[int, bytes], None]) -> None:
+        """The rest of the file. Raises NotRecords, and what ``take`` raises."""
+        data, size, before = b"", _BLOCK, FILE_HEADER.size
+        while not self.complete and (more := file.read(size)):
+            data += more
+            whole, used, self.complete = frames(data, 0)
+            self._sort(data, whole, before, take)
+            data = data[used:]
+            before += used
+            size = _BLOCK if len(whole) else len(data) + _BLOCK  # a frame larger than a block
+
+    def _sort(self, data: bytes, whole: Ints, before: int, take: Callable[[int, bytes], None]) -> None:
+        of = {kind: whole[whole[:, 1] == kind, 0] for kind in Kind}
+        words = np.frombuffer(data, np.uint32, len(data) // 4)
+        for kind, layout in _LAYOUTS.items():
+            short = np.flatnonzero(words[of[kind] // 4] < layout.itemsize)
+            if len(short):
+                raise NotRecords(f"damaged at byte {before + of[kind][short[0]]}")
+            _append(self.tables[kind], data, of[kind], np.full(len(of[kind]), layout.itemsize))
+        for kind, counted_at, layout, rows in (
+            (Kind.STEP, 7, ENTRY_DTYPE, self.entries), (Kind.EMIT, 3, EMISSION_DTYPE, self.emissions)
+        ):  # fmt: skip
+            at, head = of[kind], STEP.size if kind == Kind.STEP else EMIT.size
+            if len(at) and at[-1] + head > len(data):
+                raise NotRecords(f"damaged at byte {before + at[-1]}")
+            counts = words[at // 4 + counted_at].astype(np.int64)
+            short = np.flatnonzero(head + counts * layout.itemsize > words[at // 4])
+            if len(short):
+                raise NotRecords(f"damaged at byte {before + at[short[0]]}")
+            _append(rows, data, at + head, counts * layout.itemsize)
+            if kind == Kind.EMIT:
+                stamps = words[(at // 4)[:, None] + (4, 5)].view(np.int64).reshape(-1)
+                self.emitted.append(np.stack([words[at // 4 + 2], counts, stamps], axis=1))
+        for offset in of[Kind.REQUEST].tolist():
+            size, _, padding, ref, engine_length = REQUEST.unpack_from(data, offset)
+            body = data[offset + REQUEST.size : offset + size - padding]
+            self.engine_ids[ref] = body[:engine_length].decode(errors="replace")
+            self.client_ids[ref] = body[engine_length:].decode(errors="replace")
+        self.notes += [_note(data, offset) for offset in of[Kind.JSON].tolist()]
+        for offset in of[Kind.BLOB].tolist():
+            _, _, code, length = BLOB.unpack_from(data, offset)
+            take(code, data[offset + BLOB.size : offset + BLOB.size + length])
+
+    def file(self, name: str, blobs: list[tuple[int, bytes]]) -> RecordFile:
+        """What was read."""
+        tables = {kind: np.frombuffer(self.tables[kind], layout) for kind, layout in _LAYOUTS.items()}
+        steps = tables[Kind.STEP]
+        seqs, counts, stamps = np.concatenate(self.emitted).T
+        return RecordFile(
+            path=name,
+            process=self.notes[0] if self.notes else {},
+            engine_ids=self.engine_ids,
+            client_ids=self.client_ids,
+            spans=tables[Kind.SPAN],
+            counts=tables[Kind.COUNTS],
+            steps=steps,
+            entries=np.frombuffer(self.entries, ENTRY_DTYPE),
+            entry_step=np.repeat(steps["seq"].astype(np.int64), steps["entries"]),
+            emissions=np.frombuffer(self.emissions, EMISSION_DTYPE),
+            emission_step=np.repeat(seqs, counts),
+            emission_ns=np.repeat(stamps, counts),
+            device=tables[Kind.DEVICE],
+            notes=self.notes,
+            blobs=blobs,
+            complete=self.complete,
+            dropped=self.dropped,
+        )
 
 
-def _gather(data: bytes, offsets: list[int], dtype: np.dtype[np.void]) -> Table:
-    """Frames of one fixed layout as a structured array: every offset is a multiple of 8, so gather 8-byte words."""
-    if offsets and offsets[-1] + dtype.itemsize > len(data):
-        raise NotRecords(f"damaged at byte {offsets[-1]}")
-    whole = np.frombuffer(data, dtype=np.uint8, count=len(data) // 8 * 8).reshape(-1, 8)
-    rows = (np.asarray(offsets, dtype=np.int64) // 8)[:, None] + np.arange(dtype.itemsize // 8)
-    return np.ascontiguousarray(whole[rows].reshape(len(offsets), dtype.itemsize)).view(dtype).reshape(-1)
-
-
-def _names(data: bytes, offsets: list[int]) -> tuple[dict[int, str], dict[int, str]]:
-    engine_ids: dict[int, str] = {}
-    client_ids: dict[int, str] = {}
-    for offset in offsets:
-        size, _, padding, ref, engine_length = REQUEST.unpack_from(data, offset)
-        body = data[offset + REQUEST.size : offset + size - padding]
-        engine_ids[ref] = body[:engine_length].decode(errors="replace")
-        client_ids[ref] = body[engine_length:].decode(errors="replace")
-    return engine_ids, client_ids
-
-
-def _entries(data: bytes, offsets: list[int], steps: Table) -> tuple[Table, NDArray[np.int64]]:
-    table = _rows(data, ENTRY_DTYPE, steps["entries"].astype(np.int64), offsets, STEP.size)
-    return table, np.repeat(steps["seq"].astype(np.int64), steps["entries"])
-
-
-def _rows(data: bytes, dtype: np.dtype[np.void], counts: NDArray[np.int64], offsets: list[int], head: int) -> Table:
-    """So many rows behind the ``head`` of each frame, as one table: all sizes are multiples of 4."""
-    at = np.asarray(offsets, dtype=np.int64)
-    words = np.frombuffer(data, dtype=np.uint32, count=len(data) // 4)
-    short = np.flatnonzero(head + counts * dtype.itemsize > words[at // 4])
-    if len(short):
-        raise NotRecords(f"damaged at byte {offsets[short[0]]}")
-    nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    begins = (np.repeat(at + head, counts) + nth * dtype.itemsize) // 4
-    return np.ascontiguousarray(words[begins[:, None] + np.arange(dtype.itemsize // 4)]).view(dtype).reshape(-1)
-
-
-def _emissions(data: bytes, offsets: list[int]) -> tuple[Table, NDArray[np.int64], NDArray[np.int64]]:
-    heads = [EMIT.unpack_from(data, offset)[3:6] for offset in offsets]
-    seqs, counts, stamps = np.array(heads, np.int64).reshape(-1, 3).T
-    table = _rows(data, EMISSION_DTYPE, counts, offsets, EMIT.size)
-    return table, np.repeat(seqs, counts), np.repeat(stamps, counts)
+def _append(rows: bytearray, data: bytes, offsets: Ints, sizes: Ints) -> None:
+    """So many bytes from each offset on, those that lie behind one another at once."""
+    if not len(offsets):
+        return
+    ends = offsets + sizes
+    apart = np.flatnonzero(offsets[1:] != ends[:-1])
+    begins, ends = offsets[np.append(0, apart + 1)], ends[np.append(apart, len(ends) - 1)]
+    rows += b"".join([data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])
 
 
 def _note(data: bytes, offset: int) -> dict[str, Any]:

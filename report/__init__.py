@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gapmeter.analysis.requests.metrics import MetricSeries
-from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import RunResult
-from gapmeter.records import RunFolder
+if TYPE_CHECKING:
+    from gapmeter.analysis.requests.metrics import MetricSeries
+    from gapmeter.analysis.results.run import RunResult
+    from gapmeter.records import RunFolder
 
 
 def write_result(folder: RunFolder, result: RunResult, series: MetricSeries | None = None) -> RunResult:
@@ -15,6 +16,7 @@ def write_result(folder: RunFolder, result: RunResult, series: MetricSeries | No
 
     ``series``: its metrics', where they have been made. Returns the result with its words. Raises OSError.
     """
+    from gapmeter.analysis.results.manifest import Manifest
     from gapmeter.report.run import words_of  # it reads tables, which takes a second to import
 
     told = result.model_copy(update={"words": words_of(result, Manifest.read(folder.path))})

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from typing import TextIO
 
-from rich import box
+from rich.cells import cell_len, chop_cells
 from rich.console import Console
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from gapmeter.analysis.printable import is_shown, printable
@@ -19,6 +19,7 @@ from gapmeter.report.document import Document, Facts, Mark, Table, Tone, plain
 WIDTH = 80
 _LEAST, _MOST = 60, 100  # columns
 _MARGIN = 9  # columns before what is said of a fact: a blank, its name, a blank
+_BETWEEN = "   "  # columns of a table
 _TOGETHER = "\N{NO-BREAK SPACE}"  # textwrap does not break here
 _STYLES: dict[Tone, str] = {"good": "bold green", "bad": "bold red", "open": "bold yellow", "": ""}
 
@@ -153,9 +154,28 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Co
 
     Columns in ``right`` are set to the right. On a terminal, text beyond its width is folded, not cut.
     """
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, header in enumerate(headers):
-        table.add_column(header, justify="right" if i in right else "left", overflow="fold", no_wrap=False)
-    for row in rows:
-        table.add_row(*(_shown(Text(cell)) for cell in row))
-    Console(highlight=False, width=None if sys.stdout.isatty() else 10_000).print(table)
+    cells = [[printable(cell).expandtabs().split("\n") for cell in row] for row in (headers, *rows)]
+    widths = [max(cell_len(line) for cell in column for line in cell) for column in zip(*cells, strict=True)]
+    if sys.stdout.isatty():
+        room = Console().width - len(_BETWEEN) * (len(widths) - 1) - 2
+        while sum(widths) > room and max(widths) > 1:
+            widest = widths.index(max(widths))
+            widths[widest] = max(1, sorted((0, *widths))[-2] - 1, widths[widest] - sum(widths) + room)
+    head, *drawn = ("\n".join(_folded(row, widths, right)) for row in cells)
+    rule = "─" * (sum(widths) + len(_BETWEEN) * (len(widths) - 1))
+    print("", head, f" {rule}", *drawn, "", sep="\n")
+
+
+def _folded(row: Sequence[Sequence[str]], widths: Sequence[int], right: Collection[int]) -> Iterator[str]:
+    """The lines of a row whose cells have lines each."""
+    folded = [
+        [part for line in cell for part in (chop_cells(line, width) if cell_len(line) > width else (line,))]
+        for cell, width in zip(row, widths, strict=True)
+    ]
+    for parts in itertools.zip_longest(*folded, fillvalue=""):
+        spare = [" " * (width - cell_len(part)) for part, width in zip(parts, widths, strict=True)]
+        shown = [
+            space + part if i in right else part + space
+            for i, (part, space) in enumerate(zip(parts, spare, strict=True))
+        ]
+        yield f" {_BETWEEN.join(shown)} ".rstrip()

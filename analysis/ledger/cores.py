@@ -27,6 +27,7 @@ from gapmeter.analysis.ledger.critical_path import Intervals, Times, at_least, c
 from gapmeter.analysis.ledger.schedstat import busiest, read_sums, spread_waits
 from gapmeter.analysis.ledger.switches import ANOTHER, Watched, read_watched
 from gapmeter.records import RecordFile, Span
+from gapmeter.records.reader import Table
 
 CORE, LOCK, WORK = "core_wait", "lock_wait", "at work"  # what a Reason may be
 LIMIT, NOBODY, UNKNOWN = "CPU limit", "nobody", "unknown"
@@ -117,22 +118,22 @@ def core_use(telemetry: Path | None, files: Sequence[RecordFile], cores: Sequenc
 
     ``files`` of the server's probes; ``cores`` are the server's (none: all that it ran on).
     """
-    files = [file for file in files if file.process.get("role") in _KIND]
+    known = [_Process(file) for file in files if file.process.get("role") in _KIND]
     watched = read_watched(telemetry) if telemetry else None
     if watched is not None:
-        return _Use(watched, files, cores).found()
+        return _Use(watched, known, cores).found()
     sums = read_sums(telemetry) if telemetry else {}
-    work = {int(f.process["pid"]): _loop_work(f) for f in files if _KIND[str(f.process["role"])] == "api"}
+    work = {f.pid: _loop_work(f) for f in known if f.kind == "api"}
     of = {("loop woken", pid): _all_of(1, spans) for pid, spans in work.items()}
     for pid, spans in work.items():
         own = spread_waits([sums[pid]] if pid in sums else [], spans)
         of["loop", pid] = _all_of(0, own)
         of["loop turn", pid] = _in_order([own, spans])
-    for file in (f for f in files if f.process["role"] in ("core", "engine") and sums):
-        pid, steps = int(file.process["pid"]), file.spans[file.spans["code"] == Span.LOOP]
+    for file in (f for f in known if f.role in ("core", "engine") and sums):
+        pid, steps = file.pid, file.spans(Span.LOOP)
         main = [sums[tid] for tid in (busiest(sums, pid),) if tid in sums]
         waits = _all_of(0, spread_waits(main, union(steps["start_ns"], steps["end_ns"])))
-        workers = any(f.process["role"] == "worker" and int(f.process["pid"]) != pid for f in files)
+        workers = any(f.role == "worker" and f.pid != pid for f in known)
         of |= {(kind, pid): waits for kind in (("engine",) if workers else ("engine", "worker", "forward"))}
     return CoreUse((Reason(CORE, Culprit(UNKNOWN)), Reason(WORK)), of, "sums" if sums else "spans")
 
@@ -146,35 +147,46 @@ def _in_order(reasons: Sequence[Times]) -> Stretches:
     rows = [Intervals(np.zeros(len(start), np.int64), start, end, np.full(len(start), number))
             for number, (start, end) in enumerate(reasons)]  # fmt: skip
     whole = pieces(Intervals.join(rows), 1, len(reasons))
-    return Stretches(whole.start, whole.end, whole.cls)
+    return Stretches(whole.start, whole.end, whole.cls.astype(np.int16))
 
 
-def _loop_work(file: RecordFile, also: Sequence[Span] = _IN_LOOP) -> Times:
+class _Process:
+    """A process's records, its spans by their kind."""
+
+    def __init__(self, file: RecordFile) -> None:
+        self.pid, self.role = int(file.process["pid"]), str(file.process["role"])
+        self.kind, self.engine = _KIND[self.role], int(file.process.get("engine", 0))  # of several engines which one
+        codes = np.ascontiguousarray(file.spans["code"])
+        self._file, self._rows = file, np.argsort(codes, kind="stable")
+        self._codes = codes[self._rows]
+
+    def spans(self, *codes: Span) -> Table:
+        """Of one kind after the other, in the order written."""
+        ends = [np.searchsorted(self._codes, (code, code + 1)) for code in codes]
+        return np.asarray(self._file.spans[np.concatenate([self._rows[low:high] for low, high in ends])])
+
+
+def _loop_work(file: _Process, also: Sequence[Span] = _IN_LOOP) -> Times:
     """What an API server's event loop did for anybody: templates and tokenizing that no pool does, and ``also``."""
-    spans = file.spans
-    inline = np.isin(spans["code"], _TO_POOL) & (spans["queued_ns"] == spans["start_ns"])
-    rows = spans[inline | np.isin(spans["code"], also)]
+    pooled, rows = file.spans(*_TO_POOL), file.spans(*also)
+    rows = np.concatenate([pooled[pooled["queued_ns"] == pooled["start_ns"]], rows])
     return union(np.where(rows["code"] == Span.DETOKENIZE, rows["queued_ns"], rows["start_ns"]), rows["end_ns"])
 
 
-def _pool_full(file: RecordFile, threads: int) -> Times:
+def _pool_full(file: _Process, threads: int) -> Times:
     """When every one of a pool's threads was at a template or at tokenizing."""
-    spans = file.spans[np.isin(file.spans["code"], _TO_POOL) & (file.spans["queued_ns"] != file.spans["start_ns"])]
+    spans = file.spans(*_TO_POOL)
+    spans = spans[spans["queued_ns"] != spans["start_ns"]]
     return at_least(max(threads, 1), spans["start_ns"], spans["end_ns"])
-
-
-def _engine(file: RecordFile) -> int:
-    """Which of several engines a process belongs to."""
-    return int(file.process.get("engine", 0))
 
 
 class _Use:
     """Who was at what on which core, and from it the reasons of each thread."""
 
-    def __init__(self, watched: Watched, files: Sequence[RecordFile], cores: Sequence[int]) -> None:
+    def __init__(self, watched: Watched, files: Sequence[_Process], cores: Sequence[int]) -> None:
         self.watched, self.runs, self.files = watched, watched.runs, files
         self.cores = sorted(set(cores) or set(self.runs["cpu"].tolist()))
-        self.kind = {int(f.process["pid"]): _KIND[str(f.process["role"])] for f in files}
+        self.kind = {file.pid: file.kind for file in files}
         self.main = {pid: pid if kind == "api" else self._busiest(pid) for pid, kind in self.kind.items()}
         self.culprits: list[Culprit] = []
         self.work = self._at_work()  # every run, cut into what it was at: the run's row, and the culprit's number
@@ -182,16 +194,14 @@ class _Use:
         self.reasons = (*(Reason(CORE, who) for who in self.culprits), Reason(LOCK), Reason(WORK))
 
     def found(self) -> CoreUse:
-        every = [f for f in self.files if f.process["role"] == "worker"]
-        answering = [
-            f for f in every if (f.spans["code"] == Span.WORKER).any()
-        ]  # of several ranks the one that is told
-        workers = {int(f.process["pid"]): _engine(f) for f in answering or every}
-        number = {int(f.process["pid"]): _engine(f) for f in self.files if f.process["role"] == "core"}
+        every = [f for f in self.files if f.role == "worker"]
+        answering = [f for f in every if len(f.spans(Span.WORKER))]  # of several ranks the one that is told
+        workers = {f.pid: f.engine for f in answering or every}
+        number = {f.pid: f.engine for f in self.files if f.role == "core"}
         engines = [pid for pid, kind in self.kind.items() if kind == "engine" and self._schedules(pid)]
         of: dict[tuple[str, int], Stretches] = {}
-        for file in (file for file in self.files if file.process["role"] == "api"):
-            pid = int(file.process["pid"])
+        for file in (file for file in self.files if file.role == "api"):
+            pid = file.pid
             main, pool = [self.main[pid]], self._beside(pid, *_POOLED)
             running, pooled = self._on_core(main), self._on_core(pool)
             preempted, locked = self._preempted(main), self._locked(main, pool)
@@ -233,7 +243,7 @@ class _Use:
             for kind, stages in stages_of.items():
                 for code, stage in stages.items():
                     number = self._number(kind, stage)
-                    mine = [file for file in self.files if self.kind[int(file.process["pid"])] == kind]
+                    mine = [file for file in self.files if file.kind == kind]
                     parts += [self._within(file, code, own=own, number=number) for file in mine]
         pids, at = np.unique(self.runs["pid"], return_inverse=True)
         whose = np.array([self._number(*self._whose(int(pid))) for pid in pids], np.int64)  # where it is at no stage
@@ -242,9 +252,9 @@ class _Use:
         self.culprits += [Culprit(LIMIT), Culprit(NOBODY if self.watched.whole else ANOTHER)]
         return pieces(Intervals.join([*parts, every]), len(self.runs), len(self.culprits))
 
-    def _within(self, file: RecordFile, code: Span, *, own: bool, number: int) -> Intervals:
+    def _within(self, file: _Process, code: Span, *, own: bool, number: int) -> Intervals:
         """Parts of the runs of a process's main thread (or of its others) that lie in its spans of one kind."""
-        pid = int(file.process["pid"])
+        pid = file.pid
         rows = np.flatnonzero((self.runs["pid"] == pid) & ((self.runs["tid"] == self.main[pid]) == own))
         spans = self._of(file, code, own=own)
         begun = spans["start_ns"] if code == Span.OUTPUT_SEND or not own else spans["queued_ns"]
@@ -253,9 +263,9 @@ class _Use:
         return Intervals(rows[run], low, high, np.full(len(run), number))
 
     @staticmethod
-    def _of(file: RecordFile, code: Span, *, own: bool) -> NDArray[np.void]:
+    def _of(file: _Process, code: Span, *, own: bool) -> NDArray[np.void]:
         """A process's spans of one kind: of its main thread, or of the others."""
-        spans = file.spans[file.spans["code"] == code]
+        spans = file.spans(code)
         if code in (Span.TEMPLATE, Span.TOKENIZE):  # in the event loop, or handed to the pool
             return np.asarray(spans[(spans["queued_ns"] == spans["start_ns"]) == own])
         return np.asarray(spans)
@@ -278,7 +288,7 @@ class _Use:
         return int(tids[np.argmax(np.bincount(at, mine["end"] - mine["start"]))]) if len(tids) else pid
 
     def _schedules(self, pid: int) -> bool:
-        return any(int(f.process["pid"]) == pid and f.process["role"] != "worker" for f in self.files)
+        return any(f.pid == pid and f.role != "worker" for f in self.files)
 
     # -- threads
 
@@ -289,7 +299,7 @@ class _Use:
     def _beside(self, pid: int, *stages: str) -> list[int]:
         """A process's threads other than the main one that stamped these stages: fewest that were on a core then."""
         codes = [code for code, stage in _BESIDE[self.kind[pid]].items() if stage in stages]
-        spans = [self._of(file, code, own=False) for file in self.files for code in codes if file.process["pid"] == pid]
+        spans = [self._of(file, code, own=False) for file in self.files for code in codes if file.pid == pid]
         none = np.empty(0, np.int64)
         moments = np.concatenate([none, *(span[f"{side}_ns"] for span in spans for side in ("start", "end"))])
         moments = moments[:: len(moments) // _MOST_STAMPS + 1]
@@ -354,7 +364,7 @@ class _Use:
             if times is not None:
                 rows.append(Intervals(np.zeros(len(times[0]), np.int64), *times, np.full(len(times[0]), number)))
         whole = pieces(Intervals.join(rows), 1, len(self.reasons))
-        return Stretches(whole.start, whole.end, whole.cls)
+        return Stretches(whole.start, whole.end, whole.cls.astype(np.int16))
 
     def _preempted(self, tids: Iterable[int]) -> Intervals:
         start, end, cpu, preempted = self._gaps(tids)

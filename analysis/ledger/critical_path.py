@@ -9,7 +9,7 @@ import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints, each_of
 
-_CHUNK = 400_000
+_CHUNK = 50_000  # intervals that are sorted at once: what the processor's caches hold
 FAR = np.iinfo(np.int64).max // 2
 Times = tuple[Ints, Ints]  # starts and ends, in order, none overlapping, ns
 
@@ -31,13 +31,6 @@ class Intervals:
         """All rows of several tables."""
         names = ("event", "start", "end", "cls")
         return cls(*(np.concatenate([np.empty(0, np.int64), *(getattr(part, n) for part in parts)]) for n in names))
-
-    def clip(self, low: Ints, high: Ints) -> Intervals:
-        """Cut every row to its event's window ``[low[event], high[event]]`` and drop what is left with nothing."""
-        start = np.maximum(self.start, low[self.event])
-        end = np.minimum(self.end, high[self.event])
-        kept = end > start
-        return Intervals(self.event[kept], start[kept], end[kept], self.cls[kept])
 
     def outside(self, start: Ints, end: Ints) -> Intervals:
         """The parts of these rows that lie in none of given stretches (in order, none overlapping)."""
@@ -139,22 +132,29 @@ def _moments(
     """Stretches between two neighboring ends of an event's intervals in which something was active.
 
     Each stretch's event, start, length, the class that owns it, and whether a class of ``beneath`` was active in it.
-    They come in order, whole events at a time, as many as fit into memory.
+    They come in order, whole events at a time, or of a single one what lies between two moments of rest.
     """
-    by_event = np.argsort(intervals.event, kind="stable")
-    bounds = np.searchsorted(intervals.event[by_event], np.arange(events + 1))
-    next_event = 0
-    while next_event < events:
-        low = bounds[next_event]
-        next_event = max(next_event + 1, int(np.searchsorted(bounds, low + _CHUNK, side="right")) - 1)
-        rows = by_event[low : bounds[next_event]]
+    if events == 1:
+        in_order = np.argsort(intervals.start, kind="stable")
+        until = np.maximum.accumulate(intervals.end[in_order])
+        rests = np.flatnonzero(intervals.start[in_order[1:]] > until[:-1]) + 1
+        bounds = np.concatenate([[0], rests, [len(in_order)]])
+    else:
+        in_order = np.argsort(intervals.event, kind="stable")
+        bounds = np.searchsorted(intervals.event[in_order], np.arange(events + 1))
+    done = 0
+    while done < len(bounds) - 1:
+        low = bounds[done]
+        done = max(done + 1, int(np.searchsorted(bounds, low + _CHUNK, side="right")) - 1)
+        rows = in_order[low : bounds[done]]
         if not len(rows):
             continue
         event = np.concatenate([intervals.event[rows]] * 2)
         time = np.concatenate([intervals.start[rows], intervals.end[rows]])
         order = np.lexsort((time, event))
-        event, time, step = event[order], time[order], np.where(order < len(rows), 1, -1)
-        cls = intervals.cls[rows][order % len(rows)].astype(np.int16)
+        begins = order < len(rows)
+        event, time, step = event[order], time[order], np.where(begins, 1, -1)
+        cls = intervals.cls[rows].astype(np.int16)[np.where(begins, order, order - len(rows))]
         # Of each class alone: from which to which moment it was active. All that it began it has ended by its last.
         place = np.argsort(cls, kind="stable")
         active = np.flatnonzero(np.cumsum(step[place]) > 0)

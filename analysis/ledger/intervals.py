@@ -133,8 +133,7 @@ def build(
         if trace.has_engine:
             maker.engine_waits()
             maker.engine_steps()
-    parts = [part for name, part in maker.parts if name not in dropped]
-    whole = Intervals.join(parts).clip(events.start, events.end)
+    whole = Intervals.join([part for name, part in maker.parts if name not in dropped])
     low, step = maker.seq_of(maker.low), maker.seq_of(maker.step)
     return Causes(whole, maker.joined, low, step, maker.gaps, maker.api, maker.engine, maker.events.request)
 
@@ -148,7 +147,6 @@ class _Maker:
         self.gaps: dict[str, Ints] = {}
         self.joined = np.ones(len(events), dtype=np.bool_)
         self.low = self.step = np.full(len(events), MISSING)
-        self.all = np.arange(len(events))
         self.api = self.engine = np.full(len(events), MISSING)
         if index is not None:
             self.index = index
@@ -160,11 +158,14 @@ class _Maker:
             self.egress = self.index.of_token(Span.EGRESS, events)
 
     def add(self, name: str, start: Ints, end: Ints, event: Ints | None = None) -> None:
-        """Rows of one class; a row with a missing end or start is left out."""
-        event = self.all if event is None else event
-        kept = (start != MISSING) & (end != MISSING) & (end > start)
-        cls = np.full(int(kept.sum()), CLASS[name])
-        self.parts.append((name, Intervals(event[kept], start[kept], end[kept], cls)))
+        """Rows of one class, cut to their events' windows; a row with a missing end or start is left out."""
+        low, high = self.events.start, self.events.end
+        if event is not None:
+            low, high = low[event], high[event]
+        begun, ended = np.maximum(start, low), np.minimum(end, high)
+        kept = np.flatnonzero((begun < ended) & (start != MISSING) & (end != MISSING))
+        whose = kept if event is None else event[kept]
+        self.parts.append((name, Intervals(whose, begun[kept], ended[kept], np.full(len(kept), CLASS[name]))))
 
     def causal(self, name: str, earlier: Ints, later: Ints) -> None:
         """Note how far apart two stamps are that cannot be the other way round."""

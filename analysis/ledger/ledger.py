@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints, each_of
 from gapmeter.analysis.ledger.cores import Culprit
-from gapmeter.analysis.ledger.critical_path import sweep, with_holes
+from gapmeter.analysis.ledger.critical_path import pieces, sweep, with_holes
 from gapmeter.analysis.ledger.intervals import CLASSES, FORWARD_CLASSES, HOST_CLASSES, Causes, Client, build
 from gapmeter.analysis.ledger.launching import launch_waits
-from gapmeter.analysis.ledger.shares import share_out
+from gapmeter.analysis.ledger.shares import Sharer
 from gapmeter.analysis.ledger.support import support_of
 from gapmeter.analysis.ledger.trace import FAR, MISSING, Events, Index, Trace
 from gapmeter.analysis.requests.metrics import arrivals_of
@@ -73,8 +73,8 @@ class Ledger:
     have a ``<stage>_ns`` column a stage (NaN = unmeasured), ``unexplained_ns``, ``transit_ns``, ``strict_ns`` (their
     sum), ``unstamped_ns`` (what lay in a stamped call that no stamp within it tells), ``total_ns`` and
     ``hidden_host_ns``. ``refused`` says why no row may be shown, if so. ``held``: who had the
-    core while something of these requests waited for it, in ns over all of them, to the last token. ``index``: the
-    trace's.
+    core while something of these requests waited for it, in ns over all of them, to the last token. ``index`` and
+    ``sharer``: the trace's.
     """
 
     rows: pd.DataFrame
@@ -86,6 +86,7 @@ class Ledger:
     held: Mapping[Culprit, int]
     support: tuple[Supported, ...] = ()
     index: Index | None = None
+    sharer: Sharer | None = None
 
 
 def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
@@ -103,9 +104,9 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
     to_first = _events(requests, good, "first_token_ns", np.ones(len(good), np.int64))
     to_last = _events(requests, good, "last_token_ns", _tokens(requests, good))
     index = Index(trace, len(requests)) if trace is not None else None
-    own = _own_times(trace, fit, unmeasured)
+    own, sharer = _own_times(trace, fit, unmeasured), Sharer(trace)
     first, last, gaps = (
-        _tables(trace, index, client, events, unmeasured, own) for events in (to_first, to_last, gap_events)
+        _tables(trace, index, client, events, unmeasured, own, sharer) for events in (to_first, to_last, gap_events)
     )
     ids = requests["request_id"].to_numpy()[good]
     rows = [
@@ -124,22 +125,26 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
         held=last.held,
         support=support,
         index=index,
+        sharer=sharer,
     )
 
 
-def timelines(requests: pd.DataFrame, trace: Trace | None, shown: Bools, index: Index | None = None) -> pd.DataFrame:
+def timelines(
+    requests: pd.DataFrame, trace: Trace | None, shown: Bools, index: Index | None = None, sharer: Sharer | None = None
+) -> pd.DataFrame:
     """The ledgers to the last token of some requests, as stretches of time: who owned which nanoseconds.
 
-    ``shown``: bool, a row of ``requests`` each; those without an answer are passed over. ``index``: the trace's, where
-    there is one already. Columns ``request_id``, ``stage``, ``kind`` (measured, transit, unexplained), ``start_ns``,
-    ``end_ns``, in order, without overlap or hole from due to the last token. Summed by stage they are the ledger's row,
-    but for ``interference``: how much of a decode step it took is estimated, not when, so it is in ``decode`` here.
+    ``shown``: bool, a row of ``requests`` each; those without an answer are passed over. ``index`` and ``sharer``: the
+    trace's, where there are any already. Columns ``request_id``, ``stage``, ``kind`` (measured, transit, unexplained),
+    ``start_ns``, ``end_ns``, in order, without overlap or hole from due to the last token. Summed by stage they are the
+    ledger's row, but for ``interference``: how much of a decode step it took is estimated, not when, so it is in
+    ``decode`` here.
     """
     rows = np.flatnonzero(shown & _answered(requests))
     events = _events(requests, rows, "last_token_ns", _tokens(requests, rows))
     causes = build(trace, _client(requests), events, _dropped(_unmeasured(trace))[1], index)
-    shares = share_out(trace, causes, sweep(causes.intervals, len(events), len(CLASSES))[0])
-    owned = with_holes(shares.rows, events.start, events.end)
+    owned = (sharer or Sharer(trace)).cut(causes, pieces(causes.intervals, len(events), len(CLASSES)))
+    owned = with_holes(owned, events.start, events.end)
     stages, kinds = [*(s.name for s in STAGES), UNEXPLAINED], ["measured", "transit", UNEXPLAINED]
     named, names = owned.cls >= 0, pd.Index(requests["request_id"].to_numpy()[rows])
     return pd.DataFrame(
@@ -262,7 +267,7 @@ class _Tables:
 
 def _tables(
     trace: Trace | None, index: Index | None, client: Client, events: Events, unmeasured: set[str],
-    own: Mapping[str, _OwnSteps],
+    own: Mapping[str, _OwnSteps], sharer: Sharer,
 ) -> _Tables:  # fmt: skip
     """Made by blocks of events: all intervals of a large run at once would fill the memory."""
     steps = np.empty(0, np.int64) if trace is None else np.sort(trace.steps["schedule_ns"])
@@ -270,7 +275,7 @@ def _tables(
     cuts = [0, *(np.flatnonzero(np.diff(np.cumsum(within) // _BLOCK)) + 1).tolist(), len(events)]
     blocks, negative, held = [], dict[str, list[Ints]](), Counter[Culprit]()
     for low, high in itertools.pairwise(cuts):
-        table, causes, core = _table(trace, index, client, events.rows(low, high), unmeasured, own)
+        table, causes, core = _table(trace, index, client, events.rows(low, high), unmeasured, own, sharer)
         blocks.append({name: _folded(values) for name, values in table.items()})
         for name, gap in causes.gaps.items():
             negative.setdefault(name, []).append(gap[gap < 0])
@@ -281,14 +286,14 @@ def _tables(
 
 def _table(
     trace: Trace | None, index: Index | None, client: Client, events: Events, unmeasured: set[str],
-    own: Mapping[str, _OwnSteps],
+    own: Mapping[str, _OwnSteps], sharer: Sharer,
 ) -> tuple[dict[str, NDArray[Any]], Causes, Mapping[Culprit, int]]:  # fmt: skip
     spoilt, dropped = _dropped(unmeasured)
     causes = build(trace, client, events, dropped, index)
     owned, hidden = sweep(causes.intervals, len(events), len(CLASSES), over=FORWARD_CLASSES, under=HOST_CLASSES)
-    shares = share_out(trace, causes, owned)
+    shares = sharer.shares(causes, owned)
     total = events.end - events.start
-    by_stage = shares.sums(len(events))
+    by_stage = shares.by_stage
     stages = {stage.name: by_stage[:, at].astype(np.float64) for at, stage in enumerate(STAGES)}
     if "interference" in own:
         excess = own["interference"].sums(causes)

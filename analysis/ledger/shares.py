@@ -1,96 +1,181 @@
-"""From classes to stages: each stretch that a class owns, cut by what its thread was kept from, and by whom."""
+"""From classes to stages: each stretch that a class owns, less what its thread was kept from, and by whom."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from gapmeter.analysis.arrays import Ints
-from gapmeter.analysis.ledger.cores import LOCK, WORK, CoreUse, Culprit, Reason
+from gapmeter.analysis.ledger.cores import CORE, LOCK, WORK, CoreUse, Culprit, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals, overlaps
 from gapmeter.analysis.ledger.intervals import CLASSES, DEVICE_CLASSES, Causes, Class
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.stages import STAGES
 
 _STAGE = {stage.name: number for number, stage in enumerate(STAGES)}
+_KNOWN = np.array([cls.stage in _STAGE for cls in CLASSES])  # what is not is nobody's: unexplained
+_BUSY = np.array([bool(cls.busy) for cls in CLASSES])
+_TRANSIT, _ENCLOSING = (np.array([getattr(cls, name) for cls in CLASSES]) for name in ("transit", "enclosing"))
+_Moment = tuple[Ints, Ints]
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Whose every nanosecond is.
+    """Whose the events' time is, ns: ``by_stage`` (events, stages), and of it in ``transit`` and ``unstamped``.
 
-    ``rows``: by event and time, none overlapping; ``cls`` is twice the stage's number, and one more in transit.
-    ``transit`` and ``unstamped``: ns an event. ``held``: who had the core while the events waited for it, in ns over
-    all of them, the most first.
+    ``held``: who had the core while the events waited for it, over all of them.
     """
 
-    rows: Intervals
+    by_stage: Ints
     transit: Ints
     unstamped: Ints
     held: Mapping[Culprit, int]
 
-    def sums(self, events: int) -> Ints:
-        """Shape (events, stages), ns."""
-        key = self.rows.event * len(STAGES) + self.rows.cls // 2
-        sums = np.bincount(key, self.rows.end - self.rows.start, events * len(STAGES))
-        return sums.astype(np.int64).reshape(events, len(STAGES))
+
+class Sharer:
+    """Gives what classes own to stages, by what a trace knows of the server's threads."""
+
+    def __init__(self, trace: Trace | None) -> None:
+        self._use = trace.cores if trace is not None and trace.cores is not None else CoreUse((), {}, "spans")
+        exempt = DEVICE_CLASSES if trace is not None and trace.on_device else frozenset()
+        self._threads = np.array([cls.thread if cls.name not in exempt else "" for cls in CLASSES])
+        # Of each class and reason (the last: none), whose time it is: twice the stage's number, one more in transit.
+        self._code = np.array([[_code(cls, why) for why in (*self._use.reasons, None)] for cls in CLASSES])
+        each = {id(stretches): _Kept(stretches, self._use.reasons) for stretches in self._use.of.values()}
+        self._kept = {key: each[id(stretches)] for key, stretches in self._use.of.items()}  # some threads are the same
+
+    def shares(self, causes: Causes, owned: Intervals) -> Shares:
+        """``owned``: rows of a class of ``CLASSES`` each, none overlapping."""
+        owned, events = _known(owned), len(causes.api)
+        own, busy = self._code[:, -1] // 2, np.array([_code(cls, Reason(WORK)) // 2 for cls in CLASSES])
+        left = owned.end - owned.start  # of each row, what nothing kept its thread from
+        keys, lengths = list[Ints](), list[Ints]()
+        by_reason = np.zeros(len(self._use.reasons), np.int64)
+        for key, mine in self._by_thread(causes, owned):
+            kept = self._kept[key]
+            met, begin, end = kept.met(owned.start[mine], owned.end[mine])
+            if not len(met):
+                continue
+            rows = mine[met]
+            by_reason += kept.by_reason(begin, end)
+            cls, first = owned.cls[rows], owned.event[rows] * len(STAGES)
+            waited = ((CORE, first + _STAGE["core_wait"]), (LOCK, first + _STAGE["lock_wait"]))
+            for what, stage in (*waited, (WORK, first + busy[cls])):
+                if (ns := kept.between(what, begin, end)) is None:
+                    continue
+                ns = ns * _BUSY[cls] if what == WORK else ns
+                left[rows] -= ns
+                keys.append(stage)
+                lengths.append(ns)
+        keys.append(owned.event * len(STAGES) + own[owned.cls])
+        lengths.append(left)
+        sums = np.zeros(events * len(STAGES), np.int64)
+        for whose, ns in zip(keys, lengths, strict=True):
+            sums += np.bincount(whose, ns, len(sums)).astype(np.int64)
+        transit, unstamped = (
+            np.bincount(owned.event[those], left[those], events).astype(np.int64)
+            for those in (np.flatnonzero(kind[owned.cls]) for kind in (_TRANSIT, _ENCLOSING))
+        )
+        held: dict[Culprit, int] = {}
+        for why, total in zip(self._use.reasons, by_reason.tolist(), strict=True):
+            if why.culprit is not None and total:
+                held[why.culprit] = held.get(why.culprit, 0) + total
+        by_stage = sums.reshape(events, len(STAGES))
+        return Shares(by_stage, transit, unstamped, dict(sorted(held.items(), key=lambda each: -each[1])))
+
+    def cut(self, causes: Causes, owned: Intervals) -> Intervals:
+        """The same row by row, cut where a reason begins or ends; ``cls``: twice the stage, and one more in transit."""
+        owned = _known(owned)
+        alone = np.ones(len(owned.event), np.bool_)
+        row, start, end, why = [], [], [], []
+        for key, at in self._by_thread(causes, owned):
+            stretches = self._use.of[key]
+            alone[at] = False
+            turns = np.stack([stretches.start, stretches.end], axis=1).ravel()  # also of what lies between them
+            of, one, low, high = overlaps(owned.start[at], owned.end[at], np.append(-FAR, turns), np.append(turns, FAR))
+            kept = high > low
+            row.append(at[of[kept]])
+            start.append(low[kept])
+            end.append(high[kept])
+            inside = one[kept] % 2 == 1
+            why.append(np.where(inside, np.append(stretches.reason, -1)[one[kept] // 2], -1))
+        rest = np.flatnonzero(alone)
+        rows, begun = np.concatenate([rest, *row]), np.concatenate([owned.start[rest], *start])
+        ended, reason = np.concatenate([owned.end[rest], *end]), np.concatenate([np.full(len(rest), -1), *why])
+        order = np.argsort(rows, kind="stable")  # each row's are in order
+        rows = rows[order]
+        return Intervals(owned.event[rows], begun[order], ended[order], self._code[owned.cls[rows], reason[order]])
+
+    def _by_thread(self, causes: Causes, owned: Intervals) -> Iterator[tuple[tuple[str, int], Ints]]:
+        """Whose stretches may have kept which rows' threads."""
+        process = {"engine": causes.engine, "api": causes.api}
+        kinds, number = np.unique(self._threads, return_inverse=True)
+        thread = number.astype(np.int8)[owned.cls]
+        for kind, pid in self._use.of:
+            if kind not in kinds:
+                continue
+            whose = process["api" if kind.startswith(("loop", "pool")) else "engine"]
+            rows = np.flatnonzero(thread == np.searchsorted(kinds, kind))
+            yield (kind, pid), rows[whose[owned.event[rows]] == pid]
 
 
-def share_out(trace: Trace | None, causes: Causes, owned: Intervals) -> Shares:
-    """``owned``: rows of a class of ``CLASSES`` each, none overlapping."""
-    use = trace.cores if trace is not None and trace.cores is not None else CoreUse((), {}, "spans")
-    exempt = DEVICE_CLASSES if trace is not None and trace.on_device else frozenset()
-    known = np.array([cls.stage in _STAGE for cls in CLASSES])[owned.cls]  # what is not is nobody's: unexplained
-    owned = Intervals(owned.event[known], owned.start[known], owned.end[known], owned.cls[known])
-    part, reason = _reasons(use, causes, owned, exempt)
-    # Of each class and reason (the last: none), whose time it is.
-    table = np.array([[_code(cls, why) for why in (*use.reasons, None)] for cls in CLASSES])
-    code = table[part.cls, reason]
-    length, events = part.end - part.start, len(causes.api)
-    enclosing = np.array([cls.enclosing for cls in CLASSES])[part.cls] & (reason == -1)
-    waited = np.bincount(reason[reason >= 0], length[reason >= 0], len(use.reasons)).astype(np.int64)
-    held: dict[Culprit, int] = {}
-    for why, ns in zip(use.reasons, waited.tolist(), strict=True):
-        if why.culprit is not None and ns:
-            held[why.culprit] = held.get(why.culprit, 0) + ns
-    return Shares(
-        rows=Intervals(part.event, part.start, part.end, code),
-        transit=np.bincount(part.event, length * (code % 2), events).astype(np.int64),
-        unstamped=np.bincount(part.event, length * enclosing, events).astype(np.int64),
-        held=dict(sorted(held.items(), key=lambda each: -each[1])),
-    )
+class _Kept:
+    """How long each reason had kept a thread until any moment: how long between two is a difference.
+
+    A moment is ns, and the number of the last stretch that had begun (the first, before it).
+    """
+
+    def __init__(self, stretches: Stretches, reasons: tuple[Reason, ...]) -> None:
+        self._start, self._end, self._reason = stretches.start, stretches.end, stretches.reason
+        self._reasons = len(reasons)
+        self._of = {what: np.array([why.what == what for why in reasons], np.bool_) for what in (CORE, LOCK, WORK)}
+        self._before = {}  # how long those before each stretch were, of the kinds that there are
+        for what, of in self._of.items():
+            length = (self._end - self._start) * of[self._reason]
+            if length.any():
+                self._before[what] = np.cumsum(length) - length
+
+    def met(self, start: Ints, end: Ints) -> tuple[Ints, _Moment, _Moment]:
+        """Of intervals those that a stretch meets, and their starts and ends."""
+        if not len(self._start):
+            return (none := np.empty(0, np.int64)), (none, none), (none, none)
+        first, last = (np.maximum(np.searchsorted(self._start, at, side="right") - 1, 0) for at in (start, end))
+        met = np.flatnonzero((first < last) | ((self._end[first] > start) & (self._start[first] < end)))
+        return met, (start[met], first[met]), (end[met], last[met])
+
+    def between(self, what: str, begin: _Moment, end: _Moment) -> Ints | None:
+        """For how many ns a kind of reason kept it; None: never did."""
+        if what not in self._before:
+            return None
+        before, of = self._before[what], self._of[what]
+        until_end, until_begin = (before[at[1]] + of[self._reason[at[1]]] * self._passed(at) for at in (end, begin))
+        return np.asarray(until_end - until_begin, np.int64)
+
+    def by_reason(self, begin: _Moment, end: _Moment) -> Ints:
+        """Over all intervals, for how many ns each reason kept it."""
+        low, high = int(begin[1].min()), int(end[1].max()) + 1
+        begun, ended = (np.bincount(at[1] - low, minlength=high - low) for at in (begin, end))
+        whole = np.cumsum(begun - ended) * (self._end[low:high] - self._start[low:high])
+        ns = np.bincount(self._reason[low:high], whole, self._reasons)
+        for at, sign in ((end, 1), (begin, -1)):
+            ns += sign * np.bincount(self._reason[at[1]], self._passed(at), self._reasons)
+        return ns.astype(np.int64)
+
+    def _passed(self, at: _Moment) -> Ints:
+        """How much of the last stretch."""
+        return np.asarray(np.maximum(np.minimum(at[0], self._end[at[1]]) - self._start[at[1]], 0), np.int64)
+
+
+def _known(owned: Intervals) -> Intervals:
+    known = _KNOWN[owned.cls]
+    if known.all():
+        return owned
+    return Intervals(owned.event[known], owned.start[known], owned.end[known], owned.cls[known])
 
 
 def _code(cls: Class, why: Reason | None) -> int:
     if why is None or (why.what == WORK and not cls.busy):
         return 2 * _STAGE.get(cls.stage, 0) + cls.transit
     return 2 * _STAGE[cls.busy if why.what == WORK else "lock_wait" if why.what == LOCK else "core_wait"]
-
-
-def _reasons(use: CoreUse, causes: Causes, owned: Intervals, exempt: frozenset[str]) -> tuple[Intervals, Ints]:
-    """The rows, cut where a reason begins or ends, and each one's reason (-1: none); in order as before."""
-    process = {"engine": causes.engine, "api": causes.api}
-    threads = np.array([cls.thread if cls.name not in exempt else "" for cls in CLASSES])
-    left = np.ones(len(owned.event), np.bool_)
-    row, start, end, why = [], [], [], []
-    for (kind, pid), stretches in use.of.items():
-        whose = process["api" if kind.startswith(("loop", "pool")) else "engine"]
-        at = np.flatnonzero((threads == kind)[owned.cls])
-        at = at[whose[owned.event[at]] == pid]
-        left[at] = False
-        turns = np.stack([stretches.start, stretches.end], axis=1).ravel()  # of stretches and what lies between them
-        of, one, low, high = overlaps(owned.start[at], owned.end[at], np.append(-FAR, turns), np.append(turns, FAR))
-        kept = high > low
-        row.append(at[of[kept]])
-        start.append(low[kept])
-        end.append(high[kept])
-        inside = one[kept] % 2 == 1
-        why.append(np.where(inside, np.append(stretches.reason, -1)[one[kept] // 2], -1))
-    rest = np.flatnonzero(left)
-    rows, begun = np.concatenate([rest, *row]), np.concatenate([owned.start[rest], *start])
-    ended, reason = np.concatenate([owned.end[rest], *end]), np.concatenate([np.full(len(rest), -1), *why])
-    order = np.argsort(rows, kind="stable")  # each row's are in order
-    rows = rows[order]
-    return Intervals(owned.event[rows], begun[order], ended[order], owned.cls[rows]), reason[order]

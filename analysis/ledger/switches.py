@@ -22,7 +22,7 @@ _LOST, _SWITCH, _SWITCH_OF_CORE, _OUT, _PREEMPTED = 2, 14, 15, 0x2000, 0x4000  #
 _HEAD = [("type", "<u4"), ("misc", "<u2"), ("size", "<u2")]
 _ID = [("pid", "<i4"), ("tid", "<i4"), ("time", "<i8"), ("cpu", "<u4"), ("pad", "<u4")]
 _RECORDS = {_SWITCH: np.dtype([*_HEAD, *_ID]), _SWITCH_OF_CORE: np.dtype([*_HEAD, ("other", "<i8"), *_ID])}
-RUN = np.dtype([("pid", "<i8"), ("tid", "<i8"), ("cpu", "<i8"), ("start", "<i8"), ("end", "<i8"), ("preempted", "?")])
+RUN = np.dtype([("pid", "<i4"), ("tid", "<i4"), ("cpu", "<i4"), ("start", "<i8"), ("end", "<i8"), ("preempted", "?")])
 
 _MOST_LOST = 0.01  # of the time; beyond, nothing is said of who had the cores
 ANOTHER = "another program"  # whose a process is, where it is neither the server's nor the load tester's
@@ -46,7 +46,7 @@ class Watched:
 
 def read_watched(folder: Path) -> Watched | None:
     """From a run's telemetry; None where the kernel's records could not be had, or it lost many."""
-    parts = [part for path in with_compressed(folder, "switches-*.bin") if len(part := _records(path))]
+    parts = [part for path in with_compressed(folder, "switches-*.bin") if len(part := read_switches(path))]
     if not parts:
         return None
     runs = np.concatenate([_runs(part) for part in parts])
@@ -81,7 +81,7 @@ def _holes(every: NDArray[np.void]) -> Times:
     return every["time"][known[after[inside] - 1]], every["time"][known[after[inside]]]
 
 
-def _records(path: Path) -> NDArray[np.void]:
+def read_switches(path: Path) -> NDArray[np.void]:
     """The switches in a file of the kernel's records, and what it lost; other kinds are passed over."""
     with open_record(path) as file:
         try:

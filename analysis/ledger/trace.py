@@ -153,7 +153,7 @@ def read_trace(
     files, last = _in_one_numbering(files)
     silent = _silent(files)
     parts = [_tables(file, by_engine, told=file.path not in silent) for file in files]
-    tables = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    tables = {name: np.concatenate([part.pop(name) for part in parts]) for name in tuple(parts[0])}
     notes = [note for file in files for note in file.notes]
     return Trace(
         request_spans=tables["request_spans"],
@@ -356,7 +356,7 @@ class Index:
         self.requests = len(self.rows)
         self._choices = trace.choices
         spans = trace.request_spans
-        self.spans = spans[spans["request"] >= 0]
+        self.spans = spans if (spans["request"] >= 0).all() else spans[spans["request"] >= 0]
         emissions = trace.emissions[trace.emissions["request"] >= 0]
         emissions = emissions[np.lexsort((emissions["at"], emissions["request"]))]
         self.emission_key = emissions["request"] * FAR + _cumulative(emissions["request"], emissions["tokens"])
@@ -432,17 +432,17 @@ class Index:
     def of_token(self, code: int, events: Events) -> Table:
         """The span of ``code`` that carried each event's token: the first whose count so far reaches it."""
         rows, key = self._by_token(code)
-        out = np.full(len(events), MISSING, dtype=rows.dtype)
+        out = np.full(len(events), MISSING, dtype=self.spans.dtype)
         at = np.searchsorted(key, events.request * FAR + events.n)
         inside = np.flatnonzero(at < len(key))
-        same = inside[rows["request"][at[inside]] == events.request[inside]]
-        out[same] = rows[at[same]]
+        same = inside[key[at[inside]] // FAR == events.request[inside]]
+        out[same] = self.spans[rows[at[same]]]
         return out
 
-    def _in_order_of_tokens(self, code: int) -> tuple[Table, Ints]:
-        """The spans of ``code`` by request and count, and that as a key."""
-        rows = self.spans[self.spans["code"] == code]
-        key = rows["request"] * FAR + rows["n"]
+    def _in_order_of_tokens(self, code: int) -> tuple[Ints, Ints]:
+        """The spans of ``code`` by request and count: their rows, and that as a key."""
+        rows = np.flatnonzero(self.spans["code"] == code)
+        key = self.spans["request"][rows] * FAR + self.spans["n"][rows]
         order = np.argsort(key, kind="stable")
         return rows[order], key[order]
 

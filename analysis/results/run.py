@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
-from pydantic import ConfigDict, GetJsonSchemaHandler, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import GetJsonSchemaHandler, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic_core import CoreSchema
 
 from gapmeter.analysis.results.codec import Number, Result, ResultFile, left_out
@@ -369,30 +369,3 @@ class VerdictFile(RunVerdict, ResultFile):
 
     provenance: Provenance
     words: VerdictWords | None = left_out()
-
-
-class _Part(Result):
-    """Some keys of a part; the others are not looked at."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class BriefMetric(_Part):
-    p99_ms: Number
-
-
-class BriefCounts(_Part):
-    measured: int
-
-
-class RunBrief(ResultFile):
-    """What a list of many runs shows of each; read in a tenth of the time, since nothing else is looked at."""
-
-    model_config = ConfigDict(extra="ignore")
-    FILE: ClassVar[str] = RunResult.FILE
-
-    schema_version: Literal[2] = SUMMARY_VERSION
-    name: str
-    verdict: Verdict
-    counts: BriefCounts
-    metrics: Mapping[str, BriefMetric]

@@ -12,8 +12,8 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.analysis.numbers import duration
-from gapmeter.analysis.results import Manifest, NotReadable, RunResult
-from gapmeter.analysis.results.manifest import AnyManifest, read_manifest
+from gapmeter.analysis.results import NotReadable
+from gapmeter.analysis.results.brief import BriefScenario, ManifestBrief, RunBrief, StudyBrief
 from gapmeter.errors import UserError, reason_of
 from gapmeter.scenarios.plain_file import is_plain, read_plain
 
@@ -131,21 +131,19 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
             sides = document.get("sides") or document.get("rows") or [{}]
             name = str(sides[0].get("scenario") or "")
             return ListedRun("compare", str(path), _time_of(path), name=name, verdict=document.get("verdict"))
-        manifest = read_manifest(path)
+        manifest = ManifestBrief.read(path)
+        listed = _described(path, manifest)
         if not (path / _SUMMARY).exists():
-            reason = manifest.ended_because or "not analysed: run gapmeter report"
-            return replace(_described(path, manifest), reason=reason)
-        if isinstance(manifest, Manifest):
-            result = RunResult.read(path)
-            p99_ms = {name: metric.p99_ms for name, metric in result.metrics.items()}
-            bounds = {name: bound.ms for name, metric in result.metrics.items() if (bound := metric.at(99.0).at_most)}
-            return replace(
-                _described(path, manifest), verdict=result.verdict, measured=result.counts.measured,
-                p99_at_most_ms=bounds,
-                ttft_p99_ms=p99_ms.get("ttft"), itl_p99_ms=p99_ms.get("itl"), e2e_p99_ms=p99_ms.get("e2e"),
-            )  # fmt: skip
-        summary = _object(path / _SUMMARY)
-        return replace(_described(path, manifest), verdict=summary.get("verdict"), reason=manifest.ended_because or "")
+            return replace(listed, reason=manifest.ended_because or "not analysed: run gapmeter report")
+        if manifest.kind != "run":
+            return replace(listed, verdict=StudyBrief.read(path).verdict, reason=manifest.ended_because or "")
+        result = RunBrief.read(path)
+        p99_ms = {name: metric.p99_ms for name, metric in result.metrics.items()}
+        return replace(
+            listed, verdict=result.verdict, measured=result.counts.measured,
+            p99_at_most_ms={name: one.at_most["p99"].ms for name, one in result.metrics.items() if "p99" in one.at_most},
+            ttft_p99_ms=p99_ms.get("ttft"), itl_p99_ms=p99_ms.get("itl"), e2e_p99_ms=p99_ms.get("e2e"),
+        )  # fmt: skip
     except FileNotFoundError:
         reason = f"no {_MANIFEST}"
     except NotReadable as error:
@@ -159,27 +157,26 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
     return ListedRun("damaged", str(path), _time_of(path), reason=reason)
 
 
-def _described(path: Path, manifest: AnyManifest) -> ListedRun:
-    scenario, kind = manifest.scenario, "run" if isinstance(manifest, Manifest) else manifest.kind
-    server = scenario["server"]
+def _described(path: Path, manifest: ManifestBrief) -> ListedRun:
+    scenario = manifest.scenario
     return ListedRun(
-        kind, str(path), manifest.started_wall, name=str(scenario["name"]), engine=str(server["engine"]),
-        model=str(server["model"]), load=_load(scenario, kind),
+        manifest.kind, str(path), manifest.started_wall, name=scenario.name, engine=scenario.server.engine,
+        model=scenario.server.model, load=_load(scenario, manifest.kind),
     )  # fmt: skip
 
 
-def _load(scenario: Mapping[str, Any], kind: str) -> str:
+def _load(scenario: BriefScenario, kind: str) -> str:
     """The rate or the users; of a sweep what it sweeps, of a search that it looks for one."""
-    load, points = scenario["load"], scenario.get("sweep") or []
+    load, points = scenario.load, scenario.sweep
     if kind == "sweep" and points:
         first, last = points[0], points[-1]
         return ", ".join(f"{key.rpartition('.')[2]} {first[key]} .. {last.get(key)}" for key in first)
     if kind == "capacity":
         return "searched"
-    if load.get("rate"):
-        return f"{load['rate']:g} req/s"
-    users = load.get("concurrency")
-    return f"{users} user{'s' if users != 1 else ''}" if users else str(load.get("arrivals") or "")
+    if load.rate:
+        return f"{load.rate:g} req/s"
+    users = load.concurrency
+    return f"{users} user{'s' if users != 1 else ''}" if users else load.arrivals or ""
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.analyse import build_figures
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.results import Manifest, NotReadable, RunBrief, RunResult
+from gapmeter.analysis.results import Manifest, NotReadable, RunResult
+from gapmeter.analysis.results.brief import ManifestBrief, RunBrief
 from gapmeter.analysis.results.distribution import Distribution, Percentile, percentile_key, percentile_of_key
 from gapmeter.analysis.results.schema import FOLDER, schema, text, types
 from gapmeter.analysis.results.trust import Ratio
@@ -134,8 +135,15 @@ def test_a_folder_without_the_file_is_not_found(tmp_path: Path) -> None:
 
 def test_a_list_of_runs_reads_the_little_that_it_shows(run: Path) -> None:
     brief, whole = RunBrief.read(run), RunResult.read(run)
-    assert (brief.name, brief.verdict, brief.counts.measured) == (whole.name, whole.verdict, whole.counts.measured)
+    assert (brief.verdict, brief.counts.measured) == (whole.verdict, whole.counts.measured)
     assert brief.metrics["ttft"].p99_ms == whole.metrics["ttft"].p99_ms
+    bounds = {name: metric.at(99.0).at_most for name, metric in whole.metrics.items()}
+    assert {name: bound.ms for name, bound in bounds.items() if bound is not None} == {
+        name: metric.at_most["p99"].ms for name, metric in brief.metrics.items() if "p99" in metric.at_most
+    }
+    told, manifest = ManifestBrief.read(run), Manifest.read(run)
+    assert (told.kind, told.started_wall) == ("run", manifest.started_wall)
+    assert told.scenario.server.model == manifest.asked.server.model
 
 
 def test_the_schemas_that_are_shipped_are_those_of_the_types() -> None:

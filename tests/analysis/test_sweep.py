@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.analysis.ledger import critical_path
 from gapmeter.analysis.ledger.critical_path import Intervals, pieces, sweep, union, with_holes
 
 CLASSES = 5
@@ -44,13 +46,15 @@ def test_every_tick_goes_to_the_active_class_of_highest_priority(rows: list[tupl
     assert (hidden == want_hidden).all()
 
 
-@given(_rows, st.integers(0, 30), st.integers(0, 30))
-def test_clipped_rows_never_own_more_than_the_window(
-    rows: list[tuple[int, int, int, int]], low: int, high: int
-) -> None:
-    window = np.full(4, low), np.full(4, high)
-    owned, _ = sweep(_intervals(rows).clip(*window), 4, CLASSES)
-    assert (_sums(owned).sum(axis=1) <= max(high - low, 0)).all()
+@given(_rows, st.integers(1, 4))
+def test_a_single_event_is_swept_in_parts_as_it_is_at_once(rows: list[tuple[int, int, int, int]], most: int) -> None:
+    alone = _intervals([(0, start, end, cls) for _, start, end, cls in rows if start < end])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(critical_path, "_CHUNK", most)
+        parts = pieces(alone, 1, CLASSES)
+    whole = pieces(alone, 2, CLASSES)
+    for name in ("event", "start", "end", "cls"):
+        assert (getattr(parts, name) == getattr(whole, name)).all()
 
 
 def test_many_events_are_swept_in_chunks_like_few() -> None:

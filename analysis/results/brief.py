@@ -1,0 +1,86 @@
+"""What a list of many folders shows of each: the few keys of their files that it needs; no others are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from gapmeter.analysis.results.codec import Number, Result, ResultFile
+
+
+class _Part(Result):
+    """Some keys of a part."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class _File(ResultFile):
+    """Some keys of a file."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class BriefServer(_Part):
+    engine: str
+    model: str
+
+
+class BriefLoad(_Part):
+    rate: float | None = None
+    concurrency: int | None = None
+    arrivals: str | None = None
+
+
+class BriefScenario(_Part):
+    name: str
+    server: BriefServer
+    load: BriefLoad
+    sweep: tuple[Mapping[str, Any], ...] | None = None
+
+
+class ManifestBrief(_File):
+    """Of any kind of manifest."""
+
+    FILE: ClassVar[str] = "manifest.json"
+
+    schema_version: Literal[1] = 1
+    kind: Literal["run", "sweep", "capacity"] = "run"
+    scenario: BriefScenario
+    started_wall: str
+    ended_because: str | None = None
+
+
+class BriefBound(_Part):
+    ms: float
+
+
+class BriefMetric(_Part):
+    """``at_most``: by percentile (``p99``), where only a bound is known."""
+
+    p99_ms: Number
+    at_most: Mapping[str, BriefBound] = {}
+
+
+class BriefCounts(_Part):
+    measured: int
+
+
+class RunBrief(_File):
+    """Of a run's summary."""
+
+    FILE: ClassVar[str] = "summary.json"
+
+    schema_version: Literal[2] = 2
+    verdict: str
+    counts: BriefCounts
+    metrics: Mapping[str, BriefMetric]
+
+
+class StudyBrief(_File):
+    """Of a sweep's summary, or a search's."""
+
+    FILE: ClassVar[str] = "summary.json"
+
+    verdict: str | None = None

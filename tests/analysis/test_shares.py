@@ -1,0 +1,63 @@
+"""What kept a thread is taken from its stretches to the nanosecond, however often it was kept."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gapmeter.analysis.ledger.cores import CORE, LOCK, WORK, CoreUse, Culprit, Reason, Stretches
+from gapmeter.analysis.ledger.critical_path import Intervals, pieces
+from gapmeter.analysis.ledger.intervals import CLASSES, Causes
+from gapmeter.analysis.ledger.shares import Sharer
+from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, REQUEST_SPAN, STEP_SPAN, Trace
+from gapmeter.analysis.stages import STAGES
+from gapmeter.records.reader import STEP_DTYPE
+
+API, ENGINE, EVENTS = 7, 8, 3
+REASONS = (Reason(CORE, Culprit("engine")), Reason(CORE, Culprit("nobody")), Reason(LOCK), Reason(WORK))
+KINDS = ("loop", "loop turn", "loop woken", "pool woken", "engine", "forward", "engine woken")
+_spans = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9), st.integers(0, len(REASONS) - 1)), max_size=12)
+_rows = st.lists(
+    st.tuples(st.integers(0, EVENTS - 1), st.integers(0, 60), st.integers(1, 30), st.integers(0, len(CLASSES) - 1)),
+    max_size=20,
+)
+
+
+def _pieces(rows: list[tuple[int, int, int, int]], classes: int) -> Intervals:
+    event, start, length, cls = np.array(rows, np.int64).reshape(-1, 4).T
+    return pieces(Intervals(event, start, start + length, cls), EVENTS, classes)
+
+
+def _trace(stretches: dict[str, list[tuple[int, int, int]]]) -> Trace:
+    use = {}
+    for kind, spans in stretches.items():
+        found = _pieces([(0, *span) for span in spans], len(REASONS))
+        pid = API if kind.startswith(("loop", "pool")) else ENGINE
+        use[kind, pid] = Stretches(found.start, found.end, found.cls)
+    tables = (np.empty(0, dtype) for dtype in (REQUEST_SPAN, STEP_SPAN, STEP_DTYPE, ENTRY, EMISSION))
+    request_spans, step_spans, steps, entries, emissions = tables
+    return Trace(
+        request_spans=request_spans, step_spans=step_spans, process_spans={}, steps=steps, entries=entries,
+        emissions=emissions, roles=frozenset(), unmeasured=frozenset(), notes=[],
+        cores=CoreUse(REASONS, use, "switches"),
+    )  # fmt: skip
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(KINDS, _spans)), _rows)
+def test_sums_are_those_of_the_rows_cut_at_every_reason(
+    stretches: dict[str, list[tuple[int, int, int]]], rows: list[tuple[int, int, int, int]]
+) -> None:
+    owned = _pieces(rows, len(CLASSES))
+    none = np.empty(0, np.int64)
+    processes = np.full(EVENTS, API), np.where(np.arange(EVENTS) == 0, -1, ENGINE)
+    causes = Causes(owned, np.ones(EVENTS, np.bool_), none, none, {}, *processes, none)
+    sharer = Sharer(_trace(stretches))
+    found, cut = sharer.shares(causes, owned), sharer.cut(causes, owned)
+    want, transit = np.zeros((EVENTS, len(STAGES)), int), np.zeros(EVENTS, int)
+    np.add.at(want, (cut.event, cut.cls // 2), cut.end - cut.start)
+    np.add.at(transit, cut.event, (cut.end - cut.start) * (cut.cls % 2))
+    assert (found.by_stage == want).all()
+    assert (found.transit == transit).all()
+    core = [stage.name for stage in STAGES].index("core_wait")
+    assert sum(found.held.values()) == found.by_stage[:, core].sum()
