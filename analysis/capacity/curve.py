@@ -134,10 +134,11 @@ def fit(
         low = waits * _LOW / (spells * share + _LOW_AT)
         slope = 1 + waits * (m + rho / left)
         told = (_TOLD * level.error) ** 2 + (waits * _UNTOLD) ** 2 / (1 + spells / _UNTOLD_AT) + _MODEL**2
-        slower, unsure = (each[:, at, None, None, None, None] for each in (speed.slower, speed.variance))
-        variance = told + unsure * slope**2
-        z2 = (level.log - np.log(expected) + low - slope * slower) ** 2 / variance
-        total -= 0.5 * np.log(variance) + (_FREEDOM + 1) / 2 * np.log1p(z2 / _FREEDOM)
+        off = level.log - np.log(expected) + low
+        for each, slower, unsure in zip(total, speed.slower[:, at], speed.variance[:, at], strict=True):
+            variance = told + unsure * slope**2
+            spread = variance + (off - slope * slower) ** 2 / _FREEDOM
+            each += _FREEDOM / 2 * np.log(variance) - (_FREEDOM + 1) / 2 * np.log(spread)
     mass = np.exp(total - total.max())
     drift = float((mass.sum(axis=(1, 2, 3, 4)) * DRIFTS).sum() / mass.sum())
     by_ceiling = np.cumsum(mass.sum(axis=(0, 2, 3, 4)))
