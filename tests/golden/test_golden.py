@@ -17,6 +17,7 @@ intervals, and relative intervals came to hold the baseline's own error.
 37 values, among others) had been taken from one of an even length, so that n_eff was off by up to some percent.
 On 2026-11-24 all archives followed when warnings and sentences were reworded; no figure changed.
 ``killed`` followed again on 2026-11-24: goodput leaves out what was in flight when the run was stopped.
+``capacity`` followed then too: a search takes the drift between its trials from the pace of tokens.
 """
 
 from __future__ import annotations
