@@ -10,8 +10,9 @@ the number of servers behind the queue: the mean wait of k servers grows with rh
 trial of n requests meets about v = n (1 - rho)^2 separate spells of waiting. With few of them its percentile lies too
 low, and its error is larger than the trial itself can tell. On M/M/1 queues with loads of 0.6 to 0.9, 1,000 and 4,000
 requests, p90 to p99, the mean logarithm is too low by 0.2 / (v share + 0.27), on M/G/8 ones with log-normal services by
-up to half more; its standard deviation is about 1.1 times what the trial tells, and 0.3 / sqrt(1 + v / 40) beside that: less
-on M/D/1 queues, up to a quarter more on M/G/8 ones (80 trials each). Both are allowed for, with 0.32 for the 0.2.
+up to half more; its standard deviation is about 1.1 times what the trial tells, and 0.3 / sqrt(1 + v / 40) beside
+that: less on M/D/1 queues, up to a quarter more on M/G/8 ones (80 trials each). Both are allowed for, with 0.32 for the
+0.2.
 
 All five are unknown. The posterior is taken over a grid of them; each trial's percentile counts by the error of its
 logarithm (Student's t, since that error was estimated) and of the server's speed, which differs between trials by a
