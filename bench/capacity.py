@@ -139,7 +139,7 @@ def limits_ns(server: str, load: float) -> list[float]:
     count = LIMIT_REQUESTS if isinstance(known, Queue) else _EVICTING_REQUESTS
     waits = []
     for run in range(LIMIT_RUNS):
-        due, first, _ = known(load * ceiling_of(server), np.random.default_rng(LIMIT_SEED + run), count)
+        due, first, *_ = known(load * ceiling_of(server), np.random.default_rng(LIMIT_SEED + run), count)
         waits.append((first - due)[_AHEAD:])
     return [float(each) for each in np.quantile(np.concatenate(waits), [level / 100 for level in LEVELS])]
 

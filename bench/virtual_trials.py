@@ -12,19 +12,21 @@ from bench.queues import lindley
 from bench.virtual_server import Arrival, Settings, simulate
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity.read import count_values
+from gapmeter.analysis.capacity.speed import pace_of
 from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Promise, served_by
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import StageTimes
 
-Answers = tuple[Floats, Floats, Floats]  # when requests were due, had their first and their last token; ns
+Answers = tuple[Floats, Floats, Floats, Floats]  # when due, had their first and last token, ns; tokens after the first
 Server = Callable[[float, np.random.Generator, int], Answers]  # at a rate per second, from a generator, so many
 _MORE = 50  # requests after the last that counts, so that it does not meet an emptying server
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """``places`` that each serve one request at a time, first come, first served; the wait is the time to first token.
+    """``places`` that each serve one request at a time, first come, first served.
 
+    The wait is the time to first token, the service that from the first to the second, which is the last.
     ``law``: exponential, deterministic, lognormal (standard deviation of the logarithm 1) or pareto (2.5), all with the
     mean ``service_ms``.
     """
@@ -47,7 +49,7 @@ class Queue:
             for i, (at, work) in enumerate(zip(due.tolist(), services.tolist(), strict=True)):
                 start[i] = begin = max(at, free[0])
                 heapq.heapreplace(free, begin + work)
-        return due, start, start + services
+        return due, start, start + services, np.ones(count)
 
     def _services(self, rng: np.random.Generator, count: int) -> Floats:
         mean = 1e6 * self.service_ms
@@ -76,7 +78,7 @@ class Engine:
         outputs = rng.integers(self.output_tokens[0], self.output_tokens[1] + 1, count).tolist()
         found = simulate([Arrival(*each) for each in zip(due.tolist(), prompts, outputs, strict=True)], settings)
         first, last = (np.array([getattr(each, name) for each in found], float) for name in _STAMPS)
-        return due.astype(float), first, last
+        return due.astype(float), first, last, np.array(outputs) - 1.0
 
 
 _STAMPS = ("first_token_ns", "last_token_ns")
@@ -130,7 +132,8 @@ class VirtualOracle:
         slow = float(np.exp(-asked.drift * rng.standard_normal()))
         warmup_s = min(asked.warmup_s, 1.0) if ask.aim == "ceiling" else asked.warmup_s
         issued = round(1.05 * (ask.rate * warmup_s + looks[-1])) + _MORE
-        due, first, last = (slow * stamps for stamps in asked.server(ask.rate * slow, rng, issued))
+        *stamps, tokens = asked.server(ask.rate * slow, rng, issued)
+        due, first, last = (slow * each for each in stamps)
         ahead = int(np.searchsorted(due, 1e9 * warmup_s))
         for at, look in enumerate(looks):
             of = slice(ahead, ahead + look)
@@ -146,5 +149,6 @@ class VirtualOracle:
         in_flight = ask.rate * float((last[of] - due[of]).mean()) / 1e9
         return Outcome(
             counts, int(np.searchsorted(due, 1e9 * seconds)), look, seconds, int(good.sum()),
-            min(count.n_eff for count in counts), at + 1, served_by(due[of], last[of]), in_flight,
+            min(count.n_eff for count in counts), at + 1, served_by(due[of], last[of]),
+            pace_of((last[of] - first[of]) / tokens[of]), in_flight,
         )  # fmt: skip

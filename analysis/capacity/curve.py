@@ -10,13 +10,15 @@ the number of servers behind the queue: the mean wait of k servers grows with rh
 trial of n requests meets about v = n (1 - rho)^2 separate spells of waiting. With few of them its percentile lies too
 low, and its error is larger than the trial itself can tell. On M/M/1 queues with loads of 0.6 to 0.9, 1,000 and 4,000
 requests, p90 to p99, the mean logarithm is too low by 0.2 / (v share + 0.27), on M/G/8 ones with log-normal services by
-up to half more; its standard deviation is what the trial tells, some 1.2 times, and about 0.36 / sqrt(1 + v / 40)
-beside that (100 trials each). Both are allowed for, with 0.32 for the 0.2.
+up to half more; its standard deviation is about 1.1 times what the trial tells, and 0.3 / sqrt(1 + v / 40) beside
+that: less on M/D/1 queues, up to a quarter more on M/G/8 ones (80 trials each). Both are allowed for, with 0.32 for the
+0.2.
 
 All five are unknown. The posterior is taken over a grid of them; each trial's percentile counts by the error of its
 logarithm (Student's t, since that error was estimated) and of the server's speed, which differs between trials by a
-share s: a sixth unknown, which moves a percentile by s times the curve's slope. So both errors, and what is not known
-of the shape, are in the interval. The capacity is where the curve meets the limit.
+share s: a sixth unknown. What the pace of tokens says of s and of each trial (speed.py) moves its percentile by the
+curve's slope, and what all trials had in common moves the capacity. So both errors, and what is not known of the shape,
+are in the interval. The capacity is where the curve meets the limit.
 """
 
 from __future__ import annotations
@@ -27,21 +29,22 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from scipy import special
 
 from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.capacity.speed import DRIFTS, Speeds, speeds_of
 
-SHAPES: Final = np.array([0.0, 0.5, 1.0, 2.0, 4.0])
-DRIFTS: Final = np.array([0.005, 0.01, 0.02, 0.04, 0.08])
-_DRIFT_ODDS: Final = np.array([0.25, 0.25, 0.25, 0.15, 0.10])
+SHAPES: Final = np.array([0.0, 1.0, 2.0, 4.0, 8.0])
 _ALONE: Final = np.array([0.0, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1])  # a, as a share of the smallest percentile seen
 _LOADS: Final = 1 / (1 + np.exp(np.linspace(-2.5, 4.5, 57)))  # 1 - rho at the limit: flat in its logit, 0.92 to 0.011
 _CEILINGS: Final = 33
 _LOW, _LOW_AT = 0.32, 0.27  # how much too low a percentile of few spells lies
-_UNTOLD, _UNTOLD_AT, _TOLD = 0.36, 40.0, 1.2  # of its error, what the trial cannot tell; and what it tells
+_UNTOLD, _UNTOLD_AT, _TOLD = 0.3, 40.0, 1.1  # of its error, what the trial cannot tell; and what it tells
 _FREEDOM = 5.0  # of Student's t for a percentile's error
 _MODEL = 0.05  # of a percentile: no server follows the curve exactly
-_DEEP = 0.03  # the chance that an overload served less than the server can, as one that evicts requests does
+_DEEP = 0.01  # the chance that an overload served less than the server can, as one that evicts requests does
 _DEEPEST = math.log(2.0)
+_NODES: Final = special.ndtri((np.arange(7) + 0.5) / 7)
 _WRONG = 0.02  # the chance that a verdict is wrong
 
 
@@ -51,6 +54,7 @@ class Ceiling:
 
     rate: float
     error: float
+    trial: int | None = None  # its place among the levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,9 @@ class Posterior:
         return (high - low) / 2 / self.quantile(0.5)
 
 
-def fit(levels: Sequence[Level], ceilings: Sequence[Ceiling], share: float, most: float) -> Posterior:
+def fit(
+    levels: Sequence[Level], ceilings: Sequence[Ceiling], share: float, most: float, speed: Speeds | None = None
+) -> Posterior:
     """The capacity for one percentile. ``levels``: every trial that counts; ``share``: that may exceed the limit.
 
     ``most``: a rate that the capacity surely is below.
@@ -104,6 +110,7 @@ def fit(levels: Sequence[Level], ceilings: Sequence[Ceiling], share: float, most
     Without ``ceilings`` nothing is known of the ceiling but ``most``.
     """
     logs = _ceiling_grid(ceilings, levels, most)
+    speed = speed or speeds_of([None] * len(levels), [level.rate for level in levels])
     seen = [level for level in levels if math.isfinite(level.error)]
     smallest = min((math.exp(level.log) for level in seen), default=0.5)
     alone = (_ALONE * min(smallest, 0.9))[None, None, :, None]
@@ -112,8 +119,9 @@ def fit(levels: Sequence[Level], ceilings: Sequence[Ceiling], share: float, most
     capacity = logs[:, None] + np.log1p(-_LOADS)[None, :]
     weight = (1 - alone) * free / (1 - free) ** m
     total = np.zeros((len(DRIFTS), *np.broadcast_shapes(c.shape, weight.shape)))
-    total += _ceiling_odds(logs, ceilings)[:, :, None, None, None] + np.log(_DRIFT_ODDS)[:, None, None, None, None]
-    for level in levels:
+    total += _ceiling_odds(logs, ceilings, speed)[:, :, None, None, None]
+    total += speed.odds[:, None, None, None, None]
+    for at, level in enumerate(levels):
         if level.side:
             broken = (capacity < math.log(level.rate)) == (level.side < 0)
             total += np.where(broken, math.log(_WRONG), 0.0)[None, :, :, None, None]
@@ -126,16 +134,21 @@ def fit(levels: Sequence[Level], ceilings: Sequence[Ceiling], share: float, most
         expected = alone + waiting
         waits = waiting / expected
         low = waits * _LOW / (spells * share + _LOW_AT)
-        slope = waits * (m + rho / left)
+        slope = 1 + waits * (m + rho / left)
         told = (_TOLD * level.error) ** 2 + (waits * _UNTOLD) ** 2 / (1 + spells / _UNTOLD_AT) + _MODEL**2
-        variance = told + (DRIFTS[:, None, None, None, None] * slope) ** 2
-        z2 = (level.log - np.log(expected) + low) ** 2 / variance
-        total -= 0.5 * np.log(variance) + (_FREEDOM + 1) / 2 * np.log1p(z2 / _FREEDOM)
+        off = level.log - np.log(expected) + low
+        for each, slower, unsure in zip(total, speed.slower[:, at], speed.variance[:, at], strict=True):
+            variance = told + unsure * slope**2
+            spread = variance + (off - slope * slower) ** 2 / _FREEDOM
+            each += _FREEDOM / 2 * np.log(variance) - (_FREEDOM + 1) / 2 * np.log(spread)
     mass = np.exp(total - total.max())
     drift = float((mass.sum(axis=(1, 2, 3, 4)) * DRIFTS).sum() / mass.sum())
     by_ceiling = np.cumsum(mass.sum(axis=(0, 2, 3, 4)))
     middle = float(np.exp(np.interp(0.5, by_ceiling / by_ceiling[-1], logs)))
-    edges, masses = _binned(capacity.ravel(), mass.sum(axis=(0, 3, 4)).ravel())
+    shifts = np.sqrt(speed.common)[:, None, None, None] * _NODES
+    places = np.broadcast_to(capacity[None, :, :, None] + shifts, (len(DRIFTS), *capacity.shape, len(_NODES)))
+    by_drift = np.broadcast_to(mass.sum(axis=(3, 4))[..., None], places.shape)
+    edges, masses = _binned(places.ravel(), by_drift.ravel())
     return Posterior(edges, masses, drift, middle)
 
 
@@ -168,13 +181,15 @@ def _ceiling_grid(ceilings: Sequence[Ceiling], levels: Sequence[Level], most: fl
     return np.concatenate([near, np.linspace(near[-1], highest, _CEILINGS // 3 + 1)[1:]])
 
 
-def _ceiling_odds(logs: Floats, ceilings: Sequence[Ceiling]) -> Floats:
+def _ceiling_odds(logs: Floats, ceilings: Sequence[Ceiling], speed: Speeds) -> Floats:
     """Log-density times cell, shape (drifts, ceilings): each measured with its error and a drift, or far too low."""
     cells = np.gradient(logs)
     odds: Floats = np.log(np.broadcast_to(cells, (len(DRIFTS), len(logs))))
     for each in ceilings:
-        deviation = np.hypot(each.error, DRIFTS)[:, None]
-        z = (logs[None, :] - math.log(each.rate)) / deviation
+        slower = 0.0 if each.trial is None else speed.slower[:, each.trial, None]
+        variance = DRIFTS**2 if each.trial is None else speed.variance[:, each.trial]
+        deviation = np.sqrt(each.error**2 + variance)[:, None]
+        z = (logs[None, :] - math.log(each.rate) - slower) / deviation
         deep = np.where(z > 0, _DEEP / _DEEPEST, 0.0)
         odds = odds + np.log((1 - _DEEP) * np.exp(-(z**2) / 2) / deviation / math.sqrt(2 * math.pi) + deep + 1e-9)
     return odds

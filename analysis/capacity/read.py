@@ -13,6 +13,7 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity.search import Goal
+from gapmeter.analysis.capacity.speed import pace_of
 from gapmeter.analysis.capacity.trial import (
     Count,
     Look,
@@ -124,6 +125,7 @@ def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], 
         tuple(_kept(count, slo, lateness) for slo, count in zip(slos, counts, strict=True)),
         int(issued(final(requests)).sum()), len(measured), note.seconds,
         good=good, good_n_eff=worth, looks=note.ended, served=served_by(due, due + took) if known else None,
+        pace=pace_of(request_values_ns(measured, "tpot")),
         in_flight=note.rate * float(took.mean()) / 1e9 if known else math.inf,  # Little's law
         invalid=invalid or ("it was interrupted" if note.interrupted else ""), client_limit=client,
         died=note.died or "", interrupted=note.interrupted, name=note.folder,

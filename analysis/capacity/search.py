@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gapmeter.analysis.capacity.curve import Ceiling, Level, Posterior, between, fit, least
+from gapmeter.analysis.capacity.speed import speeds_of
 from gapmeter.analysis.capacity.trial import (
     FIRST_LOOK,
     SURE,
@@ -126,16 +127,22 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
     """Where the capacity lies by what ``trials`` found; None before one failed or found the server full."""
     valid = [trial for trial in trials if trial.verdict != INVALID]
     ceilings = [
-        Ceiling(served.rate, served.error) for trial in valid if (served := trial.outcome.served) and served.saturated
+        Ceiling(served.rate, served.error, at)
+        for at, trial in enumerate(valid)
+        if (served := trial.outcome.served) and served.saturated
     ]
     most = min((trial.rate for trial in valid if trial.verdict == FAILS or is_overloaded(trial)), default=None)
     if most is None:
         return None
+    speeds = speeds_of(
+        [trial.outcome.pace for trial in valid],
+        [trial.outcome.served.rate if trial.outcome.served else trial.rate for trial in valid],
+    )
     found = []
     for at, promise in enumerate(goal.promises):
         levels = [_level(trial, at, promise.share) for trial in valid]
         if any(math.isfinite(level.error) for level in levels):
-            found.append(fit(levels, ceilings, promise.share, most))
+            found.append(fit(levels, ceilings, promise.share, most, speeds))
         elif failed := [level.rate for level in levels if level.side > 0]:
             found.append(
                 between(max((level.rate for level in levels if level.rate < min(failed)), default=0), min(failed))

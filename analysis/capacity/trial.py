@@ -34,6 +34,7 @@ import numpy as np
 from scipy import special
 
 from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.capacity.speed import Pace
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID, UNDECIDED, Side, TrialVerdict
 from gapmeter.analysis.stats import dependence
 from gapmeter.analysis.stats.exact import (
@@ -106,7 +107,8 @@ class Outcome:
     ``requests`` counts all that were issued, the warm-up's too; ``measured`` those that count. ``good`` of ``measured``
     kept every limit themselves; ``good_n_eff`` what they are worth. ``in_flight`` is the mean number of requests in
     flight (infinite: unknown). ``invalid`` is why it is no measurement, "" if it is one; ``client_limit`` when that is
-    the load tester's own limit. ``died``: the server did, or cannot be reached. ``served``: None where too few came.
+    the load tester's own limit. ``died``: the server did, or cannot be reached. ``served`` and ``pace``: None where too
+    few came.
     """
 
     counts: tuple[Count, ...]
@@ -117,6 +119,7 @@ class Outcome:
     good_n_eff: float
     looks: int = 1
     served: Served | None = None
+    pace: Pace | None = None
     in_flight: float = math.inf
     invalid: str = ""
     client_limit: bool = False

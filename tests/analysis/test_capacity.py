@@ -17,6 +17,7 @@ from gapmeter.analysis.capacity import search as capacity
 from gapmeter.analysis.capacity.curve import Ceiling, Level, Posterior, fit, least
 from gapmeter.analysis.capacity.read import count_values
 from gapmeter.analysis.capacity.search import Goal, held_rate, next_trial, posterior
+from gapmeter.analysis.capacity.speed import Pace, speeds_of
 from gapmeter.analysis.capacity.trial import (
     FIRST_LOOK,
     MOST_SURE,
@@ -246,7 +247,9 @@ def queue_levels(capacity: float, ceiling: float, rates: Sequence[float], error:
 
 @pytest.mark.parametrize("capacity", [60.0, 80.0, 93.0])
 def test_the_curve_finds_the_place_where_a_queue_meets_its_limit(capacity: float) -> None:
-    known = fit(queue_levels(capacity, 100.0, (50.0, 70.0, 80.0, 90.0)), [Ceiling(100.0, 0.01)], 0.01, 200.0)
+    rates = (50.0, 70.0, 80.0, 90.0)
+    speeds = speeds_of([Pace(2.0, 0.01)] * len(rates), rates)
+    known = fit(queue_levels(capacity, 100.0, rates), [Ceiling(100.0, 0.01)], 0.01, 200.0, speeds)
     low, high = known.interval(0.95)
     assert low < capacity < high
     assert known.quantile(0.5) == pytest.approx(capacity, rel=0.04)

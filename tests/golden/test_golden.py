@@ -19,6 +19,7 @@ On 2026-11-24 all archives followed when warnings and sentences were reworded; n
 ``compare`` and ``compare-pairs`` followed again that day: means joined the figures that are tested, and stages' means
 have a third error.
 ``killed`` followed again on 2026-11-24: goodput leaves out what was in flight when the run was stopped.
+``capacity`` followed then too: a search takes the drift between its trials from the pace of tokens.
 """
 
 from __future__ import annotations
