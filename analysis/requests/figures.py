@@ -144,7 +144,8 @@ def ledgers_by_metric(
     if gaps is not None and len(gaps):
         times = [name for stage in (*(s.name for s in STAGES), UNEXPLAINED) if (name := column(stage)) in gaps]
         known = [name for name in times if gaps[name].notna().any()]
-        mine = gaps["request_id"].isin(requests["request_id"]).to_numpy(bool)
+        whose = gaps["request_id"].astype("category").cat
+        mine = (pd.Index(requests["request_id"]).get_indexer(whose.categories) >= 0)[whose.codes]
         ledgers["itl"] = gaps.loc[mine, [*(name for name in ("end_ns",) if name in gaps), "total_ns", *known]]
     return ledgers
 

@@ -143,7 +143,7 @@ def arrivals_of(requests: pd.DataFrame, rows: Bools) -> tuple[Ints, Ints, Ints]:
 
     In the order of rows, and of time in each.
     """
-    at_ns, counts = _flat(requests[rows], "token_ns")
+    at_ns, counts = _flat(requests, "token_ns", rows)
     return _together(np.repeat(np.flatnonzero(rows), counts), at_ns)
 
 
@@ -163,14 +163,14 @@ def _together(whose: Ints, at_ns: Ints) -> tuple[Ints, Ints, Ints]:
     another |= at_ns[1:] != at_ns[:-1]
     if another.all():
         return whose, at_ns, np.ones(len(whose), np.int64)
-    first = np.concatenate([[0], np.flatnonzero(another) + 1])
-    return whose[first], at_ns[first], np.diff(first, append=len(at_ns))
+    first = np.concatenate([[0], np.flatnonzero(another) + 1, [len(whose)]])
+    return whose[first[:-1]], at_ns[first[:-1]], first[1:] - first[:-1]
 
 
-def _flat(requests: pd.DataFrame, name: str) -> tuple[Ints, Ints]:
+def _flat(requests: pd.DataFrame, name: str, rows: Bools | slice = slice(None)) -> tuple[Ints, Ints]:
     """The arrays of a column as one, and the length of each; a missing one is empty."""
     none = np.empty(0, np.int64)
-    column = requests[name] if name in requests else [None] * len(requests)
+    column = requests[name].to_numpy(object)[rows] if name in requests else [None] * len(requests[rows])
     cells = [np.asarray(cell) if isinstance(cell, (np.ndarray, list)) else none for cell in column]
     together = np.concatenate([none, *cells], dtype=np.int64, casting="unsafe")
     return together, np.fromiter(map(len, cells), np.int64, len(cells))

@@ -21,36 +21,24 @@ from gapmeter.records.histograms import new_histogram
 PERCENTILES: tuple[float, ...] = (50.0, 90.0, 95.0, 99.0, 99.9)
 
 
-def record(histogram: HdrHistogram, values_ns: ArrayLike) -> int:
-    """Record every value as ``record_value`` would, and return how many were refused.
+def histogram_of(values_ns: ArrayLike) -> tuple[HdrHistogram, int]:
+    """A histogram of values as ``record_value`` would count them, and how many of them it refused.
 
     Floats are truncated to whole nanoseconds, as the package does. Refused, and not counted in the histogram, are
     NaN, infinities, negative values and values beyond the last bucket; where the package returns False for such a
     value, the caller here gets their number and has to say something about them.
     """
-    values = np.atleast_1d(np.asarray(values_ns))
-    refused = 0
-    if values.dtype.kind == "f":
-        inside = (values > -1.0) & (values < 2.0**62)  # NaN compares false; -0.5 truncates to 0
-        refused = int(values.size - inside.sum())
-        values = values[inside]
-    values = values.astype(np.int64)
-    index = _counts_index(histogram, values)
-    inside = (values >= 0) & (index >= 0) & (index < histogram.counts_len)
-    refused += int(values.size - inside.sum())
-    values, index = values[inside], index[inside]
-    if values.size:
-        _counts(histogram)[:] += np.bincount(index, minlength=histogram.counts_len).astype(np.uint64)
-        histogram.total_count += int(values.size)
-        histogram.min_value = min(histogram.min_value, int(values.min()))
-        histogram.max_value = max(histogram.max_value, int(values.max()))
-    return refused
-
-
-def histogram_of(values_ns: ArrayLike) -> tuple[HdrHistogram, int]:
-    """A histogram of these values and the number of values that it refused."""
     histogram = new_histogram()
-    return histogram, record(histogram, values_ns)
+    values = np.sort(np.atleast_1d(np.asarray(values_ns)))
+    least, beyond = _edges(histogram)
+    at = np.searchsorted(values, np.append(least, beyond))
+    at[0] = np.searchsorted(values, -1, side="right")  # -0.5 truncates to 0
+    counted = int(at[-1] - at[0])
+    if counted:
+        np.frombuffer(histogram.counts, dtype=np.uint64)[:] = np.diff(at).astype(np.uint64)
+        histogram.total_count = counted
+        histogram.min_value, histogram.max_value = int(values[at[0]]), int(values[at[-1] - 1])
+    return histogram, len(values) - counted
 
 
 def nearest_rank(percentile: float, count: int) -> int:
@@ -83,20 +71,13 @@ def write_hlog(
             writer.output_interval_histogram(histogram, start_s, start_s + length_s)
 
 
-def _counts(histogram: HdrHistogram) -> NDArray[np.uint64]:
-    """A writable view of the histogram's counters."""
-    return np.frombuffer(histogram.counts, dtype=np.uint64)
+def _edges(histogram: HdrHistogram) -> tuple[NDArray[np.int64], int]:
+    """The least value that each counter counts, and the least that the last one does not.
 
-
-def _counts_index(histogram: HdrHistogram, values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """HdrHistogram's index of each value's counter.
-
-    The bucket is the position of the highest bit above the sub-bucket mask; ``frexp`` gives it exactly for values
-    below 2**53, and larger ones lie far beyond the last bucket however they round.
+    From twice ``half`` on, buckets of ``half`` counters each have values twice as far apart as the one before.
     """
-    half_magnitude = int(histogram.sub_bucket_half_count_magnitude)
-    unit, half_count = int(histogram.unit_magnitude), int(histogram.sub_bucket_half_count)
-    _, bits = np.frexp((values | int(histogram.sub_bucket_mask)).astype(np.float64))
-    bucket = bits.astype(np.int64) - unit - (half_magnitude + 1)
-    shift = np.clip(bucket + unit, 0, 62)
-    return ((bucket + 1) << half_magnitude) + (values >> shift) - half_count
+    half = int(histogram.sub_bucket_half_count)
+    index = np.arange(int(histogram.counts_len) + 1)
+    bucket = np.maximum(index // half - 1, 0)
+    least = (index - bucket * half) << (bucket + int(histogram.unit_magnitude))
+    return least[:-1], int(least[-1])

@@ -69,13 +69,6 @@ def test_a_value_that_no_histogram_holds_is_refused_and_counted(bad: float) -> N
     assert histogram.get_max_value() == histogram.get_highest_equivalent_value(7_000_000)
 
 
-def test_recording_twice_adds_up_to_recording_once() -> None:
-    values = np.random.default_rng(1).lognormal(17, 1, 2000).astype(np.int64)
-    twice = hdr.new_histogram()
-    assert hdr.record(twice, values[:700]) + hdr.record(twice, values[700:]) == 0
-    assert twice.encode() == hdr.histogram_of(values)[0].encode()
-
-
 @given(st.lists(st.integers(0, HIGHEST_NS), min_size=1, max_size=80), st.floats(0.1, 100))
 @settings(deadline=None, max_examples=50)
 def test_a_percentile_by_its_rank_is_the_one_that_the_package_reads(values: list[int], percentile: float) -> None:
