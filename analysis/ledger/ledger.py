@@ -229,8 +229,8 @@ def _gap_events(requests: pd.DataFrame, good: Ints) -> tuple[Events, dict[str, A
     whose, nth = each_of(counts)
     index = {
         "request_id": pd.Categorical.from_codes(whose.astype(np.int32), requests["request_id"].iloc[good]),
-        "k": nth + 1,
-        "tokens": n - before,
+        "k": (nth + 1).astype(np.int32),
+        "tokens": (n - before).astype(np.int32),
         "end_ns": end,
         "gap_ns": end - start,
     }

@@ -89,7 +89,7 @@ def read_attempts(
 
 def _read(part: Part) -> tuple[Columns, list[RecordFile]]:
     """An attempt whose end is not on record is there as it was when it was issued, behind the others."""
-    rows: dict[str, dict[str, Any]] = {}
+    columns: Columns = {name: [] for name in ROW}
     issued: dict[str, bytes] = {}
     ended = list[RequestRecord]()
 
@@ -100,8 +100,9 @@ def _read(part: Part) -> tuple[Columns, list[RecordFile]]:
             settle()
 
     def settle() -> None:
-        for record, row in zip(ended, request_rows(ended, part.timeout_ns), strict=True):
-            rows[record.request_id] = row
+        rows = request_rows(ended, part.timeout_ns)
+        for name, values in columns.items():
+            values.extend([row[name] for row in rows])
         ended.clear()
 
     def take(code: int, payload: bytes) -> None:
@@ -114,10 +115,12 @@ def _read(part: Part) -> tuple[Columns, list[RecordFile]]:
 
     files = [read_records(path, take) for path in part.paths]
     settle()
-    for payload in [payload for request_id, payload in issued.items() if request_id not in rows]:
+    known = set(columns["request_id"])
+    for payload in [payload for request_id, payload in issued.items() if request_id not in known]:
         end(payload)
     settle()
-    return {name: [row[name] for row in rows.values()] for name in ROW}, files
+    last = {request_id: at for at, request_id in enumerate(columns["request_id"])}  # of a record that is there twice
+    return {name: [values[at] for at in last.values()] for name, values in columns.items()}, files
 
 
 @contextlib.contextmanager

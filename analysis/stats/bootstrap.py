@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.stats.dependence import autocorrelation_time
 from gapmeter.analysis.stats.estimate import TAIL, Estimate
 
@@ -38,7 +38,7 @@ _FEWEST_BLOCKS = 12
 _INDEX = np.int32
 
 
-def stretches(series: Floats) -> Ints:
+def stretches(series: Floats) -> NDArray[np.int32]:
     """Number each element's stretch. ``series``: one value a request, in the order in which they were due.
 
     A stretch is four times the integrated autocorrelation time long, at least the cube root of n; there are at least
@@ -47,10 +47,11 @@ def stretches(series: Floats) -> Ints:
     n = len(series)
     length = max(4 * autocorrelation_time(series), n ** (1 / 3))
     blocks = int(np.clip(n / max(length, 1.0), min(_FEWEST_BLOCKS, max(n, 1)), max(n, 1)))
-    return (np.arange(n) * blocks) // max(n, 1)
+    begins = -(-np.arange(blocks + 1) * n // max(blocks, 1))
+    return np.repeat(np.arange(blocks, dtype=np.int32), np.diff(begins))
 
 
-def drawn_means(values: Floats, stretch: Ints, blocks: int, seed: int = 0) -> Floats | None:
+def drawn_means(values: Floats, stretch: NDArray[np.int32], blocks: int, seed: int = 0) -> Floats | None:
     """Means of a group's ``values`` (n, k), in 1,000 draws of the run's stretches: shape (draws, k).
 
     ``stretch``: the number of each one's; ``blocks``: how many stretches the whole run has. The same seed and stretches
