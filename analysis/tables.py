@@ -167,11 +167,11 @@ def write_tables(folder: Path, tables: dict[str, pd.DataFrame], about: Mapping[s
 
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:
-    """With texts in place of categories."""
+    """With texts in place of categories, and whole numbers of eight bytes."""
     kinds = {name: kind for name, kind in table.dtypes.items() if isinstance(kind, pd.CategoricalDtype)}
     texts = {name: pd.array(kind.categories, "str").take(table[name].cat.codes.to_numpy(), allow_fill=True)
              for name, kind in kinds.items()}  # fmt: skip
-    return table.assign(**texts)
+    return table.assign(**texts, **{name: table[name].astype(np.int64) for name in table.select_dtypes(np.int32)})
 
 
 def _schema(table: pd.DataFrame, about: Mapping[str, str] | None) -> pa.Schema:
