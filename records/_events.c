@@ -92,7 +92,9 @@ static int multibyte(Reader *reader) {
   const unsigned char *at = (const unsigned char *)reader->at;
   int more = at[0] >= 0xC2 && at[0] <= 0xDF ? 1 : (at[0] & 0xF0) == 0xE0 ? 2 : at[0] >= 0xF0 && at[0] <= 0xF4 ? 3 : 0;
   if (more == 0) return 0;
-  unsigned char least = at[0] == 0xE0 ? 0xA0 : at[0] == 0xF0 ? 0x90 : 0x80, most = at[0] == 0xED ? 0x9F : at[0] == 0xF4 ? 0x8F : 0xBF;
+  /* Of the second byte: no longer form than needed, no surrogate, nothing beyond U+10FFFF. */
+  unsigned char least = at[0] == 0xE0 ? 0xA0 : at[0] == 0xF0 ? 0x90 : 0x80;
+  unsigned char most = at[0] == 0xED ? 0x9F : at[0] == 0xF4 ? 0x8F : 0xBF;
   if (at[1] < least || at[1] > most) return 0;
   for (int k = 2; k <= more; k++)
     if ((at[k] & 0xC0) != 0x80) return 0;
@@ -397,15 +399,17 @@ static PyObject *events(PyObject *module, PyObject *body) {
   }
   PyObject *found = Py_None;
   if (regular && said && reader.at == begin + length)
-    found = Py_BuildValue("(y#NNiiii)", (const char *)rows, count * (Py_ssize_t)sizeof *rows, text(&totals.finish_reason),
-                          text(&totals.metrics), totals.prompt, totals.output, totals.cached, done);
+    found = Py_BuildValue("(y#NNiiii)", (const char *)rows, count * (Py_ssize_t)sizeof *rows,
+                          text(&totals.finish_reason), text(&totals.metrics),
+                          totals.prompt, totals.output, totals.cached, done);
   else
     Py_INCREF(found);
   PyMem_Free(rows);
   return found;
 }
 
-static PyMethodDef methods[] = {{"events", events, METH_O, "The events of an answer, if it is of the shape."}, {NULL, NULL, 0, NULL}};
+static PyMethodDef methods[] = {
+    {"events", events, METH_O, "The events of an answer, if it is of the shape."}, {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_events", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
