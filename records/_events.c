@@ -32,7 +32,7 @@ typedef struct {
 /* What is read, of bytes that a NUL follows: nothing but `refuse` ever goes past one. */
 typedef struct {
   const char *at;
-  int depth;
+  int depth, usages, metrics; /* how often the event has had these */
   Row row;
   Totals *totals;
 } Reader;
@@ -212,6 +212,7 @@ static int nothing(Reader *reader) {
 /* As `nothing`, or what Python calls true: a list or an object with something in it. */
 static int calls(Reader *reader, int *any) {
   Reader before = *reader;
+  if (*any) return 0;
   if (nothing(reader)) return 1;
   *reader = before;
   if (*reader->at != '[' && *reader->at != '{') return 0;
@@ -223,10 +224,11 @@ static int calls(Reader *reader, int *any) {
 
 /* A count into `into`, which was not told before (-1); null is none. */
 static int count(Reader *reader, int32_t *into) {
+  if (*into != -1) return 0;
   if (word(reader, "null")) return 1;
   int32_t found = 0;
   const char *first = reader->at;
-  if (*into != -1 || *first == '-' || !number(reader)) return 0;
+  if (*first == '-' || !number(reader)) return 0;
   for (const char *at = first; at != reader->at; at++) {
     if (*at < '0' || *at > '9' || found > MOST_TOKENS) return 0;
     found = found * 10 + (*at - '0');
@@ -235,15 +237,14 @@ static int count(Reader *reader, int32_t *into) {
   return found <= MOST_TOKENS;
 }
 
-/* A string or null, once. */
+/* A string or null. Of a key that an object has twice the last counts, so nothing may follow a string. */
 static int once(Reader *reader, String *into) {
-  if (word(reader, "null")) return 1;
-  return into->inside.begin == NULL && string(reader, into);
+  return into->inside.begin == NULL && (word(reader, "null") || string(reader, into));
 }
 
 typedef struct {
   String content, reasoning, reasoning_content, text, refusal;
-  int calls;
+  int tool_calls, function_call;
 } Part;
 
 static int part(Reader *reader, const Slice *key, Part *into, int *known) {
@@ -253,7 +254,8 @@ static int part(Reader *reader, const Slice *key, Part *into, int *known) {
   if (is(key, "reasoning_content")) return once(reader, &into->reasoning_content);
   if (is(key, "text")) return once(reader, &into->text);
   if (is(key, "refusal")) return once(reader, &into->refusal);
-  if (is(key, "tool_calls") || is(key, "function_call")) return calls(reader, &into->calls);
+  if (is(key, "tool_calls")) return calls(reader, &into->tool_calls);
+  if (is(key, "function_call")) return calls(reader, &into->function_call);
   *known = 0;
   return 1;
 }
@@ -279,9 +281,10 @@ static int in_choice(Reader *reader, const Slice *key, void *into) {
   int known, right = part(reader, key, &choice->own, &known);
   if (known) return right;
   if (is(key, "delta")) {
+    if (choice->deltas++) return 0;
     if (word(reader, "null")) return 1;
     choice->members = object(reader, in_delta, &choice->delta);
-    return choice->members >= 0 && ++choice->deltas == 1;
+    return choice->members >= 0;
   }
   if (is(key, "finish_reason")) return once(reader, &choice->finish_reason) && !choice->finish_reason.escaped;
   if (is(key, "index")) return word(reader, "0") && strchr(",} ", *reader->at) != NULL;
@@ -298,7 +301,7 @@ static int choices(Reader *reader) {
   if (choice.finish_reason.inside.begin) reader->totals->finish_reason = choice.finish_reason.inside;
   const Part *part = choice.members > 0 ? &choice.delta : &choice.own;
   reader->row.characters = characters(part);
-  reader->row.said = reader->row.characters || part->calls ? 2 : 1;
+  reader->row.said = reader->row.characters || part->tool_calls || part->function_call ? 2 : 1;
   return 1;
 }
 
@@ -310,14 +313,15 @@ static int in_usage(Reader *reader, const Slice *key, void *into) {
   Totals *totals = into;
   if (is(key, "prompt_tokens")) return count(reader, &totals->prompt);
   if (is(key, "completion_tokens")) return count(reader, &totals->output);
-  if (is(key, "prompt_tokens_details")) return word(reader, "null") || object(reader, in_details, &totals->cached) >= 0;
+  if (is(key, "prompt_tokens_details"))
+    return totals->cached == -1 && (word(reader, "null") || object(reader, in_details, &totals->cached) >= 0);
   return value(reader);
 }
 
 static int usage(Reader *reader) {
+  if (reader->usages++) return 0;
   if (word(reader, "null")) return 1;
   Totals *totals = reader->totals;
-  if (reader->row.total != -1) return 0;
   totals->prompt = totals->output = totals->cached = -1;
   if (object(reader, in_usage, totals) < 0) return 0;
   reader->row.total = totals->output;
@@ -331,6 +335,7 @@ static int in_event(Reader *reader, const Slice *key, void *into) {
   if (is(key, "error")) return word(reader, "null");
   if (is(key, "object")) return once(reader, &said) && !said.escaped && !is(&said.inside, "error");
   if (is(key, "metrics")) {
+    if (reader->metrics++) return 0;
     if (word(reader, "null")) return 1;
     Slice metrics = {reader->at, NULL};
     if (object(reader, any, NULL) < 0) return 0;
@@ -360,6 +365,7 @@ static int comment(Reader *reader) {
 
 static int event(Reader *reader, const char *begin) {
   reader->row = (Row){0, 0, -1, 0};
+  reader->usages = reader->metrics = 0;
   if (!word(reader, "data: ") || object(reader, in_event, NULL) < 0 || !line_end(reader)) return 0;
   reader->row.blank = (int32_t)(reader->at - begin);
   return line_end(reader);
@@ -375,7 +381,7 @@ static PyObject *events(PyObject *module, PyObject *body) {
   (void)module;
   if (PyBytes_AsStringAndSize(body, &begin, &length) < 0) return NULL;
   Totals totals = {{NULL, NULL}, {NULL, NULL}, -1, -1, -1};
-  Reader reader = {begin, 0, {0, 0, -1, 0}, &totals};
+  Reader reader = {begin, 0, 0, 0, {0, 0, -1, 0}, &totals};
   Row *rows = NULL;
   int done = 0, said = 0, regular = length < INT32_MAX;
   while (regular && !done && reader.at < begin + length) {

@@ -18,7 +18,8 @@ from gapmeter.analysis.results.comparison import (
     PairComparison,
     StageDifferences,
 )
-from gapmeter.analysis.stages import owner_words
+from gapmeter.analysis.stages import UNEXPLAINED, owner_words
+from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import (
@@ -99,22 +100,22 @@ def change_sentence(pair: PairComparison) -> str:
     if change is None:
         return ""
     own = pair.stages[change.event]
-    name = f"the mean {NAMES[change.metric]}"
+    of_answered = " of answered requests" if pair.errors.a_share or pair.errors.b_share else ""
+    name = f"the mean {NAMES[change.metric]}{of_answered}"
     told = pair.telling == FigureName(metric=change.metric, percentile=None)  # in the sentence before this one
-    mean = f"{name}'s difference" if told else change_of(name, own.total)
+    mean = f"the difference of {name}" if told else change_of(name, own.total)
     if change.unexplained == "opposite":
         return f"{mean}: it moves the other way than {change.claim}"
     if change.unexplained == "uncertain":
-        return (
-            f"{mean}: not beyond its interval, so its stages explain nothing; the difference lies in other percentiles"
-        )
+        return f"{mean}: its interval includes 0, so no stage is named"
     if change.stage is None:
         interval = both(own.total.ci_ms)
         clear = interval is not None and interval[0] * interval[1] > 0
         none = "beyond its own interval, but not beyond chance among all figures, so no stage is named"
         return f"{mean}: {none if clear else 'no difference to explain'}"
     ends = f" ({within})" if (within := shares(change.share_ci, " .. ")) else ""
-    said = f"{mean}: {share(change.share)}{ends} of that is {marks.words(change.stage)} ({change.owner})"
+    owner = "" if change.stage == UNEXPLAINED else f" ({change.owner})"
+    said = f"{mean}: {share(change.share)}{ends} of that is {marks.words(change.stage)}{owner}"
     if change.cause is None or change.cause == change.stage:
         return said
     cause = next(each for each in own.stages if each.stage == change.cause)
@@ -247,9 +248,16 @@ def _answer(figure: ClaimedFigure, *, forced: bool) -> Words:
         said = "slower" if (figure.difference_ms or 0.0) > 0 else "faster"
         said += ", by what failed" if figure.failed else ""
     else:
-        said = f"no difference found (one of {duration(figure.least_ms)} would be)"
+        said = NOTHING if figure.failed else f"{_unclaimed(figure)} (one of {duration(figure.least_ms)} would be)"
     said += f", {_STAMP}" if forced else ""
     return Mark(said, "bad" if (figure.difference_ms or 0.0) > 0 else "good") if figure.confirmed else said
+
+
+def _unclaimed(figure: ClaimedFigure) -> str:
+    """Its own interval may leave 0 out where the correction for so many figures does not."""
+    low, high = figure.ci_ms or (0.0, 0.0)
+    alone = low * high > 0 and figure.p_adjusted is not None and figure.p_adjusted > 1 - CONFIDENCE
+    return "not beyond chance among all figures" if alone else NOTHING
 
 
 def brief(pair: PairComparison, number: int, *, forced: bool) -> Section:

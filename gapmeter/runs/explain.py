@@ -106,8 +106,6 @@ def _only(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyC
 def _read(path: Path, metric: str) -> tuple[Run, pd.DataFrame, pd.DataFrame]:
     folder = RunFolder(path)
     try:
-        if not folder.manifest.exists():
-            raise FileNotFoundError(2, "", str(folder.summary))
         run = Run(folder, require_one_run(path))
         requests = measured_requests(pd.read_parquet(folder.path / "requests.parquet"))
         ledger = pd.read_parquet(folder.path / "ledger.parquet")

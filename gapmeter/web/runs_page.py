@@ -77,7 +77,7 @@ def fill(template: str, **context: object) -> Markup:
 
 def _row(run: ListedRun) -> dict[str, str]:
     return {
-        "name": run.path.name,
+        "name": run.path.name.encode(errors="replace").decode(),  # it may be no UTF-8, an address must
         "started": run.started.replace("T", " ")[:16],
         "kind": run.kind,
         "scenario": run.name or run.path.name,

@@ -136,7 +136,8 @@ class RunsSite:
 
 
 def _html(text: str, status: int = 200) -> web.Response:
-    return web.Response(text=text, content_type="text/html", status=status)
+    body = text.encode(errors="replace")
+    return web.Response(body=body, content_type="text/html", charset="utf-8", status=status)
 
 
 async def _serve(runs: Path, port: int, over: asyncio.Event) -> None:

@@ -53,7 +53,8 @@ from gapmeter.analysis.stats.estimate import Difference, Spread
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.report import html, markdown, terminal
 from gapmeter.report.comparison import document, headline, with_sentences, words_of
-from gapmeter.report.differences import change_of, verdict_sentence
+from gapmeter.report.differences import brief, change_of, change_sentence, verdict_sentence
+from gapmeter.report.document import Table
 from tests.kit import results as kit
 from tests.kit.compared import COMMAND, folder, manifest, virtual
 
@@ -513,6 +514,48 @@ def test_a_percentile_that_one_side_failed_is_shown_as_failed_and_makes_the_othe
         told = pair.metrics["ttft"].percentiles["p90"]
         assert change_of("TTFT p90", told) == f"TTFT p90 failed -> {duration(told.b_ms)}"
         assert "A 20 %" in verdict_sentence(pair)
+
+
+@pytest.mark.parametrize(
+    ("ci_ms", "p_adjusted", "failed", "answer"),
+    [
+        ((-0.1, 10.5), 0.3, None, "no difference found (one of 9.37 ms would be)"),
+        ((0.1, 10.5), 0.3, None, "not beyond chance among all figures (one of 9.37 ms would be)"),
+        ((0.1, 10.5), 0.01, None, "no difference found (one of 9.37 ms would be)"),  # less than the load tester's floor
+        ((-9.0, 99.0), 0.3, "b", "no difference found"),  # in milliseconds of a time-out nothing would be found
+    ],
+)
+def test_the_answer_to_a_figure_does_not_contradict_its_interval(
+    ci_ms: tuple[float, float], p_adjusted: float, failed: str | None, answer: str
+) -> None:
+    found = compare_sides([virtual(1)], [virtual(1, 1)], PERCENTILES, resamples=50)
+    pair = pair_of(("A", "B"), found, claims.judge([found], {})[0], "GPU")
+    figure = (
+        pair.metrics["ttft"]
+        .percentiles["p50"]
+        .model_copy(
+            update={"ci_ms": ci_ms, "p_adjusted": p_adjusted, "failed": failed, "confirmed": False, "least_ms": 9.37}
+        )
+    )
+    ttft = pair.metrics["ttft"].model_copy(update={"percentiles": {"p50": figure}})
+    (table,) = (each for each in brief(pair.model_copy(update={"metrics": {"ttft": ttft}}), 0, forced=False).blocks
+                if isinstance(each, Table))  # fmt: skip
+    assert table.rows[0][-1] == answer
+
+
+def test_stages_are_said_to_be_of_answered_requests_where_some_failed_and_what_is_unexplained_has_no_owner() -> None:
+    a, slow = virtual(1), virtual(1, forward_ns=30e6)
+    for b, answered in ((slow, ""), (dropping(slow, 0.05), " of answered requests")):
+        found = compare_sides([a], [b], PERCENTILES, resamples=100)
+        (verdict,) = claims.judge([found], {})
+        pair = pair_of(("A", "B"), found, verdict, "GPU")
+        assert re.match(f"(the difference of )?the mean (TTFT|E2E){answered}(:| \\d)", change_sentence(pair))
+        assert pair.changed is not None
+        nobodys = pair.changed.model_copy(
+            update={"stage": "unexplained", "owner": "nobody yet", "cause": None, "share": 1.0}
+        )
+        nobodys = nobodys.model_copy(update={"unexplained": None})
+        assert change_sentence(pair.model_copy(update={"changed": nobodys})).endswith("of that is unexplained")
 
 
 def test_a_percentile_that_a_run_refuses_is_said_to_be_refused_though_its_sample_is_too_small_besides() -> None:

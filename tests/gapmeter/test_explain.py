@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,18 @@ def test_a_group_that_cannot_be_is_one_sentence_and_exit_2(
     assert says in capsys.readouterr().err
 
 
-def test_a_folder_that_was_never_analysed_is_told_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.whole_run
+def test_a_folder_that_was_never_analysed_is_told_how(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(finished_run, tmp_path / "run")
+    (run / "summary.json").unlink()
+    assert main(["explain", str(run), "--group", "prompt_tokens > 3"]) == 2
+    assert "no summary.json; analyse it with: gapmeter report" in capsys.readouterr().err
+
+
+def test_a_folder_of_something_else_is_not_sent_to_be_analysed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["explain", str(tmp_path), "--group", "prompt_tokens > 3"]) == 2
-    assert "analyse it with: gapmeter report" in capsys.readouterr().err
+    assert "is not a run's folder: it has no manifest.json" in capsys.readouterr().err

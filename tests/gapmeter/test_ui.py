@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -139,6 +140,18 @@ async def test_runs_are_listed_searched_and_opened(site: Site, tab: Tab) -> None
     await tab.evaluate("document.querySelector('table.runs a').click()")
     await tab.until("location.pathname.endsWith('report.html') && document.querySelector('.verdict') !== null")
     assert tab.complaints == []
+
+
+async def test_a_folder_whose_name_is_no_utf_8_is_listed_and_hides_no_other(
+    site: Site, visitor: aiohttp.ClientSession
+) -> None:
+    foreign = site.runs / os.fsdecode(b"20200101-000001-\xff")
+    foreign.mkdir()
+    (foreign / "manifest.json").write_text("{")
+    async with visitor.get(site.base) as answer:
+        assert answer.status == 200
+        page = await answer.text()
+    assert all(name in page for name in [*names(site), "20200101-000001-?"])
 
 
 async def test_ticked_runs_are_compared(site: Site, tab: Tab) -> None:
