@@ -51,9 +51,15 @@ _NO_LEDGER = "No ledger on both sides: the server's stages were not recorded, or
 
 
 def verdict_sentence(pair: PairComparison) -> str:
-    """What was found, by the figure that says it best, and what failed; where nothing was, what would have been."""
+    """What was found, by the figure that says it best, and what failed; where nothing was, what would have been.
+
+    Failures come first where B has more of them than chance explains.
+    """
+    found = _found_sentence(pair)
+    if not pair.errors.a_share and not pair.errors.b_share:
+        return found
     failed = failed_sentence(pair.b, pair.a, pair.errors)
-    return _found_sentence(pair) + (f"; {failed}" if pair.errors.a_share or pair.errors.b_share else "")
+    return f"{failed}; {found}" if pair.errors.more_in_b else f"{found}; {failed}"
 
 
 def failed_sentence(b: str, a: str, failed: FailedShares) -> str:

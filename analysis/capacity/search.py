@@ -124,7 +124,10 @@ def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
 
 
 def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
-    """Where the capacity lies by what ``trials`` found; None before one failed or found the server full."""
+    """Where the capacity lies by what ``trials`` found; None before one failed or found the server full.
+
+    None too while all failed: the curve would put a place below them where its shape likes, and there may be none.
+    """
     valid = [trial for trial in trials if trial.verdict != INVALID]
     ceilings = [
         Ceiling(served.rate, served.error, at)
@@ -132,7 +135,7 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
         if (served := trial.outcome.served) and served.saturated
     ]
     most = min((trial.rate for trial in valid if trial.verdict == FAILS or is_overloaded(trial)), default=None)
-    if most is None:
+    if most is None or all(trial.verdict == FAILS for trial in valid):
         return None
     speeds = speeds_of(
         [trial.outcome.pace for trial in valid],

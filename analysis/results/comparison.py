@@ -6,6 +6,7 @@ the samples cannot support a figure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 
@@ -169,8 +170,13 @@ class FailedShares(Result):
 
     @property
     def more_in_b(self) -> bool:
-        """Whether B failed more than A beyond chance: their intervals do not meet."""
-        return self.a_ci is not None and self.b_ci is not None and self.b_ci[0] > self.a_ci[1]
+        """Whether B failed more than A beyond chance.
+
+        By an interval of the difference from both shares' own (Newcombe 1998, Statistics in Medicine 17, method 10).
+        """
+        if self.a_ci is None or self.b_ci is None:
+            return False
+        return self.b_share - self.a_share > math.hypot(self.b_share - self.b_ci[0], self.a_ci[1] - self.a_share)
 
 
 class Change(Result):

@@ -344,6 +344,12 @@ def test_a_rate_that_could_not_be_decided_is_not_asked_for_again_to_hold() -> No
     assert second.rate < first.rate * 0.95 or second.aim == "curve"
 
 
+def test_while_every_rate_failed_nothing_is_said_of_where_one_would_hold() -> None:
+    failed = [trial(rate, FAILS, counts=(Count(34, 60, 60),), **FULL) for rate in (10, 5, 2.5, 1.25)]
+    assert posterior(GOAL, failed) is None
+    assert posterior(GOAL, [*failed, trial(0.6, UNDECIDED, 0.6, counts=(Count(0, 60, 60),))]) is not None
+
+
 def test_the_rate_held_is_the_highest_below_all_that_failed() -> None:
     assert held_rate([trial(10, HOLDS), trial(12, HOLDS), trial(14, UNDECIDED, 0.6), trial(16, FAILS)]) == 12
     assert held_rate([trial(10, HOLDS), trial(12, HOLDS), trial(11, FAILS)]) == 10

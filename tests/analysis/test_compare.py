@@ -397,6 +397,12 @@ def test_a_side_that_fails_more_requests_is_never_within(case: str) -> None:
     assert "of its requests" in found.sentence
 
 
+@pytest.mark.parametrize(("a", "b", "more"), [(0, 8, True), (0, 4, False), (4, 8, False), (2, 14, True), (8, 0, False)])
+def test_a_few_requests_show_that_more_failed_as_soon_as_their_difference_does(a: int, b: int, more: bool) -> None:
+    a_ci, b_ci = share_bounds(a, 60), share_bounds(b, 60)
+    assert FailedShares(a_share=a / 60, b_share=b / 60, a_ci=a_ci, b_ci=b_ci).more_in_b is more
+
+
 @pytest.mark.parametrize("share", [0.01, 0.02, 0.05])
 @pytest.mark.parametrize("count", [1, 3])
 def test_dropping_the_slowest_requests_is_neither_faster_nor_within(share: float, count: int) -> None:
