@@ -10,6 +10,7 @@ import numpy as np
 from gapmeter.analysis.arrays import Bools, Ints, each_of
 
 _CHUNK = 50_000  # intervals that are sorted at once: what the processor's caches hold
+_BITS = 62  # of a number in which each stands for a class
 FAR = np.iinfo(np.int64).max // 2
 Times = tuple[Ints, Ints]  # starts and ends, in order, none overlapping, ns
 
@@ -165,14 +166,16 @@ def _moments(
         active = np.flatnonzero(np.cumsum(step[place]) > 0)
         since, until, whose = place[active], place[active + 1], cls[place[active]]
         owner, covers = np.full(len(order), classes), np.zeros(len(order), np.bool_)
-        bounded = np.searchsorted(whose, np.arange(classes + 1))
-        for one in range(classes - 1, -1, -1):  # the first has the last word
-            mine = slice(bounded[one], bounded[one + 1])
-            row, nth = each_of(until[mine] - since[mine])
-            at = since[mine][row] + nth
-            owner[at] = one
-            if beneath[one]:
-                covers[at] = True
+        for first in range(0, classes, _BITS):
+            mine = slice(*np.searchsorted(whose, (first, first + _BITS)))
+            bit = 1 << (whose[mine] - first).astype(np.int64)
+            change = np.zeros(len(order), np.int64)
+            change[since[mine]] = bit
+            change[until[mine]] -= bit
+            at_work = np.cumsum(change)  # the classes that are active from each moment on, a bit each
+            lowest = np.frexp((at_work & -at_work).astype(np.float64))[1] - 1
+            np.copyto(owner, first + lowest, where=(owner == classes) & (at_work != 0))
+            covers |= (at_work & sum(1 << bit for bit in np.flatnonzero(beneath[first : first + _BITS]).tolist())) != 0
         length = np.diff(time, append=time[-1])
         length[:-1][np.diff(event) != 0] = 0
         kept = (owner < classes) & (length > 0)
