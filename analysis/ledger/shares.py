@@ -116,12 +116,15 @@ class Sharer:
         """Whose stretches may have kept which rows' threads."""
         process = {"engine": causes.engine, "api": causes.api}
         kinds, number = np.unique(self._threads, return_inverse=True)
-        thread = number.astype(np.int8)[owned.cls]
+        thread = number.astype(np.int8)[owned.cls]  # which numpy sorts by radix
+        order = np.argsort(thread, kind="stable")
+        ends = np.searchsorted(thread[order], np.arange(len(kinds) + 1))
         for kind, pid in self._use.of:
             if kind not in kinds:
                 continue
             whose = process["api" if kind.startswith(("loop", "pool")) else "engine"]
-            rows = np.flatnonzero(thread == np.searchsorted(kinds, kind))
+            at = int(np.searchsorted(kinds, kind))
+            rows = order[ends[at] : ends[at + 1]]
             yield (kind, pid), rows[whose[owned.event[rows]] == pid]
 
 
