@@ -96,7 +96,7 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
 
 def document(folder: RunFolder, series: MetricSeries | None = None) -> Document:
     """The page of an analysed run; ``series``: its metrics', where they have been made. Raises as ``Run.read`` does."""
-    run = Run.read(folder, series)
+    run = Run.read(folder, series, timeline_columns=("request_id", "stage", "end_ns"))
     result, manifest = run.result, run.manifest
     sections = [
         *glance.glance(result, manifest),

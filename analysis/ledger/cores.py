@@ -156,21 +156,23 @@ class _Process:
     def __init__(self, file: RecordFile) -> None:
         self.pid, self.role = int(file.process["pid"]), str(file.process["role"])
         self.kind, self.engine = _KIND[self.role], int(file.process.get("engine", 0))  # of several engines which one
-        codes = np.ascontiguousarray(file.spans["code"])
-        self._file, self._rows = file, np.argsort(codes, kind="stable")
-        self._codes = codes[self._rows]
+        codes = file.spans["code"].astype(np.int16)  # which numpy sorts by radix
+        order = np.argsort(codes, kind="stable")
+        self._spans, self._ends = file.spans[order], np.cumsum(np.bincount(codes, minlength=max(Span) + 1))
 
     def spans(self, *codes: Span) -> Table:
         """Of one kind after the other, in the order written."""
-        ends = [np.searchsorted(self._codes, (code, code + 1)) for code in codes]
-        return np.asarray(self._file.spans[np.concatenate([self._rows[low:high] for low, high in ends])])
+        parts = [self._spans[self._ends[code - 1] : self._ends[code]] for code in codes]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _loop_work(file: _Process, also: Sequence[Span] = _IN_LOOP) -> Times:
     """What an API server's event loop did for anybody: templates and tokenizing that no pool does, and ``also``."""
-    pooled, rows = file.spans(*_TO_POOL), file.spans(*also)
-    rows = np.concatenate([pooled[pooled["queued_ns"] == pooled["start_ns"]], rows])
-    return union(np.where(rows["code"] == Span.DETOKENIZE, rows["queued_ns"], rows["start_ns"]), rows["end_ns"])
+    spans = [file.spans(code) for code in (*_TO_POOL, *also)]
+    spans[:2] = [rows[rows["queued_ns"] == rows["start_ns"]] for rows in spans[:2]]
+    begun = [rows["queued_ns" if code == Span.DETOKENIZE else "start_ns"]
+             for code, rows in zip((*_TO_POOL, *also), spans, strict=True)]  # fmt: skip
+    return union(np.concatenate(begun), np.concatenate([rows["end_ns"] for rows in spans]))
 
 
 def _pool_full(file: _Process, threads: int) -> Times:

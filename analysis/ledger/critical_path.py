@@ -10,6 +10,7 @@ import numpy as np
 from gapmeter.analysis.arrays import Bools, Ints, each_of
 
 _CHUNK = 50_000  # intervals that are sorted at once: what the processor's caches hold
+_BITS = 62  # of a number in which each stands for a class
 FAR = np.iinfo(np.int64).max // 2
 Times = tuple[Ints, Ints]  # starts and ends, in order, none overlapping, ns
 
@@ -113,17 +114,22 @@ def pieces(intervals: Intervals, events: int, classes: int) -> Intervals:
 
 
 def with_holes(owned: Intervals, low: Ints, high: Ints) -> Intervals:
-    """``pieces`` and, as rows of class -1, what they leave open of each event's window, ``low`` to ``high``."""
-    everyone = np.arange(len(low))
-    event = np.concatenate([owned.event, everyone, everyone])
-    begins, ends = np.concatenate([owned.start, low, high]), np.concatenate([owned.end, low, high])
-    order = np.lexsort((ends, begins, event))
-    event, begins, ends = event[order], begins[order], ends[order]
-    before = np.flatnonzero((event[1:] == event[:-1]) & (begins[1:] > ends[:-1]))
-    holes = Intervals(event[before], ends[before], begins[before + 1], np.full(len(before), -1, np.int64))
-    whole = Intervals.join([owned, holes])
-    order = np.lexsort((whole.start, whole.event))
-    return Intervals(whole.event[order], whole.start[order], whole.end[order], whole.cls[order])
+    """``pieces`` and, as rows of class -1, what they leave open of each event's window, ``low`` to ``high``.
+
+    In order of event and time, as ``owned`` is.
+    """
+    first, last = (np.searchsorted(owned.event, np.arange(len(low)), side=side) for side in ("left", "right"))
+    some = np.flatnonzero(first < last)
+    since, until = np.append(0, owned.end[:-1]), low.copy()  # until when all is told, before each row and at last
+    since[first[some]], until[some] = low[some], owned.end[last[some] - 1]
+    inner, outer = np.flatnonzero(owned.start > since), np.flatnonzero(high > until)
+    at = np.concatenate([last[outer], inner])  # where two come before one row, the end of an event is first
+    return Intervals(
+        np.insert(owned.event, at, np.concatenate([outer, owned.event[inner]])),
+        np.insert(owned.start, at, np.concatenate([until[outer], since[inner]])),
+        np.insert(owned.end, at, np.concatenate([high[outer], owned.start[inner]])),
+        np.insert(owned.cls, at, -1),
+    )
 
 
 def _moments(
@@ -151,7 +157,7 @@ def _moments(
             continue
         event = np.concatenate([intervals.event[rows]] * 2)
         time = np.concatenate([intervals.start[rows], intervals.end[rows]])
-        order = np.lexsort((time, event))
+        order = _in_order(event, time)
         begins = order < len(rows)
         event, time, step = event[order], time[order], np.where(begins, 1, -1)
         cls = intervals.cls[rows].astype(np.int16)[np.where(begins, order, order - len(rows))]
@@ -160,16 +166,27 @@ def _moments(
         active = np.flatnonzero(np.cumsum(step[place]) > 0)
         since, until, whose = place[active], place[active + 1], cls[place[active]]
         owner, covers = np.full(len(order), classes), np.zeros(len(order), np.bool_)
-        bounded = np.searchsorted(whose, np.arange(classes + 1))
-        for one in range(classes - 1, -1, -1):  # the first has the last word
-            mine = slice(bounded[one], bounded[one + 1])
-            row, nth = each_of(until[mine] - since[mine])
-            at = since[mine][row] + nth
-            owner[at] = one
-            if beneath[one]:
-                covers[at] = True
+        for first in range(0, classes, _BITS):
+            mine = slice(*np.searchsorted(whose, (first, first + _BITS)))
+            bit = 1 << (whose[mine] - first).astype(np.int64)
+            change = np.zeros(len(order), np.int64)
+            change[since[mine]] = bit
+            change[until[mine]] -= bit
+            at_work = np.cumsum(change)  # the classes that are active from each moment on, a bit each
+            lowest = np.frexp((at_work & -at_work).astype(np.float64))[1] - 1
+            np.copyto(owner, first + lowest, where=(owner == classes) & (at_work != 0))
+            covers |= (at_work & sum(1 << bit for bit in np.flatnonzero(beneath[first : first + _BITS]).tolist())) != 0
         length = np.diff(time, append=time[-1])
         length[:-1][np.diff(event) != 0] = 0
         kept = (owner < classes) & (length > 0)
         if kept.any():
             yield event[kept], time[kept], length[kept], owner[kept], covers[kept]
+
+
+def _in_order(event: Ints, time: Ints) -> Ints:
+    """``lexsort`` by both, four times as fast: one key of them where it fits."""
+    first, after = int(event.min()), int(time.min())
+    span = int(time.max()) - after + 1
+    if (int(event.max()) - first + 1) * span > FAR:
+        return np.lexsort((time, event))
+    return np.argsort((event - first) * span + (time - after), kind="stable")

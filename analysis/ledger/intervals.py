@@ -243,8 +243,7 @@ class _Maker:
         """From each eviction to the next scheduling, for the tokens that were made after it."""
         index = self.index
         made = index.step_of_token(self.events)
-        evicted = index.spans[index.spans["code"] == Span.PREEMPT]
-        for row in evicted[np.isin(evicted["request"], self.events.request)]:
+        for row in index.evicted[np.isin(index.evicted["request"], self.events.request)]:
             mine = index.entries[index.entries["request"] == row["request"]]
             starts = schedule[index.position(mine["step"])]
             later = starts[starts > row["start"]]

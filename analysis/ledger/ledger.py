@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ _SPOILS: dict[str, tuple[str, ...]] = {
 }
 _ROUNDING = 1e-9  # of a sum of squares
 _FEWEST_STEPS = 20
-_BLOCK = 200_000  # events and steps within them whose ledgers are made at once
+_BLOCK = 50_000  # events and steps within them whose ledgers are made at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +142,27 @@ def timelines(
     """
     rows = np.flatnonzero(shown & _answered(requests))
     events = _events(requests, rows, "last_token_ns", _tokens(requests, rows))
-    causes = build(trace, _client(requests), events, _dropped(_unmeasured(trace))[1], index)
-    owned = (sharer or Sharer(trace)).cut(causes, pieces(causes.intervals, len(events), len(CLASSES)))
-    owned = with_holes(owned, events.start, events.end)
+    client, dropped, sharer = _client(requests), _dropped(_unmeasured(trace))[1], sharer or Sharer(trace)
+    if index is None and trace is not None:
+        index = Index(trace, len(requests))
     stages, kinds = [*(s.name for s in STAGES), UNEXPLAINED], ["measured", "transit", UNEXPLAINED]
-    named, names = owned.cls >= 0, pd.Index(requests["request_id"].to_numpy()[rows])
+    parts = []
+    for low, block in _blocks(trace, events):
+        causes = build(trace, client, block, dropped, index)
+        owned = sharer.cut(causes, pieces(causes.intervals, len(block), len(CLASSES)))
+        owned = with_holes(owned, block.start, block.end)
+        named = owned.cls >= 0
+        stage, kind = np.where(named, owned.cls // 2, len(stages) - 1), np.where(named, owned.cls % 2, len(kinds) - 1)
+        codes = (low + owned.event).astype(np.int32), stage.astype(np.int8), kind.astype(np.int8)
+        parts.append((*codes, owned.start, owned.end))
+    request, stage, kind, start, end = map(np.concatenate, zip(*parts, strict=True))
     return pd.DataFrame(
         {
-            "request_id": pd.Categorical.from_codes(owned.event, names),
-            "stage": pd.Categorical.from_codes(np.where(named, owned.cls // 2, len(stages) - 1), stages),
-            "kind": pd.Categorical.from_codes(np.where(named, owned.cls % 2, len(kinds) - 1), kinds),
-            "start_ns": owned.start,
-            "end_ns": owned.end,
+            "request_id": pd.Categorical.from_codes(request, pd.Index(requests["request_id"].to_numpy()[rows])),
+            "stage": pd.Categorical.from_codes(stage, stages),
+            "kind": pd.Categorical.from_codes(kind, kinds),
+            "start_ns": start,
+            "end_ns": end,
         }
     )
 
@@ -237,6 +246,15 @@ def _gap_events(requests: pd.DataFrame, good: Ints) -> tuple[Events, dict[str, A
     return Events(good[whose], n, start, end), index
 
 
+def _blocks(trace: Trace | None, events: Events) -> Iterator[tuple[int, Events]]:
+    """A few events after the other, each time with the number of the first: all at once would fill the memory."""
+    steps = np.empty(0, np.int64) if trace is None else np.sort(trace.steps["schedule_ns"])
+    within = 1 + np.searchsorted(steps, events.end) - np.searchsorted(steps, events.start)
+    cuts = [0, *(np.flatnonzero(np.diff(np.cumsum(within) // _BLOCK)) + 1).tolist(), len(events)]
+    for low, high in itertools.pairwise(cuts):
+        yield low, events.rows(low, high)
+
+
 def _folded(values: NDArray[Any]) -> NDArray[Any]:
     """A column that is one value throughout as that value repeated, which takes no memory."""
     repeated = np.broadcast_to(values[:1].copy(), values.shape) if len(values) else values
@@ -269,13 +287,9 @@ def _tables(
     trace: Trace | None, index: Index | None, client: Client, events: Events, unmeasured: set[str],
     own: Mapping[str, _OwnSteps], sharer: Sharer,
 ) -> _Tables:  # fmt: skip
-    """Made by blocks of events: all intervals of a large run at once would fill the memory."""
-    steps = np.empty(0, np.int64) if trace is None else np.sort(trace.steps["schedule_ns"])
-    within = 1 + np.searchsorted(steps, events.end) - np.searchsorted(steps, events.start)
-    cuts = [0, *(np.flatnonzero(np.diff(np.cumsum(within) // _BLOCK)) + 1).tolist(), len(events)]
     blocks, negative, held = [], dict[str, list[Ints]](), Counter[Culprit]()
-    for low, high in itertools.pairwise(cuts):
-        table, causes, core = _table(trace, index, client, events.rows(low, high), unmeasured, own, sharer)
+    for _, block in _blocks(trace, events):
+        table, causes, core = _table(trace, index, client, block, unmeasured, own, sharer)
         blocks.append({name: _folded(values) for name, values in table.items()})
         for name, gap in causes.gaps.items():
             negative.setdefault(name, []).append(gap[gap < 0])

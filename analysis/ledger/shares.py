@@ -93,14 +93,18 @@ class Sharer:
         for key, at in self._by_thread(causes, owned):
             stretches = self._use.of[key]
             alone[at] = False
-            turns = np.stack([stretches.start, stretches.end], axis=1).ravel()  # also of what lies between them
+            near = slice(
+                np.searchsorted(stretches.end, owned.start[at].min(initial=FAR)),
+                np.searchsorted(stretches.start, owned.end[at].max(initial=-FAR)),
+            )
+            turns = np.stack([stretches.start[near], stretches.end[near]], axis=1).ravel()  # also what lies between
             of, one, low, high = overlaps(owned.start[at], owned.end[at], np.append(-FAR, turns), np.append(turns, FAR))
             kept = high > low
             row.append(at[of[kept]])
             start.append(low[kept])
             end.append(high[kept])
             inside = one[kept] % 2 == 1
-            why.append(np.where(inside, np.append(stretches.reason, -1)[one[kept] // 2], -1))
+            why.append(np.where(inside, np.append(stretches.reason[near], -1)[one[kept] // 2], -1))
         rest = np.flatnonzero(alone)
         rows, begun = np.concatenate([rest, *row]), np.concatenate([owned.start[rest], *start])
         ended, reason = np.concatenate([owned.end[rest], *end]), np.concatenate([np.full(len(rest), -1), *why])
@@ -112,12 +116,15 @@ class Sharer:
         """Whose stretches may have kept which rows' threads."""
         process = {"engine": causes.engine, "api": causes.api}
         kinds, number = np.unique(self._threads, return_inverse=True)
-        thread = number.astype(np.int8)[owned.cls]
+        thread = number.astype(np.int8)[owned.cls]  # which numpy sorts by radix
+        order = np.argsort(thread, kind="stable")
+        ends = np.searchsorted(thread[order], np.arange(len(kinds) + 1))
         for kind, pid in self._use.of:
             if kind not in kinds:
                 continue
             whose = process["api" if kind.startswith(("loop", "pool")) else "engine"]
-            rows = np.flatnonzero(thread == np.searchsorted(kinds, kind))
+            at = int(np.searchsorted(kinds, kind))
+            rows = order[ends[at] : ends[at + 1]]
             yield (kind, pid), rows[whose[owned.event[rows]] == pid]
 
 

@@ -61,6 +61,8 @@ def stage_parts(ledgers: pd.DataFrame, names: Sequence[str], rows: Bools | Ints 
 
     A stage that is unmeasured in a few rows only has its time in their remainder, so 0 there adds up.
     """
+    if isinstance(rows, np.ndarray) and rows.dtype == np.bool_:
+        rows = np.flatnonzero(rows)
     columns = [ledgers[column(name)].array[rows].to_numpy(np.float64, na_value=np.nan) for name in names]
     return np.asarray(np.nan_to_num(np.stack(columns, axis=1)))
 

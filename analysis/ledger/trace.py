@@ -357,6 +357,7 @@ class Index:
         self._choices = trace.choices
         spans = trace.request_spans
         self.spans = spans if (spans["request"] >= 0).all() else spans[spans["request"] >= 0]
+        self.evicted = self.spans[self.spans["code"] == Span.PREEMPT]
         emissions = trace.emissions[trace.emissions["request"] >= 0]
         emissions = emissions[np.lexsort((emissions["at"], emissions["request"]))]
         self.emission_key = emissions["request"] * FAR + _cumulative(emissions["request"], emissions["tokens"])

@@ -47,6 +47,27 @@ def test_every_tick_goes_to_the_active_class_of_highest_priority(rows: list[tupl
 
 
 @given(_rows, st.integers(1, 4))
+def test_more_classes_than_a_number_has_bits_are_swept_like_few(
+    rows: list[tuple[int, int, int, int]], bits: int
+) -> None:
+    rows = [row for row in rows if row[1] < row[2]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(critical_path, "_BITS", bits)
+        got, hidden = sweep(_intervals(rows), 4, CLASSES, over=np.array([0, 1]), under=np.array([3]))
+    want, want_hidden = _by_hand(rows, {0, 1}, {3})
+    assert (_sums(got) == want).all()
+    assert (hidden == want_hidden).all()
+
+
+def test_times_too_far_apart_for_one_key_are_swept_all_the_same() -> None:
+    far = 10**18
+    owned = pieces(Intervals(*np.array([[4, 0, far, 2], [0, 3, far, 1], [0, 0, 5, 0]]).T), 5, CLASSES)
+    assert owned.event.tolist() == [0, 0, 4]
+    assert owned.start.tolist() == [0, 5, 0] and owned.end.tolist() == [5, far, far]
+    assert owned.cls.tolist() == [0, 1, 2]
+
+
+@given(_rows, st.integers(1, 4))
 def test_a_single_event_is_swept_in_parts_as_it_is_at_once(rows: list[tuple[int, int, int, int]], most: int) -> None:
     alone = _intervals([(0, start, end, cls) for _, start, end, cls in rows if start < end])
     with pytest.MonkeyPatch.context() as patch:
@@ -109,7 +130,11 @@ def test_what_is_owned_comes_in_order_without_overlap_neighbors_joined(rows: lis
 def test_with_its_holes_a_window_is_covered_exactly_once(rows: list[tuple[int, int, int, int]]) -> None:
     rows = [row for row in rows if row[1] < row[2]]
     low, high = np.zeros(4, int), np.full(4, 30)
-    whole = with_holes(pieces(_intervals(rows), 4, CLASSES), low, high)
+    owned = pieces(_intervals(rows), 4, CLASSES)
+    whole = with_holes(owned, low, high)
+    named = whole.cls >= 0
+    assert all((getattr(whole, n)[named] == getattr(owned, n)).all() for n in ("event", "start", "end", "cls"))
+    assert (np.diff(whole.event) >= 0).all()
     for event in range(4):
         mine = whole.event == event
         assert whole.start[mine][0] == 0 and whole.end[mine][-1] == 30

@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gapmeter.analysis.ledger import ledger as making
 from gapmeter.analysis.ledger.ledger import Ledger, make_ledger, timelines
-from gapmeter.analysis.ledger.trace import read_trace
+from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.records import EntryFlag
 from tests.kit.simulated import Asked, Server, ask, session, simulated
 
@@ -34,6 +35,8 @@ AGREE_NS = 30_000
 class Case:
     """A finished run: its ledger's rows to the last token, and the truth's stages of the same requests, ns."""
 
+    requests: pd.DataFrame
+    trace: Trace | None
     ledger: Ledger
     rows: pd.DataFrame
     timelines: pd.DataFrame
@@ -51,7 +54,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ledger = make_ledger(table, trace)
     rows = ledger.rows[ledger.rows["event"] == "last_token"].set_index("request_id")
     stretches = timelines(table, trace, np.ones(len(table), dtype=np.bool_))
-    return Case(ledger, rows, stretches, _true_stages(server.truth(), asked), request.param == "evicting")
+    truth = _true_stages(server.truth(), asked)
+    return Case(table, trace, ledger, rows, stretches, truth, request.param == "evicting")
 
 
 async def _load(server: Server) -> list[Asked]:
@@ -154,6 +158,17 @@ def _preempted(truth: _Truth, engine_id: str) -> int:
         elif gone:
             total, gone = total + truth.span("SCHEDULE", seq)[0] - gone, 0
     return total
+
+
+def test_ledgers_are_the_same_whatever_the_blocks_that_they_are_made_by(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "_BLOCK", 50)
+    again = make_ledger(case.requests, case.trace)
+    pd.testing.assert_frame_equal(again.rows, case.ledger.rows)
+    pd.testing.assert_frame_equal(again.gaps, case.ledger.gaps)
+    stretches = timelines(case.requests, case.trace, np.ones(len(case.requests), dtype=np.bool_))
+    pd.testing.assert_frame_equal(stretches, case.timelines)
 
 
 def test_the_ledger_is_accepted_and_leaves_next_to_nothing_unexplained(case: Case) -> None:
