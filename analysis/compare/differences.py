@@ -85,7 +85,7 @@ def _keys(run: Run) -> NDArray[np.int64]:
 class Pair:
     """Two aligned sides. ``percentiles``: of each metric, which; ``stage_percentiles``: of every stage.
 
-    ``series[metric][side]`` are the runs' values; ``block`` the mean length of the blocks that are drawn: twice the
+    ``series[metric][side]`` are its values; ``block`` the mean length of the blocks that are drawn: twice the
     longest that any of the runs' metrics asks for. ``too_small`` is what the spread of resamples is short by, since a
     block varies about the mean of the run that it is a part of: with geometric lengths L, 1 - E[L^2] / (E[L] n).
     """
@@ -100,7 +100,10 @@ class Pair:
         fewest = min(run.count for run in runs)
         self.block = max(1.0, min(_LONGER * max(_block(run) for run in runs), _MOST_BLOCK * fewest))
         self.too_small = math.sqrt(1 - (2 * self.block - 1) / fewest) if fewest else 1.0
-        self.series = {metric: [[run.series(metric) for run in side] for side in self.sides] for metric in METRICS}
+        self.series = {
+            metric: [pooled([run.series(metric) for run in side], "values on a side") for side in self.sides]
+            for metric in METRICS
+        }
         self._gap_values, self._gap_tables = _gap_tables(self.sides)
         measured = {event: [(~np.isnan(run.ledgers[event])).any(axis=0) for run in runs] for event in EVENTS}
         self.known = {e: np.logical_and.reduce(m) for e, m in measured.items() if all(each.any() for each in m)}
@@ -108,12 +111,10 @@ class Pair:
             event: [_table(np.concatenate([run.ledgers[event] for run in side]), known) for side in self.sides]
             for event, known in self.known.items()
         }
-        # What each request adds to a sum, and to the number that divides it: every mean is a ratio of the two.
-        sums = [[run.sums() for run in side] for side in self.sides]
-        self._sums = {
-            _MEAN: [tuple(np.concatenate(parts) for parts in zip(*side, strict=True)) for side in sums],
-            **{event: [(table[:, :-1], table[:, -1:]) for table in own] for event, own in tables.items()},
-        }
+        # What each request adds to sums, and, in the columns after those, to the numbers that divide them: every mean
+        # is a ratio of the two.
+        sums = [np.concatenate([np.concatenate(run.sums(), axis=1) for run in side]) for side in self.sides]
+        self._sums = {_MEAN: sums, **tables}
         # Stages that are not 0 throughout.
         self.shown = {
             event: [i for i in range(len(STAGE_NAMES)) if any(table[:, i].any() for table in own)]
@@ -138,8 +139,8 @@ class Pair:
     def errors_in_mean(self, name: str, part: int) -> list[Floats]:
         """By side: what each request of its runs adds to the error of a mean, in due order; their own mean is 0."""
         errors = []
-        for amounts, counts in self._sums[name]:
-            amount, count = amounts[:, part], counts[:, min(part, counts.shape[1] - 1)]
+        for sums in self._sums[name]:
+            amount, count = sums[:, part], sums[:, min(_parts(name) + part, sums.shape[1] - 1)]
             errors.append((amount - amount.sum() / count.sum() * count) / count.mean())
         return errors
 
@@ -186,13 +187,18 @@ class Pair:
             f"{name}/{number}": ranked.harrell_davis(counts, percentiles)
             for name, (ranked, percentiles) in self._ranked[number].items()
         }
-        times = counts.astype(np.float64)
-        gaps = np.asarray(self._gap_tables[number] @ times).T
+        gaps = np.asarray(self._gap_tables[number] @ counts).T
         out[f"itl/{number}"] = pooled_harrell_davis(self._gap_values, gaps, self.percentiles["itl"])
+        times = counts.astype(np.float64)
         for name, sums in self._sums.items():
-            amount, count = (times.T @ part for part in sums[number])
+            amount, count = np.hsplit(times.T @ sums[number], [_parts(name)])
             out[f"{name}/{number}"] = np.divide(amount, count, out=np.full_like(amount, np.nan), where=count > 0)
         return out
+
+
+def _parts(name: str) -> int:
+    """How many means there are by this name."""
+    return len(METRICS) if name == _MEAN else len(STAGE_NAMES) + 1
 
 
 def _block(run: Run) -> float:
@@ -236,7 +242,7 @@ def _binned(values: Floats, owner: Ints, owners: int) -> tuple[Floats, sparse.cs
     """
     size = 10.0 ** (np.floor(np.log10(np.maximum(values, 1.0))) - 3)
     kept, column = np.unique(np.round(values / size) * size, return_inverse=True)
-    ones = np.ones(len(values))
+    ones = np.ones(len(values), np.int32)
     return kept, sparse.csr_array((ones, (column, owner)), shape=(max(len(kept), 1), owners))
 
 
@@ -320,7 +326,7 @@ class _Judge:
         percentile = self._pair.percentiles[metric][part]
         if (late := late_ns(itertools.chain(*self._pair.sides), metric, percentile)) is not None:
             return Difference(None, None, why=why_refused(late), late=late)
-        series = [pooled(side, "values on a side") for side in self._pair.series[metric]]
+        series = self._pair.series[metric]
         short = [found for found in (side.percentile(percentile) for side in series) if not found.supported]
         if short:
             return Difference(*self._ends(metric, part), why=min(short, key=lambda found: found.n_eff or 0.0).why)
@@ -333,8 +339,8 @@ class _Judge:
         """A metric's mean; where a side's requests failed, only if it proves B slower."""
         if (late := late_ns(itertools.chain(*self._pair.sides), metric, None)) is not None:
             return Difference(None, None, why=why_refused(late), late=late)
-        failed = "".join(n for n, side in zip("ab", self._pair.series[metric], strict=True)
-                         if any(np.isinf(run.values).any() for run in side))  # fmt: skip
+        series = self._pair.series[metric]
+        failed = "".join(n for n, side in zip("ab", series, strict=True) if np.isinf(side.values).any())
         found = self.mean(_MEAN, part := METRICS.index(metric))
         if found.spreads and max(map(len, self._pair.sides)) == 1:
             errors = self._pair.errors_in_mean(_MEAN, part)
@@ -371,7 +377,7 @@ class _Judge:
         metric = {"first_token": "ttft", "last_token": "e2e"}
         found: dict[str, dict[str, dict[float, Difference]]] = {}
         for event, stages in self._pair.shown.items():
-            series = [pooled(side) for side in self._pair.series[metric[event]]]
+            series = self._pair.series[metric[event]]
             found[event] = {}
             for stage in stages:
                 found[event][STAGE_NAMES[stage]] = {

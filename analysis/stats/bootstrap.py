@@ -192,9 +192,10 @@ class Ranked:
             steps = np.diff(values)
             out[:, number] = values[-1]
             if steps.any():
-                rank = np.cumsum(counts[within[:-1]], axis=0, dtype=_INDEX) + (below[low] - first)
-                share = weights[np.clip(rank, 0, width - 1, out=rank) + which * width]
-                out[:, number] -= np.einsum("i,ij->j", steps, share)
+                rank = counts.take(within[:-1], axis=0).cumsum(axis=0, dtype=_INDEX)
+                rank += below[low] - first
+                np.clip(rank, 0, width - 1, out=rank)
+                out[:, number] -= np.einsum("i,ij->j", steps, weights.take(rank + which * width))
         out[below[-1] == 0] = np.nan
         return out
 
