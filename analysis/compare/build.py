@@ -316,7 +316,9 @@ def side_table(letters: Sequence[str], sides: Sequence[Side]) -> SideTable:
 
 def _row(letter: str, side: Side) -> SideRow:
     manifest, result = side.first.manifest, side.first.result
-    series = {metric: pooled([each.run.series(metric) for each in side.runs]) for metric in {name for name, _ in _IN_TABLE}}
+    series = {
+        metric: pooled([each.run.series(metric) for each in side.runs]) for metric in {name for name, _ in _IN_TABLE}
+    }
     hardware = manifest.hardware
     return SideRow(
         name=letter,
@@ -327,7 +329,9 @@ def _row(letter: str, side: Side) -> SideRow:
         digest=manifest.scenario_digest,
         verdict=result.verdict,
         requests=side.requests,
-        figures={f"{metric}_{percentile_key(p)}": _estimate(side, series[metric], metric, p) for metric, p in _IN_TABLE},
+        figures={
+            f"{metric}_{percentile_key(p)}": _estimate(side, series[metric], metric, p) for metric, p in _IN_TABLE
+        },
         capacity=_NO_CAPACITY,
         cost=_first_known((each.result.cost for each in side.runs), "per_request_usd"),
         energy=_first_known((each.result.energy for each in side.runs), "per_request_j", _NO_ENERGY),

@@ -122,7 +122,9 @@ class Pair:
         }
         self._ranked = [self._ranked_of(number, tables) for number in range(len(self.sides))]
 
-    def _ranked_of(self, number: int, tables: Mapping[str, Sequence[Floats]]) -> dict[str, tuple[Ranked, Sequence[float]]]:
+    def _ranked_of(
+        self, number: int, tables: Mapping[str, Sequence[Floats]]
+    ) -> dict[str, tuple[Ranked, Sequence[float]]]:
         """What one side has percentiles of, and which."""
         side = self.sides[number]
         ranked: dict[str, tuple[Ranked, Sequence[float]]] = {
