@@ -85,7 +85,7 @@ def _keys(run: Run) -> NDArray[np.int64]:
 class Pair:
     """Two aligned sides. ``percentiles``: of each metric, which; ``stage_percentiles``: of every stage.
 
-    ``series[metric][side]`` are its values; ``block`` the mean length of the blocks that are drawn: twice the
+    ``series[metric][side]`` are a side's values; ``block`` the mean length of the blocks that are drawn: twice the
     longest that any of the runs' metrics asks for. ``too_small`` is what the spread of resamples is short by, since a
     block varies about the mean of the run that it is a part of: with geometric lengths L, 1 - E[L^2] / (E[L] n).
     """

@@ -40,6 +40,7 @@ def test_values_that_are_missing_are_left_out_of_each_resample() -> None:
     found = Ranked(np.array([1.0, np.nan, 2.0, 3.0])).harrell_davis(counts, [50])[:, 0]
     assert found[:2] == pytest.approx([2.0, 2.0])
     assert math.isnan(found[2])
+    assert np.isnan(Ranked(np.full(4, np.nan)).harrell_davis(counts, [50, 99])).all()
 
 
 @pytest.mark.parametrize("size", [5, 300, 4000])  # the largest reads only a part of the order for each percentile
