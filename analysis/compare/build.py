@@ -49,7 +49,7 @@ from gapmeter.analysis.results.cost import AnyCost, AnyEnergy
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stats.estimate import CONFIDENCE, POWER, Difference, Estimate
-from gapmeter.analysis.stats.series import pooled
+from gapmeter.analysis.stats.series import Series, pooled
 
 _LONGEST_NAME = 40  # characters of a value that stands in table heads
 _DECILES = tuple(float(p) for p in range(10, 100, 10))
@@ -316,6 +316,9 @@ def side_table(letters: Sequence[str], sides: Sequence[Side]) -> SideTable:
 
 def _row(letter: str, side: Side) -> SideRow:
     manifest, result = side.first.manifest, side.first.result
+    series = {
+        metric: pooled([each.run.series(metric) for each in side.runs]) for metric in {name for name, _ in _IN_TABLE}
+    }
     hardware = manifest.hardware
     return SideRow(
         name=letter,
@@ -326,15 +329,17 @@ def _row(letter: str, side: Side) -> SideRow:
         digest=manifest.scenario_digest,
         verdict=result.verdict,
         requests=side.requests,
-        figures={f"{metric}_{percentile_key(p)}": _estimate(side, metric, p) for metric, p in _IN_TABLE},
+        figures={
+            f"{metric}_{percentile_key(p)}": _estimate(side, series[metric], metric, p) for metric, p in _IN_TABLE
+        },
         capacity=_NO_CAPACITY,
         cost=_first_known((each.result.cost for each in side.runs), "per_request_usd"),
         energy=_first_known((each.result.energy for each in side.runs), "per_request_j", _NO_ENERGY),
     )
 
 
-def _estimate(side: Side, metric: str, percentile: float) -> SideEstimate:
-    found = pooled([each.run.series(metric) for each in side.runs]).percentile(percentile)
+def _estimate(side: Side, series: Series, metric: str, percentile: float) -> SideEstimate:
+    found = series.percentile(percentile)
     if (late := late_ns([each.run for each in side.runs], metric, percentile)) is not None:
         return SideEstimate(value_ms=None, ci_ms=None, why=why_refused(late), late_ms=late / 1e6)
     if not found.supported:

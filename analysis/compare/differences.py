@@ -40,7 +40,7 @@ from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run, late_ns, why_refused
 from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.stats import bootstrap
-from gapmeter.analysis.stats.bootstrap import harrell_davis, pooled_harrell_davis
+from gapmeter.analysis.stats.bootstrap import Ranked, pooled_harrell_davis
 from gapmeter.analysis.stats.dependence import autocorrelation_time
 from gapmeter.analysis.stats.estimate import TAIL, Difference, Estimate, Spread
 from gapmeter.analysis.stats.series import Series, pooled, share_of, spread_of_mean
@@ -54,7 +54,7 @@ _MOST_BLOCK = 0.25  # of a run
 _RESIDUAL = len(STAGE_NAMES) - 1
 _LEAST_WORTH = 12.0  # of one run, for a mean
 
-Indices = NDArray[np.int32]
+Counts = NDArray[np.int32]  # how often each request of a side is in each resample: shape (requests, resamples)
 Figures = dict[str, Floats]  # by name: shape (resamples, parts)
 _MEAN = "mean"  # of every metric
 
@@ -85,7 +85,7 @@ def _keys(run: Run) -> NDArray[np.int64]:
 class Pair:
     """Two aligned sides. ``percentiles``: of each metric, which; ``stage_percentiles``: of every stage.
 
-    ``series[metric][side]`` are the runs' values; ``block`` the mean length of the blocks that are drawn: twice the
+    ``series[metric][side]`` are a side's values; ``block`` the mean length of the blocks that are drawn: twice the
     longest that any of the runs' metrics asks for. ``too_small`` is what the spread of resamples is short by, since a
     block varies about the mean of the run that it is a part of: with geometric lengths L, 1 - E[L^2] / (E[L] n).
     """
@@ -100,47 +100,61 @@ class Pair:
         fewest = min(run.count for run in runs)
         self.block = max(1.0, min(_LONGER * max(_block(run) for run in runs), _MOST_BLOCK * fewest))
         self.too_small = math.sqrt(1 - (2 * self.block - 1) / fewest) if fewest else 1.0
-        self.series = {metric: [[run.series(metric) for run in side] for side in self.sides] for metric in METRICS}
-        self._values = [[{m: run.at_least_ns(m) for m in PER_REQUEST} for run in side] for side in self.sides]
+        self.series = {
+            metric: [pooled([run.series(metric) for run in side], "values on a side") for side in self.sides]
+            for metric in METRICS
+        }
         self._gap_values, self._gap_tables = _gap_tables(self.sides)
         measured = {event: [(~np.isnan(run.ledgers[event])).any(axis=0) for run in runs] for event in EVENTS}
         self.known = {e: np.logical_and.reduce(m) for e, m in measured.items() if all(each.any() for each in m)}
-        self._tables = {
-            event: [[_table(run.ledgers[event], known) for run in side] for side in self.sides]
+        tables = {
+            event: [_table(np.concatenate([run.ledgers[event] for run in side]), known) for side in self.sides]
             for event, known in self.known.items()
         }
-        # What each request adds to a sum, and to the number that divides it: every mean is a ratio of the two.
-        self._sums = {
-            _MEAN: [[run.sums() for run in side] for side in self.sides],
-            **{
-                event: [[(table[:, :-1], table[:, -1:]) for table in side] for side in sides]
-                for event, sides in self._tables.items()
-            },
-        }
+        # What each request adds to sums, and, in the columns after those, to the numbers that divide them: every mean
+        # is a ratio of the two.
+        sums = [np.concatenate([np.concatenate(run.sums(), axis=1) for run in side]) for side in self.sides]
+        self._sums = {_MEAN: sums, **tables}
         # Stages that are not 0 throughout.
         self.shown = {
-            event: [i for i in range(len(STAGE_NAMES)) if any(table[:, i].any() for side in sides for table in side)]
-            for event, sides in self._tables.items()
+            event: [i for i in range(len(STAGE_NAMES)) if any(table[:, i].any() for table in own)]
+            for event, own in tables.items()
         }
+        self._ranked = [self._ranked_of(number, tables) for number in range(len(self.sides))]
+
+    def _ranked_of(
+        self, number: int, tables: Mapping[str, Sequence[Floats]]
+    ) -> dict[str, tuple[Ranked, Sequence[float]]]:
+        """What one side has percentiles of, and which."""
+        side = self.sides[number]
+        ranked: dict[str, tuple[Ranked, Sequence[float]]] = {
+            metric: (Ranked(np.concatenate([run.at_least_ns(metric) for run in side])), self.percentiles[metric])
+            for metric in PER_REQUEST
+        }
+        for event, own in tables.items():
+            there = own[number][:, -1] > 0
+            for stage in self.shown[event] if self.stage_percentiles else ():
+                values = np.where(there, own[number][:, stage], np.nan)  # NaN without a ledger
+                ranked[f"{event}.{stage}"] = Ranked(values), self.stage_percentiles
+        return ranked
 
     def errors_in_mean(self, name: str, part: int) -> list[Floats]:
         """By side: what each request of its runs adds to the error of a mean, in due order; their own mean is 0."""
         errors = []
-        for side in self._sums[name]:
-            amount = np.concatenate([amounts[:, part] for amounts, _ in side])
-            count = np.concatenate([counts[:, min(part, counts.shape[1] - 1)] for _, counts in side])
+        for sums in self._sums[name]:
+            amount, count = sums[:, part], sums[:, min(_parts(name) + part, sums.shape[1] - 1)]
             errors.append((amount - amount.sum() / count.sum() * count) / count.mean())
         return errors
 
     def as_it_is(self) -> Figures:
         """The figures of what was measured, one row each."""
-        return self._figures([[_whole(run) for run in side] for side in self.sides])
+        return self._figures([np.ones((sum(run.count for run in side), 1), np.int32) for side in self.sides])
 
     def of_each_run(self) -> list[list[Figures]]:
         """The same of every run by itself, by side; the keys are the side's."""
         return [
-            [self._of_side(number, {i: _whole(run)}) for i, run in enumerate(side)]
-            for number, side in enumerate(self.sides)
+            [self._of_side(number, np.repeat(alone, counts)[:, None]) for alone in np.eye(len(counts), dtype=np.int32)]
+            for number, counts in enumerate([run.count for run in side] for side in self.sides)
         ]
 
     def drawn(self, resamples: int) -> Figures:
@@ -156,40 +170,37 @@ class Pair:
         for first in range(0, resamples, at_once):
             some = min(at_once, resamples - first)
             drawn = [
-                [bootstrap.draw(run.count, self.block, some, rng) for run, rng in zip(side, own, strict=True)]
+                np.concatenate([
+                    bootstrap.counts_of(bootstrap.draw(run.count, self.block, some, rng))
+                    for run, rng in zip(side, own, strict=True)
+                ])
                 for side, own in zip(self.sides, sources, strict=False)
-            ]
+            ]  # fmt: skip
             parts.append(self._figures(drawn * 2 if self.paired else drawn))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _figures(self, drawn: Sequence[Sequence[Indices]]) -> Figures:
-        sides = [self._of_side(number, dict(enumerate(own))) for number, own in enumerate(drawn)]
+    def _figures(self, drawn: Sequence[Counts]) -> Figures:
+        sides = [self._of_side(number, counts) for number, counts in enumerate(drawn)]
         return {name: figure for side in sides for name, figure in side.items()}
 
-    def _of_side(self, number: int, own: Mapping[int, Indices]) -> Figures:
-        """One side's figures, of the runs and requests that ``own`` names: keys ``ttft/0``, ``first_token/1`` …"""
-        out: Figures = {}
-        for metric in PER_REQUEST:
-            rows = np.concatenate([self._values[number][i][metric][drawn] for i, drawn in own.items()], axis=1)
-            out[f"{metric}/{number}"] = harrell_davis(rows, self.percentiles[metric])
-        times = {i: bootstrap.counts_of(drawn) for i, drawn in own.items()}
-        gaps: Any = sum(t @ self._gap_tables[number][i] for i, t in times.items())
-        out[f"itl/{number}"] = pooled_harrell_davis(self._gap_values, np.asarray(gaps), self.percentiles["itl"])
+    def _of_side(self, number: int, counts: Counts) -> Figures:
+        """One side's figures of each resample: keys ``ttft/0``, ``first_token/1`` …"""
+        out: Figures = {
+            f"{name}/{number}": ranked.harrell_davis(counts, percentiles)
+            for name, (ranked, percentiles) in self._ranked[number].items()
+        }
+        gaps = np.asarray(self._gap_tables[number] @ counts).T
+        out[f"itl/{number}"] = pooled_harrell_davis(self._gap_values, gaps, self.percentiles["itl"])
+        times = counts.astype(np.float64)
         for name, sums in self._sums.items():
-            amount: Any = sum(t @ sums[number][i][0] for i, t in times.items())
-            count: Any = sum(t @ sums[number][i][1] for i, t in times.items())
+            amount, count = np.hsplit(times.T @ sums[number], [_parts(name)])
             out[f"{name}/{number}"] = np.divide(amount, count, out=np.full_like(amount, np.nan), where=count > 0)
-        for event, tables in self._tables.items():
-            for stage in self.shown[event] if self.stage_percentiles else ():
-                by_run = [np.where(t[:, -1] > 0, t[:, stage], np.nan) for t in tables[number]]  # NaN without a ledger
-                rows = np.concatenate([by_run[i][drawn] for i, drawn in own.items()], axis=1)
-                out[f"{event}.{stage}/{number}"] = harrell_davis(rows, self.stage_percentiles)
         return out
 
 
-def _whole(run: Run) -> Indices:
-    """Every request once, as one resample."""
-    return np.arange(run.count, dtype=np.int32)[None]
+def _parts(name: str) -> int:
+    """How many means there are by this name."""
+    return len(METRICS) if name == _MEAN else len(STAGE_NAMES) + 1
 
 
 def _block(run: Run) -> float:
@@ -215,26 +226,26 @@ def _table(ledger: Floats, known: NDArray[np.bool_]) -> Floats:
     return np.concatenate([table, table.sum(axis=1, keepdims=True), there[:, None].astype(np.float64)], axis=1)
 
 
-def _gap_tables(sides: Sequence[Sequence[Run]]) -> tuple[Floats, list[list[Any]]]:
-    """The distinct gaps of both sides in order, and by side and run how many of each a request has."""
+def _gap_tables(sides: Sequence[Sequence[Run]]) -> tuple[Floats, list[Any]]:
+    """The distinct gaps of both sides in order, and by side how many of each a request has: shape (k, requests)."""
     runs = [run for side in sides for run in side]
     firsts = np.cumsum([0, *(run.count for run in runs)])
     pooled = np.concatenate([run.gaps_at_least_ns() for run in runs])
     owner = np.concatenate([run.gap_owner + first for run, first in zip(runs, firsts[:-1], strict=True)])
     values, table = _binned(pooled, owner, int(firsts[-1]))
-    tables = [table[low:high] for low, high in itertools.pairwise(firsts)]
-    return values, [tables[: len(sides[0])], tables[len(sides[0]) :]]
+    between = int(firsts[len(sides[0])])
+    return values, [table[:, :between], table[:, between:]]
 
 
 def _binned(values: Floats, owner: Ints, owners: int) -> tuple[Floats, sparse.csr_array]:
     """Pooled values rounded to four significant digits, and how many each owner has of each.
 
-    Returns the distinct values in order, shape (k,), and a sparse matrix (owners, k).
+    Returns the distinct values in order, shape (k,), and a sparse matrix (k, owners).
     """
     size = 10.0 ** (np.floor(np.log10(np.maximum(values, 1.0))) - 3)
     kept, column = np.unique(np.round(values / size) * size, return_inverse=True)
-    ones = np.ones(len(values))
-    return kept, sparse.csr_array((ones, (owner, column)), shape=(owners, max(len(kept), 1)))
+    ones = np.ones(len(values), np.int32)
+    return kept, sparse.csr_array((ones, (column, owner)), shape=(max(len(kept), 1), owners))
 
 
 RESAMPLES = 1000
@@ -317,7 +328,7 @@ class _Judge:
         percentile = self._pair.percentiles[metric][part]
         if (late := late_ns(itertools.chain(*self._pair.sides), metric, percentile)) is not None:
             return Difference(None, None, why=why_refused(late), late=late)
-        series = [pooled(side, "values on a side") for side in self._pair.series[metric]]
+        series = self._pair.series[metric]
         short = [found for found in (side.percentile(percentile) for side in series) if not found.supported]
         if short:
             return Difference(*self._ends(metric, part), why=min(short, key=lambda found: found.n_eff or 0.0).why)
@@ -330,8 +341,8 @@ class _Judge:
         """A metric's mean; where a side's requests failed, only if it proves B slower."""
         if (late := late_ns(itertools.chain(*self._pair.sides), metric, None)) is not None:
             return Difference(None, None, why=why_refused(late), late=late)
-        failed = "".join(n for n, side in zip("ab", self._pair.series[metric], strict=True)
-                         if any(np.isinf(run.values).any() for run in side))  # fmt: skip
+        series = self._pair.series[metric]
+        failed = "".join(n for n, side in zip("ab", series, strict=True) if np.isinf(side.values).any())
         found = self.mean(_MEAN, part := METRICS.index(metric))
         if found.spreads and max(map(len, self._pair.sides)) == 1:
             errors = self._pair.errors_in_mean(_MEAN, part)
@@ -368,7 +379,7 @@ class _Judge:
         metric = {"first_token": "ttft", "last_token": "e2e"}
         found: dict[str, dict[str, dict[float, Difference]]] = {}
         for event, stages in self._pair.shown.items():
-            series = [pooled(side) for side in self._pair.series[metric[event]]]
+            series = self._pair.series[metric[event]]
             found[event] = {}
             for stage in stages:
                 found[event][STAGE_NAMES[stage]] = {

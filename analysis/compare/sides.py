@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Floats, Ints
@@ -28,6 +29,7 @@ from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
 from gapmeter.analysis.stats.series import Series, time_blocks
 
 PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")
+_UNREAD = frozenset({"chunk_tokens", "receive_wait_ns"})  # half of a table of requests
 _UNKNOWN_NS = 3600e9  # that a failed request took, where nothing says how long it was given: an hour, beyond any limit
 STAGE_NAMES: tuple[str, ...] = (*(stage.name for stage in STAGES), UNEXPLAINED)
 
@@ -158,7 +160,8 @@ def read_run(path: Path) -> AnalysedRun:
     version writes them.
     """
     manifest, result = Manifest.read(path), RunResult.read(path)
-    requests = pd.read_parquet(path / "requests.parquet")
+    columns = pq.read_schema(path / "requests.parquet").names
+    requests = pd.read_parquet(path / "requests.parquet", columns=[name for name in columns if name not in _UNREAD])
     ledger = pd.read_parquet(path / "ledger.parquet") if (path / "ledger.parquet").exists() else None
     if result.ledger.refused:
         ledger = None

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+from scipy import sparse, special
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.stats.dependence import autocorrelation_time
@@ -142,36 +142,76 @@ def draw(n: int, length: float, resamples: int, rng: np.random.Generator) -> NDA
     return np.asarray((np.take_along_axis(starts, began, axis=1) + at - began) % n, dtype=_INDEX)
 
 
-def counts_of(drawn: NDArray[np.int32]) -> Floats:
-    """How often each value was drawn: shape (resamples, n)."""
+def counts_of(drawn: NDArray[np.int32]) -> NDArray[np.int32]:
+    """How often each of n values was drawn: shape (n, resamples)."""
     resamples, n = drawn.shape
     flat = drawn.astype(np.int64) + np.arange(resamples)[:, None] * n
-    return np.bincount(flat.ravel(), minlength=resamples * n).reshape(resamples, n).astype(np.float64)
+    counts = np.bincount(flat.ravel(), minlength=resamples * n).reshape(resamples, n)
+    return np.ascontiguousarray(counts.T, dtype=_INDEX)
 
 
 _KERNEL_WIDTHS = 8.0  # standard deviations of the beta weights beyond which they are 0 or 1
+_TAIL_VALUES = 40  # and so many values more, since near 0 and 1 the beta distribution falls off like an exponential
+_GROUPS = 256
 
 
-def harrell_davis(rows: Floats, percentiles: Sequence[float]) -> Floats:
-    """Percentiles of each row, shape (rows, percentiles). NaN marks what is no value; none gives NaN."""
-    if not percentiles:
-        return np.empty((len(rows), 0))
-    ordered = np.sort(rows, axis=1)  # NaN last
-    known = rows.shape[1] - np.isnan(ordered).sum(axis=1)
-    out = np.full((len(rows), len(percentiles)), np.nan)
-    for n in np.unique(known):
-        if n:
-            of = known == n
-            out[of] = ordered[of, :n] @ _weights(int(n), tuple(percentiles)).T
-    return out
+class Ranked:
+    """Values that are put in order once; percentiles of a resample then need only how often it holds each.
+
+    ``values``: shape (n,); NaN is no value.
+    """
+
+    def __init__(self, values: Floats) -> None:
+        order = np.argsort(values, kind="stable")[: len(values) - int(np.isnan(values).sum())].astype(_INDEX)
+        edges = np.linspace(0, len(order), min(_GROUPS, len(order)) + 1).astype(_INDEX)
+        # A row for each group of neighbors in the order: times a resample's counts, how much of it is in the group.
+        self._groups = sparse.csr_array((np.ones_like(order), order, edges), shape=(len(edges) - 1, len(values)))
+        self._values = values
+
+    def harrell_davis(self, counts: NDArray[np.int32], percentiles: Sequence[float]) -> Floats:
+        """Percentiles of each resample, shape (resamples, percentiles); NaN for one without a value.
+
+        ``counts``: how often each has every value, shape (n, resamples).
+        """
+        order, edges = self._groups.indices, self._groups.indptr
+        below = np.zeros((len(edges), counts.shape[1]), dtype=_INDEX)  # how many lie below each edge
+        np.cumsum(self._groups @ counts, axis=0, out=below[1:])
+        sizes, which = np.unique(below[-1], return_inverse=True)
+        out = np.full((counts.shape[1], len(percentiles)), np.nan)
+        if not sizes.any():
+            return out
+        for number, percentile in enumerate(percentiles):
+            tables = [_weights_below(max(int(size), 1), percentile) for size in sizes]
+            width = max(len(table) for _, table in tables)
+            weights = np.concatenate([np.pad(table, (0, width - len(table)), mode="edge") for _, table in tables])
+            first = np.array([first for first, _ in tables], dtype=_INDEX)[which]
+            # Weights are 0 below the edge ``low`` and above ``high`` in every resample.
+            low = int(np.flatnonzero((below <= first).all(axis=1))[-1])
+            high = int(np.append(np.flatnonzero((below >= first + width - 1).all(axis=1)), len(edges) - 1)[0])
+            within = order[edges[low] : edges[high]]
+            values = self._values[within]
+            steps = np.diff(values)
+            out[:, number] = values[-1]
+            if steps.any():
+                rank = counts.take(within[:-1], axis=0).cumsum(axis=0, dtype=_INDEX)
+                rank += below[low] - first
+                np.clip(rank, 0, width - 1, out=rank)
+                out[:, number] -= np.einsum("i,ij->j", steps, weights.take(rank + which * width))
+        out[below[-1] == 0] = np.nan
+        return out
 
 
-@functools.lru_cache(maxsize=64)
-def _weights(n: int, percentiles: tuple[float, ...]) -> Floats:
-    """Harrell and Davis's weights of n order statistics: shape (percentiles, n)."""
-    p = np.asarray(percentiles, dtype=np.float64)[:, None] / 100
-    edges = special.betainc(p * (n + 1), (1 - p) * (n + 1), np.arange(n + 1) / n)
-    return np.asarray(np.diff(edges, axis=1), dtype=np.float64)
+@functools.lru_cache(maxsize=1024)
+def _weights_below(n: int, percentile: float) -> tuple[int, Floats]:
+    """Harrell and Davis's weights of the first i of n order statistics together: the first i, and those from it on.
+
+    Before, they are 0; after the last, 1.
+    """
+    p = percentile / 100
+    half = _KERNEL_WIDTHS * math.sqrt(p * (1 - p) * n) + _TAIL_VALUES
+    first, last = max(math.floor(p * n - half), 0), min(math.ceil(p * n + half), n)
+    table = special.betainc(p * (n + 1), (1 - p) * (n + 1), np.arange(first, last + 1) / n)
+    return first, np.asarray(table, dtype=np.float64)
 
 
 def pooled_harrell_davis(values: Floats, counts: Floats, percentiles: Sequence[float]) -> Floats:

@@ -8,31 +8,49 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
 
 from gapmeter.analysis.stats import bootstrap
-from gapmeter.analysis.stats.bootstrap import harrell_davis, pooled_harrell_davis
+from gapmeter.analysis.stats.bootstrap import Ranked, counts_of, pooled_harrell_davis
 
 values = st.lists(st.floats(1.0, 1e9), min_size=1, max_size=60)
 
 
+def once(values: NDArray[np.float64], percentile: float) -> float:
+    """The percentile of the values as they are."""
+    return Ranked(values).harrell_davis(np.ones((len(values), 1), np.int32), [percentile]).item()
+
+
 @given(values, st.sampled_from([1.0, 25.0, 50.0, 90.0, 99.0]))
 def test_a_harrell_davis_percentile_lies_among_the_values_and_follows_their_scale(given: list[float], p: float) -> None:
-    row = np.array([given])
-    found = harrell_davis(row, [p])[0, 0]
+    values = np.array(given)
+    found = once(values, p)
     assert min(given) * (1 - 1e-9) <= found <= max(given) * (1 + 1e-9)
-    assert harrell_davis(3 * row, [p])[0, 0] == pytest.approx(3 * found)
+    assert once(3 * values, p) == pytest.approx(3 * found)
 
 
 def test_harrell_and_davis_of_the_median_of_three_is_the_beta_mixture() -> None:
     """a = b = 2: I_x(2, 2) = 3 x^2 - 2 x^3, so the weights are 7/27, 13/27, 7/27."""
-    assert harrell_davis(np.array([[1.0, 10.0, 100.0]]), [50])[0, 0] == pytest.approx((707 + 130) / 27)
+    assert once(np.array([1.0, 10.0, 100.0]), 50) == pytest.approx((707 + 130) / 27)
 
 
-def test_values_that_are_missing_are_left_out_row_by_row() -> None:
-    rows = np.array([[1.0, np.nan, 3.0], [1.0, 2.0, 3.0], [np.nan] * 3])
-    found = harrell_davis(rows, [50])[:, 0]
+def test_values_that_are_missing_are_left_out_of_each_resample() -> None:
+    counts = np.array([[1, 1, 0], [1, 0, 3], [0, 1, 0], [1, 1, 0]], np.int32)
+    found = Ranked(np.array([1.0, np.nan, 2.0, 3.0])).harrell_davis(counts, [50])[:, 0]
     assert found[:2] == pytest.approx([2.0, 2.0])
     assert math.isnan(found[2])
+    assert np.isnan(Ranked(np.full(4, np.nan)).harrell_davis(counts, [50, 99])).all()
+
+
+@pytest.mark.parametrize("size", [5, 300, 4000])  # the largest reads only a part of the order for each percentile
+@pytest.mark.parametrize("missing", [0.0, 0.1])
+def test_percentiles_of_resamples_are_scipys_of_the_values_written_out(size: int, missing: float) -> None:
+    rng = np.random.default_rng(size)
+    values = np.where(rng.random(size) < missing, np.nan, rng.lognormal(0, 1, size).round(2))
+    drawn, asked = bootstrap.draw(size, 3.0, 4, rng), [1.0, 50.0, 99.0, 99.9]
+    theirs = [stats.mstats.hdquantiles(row[~np.isnan(row)], np.array(asked) / 100) for row in values[drawn]]
+    assert Ranked(values).harrell_davis(counts_of(drawn), asked) == pytest.approx(np.array(theirs), rel=1e-9)
 
 
 @settings(max_examples=20, deadline=None)
@@ -41,7 +59,7 @@ def test_pooled_percentiles_are_those_of_the_values_written_out(given: list[floa
     kept, column = np.unique(given, return_inverse=True)
     counts = np.bincount(column, minlength=len(kept)).astype(np.float64)[None]
     pooled = pooled_harrell_davis(kept, counts, [50, 90])[0]
-    assert pooled == pytest.approx(harrell_davis(np.sort(given)[None], [50, 90])[0], rel=1e-3)
+    assert pooled == pytest.approx([once(np.array(given), p) for p in (50, 90)], rel=1e-3)
 
 
 def test_blocks_are_longer_the_more_alike_neighbours_are() -> None:
@@ -59,7 +77,7 @@ def test_a_resample_is_made_of_runs_of_neighbours() -> None:
     assert drawn.min() == 0
     assert drawn.max() == 99
     assert follows == pytest.approx(0.9, abs=0.02)
-    assert (bootstrap.counts_of(drawn).sum(axis=1) == 100).all()
+    assert (counts_of(drawn).sum(axis=0) == 100).all()
 
 
 def test_stretches_follow_one_another_and_grow_with_what_neighbors_share() -> None:
