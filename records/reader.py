@@ -127,7 +127,7 @@ def frames(data: bytes | mmap.mmap, start: int = FILE_HEADER.size) -> tuple[Ints
 def _spans_from(data: bytes | mmap.mmap, at: int) -> int:
     """How many spans follow one another from ``at``, at most ``_MANY``."""
     count = min((len(data) - at) // SPAN_DTYPE.itemsize, _MANY)
-    heads = np.frombuffer(data, "<u4", count * SPAN_DTYPE.itemsize // 4, at).reshape(count, -1)
+    heads = np.frombuffer(data, "<u4", count * SPAN_DTYPE.itemsize // 4, at).reshape(count, SPAN_DTYPE.itemsize // 4)
     others = np.flatnonzero((heads[:, 0] != SPAN_DTYPE.itemsize) | (heads[:, 1] & 0xFFFF != Kind.SPAN))
     return int(others[0]) if len(others) else count
 

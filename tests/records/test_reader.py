@@ -38,3 +38,17 @@ def test_records_are_the_same_however_large_the_blocks(
     assert [(row["ref"], row["cached"], row["at_ns"]) for row in found.counts] == [(refs[2], 6, 88)]
     assert found.client_ids == {ref: f"client-{n}" for n, ref in enumerate(refs)}
     assert ([note["type"] for note in found.notes], found.complete) == (["process", "note"], True)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 8, 39])
+def test_a_block_may_end_with_any_span_or_in_the_middle_of_one(tmp_path: Path, cut: int) -> None:
+    writer = RecordWriter(tmp_path / "api.gap", {"role": "api"})
+    for at in range(40):
+        writer.span(Span.EGRESS, at, at, at + 1)
+    writer.close()
+    spans = reader.read_records(tmp_path / "api.gap").spans.tobytes()
+    for count in range(1, 41):
+        block = spans[: count * reader.SPAN_DTYPE.itemsize - cut]
+        whole, used, closed = reader.frames(block, 0)
+        assert (len(whole), closed) == (count - (cut > 0), False)
+        assert used == len(whole) * reader.SPAN_DTYPE.itemsize
