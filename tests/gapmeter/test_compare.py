@@ -186,7 +186,7 @@ def test_a_run_beside_a_search_is_a_row_and_other_slas_are_not_comparable(
 MISTAKES = {
     "one side": (["three"], 2, "two sides"),
     "the same run twice": (["three", "three"], 2, "named twice"),
-    "no run": (["three", "nowhere"], 2, "no manifest.json"),
+    "no run": (["three", "nowhere"], 2, "does not exist"),
     "not analysed": (["three", "unanalysed"], 2, "gapmeter report"),
     "damaged": (["three", "damaged"], 98, "is damaged: manifest.json: status is missing"),
     "two things differ": (["three", "stranger"], 98, "--factor"),

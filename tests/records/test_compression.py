@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gapmeter.records import RunFolder, read_records
+from gapmeter.records import RecordWriter, RunFolder, read_records
 from gapmeter.records.compression import SUFFIX, compress, open_record
 from gapmeter.records.reader import NotRecords
 from tests.fuzz.targets import golden
@@ -49,7 +49,9 @@ def test_what_was_left_of_a_compression_that_was_broken_off_counts_for_nothing(t
 @pytest.mark.parametrize("damage", ["cut", "other", "more"])
 def test_a_damaged_compressed_record_ends_in_a_sentence(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "worker-0.gap"
-    path.write_bytes(random.Random(1).randbytes(100_000))
+    writer = RecordWriter(path, {"role": "generator"})
+    writer.blob(1, [random.Random(1).randbytes(100_000)])
+    writer.close()
     packed = compress(path)
     data = packed.read_bytes()
     packed.write_bytes({"cut": data[:-100], "other": b"x" + data[1:], "more": data + b"more"}[damage])
