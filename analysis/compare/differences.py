@@ -40,7 +40,7 @@ from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run, late_ns, why_refused
 from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.stats import bootstrap
-from gapmeter.analysis.stats.bootstrap import Ranked, pooled_harrell_davis
+from gapmeter.analysis.stats.bootstrap import Resampled, pooled_harrell_davis
 from gapmeter.analysis.stats.dependence import autocorrelation_time
 from gapmeter.analysis.stats.estimate import TAIL, Difference, Estimate, Spread
 from gapmeter.analysis.stats.series import Series, pooled, share_of, spread_of_mean
@@ -124,18 +124,18 @@ class Pair:
 
     def _ranked_of(
         self, number: int, tables: Mapping[str, Sequence[Floats]]
-    ) -> dict[str, tuple[Ranked, Sequence[float]]]:
+    ) -> dict[str, tuple[Resampled, Sequence[float]]]:
         """What one side has percentiles of, and which."""
         side = self.sides[number]
-        ranked: dict[str, tuple[Ranked, Sequence[float]]] = {
-            metric: (Ranked(np.concatenate([run.at_least_ns(metric) for run in side])), self.percentiles[metric])
+        ranked: dict[str, tuple[Resampled, Sequence[float]]] = {
+            metric: (Resampled(np.concatenate([run.at_least_ns(metric) for run in side])), self.percentiles[metric])
             for metric in PER_REQUEST
         }
         for event, own in tables.items():
             there = own[number][:, -1] > 0
             for stage in self.shown[event] if self.stage_percentiles else ():
                 values = np.where(there, own[number][:, stage], np.nan)  # NaN without a ledger
-                ranked[f"{event}.{stage}"] = Ranked(values), self.stage_percentiles
+                ranked[f"{event}.{stage}"] = Resampled(values), self.stage_percentiles
         return ranked
 
     def errors_in_mean(self, name: str, part: int) -> list[Floats]:

@@ -119,8 +119,10 @@ def _read(part: Part) -> tuple[Columns, list[RecordFile]]:
     for payload in [payload for request_id, payload in issued.items() if request_id not in known]:
         end(payload)
     settle()
-    last = {request_id: at for at, request_id in enumerate(columns["request_id"])}  # of a record that is there twice
-    return {name: [values[at] for at in last.values()] for name, values in columns.items()}, files
+    last = {request_id: at for at, request_id in enumerate(columns["request_id"])}
+    if len(last) < len(columns["request_id"]):  # a record is there twice: the later one counts
+        columns = {name: [values[at] for at in last.values()] for name, values in columns.items()}
+    return columns, files
 
 
 @contextlib.contextmanager

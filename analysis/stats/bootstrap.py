@@ -155,7 +155,7 @@ _TAIL_VALUES = 40  # and so many values more, since near 0 and 1 the beta distri
 _GROUPS = 256
 
 
-class Ranked:
+class Resampled:
     """Values that are put in order once; percentiles of a resample then need only how often it holds each.
 
     ``values``: shape (n,); NaN is no value.

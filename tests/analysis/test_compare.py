@@ -48,7 +48,7 @@ from gapmeter.analysis.results.comparison import (
 )
 from gapmeter.analysis.results.distribution import Distribution, Percentile
 from gapmeter.analysis.results.trust import FloorShares
-from gapmeter.analysis.stats.bootstrap import Ranked
+from gapmeter.analysis.stats.bootstrap import Resampled
 from gapmeter.analysis.stats.estimate import Difference, Spread
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.report import html, markdown, terminal
@@ -590,7 +590,7 @@ def test_with_several_runs_nothing_is_surer_than_students_test_of_the_runs_own_f
     a, b = ([scaled(queue_run(rng), rng.normal(0, 0.03)) for _ in range(3)] for _ in range(2))
     found = compare_sides(a, b, {**dict.fromkeys(NAMES, ()), "ttft": (50.0,)}, resamples=40).metrics["ttft"][50.0]
     once = np.ones((a[0].count, 1), np.int32)
-    own = [[Ranked(run.values["ttft"]).harrell_davis(once, (50.0,)).item() for run in side] for side in (a, b)]
+    own = [[Resampled(run.values["ttft"]).harrell_davis(once, (50.0,)).item() for run in side] for side in (a, b)]
     theirs = stats.ttest_ind(own[1], own[0])
     assert found.p is not None and found.growth_ends is not None
     assert found.spreads[1].p(float(np.mean(own[1]) - np.mean(own[0]))) == pytest.approx(theirs.pvalue)

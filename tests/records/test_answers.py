@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapmeter.loadgen import receive
 from gapmeter.records import answers
 from gapmeter.records.answers import parse_answers
 from gapmeter.records.stream import parse_answer
@@ -81,6 +82,10 @@ OTHER = {
     "nothing": [],
     "one piece": [json.dumps(COUNTED[1]).encode()],
 }  # fmt: skip
+
+
+def test_the_fast_way_is_there_wherever_modules_in_c_were_built() -> None:
+    assert (answers._events is None) == (receive._native is None)
 
 
 @pytest.mark.parametrize("name", USUAL)

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from gapmeter.analysis.stats import bootstrap
-from gapmeter.analysis.stats.bootstrap import Ranked, counts_of, pooled_harrell_davis
+from gapmeter.analysis.stats.bootstrap import Resampled, counts_of, pooled_harrell_davis
 
 values = st.lists(st.floats(1.0, 1e9), min_size=1, max_size=60)
 
 
 def once(values: NDArray[np.float64], percentile: float) -> float:
     """The percentile of the values as they are."""
-    return Ranked(values).harrell_davis(np.ones((len(values), 1), np.int32), [percentile]).item()
+    return Resampled(values).harrell_davis(np.ones((len(values), 1), np.int32), [percentile]).item()
 
 
 @given(values, st.sampled_from([1.0, 25.0, 50.0, 90.0, 99.0]))
@@ -37,10 +37,10 @@ def test_harrell_and_davis_of_the_median_of_three_is_the_beta_mixture() -> None:
 
 def test_values_that_are_missing_are_left_out_of_each_resample() -> None:
     counts = np.array([[1, 1, 0], [1, 0, 3], [0, 1, 0], [1, 1, 0]], np.int32)
-    found = Ranked(np.array([1.0, np.nan, 2.0, 3.0])).harrell_davis(counts, [50])[:, 0]
+    found = Resampled(np.array([1.0, np.nan, 2.0, 3.0])).harrell_davis(counts, [50])[:, 0]
     assert found[:2] == pytest.approx([2.0, 2.0])
     assert math.isnan(found[2])
-    assert np.isnan(Ranked(np.full(4, np.nan)).harrell_davis(counts, [50, 99])).all()
+    assert np.isnan(Resampled(np.full(4, np.nan)).harrell_davis(counts, [50, 99])).all()
 
 
 @pytest.mark.parametrize("size", [5, 300, 4000])  # the largest reads only a part of the order for each percentile
@@ -50,7 +50,7 @@ def test_percentiles_of_resamples_are_scipys_of_the_values_written_out(size: int
     values = np.where(rng.random(size) < missing, np.nan, rng.lognormal(0, 1, size).round(2))
     drawn, asked = bootstrap.draw(size, 3.0, 4, rng), [1.0, 50.0, 99.0, 99.9]
     theirs = [stats.mstats.hdquantiles(row[~np.isnan(row)], np.array(asked) / 100) for row in values[drawn]]
-    assert Ranked(values).harrell_davis(counts_of(drawn), asked) == pytest.approx(np.array(theirs), rel=1e-9)
+    assert Resampled(values).harrell_davis(counts_of(drawn), asked) == pytest.approx(np.array(theirs), rel=1e-9)
 
 
 @settings(max_examples=20, deadline=None)

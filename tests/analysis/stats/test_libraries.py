@@ -19,7 +19,7 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.rates import confint_poisson
 
-from gapmeter.analysis.stats.bootstrap import Ranked, block_length, draw
+from gapmeter.analysis.stats.bootstrap import Resampled, block_length, draw
 from gapmeter.analysis.stats.changes import least_squares_cuts
 from gapmeter.analysis.stats.dependence import autocorrelation_time
 from gapmeter.analysis.stats.estimate import Difference, Spread, holm
@@ -43,7 +43,7 @@ def test_percentiles_are_scipys_hdquantiles(count: int) -> None:
     values = np.random.default_rng(count).lognormal(0, 1, count)
     asked = [1.0, 25.0, 50.0, 90.0, 99.0, 99.9]
     theirs = stats.mstats.hdquantiles(values, np.array(asked) / 100) if count > 1 else np.repeat(values, len(asked))
-    found = Ranked(values).harrell_davis(np.ones((count, 1), np.int32), asked)[0]
+    found = Resampled(values).harrell_davis(np.ones((count, 1), np.int32), asked)[0]
     assert found == pytest.approx(np.asarray(theirs), rel=1e-8)
 
 
