@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.queues import lindley
 from bench.virtual_run import Traffic, virtual_run
@@ -291,6 +292,11 @@ def dropping(run: Run, share: float, given_ns: float = 60e9) -> Run:
     """The same run, but the requests with the longest TTFT fail, without a token."""
     lost = np.zeros(run.count, bool)
     lost[np.argsort(run.values["ttft"])[run.count - round(share * run.count) :]] = True
+    return without(run, lost, given_ns)
+
+
+def without(run: Run, lost: NDArray[np.bool_], given_ns: float) -> Run:
+    """The same run, but these requests fail."""
     return replace(
         run,
         good=run.good & ~lost,

@@ -238,7 +238,7 @@ def _trials_in_short(search: Search) -> Section:
             beyond = f"{count(slo.over)} of {count(slo.count)} over the limit, n_eff {count(slo.n_eff)}"
             seen = f"{which}{beyond}; {duration(1000 * trial.seconds)}"
         leans = trial.verdict == UNDECIDED and (trial.confidence or 0.0) > 0.5
-        lean = f" (leaning to {trial.leaning})" if leans else ""
+        lean = f", probably {trial.leaning}" if leans else ""
         verdict = Mark(f"{trial.verdict}{lean}", tone(trial.verdict))
         rows.append([str(trial.number), Figure(trial.rate, "rate"), verdict, share(trial.confidence), seen])
     headers: doc.Headers = [

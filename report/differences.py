@@ -7,9 +7,13 @@ from typing import Literal
 
 from gapmeter.analysis.numbers import DASH, duration, in_unit, share, significant, unit_of
 from gapmeter.analysis.results.comparison import (
+    FAILS_LESS,
+    FAILS_MORE,
+    FASTER,
     MIXED,
     NAMES,
     NOTHING,
+    SLOWER,
     UNKNOWN,
     ClaimedFigure,
     DifferenceFigure,
@@ -53,20 +57,20 @@ _NO_LEDGER = "No ledger on both sides: the server's stages were not recorded, or
 def verdict_sentence(pair: PairComparison) -> str:
     """What was found, by the figure that says it best, and what failed; where nothing was, what would have been.
 
-    Failures come first where B has more of them than chance explains.
+    Failures come first where a side has more of them than chance explains.
     """
     found = _found_sentence(pair)
     if not pair.errors.a_share and not pair.errors.b_share:
         return found
     failed = failed_sentence(pair.b, pair.a, pair.errors)
-    return f"{failed}; {found}" if pair.errors.more_in_b else f"{found}; {failed}"
+    return f"{failed}; {found}" if pair.errors.more else f"{found}; {failed}"
 
 
 def failed_sentence(b: str, a: str, failed: FailedShares) -> str:
     """``B failed 2.0 % of its requests, A none``; and whether that is beyond chance."""
     one, other = (share(each) if each else "none" for each in (failed.b_share, failed.a_share))
     said = f"{b} failed {one} of its requests, {a} {other}"
-    return f"{said}, more than chance explains" if failed.more_in_b else said
+    return f"{said}, {'more' if failed.more == 'b' else 'fewer'} than chance explains" if failed.more else said
 
 
 def _found_sentence(pair: PairComparison) -> str:
@@ -80,12 +84,9 @@ def _found_sentence(pair: PairComparison) -> str:
     name = pair.telling
     figure = figures[name]
     if figure.confirmed:
-        head = f"{pair.b} is {pair.verdict} than {pair.a}"
-        if pair.verdict == MIXED:
-            head = f"{pair.b} is faster in some, slower in others"
         others = [str(other) for other, each in figures.items() if each.confirmed and not each.failed and other != name]
         rest = f"; also beyond chance: {', '.join(others)}" if others else ""
-        return f"{head}: {change_of(name, figure)}{rest}"
+        return f"{_head(pair)}{change_of(name, figure)}{rest}"
     able = sum(each.least_ms is not None and bool(each.a_ms) and not each.failed for each in figures.values())
     count = "1 figure" if able == 1 else f"{able} figures"
     if able < len(figures):
@@ -98,6 +99,18 @@ def _found_sentence(pair: PairComparison) -> str:
         f"{NOTHING} in {count}; {change_of(name, figure)}. A difference of {duration(least)}{part} in {name} would "
         f"have been found with 80 % probability{of_these}"
     )
+
+
+def _head(pair: PairComparison) -> str:
+    """What a difference in latency comes to; that failures are all there is to it stands before this."""
+    if pair.verdict in (FAILS_MORE, FAILS_LESS):
+        return "counting these, "
+    signs = {(figure.difference_ms or 0.0) > 0 for _, figure in pair.family() if figure.confirmed and not figure.failed}
+    if pair.verdict == MIXED and len(signs) > 1:
+        return f"{pair.b} is faster in some, slower in others: "
+    word = pair.verdict if pair.verdict != MIXED else SLOWER if True in signs else FASTER
+    only = pair.runs == (1, 1)  # repeated runs may differ by more than these
+    return f"{pair.b} {'was' if only else 'is'} {word} than {pair.a}{' in these two runs' if only else ''}: "
 
 
 def change_sentence(pair: PairComparison) -> str:

@@ -20,7 +20,7 @@ _FAILED = {
     "cut": "cut off",
     "http_4xx": "answered 4xx",
     "http_5xx": "answered 5xx",
-    "malformed": "sent a malformed answer",
+    "malformed": "answered with an error, or malformed",
     "wrong_length": "answered without a token",
     "tls": "TLS failed",
     "aborted": "aborted with the run",

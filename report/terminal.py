@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from typing import TextIO
 
-from rich.cells import cell_len, chop_cells
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -150,32 +148,20 @@ def _cut(words: str, width: int) -> str:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
-    """Rows on standard output, as wide as their content, so that nothing is cut in a pipe.
+    """Rows on standard output, each on one line, as wide as their content: a path stays whole on a narrow terminal too.
 
-    Columns in ``right`` are set to the right. On a terminal, text beyond its width is folded, not cut.
+    Columns in ``right`` are set to the right.
     """
-    cells = [[printable(cell).expandtabs().split("\n") for cell in row] for row in (headers, *rows)]
-    widths = [max(cell_len(line) for cell in column for line in cell) for column in zip(*cells, strict=True)]
-    if sys.stdout.isatty():
-        room = Console().width - len(_BETWEEN) * (len(widths) - 1) - 2
-        while sum(widths) > room and max(widths) > 1:
-            widest = widths.index(max(widths))
-            widths[widest] = max(1, sorted((0, *widths))[-2] - 1, widths[widest] - sum(widths) + room)
-    head, *drawn = ("\n".join(_folded(row, widths, right)) for row in cells)
+    cells = [[printable(cell).expandtabs().replace("\n", " ") for cell in row] for row in (headers, *rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+
+    def line(row: Sequence[str]) -> str:
+        spare = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
+        shown = (
+            f"{space}{cell}" if i in right else f"{cell}{space}"
+            for i, (cell, space) in enumerate(zip(row, spare, strict=True))
+        )
+        return f" {_BETWEEN.join(shown)}".rstrip()
+
     rule = "─" * (sum(widths) + len(_BETWEEN) * (len(widths) - 1))
-    print("", head, f" {rule}", *drawn, "", sep="\n")
-
-
-def _folded(row: Sequence[Sequence[str]], widths: Sequence[int], right: Collection[int]) -> Iterator[str]:
-    """The lines of a row whose cells have lines each."""
-    folded = [
-        [part for line in cell for part in (chop_cells(line, width) if cell_len(line) > width else (line,))]
-        for cell, width in zip(row, widths, strict=True)
-    ]
-    for parts in itertools.zip_longest(*folded, fillvalue=""):
-        spare = [" " * (width - cell_len(part)) for part, width in zip(parts, widths, strict=True)]
-        shown = [
-            space + part if i in right else part + space
-            for i, (part, space) in enumerate(zip(parts, spare, strict=True))
-        ]
-        yield f" {_BETWEEN.join(shown)} ".rstrip()
+    print("", line(cells[0]), f" {rule}", *map(line, cells[1:]), "", sep="\n")

@@ -19,7 +19,8 @@ UNTIL = {"ttft": "to the first token", "e2e": "to the last token", "itl": "token
 # The answers of runs, points, trials and comparisons; any other one is open.
 _TONES: Mapping[str, Tone] = {
     "PASS": "good", "FAIL": "bad", "INVALID": "bad", "FAILED": "bad", HOLDS: "good", FAILS: "bad",
-    "FASTER": "good", "SLOWER": "bad", "NOT COMPARABLE": "bad", "NOT COMPARABLE, forced": "bad", "NOT ESTIMABLE": "bad",
+    "FASTER": "good", "SLOWER": "bad", "FAILS LESS": "good", "FAILS MORE": "bad",
+    "NOT COMPARABLE": "bad", "NOT COMPARABLE, forced": "bad", "NOT ESTIMABLE": "bad",
 }  # fmt: skip
 
 

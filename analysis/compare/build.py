@@ -32,7 +32,6 @@ from gapmeter.analysis.results.comparison import (
     DeviceSpread,
     DifferenceFigure,
     Fact,
-    FailedShares,
     FigureSpread,
     Method,
     MetricComparison,
@@ -48,7 +47,7 @@ from gapmeter.analysis.results.comparison import (
 from gapmeter.analysis.results.cost import AnyCost, AnyEnergy
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.run import Provenance
-from gapmeter.analysis.stats.estimate import CONFIDENCE, POWER, Difference, Estimate
+from gapmeter.analysis.stats.estimate import CONFIDENCE, POWER, Difference
 from gapmeter.analysis.stats.series import Series, pooled
 
 _LONGEST_NAME = 40  # characters of a value that stands in table heads
@@ -207,17 +206,12 @@ def pair_of(names: tuple[str, str], found: Differences, verdict: Verdict, device
             )
             for metric, own in found.metrics.items()
         },
-        errors=_failed(*found.failed),
+        errors=found.failed,
         stages={event: _stages(event, found) for event in found.stages},
         unmeasured=found.unmeasured,
         changed=claims.what_changed(found, verdict, device),
         device=device,
     )
-
-
-def _failed(a: Estimate, b: Estimate) -> FailedShares:
-    (a_share, *a_ci), (b_share, *b_ci) = a.known, b.known
-    return FailedShares(a_share=a_share, b_share=b_share, a_ci=(a_ci[0], a_ci[1]), b_ci=(b_ci[0], b_ci[1]))
 
 
 def _figure(found: Difference) -> DifferenceFigure:

@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 
 from gapmeter.analysis.compare.differences import Differences
 from gapmeter.analysis.results.comparison import (
+    FAILS_LESS,
+    FAILS_MORE,
     FASTER,
     MIXED,
     MOST_RUNS,
@@ -117,17 +119,26 @@ def judge(
     claims: list[list[Claim]] = [[] for _ in found]
     for i, (number, metric, p, difference) in enumerate(family):
         claims[number].append(_claim(metric, p, difference, adjusted.get(i), len(known), floors))
-    words = [_verdict(own, slos, len(known)) for own in claims]
-    # A side that drops requests and answers the rest sooner is not faster.
+    verdicts = [_verdict(own, slos, len(known)) for own in claims]
     return [
-        replace(verdict, word=MIXED) if verdict.word == FASTER and _fails_more(each) else verdict
-        for verdict, each in zip(words, found, strict=True)
+        replace(verdict, word=_with_failures(verdict, each.failed))
+        for verdict, each in zip(verdicts, found, strict=True)
     ]
 
 
-def _fails_more(found: Differences) -> bool:
-    a, b = found.failed
-    return b.known[1] > a.known[2]
+def _with_failures(verdict: Verdict, failed: FailedShares) -> Word:
+    """A side that drops requests and answers the rest sooner is not faster, nor is one slower that only drops more.
+
+    What failed moves every percentile of all requests, but not the means, which are of answers.
+    """
+    if failed.more is None:
+        return verdict.word
+    more_in_b = failed.more == "b"
+    if any(_counts(claim) and (claim.difference.value < 0) is more_in_b for claim in verdict.claims):
+        return MIXED
+    if more_in_b and any(_counts(claim) and claim.percentile is None for claim in verdict.claims):
+        return SLOWER
+    return FAILS_MORE if more_in_b else FAILS_LESS
 
 
 def _claim(
@@ -322,6 +333,6 @@ def _status(figure: ClaimedFigure, growth: _Growth | None, p: float | None, limi
 
 
 def _status_of_failed(failed: FailedShares) -> RegressionStatus:
-    if failed.more_in_b:
+    if failed.more == "b":
         return REGRESSED
     return UNDECIDED if failed.b_share > failed.a_share else WITHIN

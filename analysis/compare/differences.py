@@ -19,9 +19,10 @@ longer than the blocks that are drawn. Nothing sees what lasts as long as the ru
 of fewer than twelve independent requests (n / tau). Without that rule, identical runs of 12 to 1,000 requests of M/M/1
 queues at loads up to 0.95 differed at the 0.3 % level in up to 61 % of pairs; with it in at most 1.2 %.
 
-A request that failed is no request less: it counts as waiting at least what it was given, its time-out, which is longer
-than any success. A percentile that reaches such requests is "at least so much". In a mean it counts as the longest
-success, which bounds that mean from below: so B may be proven slower by it, and nothing else.
+A request that failed is no request less: it waited longer than any success. A percentile whose rank is a request that
+failed counts it as what it was given, its time-out, and is "at least so much". Every other percentile counts it as the
+longest success (a time-out of minutes would reach percentiles far below it, through their weights and resamples). A
+mean is that of successes, which bounds that of all from below: so B may be proven slower by it, and nothing else.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from scipy import sparse
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run, late_ns, why_refused
 from gapmeter.analysis.requests.metrics import METRICS
+from gapmeter.analysis.results.comparison import FailedShares
 from gapmeter.analysis.stats import bootstrap
 from gapmeter.analysis.stats.bootstrap import Resampled, pooled_harrell_davis
 from gapmeter.analysis.stats.dependence import autocorrelation_time
@@ -56,6 +58,7 @@ _LEAST_WORTH = 12.0  # of one run, for a mean
 
 Counts = NDArray[np.int32]  # how often each request of a side is in each resample: shape (requests, resamples)
 Figures = dict[str, Floats]  # by name: shape (resamples, parts)
+_Ranked = tuple[Resampled, Sequence[float]]  # values, and which of their percentiles
 _MEAN = "mean"  # of every metric
 
 
@@ -122,20 +125,30 @@ class Pair:
         }
         self._ranked = [self._ranked_of(number, tables) for number in range(len(self.sides))]
 
-    def _ranked_of(
-        self, number: int, tables: Mapping[str, Sequence[Floats]]
-    ) -> dict[str, tuple[Resampled, Sequence[float]]]:
+    def _reached(self, metric: str, number: int) -> list[tuple[float, Sequence[float]]]:
+        """The percentiles of one side that are no request's that failed, with the longest success; then those that are.
+
+        These go with infinity: values are cut there.
+        """
+        series, percentiles = self.series[metric][number], self.percentiles[metric]
+        first = next((i for i, p in enumerate(percentiles) if series.percentile(p).value == math.inf), len(percentiles))
+        longest = float(np.max(series.values, where=np.isfinite(series.values), initial=0.0)) or math.inf
+        return [(longest, percentiles[:first]), (math.inf, percentiles[first:])]
+
+    def _ranked_of(self, number: int, tables: Mapping[str, Sequence[Floats]]) -> dict[str, list[_Ranked]]:
         """What one side has percentiles of, and which."""
         side = self.sides[number]
-        ranked: dict[str, tuple[Resampled, Sequence[float]]] = {
-            metric: (Resampled(np.concatenate([run.at_least_ns(metric) for run in side])), self.percentiles[metric])
-            for metric in PER_REQUEST
-        }
+        ranked: dict[str, list[_Ranked]] = {}
+        for metric in PER_REQUEST:
+            values = np.concatenate([run.at_least_ns(metric) for run in side])
+            ranked[metric] = [
+                (Resampled(np.minimum(values, most)), own) for most, own in self._reached(metric, number) if own
+            ]
         for event, own in tables.items():
             there = own[number][:, -1] > 0
             for stage in self.shown[event] if self.stage_percentiles else ():
                 values = np.where(there, own[number][:, stage], np.nan)  # NaN without a ledger
-                ranked[f"{event}.{stage}"] = Resampled(values), self.stage_percentiles
+                ranked[f"{event}.{stage}"] = [(Resampled(values), self.stage_percentiles)]
         return ranked
 
     def errors_in_mean(self, name: str, part: int) -> list[Floats]:
@@ -186,11 +199,14 @@ class Pair:
     def _of_side(self, number: int, counts: Counts) -> Figures:
         """One side's figures of each resample: keys ``ttft/0``, ``first_token/1`` …"""
         out: Figures = {
-            f"{name}/{number}": ranked.harrell_davis(counts, percentiles)
-            for name, (ranked, percentiles) in self._ranked[number].items()
+            f"{name}/{number}": np.hstack([ranked.harrell_davis(counts, own) for ranked, own in parts])
+            for name, parts in self._ranked[number].items()
         }
         gaps = np.asarray(self._gap_tables[number] @ counts).T
-        out[f"itl/{number}"] = pooled_harrell_davis(self._gap_values, gaps, self.percentiles["itl"])
+        out[f"itl/{number}"] = np.hstack([
+            pooled_harrell_davis(np.minimum(self._gap_values, most), gaps, own)
+            for most, own in self._reached("itl", number)
+        ])  # fmt: skip
         times = counts.astype(np.float64)
         for name, sums in self._sums.items():
             amount, count = np.hsplit(times.T @ sums[number], [_parts(name)])
@@ -266,7 +282,7 @@ class Differences:
     why_not_paired: str
     counts: tuple[int, int]
     runs: tuple[int, int]
-    failed: tuple[Estimate, Estimate]
+    failed: FailedShares
     block: float
     resamples: int
     metrics: Mapping[str, Mapping[float | None, Difference]]
@@ -299,7 +315,7 @@ def compare_sides(
         why_not_paired=why,
         counts=(sum(run.count for run in a), sum(run.count for run in b)),
         runs=(len(a), len(b)),
-        failed=(_failed(side_a), _failed(side_b)),
+        failed=_failed(side_a, side_b),
         block=pair.block,
         resamples=resamples,
         metrics=metrics,
@@ -426,9 +442,11 @@ class _Judge:
         return within, Spread(math.sqrt(squares / freedom * sum(1 / len(values) for values in alone)), float(freedom))
 
 
-def _failed(side: Sequence[Run]) -> Estimate:
-    """The share of a side's requests that failed; of bursts of failures, each request says less."""
-    return share_of(~np.concatenate([run.good for run in side]))
+def _failed(side_a: Sequence[Run], side_b: Sequence[Run]) -> FailedShares:
+    """The share of each side's requests that failed; of bursts of failures, each request says less."""
+    shares = [share_of(~np.concatenate([run.good for run in side])).known for side in (side_a, side_b)]
+    (a, *a_ci), (b, *b_ci) = shares
+    return FailedShares(a_share=a, b_share=b, a_ci=(a_ci[0], a_ci[1]), b_ci=(b_ci[0], b_ci[1]))
 
 
 def _beyond(series: Sequence[Series], percentile: float) -> float:

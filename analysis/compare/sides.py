@@ -80,16 +80,14 @@ class Run:
     def sums(self) -> tuple[Floats, Floats]:
         """What each request adds to every metric's sum, and to its number of values: shapes (n, metrics).
 
-        What failed counts as the longest of those that did not, which it was no shorter than: at least so much.
+        What failed adds nothing: it waited longer than any success, so a mean of all is at least that of successes.
         """
         amounts, counts = np.zeros((2, self.count, len(METRICS)))
         for at, metric in enumerate(METRICS):
             values = self.gaps_ns if metric == "itl" else self.values[metric]
             owner = self.gap_owner if metric == "itl" else np.arange(self.count)
-            longest = values[np.isfinite(values)].max(initial=0.0)
-            there = ~np.isnan(values) & (longest > 0)
-            weights = np.minimum(values[there], longest)
-            amounts[:, at] = np.bincount(owner[there], weights, minlength=self.count)
+            there = np.isfinite(values)
+            amounts[:, at] = np.bincount(owner[there], values[there], minlength=self.count)
             counts[:, at] = np.bincount(owner[there], minlength=self.count)
         return amounts, counts
 

@@ -312,7 +312,7 @@ _BY_OUTCOME = {
     "stalled": ("the server sent no token for load.stall", "LESS"),
     "http_5xx": ("the server failed; its own log says why", ""),
     "malformed": (
-        "the server, or something in front of it, sent something else than a stream of answers; the failures say what",
+        "the server, or something in front of it, answered with an error or with something else; the failures say what",
         "",
     ),
     "wrong_length": ("the server ended answers without a token", ""),

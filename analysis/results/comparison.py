@@ -22,9 +22,11 @@ FORCED: Final = "NOT COMPARABLE, forced"
 FASTER: Final = "faster"
 SLOWER: Final = "slower"
 MIXED: Final = "mixed"
+FAILS_MORE: Final = "fails more"
+FAILS_LESS: Final = "fails less"
 NOTHING: Final = "no difference found"
 UNKNOWN: Final = "not estimable"
-Word = Literal["faster", "slower", "mixed", "no difference found", "not estimable"]
+Word = Literal["faster", "slower", "mixed", "fails more", "fails less", "no difference found", "not estimable"]
 
 FACTOR: Final = "factor"
 FOLLOWS: Final = "follows"
@@ -134,7 +136,7 @@ class DecileFigure(DifferenceFigure):
 class MetricComparison(Result):
     """One metric: percentiles by their names, every decile, and the mean (None: from before means were compared).
 
-    The mean of a side with requests that failed counts these as its longest success: it is at least so much.
+    The mean of a side with requests that failed is that of the others: of all, it is at least so much.
     """
 
     verdict: Word
@@ -169,14 +171,18 @@ class FailedShares(Result):
     b_ci: Interval | None = None
 
     @property
-    def more_in_b(self) -> bool:
-        """Whether B failed more than A beyond chance.
+    def more(self) -> Literal["a", "b"] | None:
+        """Which side failed more than the other beyond chance; None where neither did.
 
         By an interval of the difference from both shares' own (Newcombe 1998, Statistics in Medicine 17, method 10).
         """
         if self.a_ci is None or self.b_ci is None:
-            return False
-        return self.b_share - self.a_share > math.hypot(self.b_share - self.b_ci[0], self.a_ci[1] - self.a_share)
+            return None
+        if self.b_share - self.a_share > math.hypot(self.b_share - self.b_ci[0], self.a_ci[1] - self.a_share):
+            return "b"
+        if self.a_share - self.b_share > math.hypot(self.a_share - self.a_ci[0], self.b_ci[1] - self.b_share):
+            return "a"
+        return None
 
 
 class Change(Result):

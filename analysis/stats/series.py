@@ -208,9 +208,11 @@ class Series:
 
     def _too_few(self, percentile: float) -> str:
         n_eff = self.n_eff(percentile)
-        few = "less than one independent value"
-        independent = few if n_eff < 1 else f"{n_eff:,.0f} independent one{'s' * (n_eff >= 1.5)}"
-        worth = f", worth {independent}," if n_eff < 0.95 * self.count else ""
+        worth = ""
+        if n_eff < 1:
+            worth = ", which move as one,"
+        elif n_eff < 0.95 * self.count:
+            worth = f", worth {n_eff:,.0f} independent one{'s' * (n_eff >= 1.5)},"
         return f"{self.count:,} {self.what}{worth} do not support p{percentile:g}"
 
     def _worth(self, clusters: Ints | None) -> tuple[float, ...]:

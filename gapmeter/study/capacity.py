@@ -303,7 +303,7 @@ def _search(trials: Trials) -> Ended:
         say(f"trial {number}: {ask.rate:.4g} req/s {_verdict(trial, goal)}")
         if (known := search.posterior(goal, done)) is not None:
             low, high = known.interval(goal.confidence)
-            say(f"so far {known.quantile(0.5):.4g} req/s ({low:.4g} .. {high:.4g})")
+            say(f"so far {known.quantile(0.5):.3g} req/s ({low:.3g} .. {high:.3g})")
     return ask
 
 
@@ -318,5 +318,5 @@ def _verdict(trial: Trial, goal: search.Goal) -> str:
     word = "fails" if finding.leaning == FAILS else "holds"
     said = f"{word} ({100 * finding.confidence:.0f} %)"
     if trial.verdict not in (FAILS, HOLDS):
-        said = f"undecided, leaning to {said}" if finding.confidence > 0.5 else "undecided"
+        said = f"undecided, probably {said}" if finding.confidence > 0.5 else "undecided"
     return f"{said}: {slo}, {count.over:g} of {count.count} over the limit, {outcome.seconds:.0f} s"

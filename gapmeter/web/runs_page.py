@@ -16,7 +16,10 @@ from gapmeter.runs.listing import ListedRun
 
 PER_PAGE = 200
 # A comparison's answer in the colour of a run's.
-_TONES = {"FASTER": "PASS", "SLOWER": "FAIL", "MIXED": "INCONCLUSIVE", "NOT COMPARABLE": "INVALID", "CHEAPER": "PASS"}
+_TONES = {
+    "FASTER": "PASS", "SLOWER": "FAIL", "MIXED": "INCONCLUSIVE", "FAILS MORE": "FAIL", "FAILS LESS": "PASS",
+    "NOT COMPARABLE": "INVALID", "CHEAPER": "PASS",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -180,19 +179,9 @@ def test_axis_numbers_lie_where_they_say(top_ms: float, width: int) -> None:
         assert abs(found.start() - float(found[0]) * unit / ms_per_column) <= 0.51
 
 
-@pytest.mark.parametrize(
-    ("columns", "lines"),
-    [
-        (None, ["", " name       n   folder", f" {'─' * 27}", " ü      1,000   runs/a-b-c-d", " 数        20   x", ""]),
-        (25, ["", " name       n   folder", f" {'─' * 23}", " ü      1,000   runs/a-b", "                -c-d",
-              " 数        20   x", ""]),
-    ],
-)  # fmt: skip
-def test_a_table_is_as_wide_as_its_content_and_folded_on_a_terminal(
-    columns: int | None, lines: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if columns is not None:
-        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-        monkeypatch.setenv("COLUMNS", str(columns))
-    terminal.print_table(("name", "n", "folder"), [("ü", "1,000", "runs/a-b-c-d"), ("数", "20", "x")], right=(1,))
-    assert capsys.readouterr().out.splitlines() == lines
+def test_a_table_is_as_wide_as_its_content_a_row_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [("ü", "1,000", "runs/a-b-c-d"), ("数", "20", "two\nlines")]
+    terminal.print_table(("name", "n", "folder"), rows, right=(1,))
+    assert capsys.readouterr().out.splitlines() == [
+        "", " name       n   folder", f" {'─' * 27}", " ü      1,000   runs/a-b-c-d", " 数        20   two lines", ""
+    ]  # fmt: skip
