@@ -31,6 +31,7 @@ class GeneratorFile:
     worker: int
     notes: list[dict[str, Any]]
     lag_ns: Ints
+    canary_at_ns: Ints
     canary_ns: Ints
     complete: bool
     dropped: int
@@ -100,6 +101,7 @@ def _generator(file: RecordFile) -> GeneratorFile:
         worker=int(file.process.get("worker", 0)),
         notes=file.notes,
         lag_ns=every_beat(np.asarray(lag["queued_ns"], np.int64), np.asarray(lag["start_ns"], np.int64)),
+        canary_at_ns=np.asarray(canary["start_ns"], dtype=np.int64),
         canary_ns=np.asarray(canary["end_ns"] - canary["start_ns"], dtype=np.int64),
         complete=file.complete,
         dropped=file.dropped,

@@ -25,6 +25,7 @@ from bench import (
     client,
     compare,
     coverage,
+    first_run,
     growth,
     peers,
     probe_cost,
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: {', '.join(usual)})")
     parser.add_argument("--engine", choices=ENGINES, help="only this engine (default: both)")
     parser.add_argument("--seconds", type=float, default=120.0, help="of bursts with and without the probe")
-    parser.add_argument("--rounds", type=int, default=3, help="of the comparison with other load testers")
+    parser.add_argument("--rounds", type=int, default=3, help="with other load testers; of first runs")
     parser.add_argument("--add", action="store_true", help="after what is kept already")
     parser.add_argument("--soak", type=streams.seconds, default=3600.0, metavar="60m", help="how long")
     parser.add_argument("--generator", choices=GENERATORS, default="asyncio", help="of streams and soak")
@@ -163,6 +164,12 @@ PARTS = {
         capacity.table,
     ),
     "growth": Part(lambda _, folder: growth.measure(folder), growth.table),
+    "first_run": Part(
+        lambda options, folder: first_run.measure(
+            _engines(options), options.rounds, folder, _earlier(options, "first_run")
+        ),
+        first_run.table,
+    ),
 }
 
 

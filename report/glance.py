@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gapmeter.analysis.judge.warnings import speed_words
 from gapmeter.analysis.numbers import count, duration, rate, share, significant
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import RunResult
@@ -84,7 +85,9 @@ def _length(result: RunResult, manifest: Manifest) -> str:
     lasted = f"{result.load.window_s:.0f} s (planned: {load.duration_ns / 1e9:g} to {load.longest_ns / 1e9:g} s)"
     if result.shortened or not any(slo.estimable_with for slo in result.slo):
         return lasted
-    return f"{lasted}: never enough independent requests for every SLO percentile"
+    change = result.drift.machine_change
+    why = f"; the machine became {speed_words(change)} at {change.after_s:.0f} s" if change else ""
+    return f"{lasted}: never enough independent requests for every SLO percentile{why}"
 
 
 def _figure(result: RunResult, metric: str, percentile: float) -> Figure:

@@ -19,11 +19,13 @@ Three looks that fail in different ways; stats.changes has the methods and their
 and for tokens the ratio of mean rates a second, of successes' tokens as they arrived (stats.means has both intervals).
 The whole run counts, warm-up included, since the warm-up is what may differ. The canary is the fixed piece of CPU work
 that each generator process times once a second: its ratio says whether the machine itself slowed down. Why it did is
-said only where telemetry recorded a reason.
+said only where telemetry recorded a reason. PELT also looks for a change of its level: where a machine became slower in
+the middle of a run, all slow requests lie on one side of it, and are worth few.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,7 +35,17 @@ import pandas as pd
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.requests.metrics import final, issued, request_values_ns, stamps_ns, succeeded
 from gapmeter.analysis.results.device import Telemetry
-from gapmeter.analysis.results.trust import Drift, LevelChange, Mser5, Pelt, QueueSlope, Ratio, Steady, SteadyMethods
+from gapmeter.analysis.results.trust import (
+    Drift,
+    LevelChange,
+    Mser5,
+    Pelt,
+    QueueSlope,
+    Ratio,
+    SpeedChange,
+    Steady,
+    SteadyMethods,
+)
 from gapmeter.analysis.stats.changes import (
     BATCH,
     FEWEST_BATCHES,
@@ -50,6 +62,7 @@ MOST_LEFT_OUT = 0.2
 MOMENTS = 40
 FEWEST_REQUESTS = BATCH * FEWEST_BATCHES
 FIRST_S = 10
+_NOTABLE_CHANGE = 0.15  # of the machine's speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +195,14 @@ def level_changes(requests: pd.DataFrame) -> list[LevelChange]:
     return sorted(changes, key=lambda change: change.request)
 
 
-def describe_drift(requests: pd.DataFrame, canaries: Sequence[Ints] = (), reason: str | None = None) -> Drift:
+def describe_drift(
+    requests: pd.DataFrame, canaries: Sequence[tuple[Ints, Ints]] = (), reason: str | None = None
+) -> Drift:
     """Each ratio of the first seconds to the rest, with its 95 % interval.
 
-    ``requests``: all of the run; ``canaries``: of each generator process the durations, one a second; ``reason``: why
-    the machine slowed down, where telemetry says so. A ratio that nothing supports is None.
+    ``requests``: all of the run; ``canaries``: of each generator process when the fixed work began, once a second, and
+    how long it took; ``reason``: why the machine slowed down, where telemetry says so. A ratio that nothing supports is
+    None.
     """
     sent = requests[issued(requests)].sort_values("due_ns", kind="stable")
     due = stamps_ns(sent, "due_ns")
@@ -201,8 +217,9 @@ def describe_drift(requests: pd.DataFrame, canaries: Sequence[Ints] = (), reason
         ttft=latency("ttft"),
         tpot=latency("tpot"),
         output_tokens_per_s=_token_drift(sent, due),
-        machine_time=_machine_drift(canaries),
+        machine_time=_machine_drift([took_ns for _, took_ns in canaries]),
         reason=reason,
+        machine_change=_machine_change(canaries, int(due.min())) if len(due) else None,
     )
 
 
@@ -234,6 +251,17 @@ def _machine_drift(canaries: Sequence[Ints]) -> Ratio | None:
     centred = [each - each[FIRST_S:].mean() for each in logs]
     first, rest = np.concatenate([each[:FIRST_S] for each in centred]), np.concatenate([c[FIRST_S:] for c in centred])
     return _ratio(ratio_of_geometric_means(first, rest))
+
+
+def _machine_change(canaries: Sequence[tuple[Ints, Ints]], start_ns: int) -> SpeedChange | None:
+    """The largest that any process saw. No queue is in it, so that it need not exceed a queue's bursts."""
+    changes = [
+        SpeedChange(after_s=(int(at_ns[found[0]]) - start_ns) / 1e9, ratio=found[1])
+        for at_ns, took_ns in canaries
+        if (found := strongest_change(np.log(np.maximum(took_ns, 1)))) is not None
+    ]
+    largest = max(changes, key=lambda change: abs(math.log(change.ratio)), default=None)
+    return largest if largest and abs(math.log(largest.ratio)) > math.log1p(_NOTABLE_CHANGE) else None
 
 
 def _ratio(found: Estimate | None) -> Ratio | None:

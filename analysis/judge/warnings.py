@@ -25,7 +25,7 @@ from gapmeter.analysis.results.device import GpuSamples, Telemetry
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Attempts, LoadFacts, Outage
 from gapmeter.analysis.results.run import APPROXIMATE, Supported
-from gapmeter.analysis.results.trust import QueueSlope, RunWarning, Steady
+from gapmeter.analysis.results.trust import Drift, QueueSlope, RunWarning, SpeedChange, Steady
 from gapmeter.analysis.stages import column
 from gapmeter.records import Span
 
@@ -212,6 +212,23 @@ def growth_warning(steady: Steady) -> Iterator[RunWarning]:
     if slope is not None and slope.grows:
         cause = "the load is more than the server can do, so latency depends on how long the run is"
         yield _warning("overload", growth_text(slope), cause, "a lower load.rate", ("ttft", "e2e", "capacity"))
+
+
+def speed_warning(drift: Drift) -> Iterator[RunWarning]:
+    """When the machine became slower or faster."""
+    if (change := drift.machine_change) is not None:
+        text = (
+            f"the machine became {speed_words(change)}: from {change.after_s:.0f} s on, a fixed piece of CPU work took "
+            f"{change.ratio:.2f} times as long as before"
+        )
+        cause = "other work on the machine or its host, or the CPU's clock; how long each speed lasts decides the tail"
+        yield _warning("speed", text, cause)
+
+
+def speed_words(change: SpeedChange) -> str:
+    """``1.4 times slower``."""
+    slower = change.ratio > 1
+    return f"{change.ratio if slower else 1 / change.ratio:.2g} times {'slower' if slower else 'faster'}"
 
 
 def growth_text(slope: QueueSlope) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from gapmeter.analysis.results.codec import Ends, Number, Result
+from gapmeter.analysis.results.codec import Ends, Number, Result, left_out
 from gapmeter.analysis.results.manifest import FloorFigures
 
 CheckStatus = Literal["ok", "warn", "broken", "unmeasured"]
@@ -137,8 +137,18 @@ class Ratio(Result):
     ratio_ci: Ends
 
 
+class SpeedChange(Result):
+    """When the machine became slower or faster: seconds after the first due time, and how many times the time before.
+
+    ``ratio``: of what a fixed piece of CPU work took after it to what it took before, geometric means.
+    """
+
+    after_s: float
+    ratio: float
+
+
 class Drift(Result):
-    """The first seconds against the rest; None where nothing supports a ratio."""
+    """The first seconds against the rest; None where nothing supports a ratio. ``machine_change``: None for none."""
 
     first_s: float
     ttft: Ratio | None
@@ -146,3 +156,4 @@ class Drift(Result):
     output_tokens_per_s: Ratio | None
     machine_time: Ratio | None
     reason: str | None
+    machine_change: SpeedChange | None = left_out()

@@ -36,10 +36,30 @@ def test_a_run_too_short_for_two_parts_has_no_ratio() -> None:
 
 def test_a_machine_that_slows_down_is_told_from_its_canary_and_blamed_on_nothing_unmeasured() -> None:
     rng = np.random.default_rng(1)
-    canaries = [np.r_[rng.normal(20e3, 300, 10), rng.normal(26e3, 300, 40)].astype(np.int64) for _ in range(2)]
+    took_ns = [np.r_[rng.normal(20e3, 300, 10), rng.normal(26e3, 300, 40)].astype(np.int64) for _ in range(2)]
+    canaries = [(np.arange(50) * 1_000_000_000, each) for each in took_ns]
     told = describe_drift(run(50), canaries)
     assert told.machine_time.ratio == pytest.approx(20 / 26, rel=0.03)
     assert "time of a fixed piece of CPU work differed" in drift_sentence(told)
     assert "thermal" not in drift_sentence(told)
     heated = describe_drift(run(50), canaries, "thermal: the clock was lowered")
     assert "(thermal: the clock was lowered)" in drift_sentence(heated)
+
+
+@pytest.mark.parametrize("ratio", [1.4, 0.7])
+def test_a_machine_that_changes_its_speed_within_the_run_is_told_with_the_moment(ratio: float) -> None:
+    rng = np.random.default_rng(2)
+    requests = run(120)
+    at_ns = int(requests["due_ns"].min()) + np.arange(120) * 1_000_000_000
+    took_ns = rng.lognormal(10, 0.1, 120) * np.where(np.arange(120) < 80, 1.0, ratio)
+    change = describe_drift(requests, [(at_ns, took_ns.astype(np.int64))]).machine_change
+    assert change is not None
+    assert change.after_s == pytest.approx(80, abs=5)
+    assert change.ratio == pytest.approx(ratio, rel=0.05)
+
+
+def test_a_machine_of_one_speed_has_no_change() -> None:
+    rng, requests = np.random.default_rng(3), run(120)
+    for _ in range(100):
+        canary = np.arange(120) * 1_000_000_000, rng.lognormal(10, 0.2, 120).astype(np.int64)
+        assert describe_drift(requests, [canary]).machine_change is None
