@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import pandas as pd
@@ -51,7 +51,7 @@ from gapmeter.analysis.results.distribution import (
     StageDistribution,
 )
 from gapmeter.analysis.results.latency import EventResidual, Left, Residual
-from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.manifest import Manifest, PlanFacts
 from gapmeter.analysis.results.run import (
     INVALID,
     Confidence,
@@ -60,7 +60,9 @@ from gapmeter.analysis.results.run import (
     Ranks,
     RunFigures,
     RunResult,
+    RunVerdict,
     ShortenedLoad,
+    SloAnswer,
     StepFit,
 )
 from gapmeter.analysis.results.trust import WARN, Check, ReceiveWait, RunWarning, Trust
@@ -73,10 +75,40 @@ from gapmeter.records import RunFolder
 from gapmeter.scenarios.slo import Slo
 
 
+@dataclass(frozen=True)
+class RunTables:
+    """What a run's figures are made of, without a ledger where there is none that may be shown.
+
+    ``requests``: every request with its ``measured`` flag. ``ledger``: two rows a request (``first_token`` and
+    ``last_token``); ``gaps``: a ledger row a token gap.
+    """
+
+    requests: pd.DataFrame
+    ledger: pd.DataFrame | None = None
+    gaps: pd.DataFrame | None = None
+
+    @cached_property
+    def measured(self) -> pd.DataFrame:
+        """The measured requests, in the order in which they were due."""
+        measured = measured_requests(self.requests)
+        measured["itl_p99_ns"] = itl_p99_ns(measured)  # for all who ask which requests kept their limits
+        return measured
+
+    @cached_property
+    def series(self) -> MetricSeries:
+        """Their metrics."""
+        return MetricSeries(self.measured)
+
+    @cached_property
+    def ledgers(self) -> dict[str, pd.DataFrame]:
+        """Their ledgers, by metric."""
+        return fig.ledgers_by_metric(self.ledger, self.gaps, self.measured)
+
+
 def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult, MetricSeries]:
     """Derive tables and histograms, which are written into the folder, and the result, which the report writes.
 
-    With it the metrics' series, which the report draws.
+    Also returns the metrics' series, which the report draws.
 
     ``definitions``: also TTFT, ITL, TPOT and E2E by other tools' definitions.
 
@@ -90,22 +122,19 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
     warmup = detect_warmup(requests[requests["measured"]]) if plan.warmup_auto and steady else None
     if warmup is not None and warmup.state == "warmed":
         requests["measured"] &= requests["due_ns"] >= warmup.until_ns
-    measured = measured_requests(requests)
-    measured["itl_p99_ns"] = itl_p99_ns(measured)  # for all who ask which requests kept their limits
     trace = read_trace(
         folder.record_files(folder.probe), requests["request_id"].tolist(), folder.telemetry, manifest.placement.server
     )
     steps = steps_table(trace) if trace is not None and trace.has_engine else None
     ledger = make_ledger(requests, trace)
-    rows, gaps = (None, None) if ledger.refused else (ledger.rows, ledger.gaps)
-    window = measured_window(requests)
+    tables = RunTables(requests) if ledger.refused else RunTables(requests, ledger.rows, ledger.gaps)
+    measured, ledgers, window = tables.measured, tables.ledgers, measured_window(requests)
     samples = read_telemetry(folder)
     energy = measured_energy(samples, manifest, window)
     telemetry = describe_telemetry(samples, trace, manifest, window, energy)
     state = describe_steady(requests, warmup, loop=plan.loop, searched=steady)
-    basis = Basis(measured, MetricSeries(measured), fig.ledgers_by_metric(rows, gaps, measured))
     figures = build_figures(
-        requests, rows, gaps, manifest.slo, evidence_of(manifest, generators, requests, ledger.refused), basis=basis,
+        tables, manifest.slo, evidence_of(manifest, generators, requests, ledger.refused),
         name=manifest.asked.name, device=manifest.device, warmup=warmup,
         warnings=[
             *doubts.recording_warnings(trace, ledger, manifest, requests),
@@ -114,14 +143,13 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
         ],
     )  # fmt: skip
     provenance = provenance_of(manifest, figures)
-    tables = {"requests": requests, "ledger": ledger.rows, "gaps": ledger.gaps}
+    files = {"requests": requests, "ledger": ledger.rows, "gaps": ledger.gaps}
     if steps is not None:
-        tables["steps"] = steps
+        files["steps"] = steps
     if not ledger.refused:
-        tables["timeline"] = timelines(requests, trace, chosen(requests), ledger.index, ledger.sharer)
+        files["timeline"] = timelines(requests, trace, chosen(requests), ledger.index, ledger.sharer)
     with ThreadPoolExecutor(1) as beside:
-        written = beside.submit(write_tables, folder.path, tables, provenance.facts())
-        cut_ns = cut_short_ns(requests, plan)
+        written = beside.submit(write_tables, folder.path, files, provenance.facts())
         result = RunResult(
             **dict(figures),
             **dict(describe_economics(figures, state, manifest, measured, energy)),
@@ -130,22 +158,29 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
             ledger=describe_ledger(ledger, trace),
             steady=state,
             drift=describe_drift(requests, [g.canary_ns for g in generators], throttled(telemetry)),
-            bands=describe_bands(basis.ledgers),
-            compute=describe_compute(basis.ledgers, steps, manifest.device),
-            explore=describe_pairs(measured, basis.ledgers, limits_of(manifest.slo)),
+            bands=describe_bands(ledgers),
+            compute=describe_compute(ledgers, steps, manifest.device),
+            explore=describe_pairs(measured, ledgers, limits_of(manifest.slo)),
             made_by=made_by(),
             provenance=provenance,
-            shortened=None if cut_ns is None or plan.shortened is None else ShortenedLoad(
-                after_s=(cut_ns - plan.start_ns) / 1e9, in_flight=plan.shortened.in_flight
-            ),
+            shortened=_shortened(requests, plan),
             definitions=describe_definitions(folder, requests) if definitions else None,
-        )  # fmt: skip
+        )
         if succeeded(measured).any():
-            began_s = manifest.started_s or 0.0
-            line, length_s = provenance.line(), window_s(measured)
-            fig.write_histograms(folder.hdr, measured, rows, began_s, length_s, line, basis.series)
+            fig.write_histograms(
+                folder.hdr, measured, tables.ledger, manifest.started_s or 0.0, window_s(measured), provenance.line(),
+                tables.series,
+            )  # fmt: skip
         written.result()
-    return result, basis.series
+    return result, tables.series
+
+
+def _shortened(requests: pd.DataFrame, plan: PlanFacts) -> ShortenedLoad | None:
+    """How a load ended before its plan did, because enough was known."""
+    cut_ns = cut_short_ns(requests, plan)
+    if cut_ns is None or plan.shortened is None:
+        return None
+    return ShortenedLoad(after_s=(cut_ns - plan.start_ns) / 1e9, in_flight=plan.shortened.in_flight)
 
 
 def describe_ledger(ledger: Ledger, trace: Trace | None) -> LedgerFacts:
@@ -183,40 +218,18 @@ def _core_held(ledger: Ledger) -> tuple[CoreHolder, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Basis:
-    """What figures are made of: the measured requests, their metrics' series, and their ledgers by metric."""
-
-    measured: pd.DataFrame
-    series: MetricSeries
-    ledgers: dict[str, pd.DataFrame]
-
-
 def build_figures(
-    requests: pd.DataFrame,
-    ledger: pd.DataFrame | None,
-    gaps: pd.DataFrame | None,
-    slos: Sequence[Slo],
-    evidence: Evidence,
-    *,
-    name: str = "",
-    device: str = "GPU",
-    warmup: Warmup | None = None,
-    warnings: Iterable[RunWarning] = (),
-    basis: Basis | None = None,
-) -> RunFigures:
+    tables: RunTables, slos: Sequence[Slo], evidence: Evidence, *, name: str = "", device: str = "GPU",
+    warmup: Warmup | None = None, warnings: Iterable[RunWarning] = (),
+) -> RunFigures:  # fmt: skip
     """A run's figures from its tables: verdict, latencies, stages, what slow requests wait for, how far to trust it.
 
-    ``requests``: every request with its ``measured`` flag. ``ledger``: two rows a request (``first_token`` and
-    ``last_token``) or None; ``gaps``: a ledger row a token gap, or None; ``device`` is what computed the forwards;
-    ``warmup`` what ``detect_warmup`` left out (already applied to ``measured``); ``warnings`` those of other parts. A
-    refused ledger is not shown. ``basis``: theirs, where it has been made.
+    ``device`` is what computed the forwards; ``warmup`` what ``detect_warmup`` left out (already applied to the
+    ``measured`` flag); ``warnings`` those of other parts. A refused ledger is not shown.
     """
-    if basis is None:
-        shown = (None, None) if evidence.ledger_refused else (ledger, gaps)
-        measured = measured_requests(requests)
-        basis = Basis(measured, MetricSeries(measured), fig.ledgers_by_metric(*shown, measured))
-    measured, series, ledgers = basis.measured, basis.series, basis.ledgers
+    if evidence.ledger_refused and tables.ledger is not None:
+        tables = RunTables(tables.requests)
+    measured, series, ledgers = tables.measured, tables.series, tables.ledgers
     asked = sorted({*PERCENTILES, *(float(slo.percentile) for slo in slos if slo.percentile is not None)})
     with ThreadPoolExecutor(1) as beside:  # both take seconds of a large run, most of them without Python's lock
         dissected = beside.submit(anatomies_of, ledgers, slos)
@@ -227,19 +240,13 @@ def build_figures(
         anatomies = dissected.result()
     answers = verdict.judge(slos, measured, anatomies, lateness=lateness, outage=outage, series=series)
     checks = validity.check_run(measured, evidence, answers, lateness, outage, series)
-    unanswered = [verdict.not_judged(answer) for answer in answers if answer.status == INVALID]
-    reasons = (*validity.invalid_reasons(checks), *unanswered)
-    decided = verdict.overall(answers, reasons)
-    counts = load.count_requests(requests, measured, evidence)
+    decided = _decided(name, answers, checks)
+    counts = load.count_requests(tables.requests, measured, evidence)
     asked_load = load.describe_load(measured, evidence)
     residual = Residual(first_token=_residual(ledgers["ttft"]), last_token=_residual(ledgers["e2e"]))
     bound = fig.bound_ns(measured)
     return RunFigures(
-        name=name,
-        verdict=decided,
-        exit_code=verdict.EXIT_CODES[decided],
-        invalid_reasons=reasons,
-        slo=answers,
+        **dict(decided),
         device=device,
         confidence=Confidence(interval=CONFIDENCE, verdict=CONFIDENCE),
         load=asked_load,
@@ -273,7 +280,17 @@ def build_figures(
             )
         ),
         floor=validity.describe_floor(evidence.floor, measured),
-        trust=_trust(measured, evidence, residual.last_token, checks, reasons),
+        trust=_trust(measured, evidence, residual.last_token, checks, valid=not decided.invalid_reasons),
+    )
+
+
+def _decided(name: str, answers: Sequence[SloAnswer], checks: Sequence[Check]) -> RunVerdict:
+    """The verdict, and the reasons if there is none."""
+    unanswered = [verdict.not_judged(answer) for answer in answers if answer.status == INVALID]
+    reasons = (*validity.invalid_reasons(checks), *unanswered)
+    word = verdict.overall(answers, reasons)
+    return RunVerdict(
+        name=name, verdict=word, exit_code=verdict.EXIT_CODES[word], invalid_reasons=reasons, slo=tuple(answers)
     )
 
 
@@ -325,11 +342,10 @@ class _Pools:
 
 
 def _trust(
-    measured: pd.DataFrame, evidence: Evidence, left: EventResidual | None, checks: Sequence[Check],
-    reasons: Sequence[str],
-) -> Trust:  # fmt: skip
+    measured: pd.DataFrame, evidence: Evidence, left: EventResidual | None, checks: Sequence[Check], *, valid: bool
+) -> Trust:
     return Trust(
-        valid=not reasons,
+        valid=valid,
         lag_p99_ms=fig.finite_ms(percentile_of(generator_lag_ns(measured), 99)),
         unexplained_p99_share=left.unexplained.p99_share if left else None,
         strict_p99_share=left.strict.p99_share if left else None,

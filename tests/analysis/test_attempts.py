@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.warnings import attempts_warning
 from gapmeter.analysis.ledger.ledger import make_ledger
@@ -94,7 +94,7 @@ def test_the_time_of_earlier_attempts_is_a_stage_of_its_own(requests: pd.DataFra
 
 
 def test_attempts_are_counted_beside_requests_and_a_warning_says_so(requests: pd.DataFrame) -> None:
-    told = build_figures(requests, None, None, [], Evidence("open", "poisson", planned=4))
+    told = build_figures(RunTables(requests), [], Evidence("open", "poisson", planned=4))
     counts = told.counts
     assert (counts.issued, counts.measured, counts.succeeded, counts.failed) == (4, 4, 3, {"http_5xx": 1})
     assert counts.attempts == Attempts(

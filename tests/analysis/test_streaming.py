@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.warnings import streaming_warnings
 from gapmeter.analysis.ledger.ledger import make_ledger, timelines
@@ -83,7 +83,7 @@ def test_tokens_per_second_are_unknown_where_an_answer_did_not_tell_its_tokens(t
 def test_runs_are_pooled_over_their_time_unless_one_does_not_know_its_rate(
     tmp_path: Path, rates: tuple[float | None, ...], pooled: float | None
 ) -> None:
-    figures = build_figures(table(tmp_path, COUNTED), None, None, [], Evidence("open", "poisson"))
+    figures = build_figures(RunTables(table(tmp_path, COUNTED)), [], Evidence("open", "poisson"))
     runs = [
         result(figures.model_copy(update={"throughput": Throughput(
             requests_per_s=1.0, prompt_tokens_per_s=None, output_tokens_per_s=rate, span_s=span
