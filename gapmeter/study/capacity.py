@@ -21,14 +21,14 @@ from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, 
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, TrialNote, TrialPlace
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
-from gapmeter.records import Outcome as Ending
 from gapmeter.records import RunFolder
-from gapmeter.records.request import FINISHED, RequestRecord
+from gapmeter.records.request import RequestRecord
 from gapmeter.scenarios import Scenario
 from gapmeter.scenarios.slo import Slo
 from gapmeter.study.conclusion import INTERRUPTED as STOPPED
 from gapmeter.study.conclusion import Conclusion, conclude, describe, show
 from gapmeter.study.keys import Keys
+from gapmeter.study.patience import RequestsSoFar
 from gapmeter.study.resolve import asks_for_model, check_searchable, resolve
 from gapmeter.study.session import Session, Visit
 from gapmeter.study.study import Study, afresh, make_study_folder
@@ -202,19 +202,19 @@ class TrialMonitor:
         self._enough, self._next = enough, 0
         self.ended = len(looks)
         self.from_ns = 0
-        self._read = 0
-        self._due_ns: dict[int, int] = {}  # by request: when its first attempt was due
-        self._in_flight: set[int] = set()
-        self._done: dict[int, RequestRecord] = {}
-        self._start_ns: int | None = None
+        self._so_far = RequestsSoFar()
+        self._ended: dict[int, RequestRecord] = {}  # by request: its last attempt
 
     def is_enough(self, seen: Sequence[tuple[int, RequestRecord]]) -> bool:
         """A ``StopWhen``."""
-        self._take(seen)
-        if self._next >= len(self._looks) - 1 or self._start_ns is None:
+        if not seen:
             return False
-        until_ns = min((self._due_ns[index] for index in self._in_flight), default=2**63)
-        counted = [record for record in self._done.values() if self.from_ns <= record.due_ns < until_ns]
+        self.from_ns = seen[0][1].due_ns + self._warmup_ns
+        self._ended.update((record.index, record) for record in self._so_far.read(seen))
+        if self._next >= len(self._looks) - 1:
+            return False
+        until_ns = self._so_far.oldest_in_flight_ns or math.inf
+        counted = [record for record in self._ended.values() if self.from_ns <= record.due_ns < until_ns]
         if len(counted) < self._looks[self._next]:
             return False
         counted.sort(key=lambda record: record.due_ns)
@@ -225,22 +225,6 @@ class TrialMonitor:
             return False
         self.ended = at + 1
         return True
-
-    def _take(self, seen: Sequence[tuple[int, RequestRecord]]) -> None:
-        for code, record in seen[self._read :]:
-            if self._start_ns is None:
-                self._start_ns = record.due_ns
-                self.from_ns = record.due_ns + self._warmup_ns
-            if record.outcome is Ending.ABANDONED:  # never asked
-                continue
-            index, due_ns = record.index, self._due_ns.setdefault(record.index, record.due_ns)
-            if code == FINISHED:
-                self._in_flight.discard(index)
-                self._done[index] = record if record.due_ns == due_ns else replace(record, due_ns=due_ns)
-            else:
-                self._in_flight.add(index)
-                self._done.pop(index, None)  # asked again
-        self._read = len(seen)
 
 
 def at_rate(scenario: Scenario, ask: Ask, number: int) -> Scenario:

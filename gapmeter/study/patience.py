@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -21,9 +22,39 @@ from gapmeter.records.request import FINISHED, RequestRecord
 from gapmeter.scenarios import Scenario
 
 LOOKS = 4
-_PLANNED = (
-    2.2  # times the independent values that both ends take: with so many requests nineteen runs of twenty have them
-)
+_PLANNED = 2.2  # times the independent values that both ends take: so many requests suffice in 19 runs of 20
+
+
+class RequestsSoFar:
+    """The requests of a load that goes on, by what its generators have written.
+
+    A request is due when its first attempt was, and in flight again while it is retried.
+    """
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._due_ns: dict[int, int] = {}
+        self._in_flight: set[int] = set()
+
+    @property
+    def oldest_in_flight_ns(self) -> int | None:
+        """When the oldest request that is in flight was due."""
+        return min((self._due_ns[index] for index in self._in_flight), default=None)
+
+    def read(self, seen: Sequence[tuple[int, RequestRecord]]) -> list[RequestRecord]:
+        """Attempts that have ended since the last call. ``seen``: all that was written, the same list every time."""
+        ended = []
+        for code, record in seen[self._read :]:
+            if record.outcome is Outcome.ABANDONED:  # never asked
+                continue
+            due_ns = self._due_ns.setdefault(record.index, record.due_ns)
+            if code == FINISHED:
+                self._in_flight.discard(record.index)
+                ended.append(record if record.due_ns == due_ns else replace(record, due_ns=due_ns))
+            else:
+                self._in_flight.add(record.index)
+        self._read = len(seen)
+        return ended
 
 
 class Patience:
@@ -36,41 +67,26 @@ class Patience:
         step_ns = (load.longest_ns - load.duration_ns) / (LOOKS - 1)
         self._looks_ns = [self._from_ns + load.duration_ns + round(step_ns * n) for n in range(LOOKS - 1)]
         self._asked = [(slo.metric, slo.percentile) for slo in scenario.slo if slo.metric in METRICS and slo.percentile]
-        self._read = 0
-        self._due_ns: dict[int, int] = {}  # by request: when its first attempt was due
-        self._in_flight: set[int] = set()
-        self._rows: dict[int, dict[str, object]] = {}
+        self._so_far = RequestsSoFar()
+        self._rows: dict[int, dict[str, Any]] = {}  # by request: its last attempt
 
     def until_ns(self, seen: Sequence[tuple[int, RequestRecord]], now_ns: int) -> int | None:
         """Where the load may end: requests due until then are enough, and have been answered. None: it goes on.
 
         ``seen``: all that the generators have written by ``now_ns``, the same list every time, longer.
         """
-        self._take(seen)
+        ended = self._so_far.read(seen)
+        self._rows.update(zip([r.index for r in ended], request_rows(ended, timeout_ns=0), strict=True))
         if not self._looks_ns or now_ns < self._looks_ns[0]:
             return None
-        look_ns = self._looks_ns[0]
-        if any(self._due_ns[index] < look_ns for index in self._in_flight):
+        look_ns, oldest_ns = self._looks_ns[0], self._so_far.oldest_in_flight_ns
+        if oldest_ns is not None and oldest_ns < look_ns:
             return None  # what is still awaited belongs to this look
         self._looks_ns.pop(0)
         return look_ns if self._is_enough(look_ns) else None
 
-    def _take(self, seen: Sequence[tuple[int, RequestRecord]]) -> None:
-        ended = list[RequestRecord]()
-        for code, record in seen[self._read :]:
-            if record.outcome is Outcome.ABANDONED:  # never asked
-                continue
-            index, due_ns = record.index, self._due_ns.setdefault(record.index, record.due_ns)
-            if code == FINISHED:
-                self._in_flight.discard(index)
-                ended.append(replace(record, due_ns=due_ns))
-            else:
-                self._in_flight.add(index)
-        self._rows.update(zip([r.index for r in ended], request_rows(ended, timeout_ns=0), strict=True))
-        self._read = len(seen)
-
     def _is_enough(self, look_ns: int) -> bool:
-        rows = [row for index, row in self._rows.items() if self._from_ns <= self._due_ns[index] < look_ns]
+        rows = [row for row in self._rows.values() if self._from_ns <= row["due_ns"] < look_ns]
         if not rows:
             return False
         table = pd.DataFrame(rows).sort_values("due_ns", ignore_index=True)
