@@ -31,8 +31,7 @@ from gapmeter.study.keys import Keys
 from gapmeter.study.patience import RequestsSoFar
 from gapmeter.study.resolve import asks_for_model, check_searchable, resolve
 from gapmeter.study.session import Session, Visit
-from gapmeter.study.study import Study, afresh, make_study_folder
-from gapmeter.study.study import resume as resume_study
+from gapmeter.study.study import Study, afresh, make_study_folder, manifest_to_resume
 
 SEARCH = "capacity"
 _WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
@@ -253,7 +252,7 @@ def begin_search(
     """A fresh study, or an earlier one with the goal of now. Raises UserError."""
     assert scenario.load.rate is not None
     if resume is not None:
-        folder, manifest = RunFolder(resume), resume_study(resume, scenario, SearchManifest)
+        folder, manifest = RunFolder(resume), manifest_to_resume(resume, scenario, SearchManifest)
         # A trial that was interrupted, or whose server died, is run again.
         trials = tuple(trial for trial in manifest.capacity.trials if not (trial.interrupted or trial.died))
         start = manifest.capacity.start

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from gapmeter.study.capacity import CapacityGoal, begin_search, report_capacity,
 from gapmeter.study.comparison import compare_costs
 from gapmeter.study.conclusion import Conclusion, show
 from gapmeter.study.keys import Keys
-from gapmeter.study.resolve import resolve, searchable_points
+from gapmeter.study.resolve import point_overrides, resolve, searchable_points, settings_of
 
 
 def find_capacities(
@@ -41,18 +40,16 @@ def find_capacities(
     earlier = _by_digest(resume, points)
     rng = random.Random(f"settings {scenario.seed}")
     order = [at for _ in range(scenario.repeat) for at in rng.sample(range(len(points)), len(points))]
-    kept = [each for each in overrides if not each.lstrip().startswith(("sweep", "repeat"))]
     found: list[list[Conclusion[CapacityResult]]] = [[] for _ in points]
     rate: float | None = None
     options.say(f"capacity of {len(points)} settings: {len(order)} searches, {goal.budget_s:g} s of trials each")
     for number, at in enumerate(order, 1):
         point, lying = points[at], earlier[points[at].scenario.digest()]
-        own = [f"{key}={json.dumps(value)}" for key, value in point.values.items()]
-        title = f"search {number} of {len(order)}, {', '.join(own)}"
+        title = f"search {number} of {len(order)}, {', '.join(settings_of(point))}"
         folder = lying.pop(0) if lying else None
         if folder is None or _goes_on(SearchManifest.read(folder), goal):
             options.say(title)
-            single = [*kept, "sweep=[]", "repeat=1", *own]
+            single = point_overrides(point, overrides)
             of_one = replace(options, command=Command.of("capacity", name, single))
             study = begin_search(name, single, point.scenario, of_one, replace(goal, start=rate), folder)
             folder = study.path

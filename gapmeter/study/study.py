@@ -19,6 +19,7 @@ from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable, RunRe
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
+from gapmeter.runs.run import STUDIES
 from gapmeter.scenarios import Scenario
 from gapmeter.study.companions import LocustPage, address_of, locust_page, runs_page
 from gapmeter.study.conclusion import Conclusion
@@ -27,7 +28,6 @@ from gapmeter.study.resolve import asks_for_model, resolve
 from gapmeter.study.session import Session, Visit, check_options, open_session, placed, prepare_session
 
 M = TypeVar("M", bound=ManifestBase)
-KINDS = {"sweep": "a sweep", "capacity": "a capacity search"}
 
 
 def visit_in_turn(
@@ -95,10 +95,10 @@ def make_study_folder(runs: Path, scenario: Scenario, kind: str) -> RunFolder:
         return RunFolder.create(runs, f"{scenario.name}-{kind}", scenario.digest(), parts=())
 
 
-def resume(path: Path, scenario: Scenario, manifest_type: type[M]) -> M:
-    """The manifest of a study of the same scenario that was begun earlier, to go on. Raises UserError for any other."""
+def manifest_to_resume(path: Path, scenario: Scenario, manifest_type: type[M]) -> M:
+    """The manifest of an earlier study of the same scenario. Raises UserError for any other folder."""
     kind = str(manifest_type.model_fields["kind"].default)
-    what = KINDS[kind]
+    what, _ = STUDIES[kind]
     try:
         if RunFolder(path).read_manifest().get("kind") != kind:
             raise UserError(f"--resume: {path} is not the folder of {what}", errors.USAGE)

@@ -25,9 +25,9 @@ from gapmeter.records import RunFolder
 from gapmeter.scenarios import Point, Scenario
 from gapmeter.study.conclusion import Conclusion, describe, show
 from gapmeter.study.keys import Keys
-from gapmeter.study.resolve import asks_for_model, resolve, resolve_points
+from gapmeter.study.resolve import asks_for_model, point_overrides, resolve, resolve_points
 from gapmeter.study.session import Session, Visit
-from gapmeter.study.study import Study, afresh, is_finished, make_study_folder, resume, server_key
+from gapmeter.study.study import Study, afresh, is_finished, make_study_folder, manifest_to_resume, server_key
 
 SWEEP = "sweep"
 
@@ -146,9 +146,7 @@ class _Sweep:
         point = self.points[place[0]]
         self.study.options.say(self._title(place, ended=False))
         of = SweepPlace(folder=str(self.study.path), point=place[0], values=dict(point.values))
-        kept = [each for each in self.overrides if not each.lstrip().startswith(("sweep", "repeat"))]
-        own = [f"{key}={json.dumps(value)}" for key, value in point.values.items()]
-        alone = Command.of("run", self.name, [*kept, "sweep=[]", "repeat=1", *own])
+        alone = Command.of("run", self.name, point_overrides(point, self.overrides))
         visit = Visit(point.scenario, self.numbers[place], self.path(place), alone, sweep=of)
         try:
             with afresh(visit):
@@ -184,7 +182,7 @@ def _prepared(name: str, overrides: tuple[str, ...], options: Options, resumed: 
     scenario, points = resolve(name, overrides), resolve_points(name, overrides)
     order = order_of([server_key(point.scenario) for point in points], scenario.repeat, scenario.seed)
     if resumed is not None:
-        folder, manifest = RunFolder(resumed), resume(resumed, scenario, SweepManifest)
+        folder, manifest = RunFolder(resumed), manifest_to_resume(resumed, scenario, SweepManifest)
     else:
         folder = make_study_folder(options.runs, scenario, SWEEP)
         _mention_unfinished(options, scenario, folder.path)
