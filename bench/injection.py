@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from bench.engine import Engine, Setting, default_cores, running
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import pieces
+from gapmeter.analysis.ledger.index import Events
 from gapmeter.analysis.ledger.intervals import CLASSES, Client, build
 from gapmeter.analysis.ledger.ledger import make_ledger
 from gapmeter.analysis.ledger.shares import Sharer
-from gapmeter.analysis.ledger.trace import Events, Trace, read_trace
+from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED
 from gapmeter.analysis.tables import read_requests

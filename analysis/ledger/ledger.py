@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from gapmeter.analysis.arrays import Bools, Floats, Ints, each_of
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import pieces, sweep, with_holes
+from gapmeter.analysis.ledger.index import FAR, Events, Index
+from gapmeter.analysis.ledger.interference import Interference, fit_interference
 from gapmeter.analysis.ledger.intervals import CLASSES, FORWARD_CLASSES, HOST_CLASSES, Causes, Client, build
 from gapmeter.analysis.ledger.launching import launch_waits
 from gapmeter.analysis.ledger.shares import Sharer
 from gapmeter.analysis.ledger.support import support_of
-from gapmeter.analysis.ledger.trace import FAR, MISSING, Events, Index, Trace
+from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.analysis.requests.metrics import arrivals_of
 from gapmeter.analysis.results.run import REFUSED, Supported
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
@@ -39,29 +41,7 @@ _SPOILS: dict[str, tuple[str, ...]] = {
     "detokenize": ("egress", "egress_turn"),
     **dict.fromkeys(("prefill", "decode", "input_prep", "sampling"), ("worker", "executor", "executor_call", "loop")),
 }
-_ROUNDING = 1e-9  # of a sum of squares
-_FEWEST_STEPS = 20
 _BLOCK = 50_000  # events and steps within them whose ledgers are made at once
-
-
-@dataclass(frozen=True, slots=True)
-class Interference:
-    """How much longer a decode step took because others' prompts ran in it: an estimate, and marked so.
-
-    The forward of a decode-only step takes ``base + per_sequence * sequences + per_token * KV tokens`` ns, none of them
-    below 0, by least squares over the run's decode-only steps; ``error_ns`` is the standard deviation of the residuals
-    and ``steps`` how many steps the fit saw. Mixed steps, by sequence number ``seqs``, took ``excess_ns`` longer than
-    the fit. Only steps that were launched in one way are compared, the way of most mixed ones: a step that is faster
-    because it ran as a captured graph tells nothing of one that did not.
-    """
-
-    base_ns: float
-    per_sequence_ns: float
-    per_token_ns: float
-    error_ns: float
-    steps: int
-    seqs: Ints
-    excess_ns: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +77,7 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
     client = _client(requests)
     good = np.flatnonzero(_answered(requests))
     unmeasured = _unmeasured(trace)
-    fit = _fit_interference(trace) if trace is not None and trace.has_engine else None
+    fit = fit_interference(trace) if trace is not None and trace.has_engine else None
     if fit is None:
         unmeasured |= {"interference"}
     gap_events, gap_index = _gap_events(requests, good)
@@ -339,49 +319,6 @@ def _dropped(unmeasured: set[str]) -> tuple[frozenset[str], frozenset[str]]:
     """Classes that an unmeasured stage spoils, and all that may own no time."""
     spoilt = frozenset(name for stage in unmeasured for name in _SPOILS.get(stage, ()))
     return spoilt, spoilt | {c.name for c in CLASSES if c.stage in unmeasured}
-
-
-def _fit_interference(trace: Trace) -> Interference | None:
-    """Fit the run's decode-only steps; None when there are fewer than twenty like the mixed ones."""
-    steps = trace.step_loads()
-    forward, prompts, decoding = (steps[name].to_numpy() for name in ("forward_ns", "prompts", "decoding"))
-    alone, mixed = (forward > 0) & (prompts == 0), (forward > 0) & (prompts > 0) & (decoding > 0)
-    graph = steps["graph"].to_numpy()
-    alike = graph == np.bincount(graph[mixed if mixed.any() else alone], minlength=1).argmax()
-    alone, mixed = alone & alike, mixed & alike
-    if np.count_nonzero(alone) < _FEWEST_STEPS:
-        return None
-    design = np.column_stack([np.ones(len(steps)), decoding, steps["kv_tokens"]])
-    weights = _least_squares(design[alone], forward[alone])
-    residual = forward - design @ weights
-    base, per_sequence, per_token = weights.tolist()
-    return Interference(
-        base_ns=base,
-        per_sequence_ns=per_sequence,
-        per_token_ns=per_token,
-        error_ns=float(np.std(residual[alone])),
-        steps=int(np.count_nonzero(alone)),
-        seqs=steps["step"].to_numpy()[mixed],
-        excess_ns=np.clip(residual, 0, None)[mixed].astype(np.int64),
-    )
-
-
-def _least_squares(design: Floats, values: Floats) -> Floats:
-    """The weights, none of them negative, with the smallest sum of squares: the best of all choices of columns.
-
-    ``design`` is (rows, columns), with few columns. The best of the choices whose own solution has nothing negative is
-    the constrained optimum (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23). Where columns say the
-    same (each sequence has as many KV tokens) the fewest and first are taken: rounding does not choose.
-    """
-    columns = design.shape[1]
-    best, least = np.zeros(columns), float(values @ values)
-    for chosen in sorted(itertools.product((True, False), repeat=columns), key=sum):
-        weights = np.zeros(columns)
-        weights[list(chosen)], *_ = np.linalg.lstsq(design[:, chosen], values, rcond=None)
-        left = values - design @ weights
-        if (weights >= 0).all() and float(left @ left) < least * (1 - _ROUNDING):
-            best, least = weights, float(left @ left)
-    return best
 
 
 @dataclass(frozen=True, slots=True)
