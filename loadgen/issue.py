@@ -205,7 +205,7 @@ class Users:
     A user is due a think time after the end of its last answer: with the next turn of its conversation, or where that
     was the last or the plan has none, with whatever comes next in the plan. After a failure the rest of a conversation
     is abandoned. Users start one after the other over the think time, at most a second and a tenth of the run, so that
-    they do not march in step. ``beyond_end`` counts the turns of conversations that the plan's end broke off.
+    they do not send in step. ``beyond_end`` counts the turns of conversations that the plan's end broke off.
     """
 
     def __init__(self, plan: Plan, t0_ns: int) -> None:

@@ -171,7 +171,7 @@ async def _work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) 
         await session.drain()
         heartbeat.close()
     session.client.close()
-    return ending(spec, session, broken)
+    return exit_code(spec, session, broken)
 
 
 def stop_collecting() -> None:
@@ -181,7 +181,7 @@ def stop_collecting() -> None:
     gc.disable()
 
 
-def ending(spec: Spec, session: Session, broken: list[BaseException]) -> int:
+def exit_code(spec: Spec, session: Session, broken: list[BaseException]) -> int:
     """The exit code. Raises the first bug, if there was one."""
     if broken:
         raise broken[0]

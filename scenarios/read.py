@@ -1,6 +1,6 @@
 """From a scenario's file, the environment and the command line's flags to one frozen Scenario.
 
-Each value keeps the place where it was written: a mistake in it is told there, and `gapmeter config` shows it.
+Each value keeps the place where it was written: a mistake in it is reported there, and `gapmeter config` shows it.
 """
 
 from __future__ import annotations

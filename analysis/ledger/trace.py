@@ -258,7 +258,7 @@ def _ranks_apart_ns(files: Sequence[RecordFile]) -> Ints:
 
 
 def _untimed(step_spans: Table) -> frozenset[str]:
-    """The stages that a device's own time is needed for, where it never told any."""
+    """The stages that need the device's own times, where it never gave any."""
     codes = step_spans["code"]
     lost = (codes == Span.HOST_LAUNCH).any() and not (codes == Span.FORWARD).any()
     return frozenset(("prefill", "decode")) if lost else frozenset()

@@ -61,10 +61,10 @@ def find_capacity(
     name: str, overrides: Sequence[str] = (), options: Options = Options(), goal: CapacityGoal = CapacityGoal(),
     resume: Path | None = None,
 ) -> Conclusion[CapacityResult]:  # fmt: skip
-    """Search for the highest rate at which a scenario's SLOs hold. Raises UserError for what the user can mend.
+    """Search for the highest rate at which a scenario's SLOs hold. Raises UserError for mistakes that the user can fix.
 
-    Interrupted, or with its server dead, it reports what is known by then. ``resume``: the folder of an earlier search
-    of the same scenario, whose trials count, also against the budget.
+    If it is interrupted or its server dies, it reports what is known by then. ``resume``: the folder of an earlier
+    search of the same scenario; its trials count, also against the budget.
     """
     scenario = resolve(name, overrides)
     check_searchable(scenario, name)
@@ -187,13 +187,13 @@ class Trials:
 
 
 class TrialMonitor:
-    """Asked some four times a second; judges only where ``looks`` says so: after so many requests that count.
+    """Ends a trial as soon as enough is known: asked about four times a second, it judges after ``looks`` requests.
 
-    Those count that were due after the warm-up (``warmup_ns`` from the first due time) and before the oldest request
-    that is still in flight: what is left out is left out by its time, never for being slow. An overloaded server's
-    queue shows at once, since its answers come in the order of its queue. What is in flight when enough is known came
-    later than what counts, and is given up. The last of ``looks`` is the trial's end, which is not judged here.
-    ``ended``: the number of the look that ended it, from 1; ``from_ns``: those due from then on count.
+    The requests that count were due after the warm-up (``warmup_ns`` from the first due time) and before the oldest
+    one still in flight, so nothing is left out for being slow. An overloaded server's queue shows at once, since it
+    answers in the order of its queue. What is in flight when enough is known came later, and is given up. The last
+    of ``looks`` is the trial's end, which is not judged here. ``ended``: the number of the look that ended it, from 1;
+    ``from_ns``: requests due from then on count.
     """
 
     def __init__(self, slos: Sequence[Slo], looks: Sequence[int], rate: float, warmup_ns: int, enough: Enough) -> None:
@@ -249,7 +249,7 @@ def _warmup_ns(scenario: Scenario, ask: Ask | None = None) -> int:
 def begin_search(
     name: str, overrides: Sequence[str], scenario: Scenario, options: Options, goal: CapacityGoal, resume: Path | None
 ) -> Study[SearchManifest]:
-    """A fresh study, or an earlier one with the goal of now. Raises UserError."""
+    """A new search, or an earlier one that goes on with this goal. Raises UserError."""
     assert scenario.load.rate is not None
     if resume is not None:
         folder, manifest = RunFolder(resume), manifest_to_resume(resume, scenario, SearchManifest)

@@ -17,7 +17,7 @@ _OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server
 
 def resolve(name: str, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario (a name or a file) with overrides applied. Raises UserError."""
-    with _told_to_user():
+    with _as_user_errors():
         scenario = load_scenario(name, overrides)
         if scenario.cost.gpu is not None:
             try:
@@ -29,7 +29,7 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> Scenario:
 
 def resolve_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
     """The points of the scenario's sweep, none for no sweep. Raises UserError."""
-    with _told_to_user():
+    with _as_user_errors():
         points = load_points(name, overrides)
     for point in points:
         fixed = [key for key in point.values if key.startswith(_OURS)]
@@ -64,12 +64,12 @@ def point_overrides(point: Point, overrides: Sequence[str]) -> list[str]:
 
 def explain_config(name: str, overrides: Sequence[str]) -> tuple[Setting, ...]:
     """Each key of the resolved scenario with its value and where that came from. Raises UserError."""
-    with _told_to_user():
+    with _as_user_errors():
         return provenance(name, overrides)
 
 
 @contextlib.contextmanager
-def _told_to_user() -> Iterator[None]:
+def _as_user_errors() -> Iterator[None]:
     try:
         yield
     except ScenarioError as error:

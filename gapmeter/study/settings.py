@@ -34,7 +34,7 @@ def find_capacities(
 
     A machine's speed drifts: every round visits all settings in an order of its own. A search begins at the rate that
     the one before found. ``resume``: searches of these settings that count, unfinished ones are taken up.
-    A setting that cannot be served is a row without a rate. Raises UserError for what the user can mend.
+    A setting that cannot be served is a row without a rate. Raises UserError for mistakes that the user can fix.
     """
     scenario, points = resolve(name, overrides), searchable_points(name, overrides)
     earlier = _by_digest(resume, points)
@@ -56,7 +56,7 @@ def find_capacities(
             try:
                 run_search(study, point.scenario)
             except UserError as error:
-                if error.exit_code in (errors.USAGE, errors.INTERRUPTED):  # it would befall every setting
+                if error.exit_code in (errors.USAGE, errors.INTERRUPTED):  # every setting would fail likewise
                     raise
                 options.say(f"{title} failed: {error}")
         found[at].append(one := report_capacity(folder, quiet=True))
@@ -73,7 +73,7 @@ def _compared(
     points: Sequence[Point], found: Sequence[Sequence[Conclusion[CapacityResult]]], options: Options, command: Command,
     goal: CapacityGoal, unseen: Sequence[Path],
 ) -> Conclusion[CostTable]:  # fmt: skip
-    """The table of what was searched by now, told. ``unseen``: earlier searches whose turn did not come."""
+    """Make and show the table of what was searched. ``unseen``: earlier searches whose turn did not come."""
     sides = [[one.folder for one in each] for each in found if each]
     searches = [one.result.capacity for each in found for one in each]
     longer = ("--budget", f"{math.ceil(2 * goal.budget_s / 60)}m") if any(s.ended == BUDGET for s in searches) else ()

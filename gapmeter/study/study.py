@@ -36,7 +36,7 @@ def visit_in_turn(
 ) -> Iterator[Conclusion[RunResult]]:  # fmt: skip
     """Each on a server of its own, one after the other; ends after one that was interrupted. Raises UserError.
 
-    ``page`` shows each load, ``begun`` is told of each run's folder.
+    ``page`` shows each load, ``begun`` gets each run's folder.
     """
     for visit in visits:
         session = prepare_session(visit.scenario, options, model_asked_for=model_asked_for)
@@ -59,11 +59,11 @@ class Study(Generic[M]):
 
     @property
     def command(self) -> Command:
-        """What it was begun with."""
+        """What started it."""
         return Command.parse(self.manifest.command)
 
     def note(self, **fields: Any) -> None:
-        """Into the manifest, at once."""
+        """Write into the manifest, at once."""
         self.manifest = self.manifest.model_copy(update=fields)
         self.manifest.write(self.path)
 
@@ -126,7 +126,8 @@ def server_key(scenario: Scenario) -> str:
 def run_scenario(name: str, overrides: Sequence[str] = (), options: Options = Options()) -> Conclusion[RunResult]:
     """Run a scenario (a name or a file) once, whatever its ``repeat`` says, and analyse it.
 
-    A run that is interrupted or loses its server is still analysed. Raises UserError for what the user can mend.
+    An interrupted run, or one that lost its server, is still analysed. Raises UserError for mistakes that the user can
+    fix.
     """
     (conclusion,) = _run(name, overrides, options, resolve(name, overrides), 1)
     return conclusion

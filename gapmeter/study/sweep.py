@@ -58,7 +58,7 @@ def run_sweep(
 
     A point that cannot be run (its server does not start, say) is a failed point with its reason, and the sweep goes
     on. ``resume``: the folder of an earlier, interrupted one of the same scenario. After Ctrl-C what was finished by
-    then is reported, with exit code INTERRUPTED. Raises UserError for what the user can mend.
+    then is reported, with exit code INTERRUPTED. Raises UserError for mistakes that the user can fix.
     """
     sweep = _prepared(name, tuple(overrides), options, resume)
     study, runs = sweep.study, sum(map(len, sweep.order))
@@ -97,7 +97,7 @@ def report_sweep(path: Path, *, quiet: bool = False, code: int | None = None) ->
 
 def analyse_points(folder: RunFolder) -> SweepResult:
     """What the points say together, with its page, into the sweep's folder. Raises NotReadable, OSError."""
-    from gapmeter.analysis.sweep.build import analyse_sweep  # its import takes a second: mistakes are told before
+    from gapmeter.analysis.sweep.build import analyse_sweep  # its import takes a second: mistakes are reported before
     from gapmeter.report import sweep
 
     return sweep.write(folder, analyse_sweep(folder))
@@ -161,7 +161,7 @@ class _Sweep:
             self.study.options.say(f"{self._title(place, ended=True)} is not valid: {why}; going on")
 
     def _note_failure(self, place: Place, error: UserError) -> None:
-        """Say why there is no run, in the point's folder too; what would befall every point ends the sweep."""
+        """Say why there is no run, in the point's folder too; what would fail every point ends the sweep."""
         if error.exit_code == errors.USAGE:
             raise error
         path = self.path(place)

@@ -274,7 +274,7 @@ def own_support(precision: str) -> manifest.PrecisionSupport:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Those flags of this processor that tell of number formats, as /proc/cpuinfo lists them (x86 and Arm)."""
+    """Those of this processor's flags in /proc/cpuinfo that stand for number formats (x86 and Arm)."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, listed = line.partition(":")
         if name.strip() in ("flags", "Features"):

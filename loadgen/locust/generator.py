@@ -23,7 +23,16 @@ from gapmeter.loadgen.locust.locustfile import BadLocustfile, LocustfileTest
 from gapmeter.loadgen.locust.transport import GreenLoop, GreenPool
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.session import Session
-from gapmeter.loadgen.worker import PARENT_GONE, Exit, Heartbeat, Spec, ending, leave, listen_for_start, stop_collecting
+from gapmeter.loadgen.worker import (
+    PARENT_GONE,
+    Exit,
+    Heartbeat,
+    Spec,
+    exit_code,
+    leave,
+    listen_for_start,
+    stop_collecting,
+)
 from gapmeter.records import RecordWriter
 
 
@@ -102,7 +111,7 @@ def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
     session.client.close()
     if isinstance(test, LocustfileTest) and test.failed:
         return leave(Exit.BAD_SPEC, test.failed)
-    return ending(spec, session, broken)
+    return exit_code(spec, session, broken)
 
 
 def _watch_for_bugs(stop: Callable[[str], None]) -> list[BaseException]:
