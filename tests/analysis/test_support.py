@@ -21,7 +21,7 @@ from scipy.optimize import nnls
 
 from gapmeter.analysis.judge.warnings import support_warnings
 from gapmeter.analysis.ledger.interference import least_squares
-from gapmeter.analysis.ledger.ledger import Ledger, make_ledger
+from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.support import TABLE, support_of
 from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.records import EntryFlag, RecordWriter, Span
@@ -227,7 +227,7 @@ def written(folder: Path, name: str, fill: Fill, **head: Any) -> None:
 def ledger(folder: Path, table: pd.DataFrame) -> tuple[Ledger, Trace]:
     trace = read_trace(sorted(folder.glob("*.gap")), table["request_id"].tolist())
     assert trace is not None
-    return make_ledger(table, trace), trace
+    return make_ledger(LedgerInputs.of(table, trace)), trace
 
 
 def one_step(writer: RecordWriter, name: str, base: int) -> None:
