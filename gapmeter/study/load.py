@@ -38,9 +38,9 @@ _STOPPED_NS = 5_000_000_000
 _SETTLE_S = 0.3  # the server's last stamps of a request come after the client has its last byte
 _LOOK_S = 0.05
 
-# Whether enough is known for a load to end now; what is in flight is given up. Given (code, record) of all that the
-# generators have written so far: gapmeter.records.request.ISSUED when a request left, FINISHED when it ended. It is the
-# same list every time, longer: remember how far you have read.
+# Whether enough is known for a load to end now; what is in flight is given up. It gets (code, record) of all that the
+# generators have written so far: gapmeter.records.request.ISSUED when a request left, FINISHED when it ended. The list
+# is the same every time and only grows: remember how far you have read.
 StopWhen = Callable[[Sequence[tuple[int, RequestRecord]]], bool]
 
 
@@ -104,7 +104,7 @@ class Load:
             generator=load.generator, locustfile=own,
         )  # fmt: skip
 
-    def _until(self, t0_ns: int) -> Callable[[Sequence[tuple[int, RequestRecord]], int], int | None] | None:
+    def _early_end(self, t0_ns: int) -> Callable[[Sequence[tuple[int, RequestRecord]], int], int | None] | None:
         """Where the load may end, given what was written by now: requests due until then count. None: it goes on."""
         if (stop_when := self.stop_when) is not None:
             return lambda seen, now_ns: now_ns if stop_when(seen) else None
@@ -123,7 +123,7 @@ class Load:
         frozen = FrozenProcesses(fleet.processes)
         tails = [RecordTail(path) for path in fleet.record_paths]
         seen: list[tuple[int, RequestRecord]] = []
-        until = self._until(t0_ns)
+        early_end = self._early_end(t0_ns)
 
         def check() -> None:
             nonlocal ended_because, shortened
@@ -137,10 +137,10 @@ class Load:
             if trouble or (self.page is not None and self.page.asked_to_stop()):
                 ended_because = trouble or INTERRUPTED
                 fleet.stop()
-            elif until is not None and shortened is None:
+            elif early_end is not None and shortened is None:
                 for tail in tails:
                     seen.extend(tail.poll())
-                if (until_ns := until(seen, time.monotonic_ns())) is not None:
+                if (until_ns := early_end(seen, time.monotonic_ns())) is not None:
                     # What was due later is not part of the run.
                     shortened = Shortened(at_ns=until_ns, in_flight="aborted")
                     fleet.stop()

@@ -1,8 +1,8 @@
-"""When a load may end: not before its duration, and at most as late as its patience, in looks planned beforehand.
+"""When a load may end: between its duration and its patience, at looks planned beforehand.
 
 A percentile's interval has both ends once the requests are worth enough independent ones (``n_eff``), and how many they
-are worth shows only in the run. So at each look, the first at ``load.duration``, the last at ``load.patience``, that
-alone is asked: never the percentile itself nor its verdict, so that a run does not end because it looks good.
+are worth shows only in the run. Each look, the first at ``load.duration``, the last at ``load.patience``, asks only
+that: never the percentile itself nor its verdict, so that no run ends because it looks good.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RequestsSoFar:
 
 
 class Patience:
-    """Looks at a load that goes on: from ``t0_ns`` on it was planned for ``patience_ns`` after its warm-up."""
+    """Looks at a load that began at ``t0_ns`` and was planned for ``patience_ns`` after its warm-up."""
 
     def __init__(self, scenario: Scenario, t0_ns: int, warmup_ns: int) -> None:
         load = scenario.load
@@ -95,9 +95,9 @@ class Patience:
 
 
 def shortage(scenario: Scenario) -> str:
-    """What is said before a load of which it is known that it is too short for its SLOs' percentiles; "" otherwise.
+    """What to say before a load that is surely too short for its SLOs' percentiles; "" for any other.
 
-    How alike neighbours are shows only in the run; independent ones take this many at least.
+    How alike neighbouring requests are shows only in the run; if they were independent it would take this many.
     """
     load = scenario.load
     asked = [slo.percentile for slo in scenario.slo if slo.percentile is not None]

@@ -279,7 +279,7 @@ def check_options(scenario: Scenario, options: Options) -> None:
 
 
 def prepare_session(scenario: Scenario, options: Options, *, model_asked_for: bool = False) -> Session:
-    """Everything that can be known before a server is started. Raises UserError as ``prepare_target``."""
+    """Prepare all that needs no running server. Raises UserError as ``prepare_target`` does."""
     check_options(scenario, options)
     placement = placed(scenario)
     target = prepare_target(

@@ -32,8 +32,8 @@ def find_capacities(
 ) -> Conclusion[CostTable]:  # fmt: skip
     """Search every point of a scenario's sweep ``repeat`` times, each with ``goal``, and put them into one table.
 
-    A machine's speed drifts: every round visits all settings in an order of its own. A search begins at the rate that
-    the one before found. ``resume``: searches of these settings that count, unfinished ones are taken up.
+    A machine's speed drifts, so every round visits all settings in an order of its own. A search begins at the rate that
+    the one before found. ``resume``: earlier searches of these settings that count; unfinished ones are resumed.
     A setting that cannot be served is a row without a rate. Raises UserError for mistakes that the user can fix.
     """
     scenario, points = resolve(name, overrides), searchable_points(name, overrides)
@@ -44,9 +44,9 @@ def find_capacities(
     rate: float | None = None
     options.say(f"capacity of {len(points)} settings: {len(order)} searches, {goal.budget_s:g} s of trials each")
     for number, at in enumerate(order, 1):
-        point, lying = points[at], earlier[points[at].scenario.digest()]
+        point, resumable = points[at], earlier[points[at].scenario.digest()]
         title = f"search {number} of {len(order)}, {', '.join(settings_of(point))}"
-        folder = lying.pop(0) if lying else None
+        folder = resumable.pop(0) if resumable else None
         if folder is None or _goes_on(SearchManifest.read(folder), goal):
             options.say(title)
             single = point_overrides(point, overrides)

@@ -1,4 +1,4 @@
-"""From a scenario's ``server`` section to an address that answers: launched by us, or attached to."""
+"""From a scenario's ``server`` section to an address that answers: a server that we launch, or one that runs already."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _OPENAI = "the address of an OpenAI-compatible server"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who will be asked: ``about`` is what the manifest says. ``tokenizer`` is None when nobody said which is used.
+    """The server to ask: ``about`` is what the manifest says. ``tokenizer`` is None where it is not known.
 
     ``spec`` is how to launch it, None for a server that runs already.
     """
@@ -56,7 +56,7 @@ class Target:
 def prepare_target(
     scenario: Scenario, cores: tuple[int, ...], say: Say, *, api_key: str | None = None, model_asked_for: bool = False
 ) -> Target:
-    """Everything that can be known, and refused, before anything is launched.
+    """Find out all that can be known, and refuse what cannot work, before anything is launched.
 
     ``cores`` are the server's; ``model_asked_for``: by the user, beyond what the scenario says. Raises UserError for a
     model, precision, port, engine or address that cannot be had.
