@@ -97,7 +97,7 @@ class Patience:
 def shortage(scenario: Scenario) -> str:
     """What to say before a load that is surely too short for its SLOs' percentiles; "" for any other.
 
-    How alike neighbouring requests are shows only in the run; if they were independent it would take this many.
+    How alike neighboring requests are shows only in the run; if they were independent it would take this many.
     """
     load = scenario.load
     asked = [slo.percentile for slo in scenario.slo if slo.percentile is not None]

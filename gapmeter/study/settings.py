@@ -32,8 +32,8 @@ def find_capacities(
 ) -> Conclusion[CostTable]:  # fmt: skip
     """Search every point of a scenario's sweep ``repeat`` times, each with ``goal``, and put them into one table.
 
-    A machine's speed drifts, so every round visits all settings in an order of its own. A search begins at the rate that
-    the one before found. ``resume``: earlier searches of these settings that count; unfinished ones are resumed.
+    A machine's speed drifts, so every round visits all settings in an order of its own. A search begins at the rate
+    that the one before found. ``resume``: earlier searches of these settings that count; unfinished ones are resumed.
     A setting that cannot be served is a row without a rate. Raises UserError for mistakes that the user can fix.
     """
     scenario, points = resolve(name, overrides), searchable_points(name, overrides)

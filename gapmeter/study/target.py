@@ -1,4 +1,4 @@
-"""From a scenario's ``server`` section to an address that answers: a server that we launch, or one that runs already."""
+"""From a scenario's ``server`` section to an address that answers: a server that we launch, or one that runs."""
 
 from __future__ import annotations
 
