@@ -240,7 +240,7 @@ def _recording(evidence: Evidence) -> Iterator[Check]:
             yield _graded(rule, float(value), (0.0, 0.0), happened if value else did_not)
 
 
-def invalid_reasons(checks: list[Check]) -> list[str]:
+def invalid_reasons(checks: Sequence[Check]) -> list[str]:
     return [check.text for check in checks if check.status == BROKEN]
 
 
