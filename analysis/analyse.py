@@ -22,7 +22,7 @@ from gapmeter.analysis.judge.lateness import Lateness, lateness_of
 from gapmeter.analysis.judge.outage import find_outage
 from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_steady, detect_warmup, throttled
 from gapmeter.analysis.ledger.explore import describe_pairs
-from gapmeter.analysis.ledger.ledger import Ledger, chosen, make_ledger, timelines
+from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, chosen, make_ledger, timelines
 from gapmeter.analysis.ledger.tail import anatomies_of, describe_bands, describe_tail
 from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.analysis.ledger.upgrade import describe_compute, describe_upgrade
@@ -126,7 +126,8 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
         folder.record_files(folder.probe), requests["request_id"].tolist(), folder.telemetry, manifest.placement.server
     )
     steps = steps_table(trace) if trace is not None and trace.has_engine else None
-    ledger = make_ledger(requests, trace)
+    inputs = LedgerInputs.of(requests, trace)
+    ledger = make_ledger(inputs)
     tables = RunTables(requests) if ledger.refused else RunTables(requests, ledger.rows, ledger.gaps)
     measured, ledgers, window = tables.measured, tables.ledgers, measured_window(requests)
     samples = read_telemetry(folder)
@@ -150,7 +151,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
     if steps is not None:
         files["steps"] = steps
     if not ledger.refused:
-        files["timeline"] = timelines(requests, trace, chosen(requests), ledger.index, ledger.sharer)
+        files["timeline"] = timelines(inputs, chosen(requests))
     with ThreadPoolExecutor(1) as beside:
         written = beside.submit(write_tables, folder.path, files, provenance.facts())
         result = RunResult(

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 _SWITCHES = ("--json", "--quiet")  # flags without a value, of those that are ever left out
-# What a run of one trial has no use for.
+# What does not apply to a run of one trial.
 _OF_A_SEARCH = (
     "--target-rps", "--headroom", "--spare", "--confidence", "--within", "--budget", "--resume", "--runs", *_SWITCHES,
 )  # fmt: skip
@@ -33,7 +33,7 @@ class Command:
 
     @classmethod
     def parse(cls, text: str) -> Command:
-        """From a line; one that no shell would take is a single word."""
+        """From a line; one that a shell could not parse is a single word."""
         try:
             return cls(tuple(shlex.split(text)))
         except ValueError:
@@ -58,7 +58,7 @@ class Command:
         return Command(tuple(kept))
 
     def resumed(self, folder: Path, *flags: str) -> Command:
-        """What takes up a sweep or a search that was interrupted, with more flags where these are to change."""
+        """What resumes a sweep or a search that was interrupted; ``flags`` replace those that it was started with."""
         rest = self.without("--resume", *(flag for flag in flags if flag.startswith("--")))
         return Command((*rest.words, *flags, "--resume", str(folder)))
 

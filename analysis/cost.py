@@ -8,16 +8,16 @@ hold.
 G: the GPUs of one replica; *rate*: requests per second at which the SLOs hold, its lower bound. The lower bound gives
 the figure that is printed (no dearer than this, with 95 % confidence), the upper one the other end of the interval. In
 an ordinary run the rate is the one that was asked for: it held the SLOs at that load, and may hold them at more, so
-that the interval has no lower end. How many requests happened to arrive says nothing more of a rate that is known;
-their luck is in the verdict already, as n_eff. Only where no rate was asked for (conversations, bursts, users of a
+that the interval has no lower end. How many requests happened to arrive adds nothing to a rate that is known; that
+chance is in the verdict already, as n_eff. Only where no rate was asked for (conversations, bursts, users of a
 locustfile) is it counted: the exact lower bound of a Poisson count (Garwood 1936), with count / dispersion for count.
 
     USD per request of a fleet = replicas x G x USD per hour / (3600 x target rate)
 
 is what is paid for a load that is known: whole replicas, spares included, whatever they could carry.
 
-The scenario's own price wins over the catalogue's, and using the catalogue's is said. Where the scenario names no
-device it is the machine's own, by the driver's name; a machine without a GPU is priced by its server's cores.
+The scenario's own price wins over the catalogue's; a result says when it used the catalogue's. If the scenario names no
+device, it is the machine's own, by the driver's name. A machine without a GPU is priced by its server's cores.
 
 *Efficiency*: joules of a request, tokens per watt, from what telemetry counted over the measured window. Energy is a
 whole machine's or device's, idle share included and stated: idle power x time, measured before the load. Tokens per
@@ -286,7 +286,7 @@ def _split_over(flags: Mapping[str, Any]) -> int:
 def describe_energy(window: EnergyWindow | None, throughput: Throughput) -> Energy | NoEnergy:
     """Energy spread over the requests that succeeded, and their tokens.
 
-    What failed ones took is in it, however long they were waited for.
+    What failed requests took is included, however long they were waited for.
     """
     if window is None:
         return NoEnergy(status="unmeasured", reason=UNMEASURED)

@@ -31,8 +31,12 @@ def duration(ms: float | None, digits: int = 3) -> str:
 def over(ms: float) -> str:
     """A time that is only known to be exceeded: ``> 60 s``."""
     value, unit = in_unit(ms, unit_of(ms))
-    text = significant(value)
-    return f"> {text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"
+    return f"> {_without_zeros(significant(value))} {unit}"
+
+
+def _without_zeros(text: str) -> str:
+    """A number without the zeros that end its decimals: 60.0 -> 60."""
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def unit_of(ms: float) -> str:
@@ -87,10 +91,7 @@ def large(value: float | None) -> str:
 
 def rate(per_second: float | None) -> str:
     """A rate to three significant digits, with its unit."""
-    if per_second is None:
-        return DASH
-    text = significant(per_second)
-    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} req/s"
+    return DASH if per_second is None else f"{_without_zeros(significant(per_second))} req/s"
 
 
 def usd(value: float | None) -> str:

@@ -1,13 +1,13 @@
 """The field's picture of settings and loads: tokens per second a user against tokens per second a GPU, and its front.
 
 A user's pace is 1000 / median TPOT in ms, as InferenceX has it; AIPerf's median of 1 / ITL of each request is the same
-number, since a reciprocal only turns the order round. vLLM's plot divides throughput by the users (or the rate) asked
+number, since a reciprocal only reverses the order. vLLM's plot divides throughput by the users (or the rate) asked
 for instead, so that waiting for the first token counts. Where some valid point's sample supports no median, all points
 are compared by the mean. What the hardware serves is the throughput of requests that succeeded, over the server's
 GPUs: of a CPU server over its cores.
 
-Both are known only so well. One point surely dominates another where it is better both ways with both 95 % intervals
-apart; a point that none surely dominates may be on the front. A value without an interval is sure of nothing.
+Both have an uncertainty. One point surely dominates another if it is better both ways, with both 95 % intervals apart;
+a point that none surely dominates may be on the front. A value without an interval proves nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What goes along with every figure that leaves the tool: where it is from, how to get it again, what made it."""
+"""What every figure carries with it: where it is from, how to get it again, what made it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CODE_OF_FIGURES = ("analysis", "records")
 def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
     """The provenance of one analysed run."""
     server = manifest.asked.server
-    attached = server.engine == "attach"  # the scenario's model is then whom it would have launched
+    attached = server.engine == "attach"  # the scenario's model is then only the one that it would have launched
     hardware = manifest.hardware
     return Provenance(
         scenario=figures.name or manifest.asked.name,
@@ -78,7 +78,7 @@ def load_words(load: LoadFacts) -> str:
 
 
 def users_words(load: LoadFacts) -> str:
-    """Who asks in a closed loop. How many users of a locustfile there are may be its shape's affair."""
+    """Who asks in a closed loop. The shape of a locustfile may change how many users there are."""
     if load.locustfile:
         return f"users of {load.locustfile}"
     return f"{load.concurrency} users{'' if load.unit == 'requests' else ' in conversations'}"

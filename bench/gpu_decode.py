@@ -15,7 +15,7 @@ import pandas as pd
 from gapmeter_probe.device import COPIED, FORWARD, FORWARD_END, SAMPLED, DeviceClock
 
 from gapmeter.analysis.device.use import describe_device
-from gapmeter.analysis.ledger.ledger import make_ledger
+from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.trace import read_trace
 from gapmeter.analysis.results.device import DeviceUse
 from gapmeter.records import EntryFlag, RecordWriter, Span
@@ -107,7 +107,7 @@ def _found(folder: Path, due: int, tokens: list[int]) -> Found:
         "output_tokens": len(tokens), "token_ns": tokens,
     }  # fmt: skip
     trace = read_trace(sorted(folder.glob("*.gap")), ["request"])
-    ledger = make_ledger(pd.DataFrame([row]), trace)
+    ledger = make_ledger(LedgerInputs.of(pd.DataFrame([row]), trace))
     whole = ledger.rows[ledger.rows["event"] == "last_token"].iloc[0]
     each = {name: float(whole[f"{name}_ns"]) / len(tokens) / 1e6 for name in (
         "prefill", "decode", "launch_gap", "scheduling", "input_prep", "sampling", "output", "unexplained",

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from bench.engine import Engine, Setting, default_cores, running
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import pieces
+from gapmeter.analysis.ledger.index import Events
 from gapmeter.analysis.ledger.intervals import CLASSES, Client, build
-from gapmeter.analysis.ledger.ledger import make_ledger
+from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.shares import Sharer
-from gapmeter.analysis.ledger.trace import Events, Trace, read_trace
+from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED
 from gapmeter.analysis.tables import read_requests
@@ -150,7 +151,7 @@ class Measured:
         self.folder = RunFolder(run)
         self.requests, _ = read_requests(self.folder, Manifest.read(run).plan)
         self.trace = self._trace(self.requests)
-        self.ledger = make_ledger(self.requests, self.trace)
+        self.ledger = make_ledger(LedgerInputs.of(self.requests, self.trace))
         self._cases = cases
         self._index = self.requests["request_id"].str.rsplit("-", n=1).str[-1].astype(int).to_numpy()
         self._schedule = np.asarray(schedule)
@@ -165,7 +166,7 @@ class Measured:
     def held(self, case: Case | None) -> dict[Culprit, float]:
         """Who had the core while a case's requests waited for it, in ns a request."""
         mine = self.requests[self.of(case)].reset_index(drop=True)
-        held = make_ledger(mine, self._trace(mine)).held
+        held = make_ledger(LedgerInputs.of(mine, self._trace(mine))).held
         return {who: ns / len(mine) for who, ns in held.items()}
 
     def stages(self, event: str) -> pd.DataFrame:

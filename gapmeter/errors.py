@@ -26,7 +26,7 @@ MEANING = {
 
 
 class UserError(Exception):
-    """A mistake that its user can mend: one sentence with the remedy, and the exit code."""
+    """A mistake that the user can fix: one sentence with the remedy, and the exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

@@ -14,8 +14,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ONCE_NS = 1_000_000_000  # a terminal that is closed says so twice: the kernel, and then the shell
 _RETRY_S = 0.02
 _IMPORT = "<frozen importlib._bootstrap>"
-# A destructor, where an exception is shown and forgotten; pydantic's, where it is told as a mistake in the model; and
-# subprocess's, where a process has been started that nobody could end yet.
+# A destructor, where an exception is shown and forgotten; pydantic's, where it is reported as a mistake in the model;
+# and subprocess's, where a process has been started that nobody could end yet.
 _UNBROKEN = ("__del__", "complete_model_class", "_execute_child")
 
 

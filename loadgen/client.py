@@ -19,7 +19,7 @@ from typing import Any, cast
 import httptools
 
 from gapmeter.loadgen.exchange import Address, Exchange
-from gapmeter.loadgen.transport import Transport, Watched, new_socket
+from gapmeter.loadgen.transport import AsyncioLoop, Transport, new_socket
 from gapmeter.records import Outcome
 from gapmeter.records.request import NO_FLAG, Flag
 from gapmeter.records.stream import parse_answer
@@ -264,10 +264,10 @@ class Pool:
         self._send_on_new(exchange)
 
     def resend(self, exchange: Exchange) -> None:
-        """Send it once more, on a new connection: the server had closed the idle one and answered nothing."""
+        """Send it once more, on a new connection: the server had closed the idle one without an answer."""
         exchange.attempt += 1
         exchange.flags = self._fresh | Flag.RESENT
-        exchange.connect_start_ns = exchange.write_ns  # from there on we had done our part: a connection was lacking
+        exchange.connect_start_ns = exchange.write_ns  # we were ready then: what was missing is a connection
         self._send_on_new(exchange)
 
     def finished(self, connection: Connection, exchange: Exchange) -> None:
@@ -346,12 +346,12 @@ class Pool:
 class Client(Pool):
     """A pool whose connections are opened by asyncio's running loop."""
 
-    _watched: Watched | None = None
+    _loop: AsyncioLoop | None = None
 
     def close(self) -> None:
         super().close()
-        if self._watched is not None:
-            self._watched.close()
+        if self._loop is not None:
+            self._loop.close()
 
     async def warm(self, connections: int) -> None:
         first = await self._reach()
@@ -388,9 +388,9 @@ class Client(Pool):
             sock.close()
             raise
         connection = Connection(self, number)
-        if self._watched is None:
-            self._watched = Watched(loop)
-        Transport(self._watched, sock, connection)
+        if self._loop is None:
+            self._loop = AsyncioLoop(loop)
+        Transport(self._loop, sock, connection)
         return connection
 
     def _send_on_new(self, exchange: Exchange) -> None:

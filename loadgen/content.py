@@ -1,4 +1,4 @@
-"""What every request asks: prompts, their lengths and those of the answers, for each kind of workload."""
+"""What every request asks: prompts and the lengths of prompts and answers, for each kind of workload."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Content:
     """What is asked, request by request; index i of every column is the same request.
 
     ``asks`` is what a body says that no other kind of field says: its messages or its prompt. ``repeated``: prompt
-    tokens that stood at the start of an earlier one. ``openings``: what a closed loop may change when bodies come round
+    tokens that stood at the start of an earlier one. ``openings``: what a closed loop may change when bodies are used
     again; None where they stay as they are. ``turns``: place in the conversation, from 1, conversations one after the
     other; empty where there are none. ``notes``: what did not go as asked, in sentences.
     """

@@ -1,4 +1,4 @@
-"""One request on its way: where it goes, the bytes that are sent, and the record of it as it comes about."""
+"""One request on its way: where it goes, the bytes that are sent, and its record as it grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who issues one plan from one start: generator processes here, or workers elsewhere through a master process here."""
+"""What issues a plan: generator processes here, or workers elsewhere through a master process here."""
 
 from __future__ import annotations
 
@@ -110,9 +110,8 @@ def make_fleet(
             part.save(plan_path)
             # Ahead: as given, or a closed loop's users, or enough for an open loop's first moments.
             ahead = max(1, min(part.concurrency if part.loop == "closed" else 32, len(part), _MOST_WARM))
-            spec = Spec(
-                url, str(plan_path), str(record), mine, ahead if warm is None else warm, generator, locustfile
-            )  # fmt: skip
+            warmed = ahead if warm is None else warm
+            spec = Spec(url, str(plan_path), str(record), mine, warmed, generator, locustfile)
             spec.write(record.with_suffix(".json"))
             started.append(_spawn("gapmeter.loadgen.worker", record.with_suffix(".json"), log, environment))
         for process, log in zip(started, logs, strict=True):
@@ -137,7 +136,7 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class MasterSpec:
-    """What a master has to do. ``folder`` takes the workers' record files and what it says of them.
+    """What a master does. ``folder`` takes the workers' record files and what it says of them.
 
     Messages come in at ``workers.listen_port``, plans and records travel by the port after it (any where that is 0).
     """

@@ -1,6 +1,6 @@
 """Issuing a plan: open loop on absolute deadlines, or a request after each answer (conversations, closed loop).
 
-Neither waits for the answers to its last requests: that is ``Session.drain``.
+Neither waits for the last answers: ``Sender.drain`` does.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 
 from gapmeter.loadgen.exchange import Exchange
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.session import Session
+from gapmeter.loadgen.sender import Sender
 from gapmeter.records import Outcome
 from gapmeter.records.timer import Timer
 
-# After so many the loop gets to read its sockets, however many more are due.
+# After this many requests the loop reads its sockets, even if more are due.
 _BURST = 16
 # Waking an idle core takes some 30 µs: the timer goes off this much earlier, and the rest is spun.
 EARLY_NS = 50_000
@@ -31,16 +31,16 @@ _ANEW = -1  # in place of a request: whatever comes next in the plan
 Close = Callable[[], None]
 
 
-async def issue(session: Session, t0_ns: int) -> None:
-    """Issue the session's plan, in asyncio. Returns when it is over, or the run is stopped.
+async def issue(sender: Sender, t0_ns: int) -> None:
+    """Issue the sender's plan, in asyncio. Returns when it is over, or the run is stopped.
 
     Open loop: each request at t0 + its due time, whatever has been answered; over when the last one has left. Closed
     loop: ``concurrency`` users, each sending its next request a think time after its answer; over at t0 + ``end_ns``,
     or where that is 0, when every body has been issued, or abandoned after an earlier turn of its conversation failed.
     """
     over = asyncio.Event()
-    close = begin(session, t0_ns, over.set)
-    waits = [asyncio.ensure_future(event.wait()) for event in (over, session.stopped)]
+    close = begin(sender, t0_ns, over.set)
+    waits = [asyncio.ensure_future(event.wait()) for event in (over, sender.stopped)]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -49,18 +49,18 @@ async def issue(session: Session, t0_ns: int) -> None:
             wait.cancel()
 
 
-def begin(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
+def begin(sender: Sender, t0_ns: int, done: Callable[[], None]) -> Close:
     """As ``issue``, on any event loop: calls ``done`` when the plan is over. Returns what ends the issuing."""
-    plan = session.plan
+    plan = sender.plan
     if plan.loop == "closed":
-        return _after_answers(session, Users(plan, t0_ns), done)
+        return _after_answers(sender, Users(plan, t0_ns), done)
     if len(plan.turns):
-        return _after_answers(session, Conversations(plan, t0_ns), done)
-    return _at_due_times(session, t0_ns, done)
+        return _after_answers(sender, Conversations(plan, t0_ns), done)
+    return _at_due_times(sender, t0_ns, done)
 
 
-def _at_due_times(session: Session, t0_ns: int, done: Callable[[], None]) -> Close:
-    due = (session.plan.due_ns + t0_ns).tolist()
+def _at_due_times(sender: Sender, t0_ns: int, done: Callable[[], None]) -> Close:
+    due = (sender.plan.due_ns + t0_ns).tolist()
     at, count = 0, len(due)
 
     def wake() -> None:
@@ -69,64 +69,64 @@ def _at_due_times(session: Session, t0_ns: int, done: Callable[[], None]) -> Clo
         while at < last and due[at] <= monotonic_ns() + EARLY_NS:
             while monotonic_ns() < due[at]:
                 pass
-            session.send(session.exchange(at), due[at])
+            sender.send(sender.exchange(at), due[at])
             at += 1
         if at < count:
             timer.arm(due[at] - EARLY_NS)
         else:
             done()
 
-    timer = Timer(session.loop, wake)
+    timer = Timer(sender.loop, wake)
     timer.arm((due[0] if due else t0_ns) - EARLY_NS)
     return timer.close
 
 
-def _after_answers(session: Session, senders: Conversations | Users, done: Callable[[], None]) -> Close:
+def _after_answers(sender: Sender, users: Conversations | Users, done: Callable[[], None]) -> Close:
     """Requests whose due times depend on answers."""
 
     def wake() -> None:
         for _ in range(_BURST):
-            due = senders.take(monotonic_ns() + EARLY_NS)
+            due = users.take(monotonic_ns() + EARLY_NS)
             if due is None:
                 break
             index, due_ns = due
             while monotonic_ns() < due_ns:
                 pass
-            session.send(session.exchange(index), due_ns)
+            sender.send(sender.exchange(index), due_ns)
         arm()
 
     def arm() -> None:
-        at_ns = senders.next_ns
-        if senders.is_over(monotonic_ns()):
+        at_ns = users.next_ns
+        if users.is_over(monotonic_ns()):
             done()
         elif at_ns is not None:
             timer.arm(at_ns - EARLY_NS)
 
     def close() -> None:
-        session.on_finished = None
+        sender.on_finished = None
         timer.close()
-        senders.close()
-        if len(session.plan.turns):
-            session.writer.json({"type": "conversations", "beyond_end": senders.beyond_end})
+        users.close()
+        if len(sender.plan.turns):
+            sender.writer.json({"type": "conversations", "beyond_end": users.beyond_end})
 
-    timer = Timer(session.loop, wake)
-    session.on_finished = _on_answer(session, senders, arm)
+    timer = Timer(sender.loop, wake)
+    sender.on_finished = _on_answer(sender, users, arm)
     arm()
     return close
 
 
-def _on_answer(session: Session, senders: Conversations | Users, arm: Callable[[], None]) -> Callable[[Exchange], None]:
+def _on_answer(sender: Sender, users: Conversations | Users, arm: Callable[[], None]) -> Callable[[Exchange], None]:
     """What follows an answer: the user's next request, or, where a turn failed, the rest of its turns as abandoned.
 
     Those are recorded at the time when the next of them would have been due.
     """
 
     def answered(exchange: Exchange) -> None:
-        index = session.plan.local_index(exchange.index)
-        unsent = senders.answered(index, exchange.end_ns, ok=exchange.outcome is Outcome.OK)
+        index = sender.plan.local_index(exchange.index)
+        unsent = users.answered(index, exchange.end_ns, ok=exchange.outcome is Outcome.OK)
         if unsent is not None:
             for index in unsent.turns:
-                session.abandon(index, unsent.due_ns)
+                sender.abandon(index, unsent.due_ns)
         arm()
 
     return answered
@@ -205,7 +205,7 @@ class Users:
     A user is due a think time after the end of its last answer: with the next turn of its conversation, or where that
     was the last or the plan has none, with whatever comes next in the plan. After a failure the rest of a conversation
     is abandoned. Users start one after the other over the think time, at most a second and a tenth of the run, so that
-    they do not march in step. ``beyond_end`` counts the turns of conversations that the plan's end broke off.
+    they do not send in step. ``beyond_end`` counts the turns of conversations that the plan's end broke off.
     """
 
     def __init__(self, plan: Plan, t0_ns: int) -> None:

@@ -55,11 +55,11 @@ class Plan:
     ``concurrency`` users take the next index whenever they are free: until every body is issued where ``end_ns`` is 0,
     else until t0 + ``end_ns``, with ``body`` and ``request_id`` for any index, also beyond the columns.
 
-    Conversations: ``turns`` has each request's place in its conversation, from 1; they stand one after the other, due
-    are only the first turns. An issuer sends each following one ``pause_ns`` after the end of the answer before it,
-    as long as that lies before ``end_ns`` (0: all of them), and records those whose predecessor failed as ABANDONED.
-    A closed loop's user thinks for ``pause_ns`` of the request that was answered, and holds one conversation after the
-    other. ``places``: where conversations were dealt out, each request's index in the whole plan of ``planned_in_all``.
+    Conversations: ``turns`` has each request's place in its conversation, from 1; conversations stand one after the
+    other. Only first turns have due times. An issuer sends each later turn ``pause_ns`` after the end of the answer
+    before it, if that is before ``end_ns`` (0: always), and records turns whose predecessor failed as ABANDONED. A
+    closed loop's user thinks for ``pause_ns`` of the request that was answered, and holds one conversation after the
+    other. ``places``: in a slice, each request's index in the whole plan, which has ``planned_in_all``.
 
     A request is measured when its global index is at least ``warmup_requests`` and it was due at or after
     t0 + ``warmup_ns``. ``end_ns`` is the end of the measured part, from t0 (0: when the last body is issued).
@@ -140,8 +140,8 @@ class Plan:
     def body(self, index: int) -> bytes:
         """The body of any index.
 
-        Beyond the columns the bodies come round again, each time with another first word of its own, so that no
-        prompt repeats and no prefix cache knows it.
+        Beyond the columns the bodies are used again, each time with another first word, so that no prompt repeats and
+        no prefix cache knows it.
         """
         cycle, at = divmod(index, len(self.bodies))
         return self.swaps.apply(self.bodies[at], at, cycle)
@@ -149,7 +149,7 @@ class Plan:
     def slice(self, worker: int, workers: int) -> Plan:
         """Worker k of n's slice: requests k, k + n, k + 2n … of this one plan, and its part of the users.
 
-        Of conversations it is the k-th, k + n-th …, each with all its turns. The slices together are exactly this plan.
+        Conversations are sliced as wholes: k, k + n …, each with all its turns. All slices together are this plan.
         Raises ValueError for a slice of a slice.
         """
         if self.workers != 1 or not 0 <= worker < workers:

@@ -1,4 +1,4 @@
-"""A connected socket on whichever event loop: what it brings is read with the kernel's stamps and handed on at once."""
+"""A connected socket on any event loop: bytes are read with the kernel's stamps and handed on at once."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class SocketLoop(Protocol):
     def call_soon(self, callback: Callable[..., Any], /, *arguments: Any) -> Any: ...
 
 
-class Watched:
-    """An asyncio loop for sockets that are read.
+class AsyncioLoop:
+    """asyncio's loop, for sockets that are read.
 
-    libuv stops watching a socket whose peer has reset it, with bytes still to be read. So an epoll of our own, which
-    is asked for nothing but errors and costs no read anything, calls the reader until it has heard of them.
+    libuv stops watching a socket that its peer has reset, even if bytes are left to read. So an epoll of our own, which
+    watches for errors only and costs no read anything, calls the reader until it has seen the error.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

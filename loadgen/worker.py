@@ -30,7 +30,7 @@ from gapmeter.loadgen.client import reason
 from gapmeter.loadgen.exchange import Address, authorization
 from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.session import Session
+from gapmeter.loadgen.sender import Sender
 from gapmeter.records import RecordWriter, Span
 from gapmeter.records.process import allow_many_files, ask_for_short_slices, too_few_files
 from gapmeter.records.timer import Readers, Timer
@@ -67,7 +67,7 @@ class Locustfile:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a generator process has to do. ``warm``: connections to open ahead; no ``cores``: run anywhere.
+    """What a generator process does. ``warm``: connections to open ahead; no ``cores``: run anywhere.
 
     ``generator``: one of GENERATORS; ``locustfile``: its users issue, not the plan.
     """
@@ -148,30 +148,30 @@ GENERATORS: dict[str, Callable[[Spec, Plan, Address, RecordWriter], int]] = {
 
 async def _work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
     loop = asyncio.get_running_loop()
-    session = Session(plan, address, writer)
-    broken = _watch_for_bugs(loop, session)
+    sender = Sender(plan, address, writer)
+    broken = _watch_for_bugs(loop, sender)
     for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, session.stop, "the run was stopped")
+        loop.add_signal_handler(signum, sender.stop, "the run was stopped")
     try:
-        await session.client.warm(spec.warm)
+        await sender.client.warm(spec.warm)
     except OSError as error:
         return leave(Exit.UNREACHABLE, reason(error))
     stop_collecting()
     print("ready", flush=True)
     start: asyncio.Future[int] = loop.create_future()
-    listen_for_start(loop, start.set_result, lambda: session.stop(PARENT_GONE))
-    stopped = asyncio.ensure_future(session.stopped.wait())
+    listen_for_start(loop, start.set_result, lambda: sender.stop(PARENT_GONE))
+    stopped = asyncio.ensure_future(sender.stopped.wait())
     either: list[asyncio.Future[Any]] = [start, stopped]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if start.done():
-        heartbeat = Heartbeat(session, start.result(), generator="asyncio")
-        await issue(session, start.result())
+        heartbeat = Heartbeat(sender, start.result(), generator="asyncio")
+        await issue(sender, start.result())
         heartbeat.stop_counting()
-        await session.drain()
+        await sender.drain()
         heartbeat.close()
-    session.client.close()
-    return ending(spec, session, broken)
+    sender.client.close()
+    return exit_code(spec, sender, broken)
 
 
 def stop_collecting() -> None:
@@ -181,13 +181,13 @@ def stop_collecting() -> None:
     gc.disable()
 
 
-def ending(spec: Spec, session: Session, broken: list[BaseException]) -> int:
+def exit_code(spec: Spec, sender: Sender, broken: list[BaseException]) -> int:
     """The exit code. Raises the first bug, if there was one."""
     if broken:
         raise broken[0]
-    if dropped := session.writer.dropped:
+    if dropped := sender.writer.dropped:
         return leave(Exit.DISK_FULL, f"the disk is full: {dropped} records did not fit into {spec.record}")
-    return Exit.STOPPED if session.stopped.is_set() else Exit.DONE
+    return Exit.STOPPED if sender.stopped.is_set() else Exit.DONE
 
 
 def listen_for_start(loop: Readers, start: Callable[[int], None], gone: Callable[[], None]) -> None:
@@ -213,16 +213,16 @@ class Heartbeat:
     ``usage`` notes hold CPU and wall time since ``t0_ns``, until ``stop_counting``. ``generator`` says who issues.
     """
 
-    def __init__(self, session: Session, t0_ns: int, **generator: str) -> None:
-        self._session, self._t0 = session, t0_ns
+    def __init__(self, sender: Sender, t0_ns: int, **generator: str) -> None:
+        self._sender, self._t0 = sender, t0_ns
         self._due = t0_ns
         self._beats = 0
         self._cpu0: int | None = None
         self._counting = True
-        self._timer = Timer(session.loop, self._beat)
+        self._timer = Timer(sender.loop, self._beat)
         self._timer.arm(self._due)
-        about = {"type": "window", "t0_ns": t0_ns, "collector": "frozen and off", "loop": session.plan.loop}
-        session.writer.json({**about, **generator})
+        about = {"type": "window", "t0_ns": t0_ns, "collector": "frozen and off", "loop": sender.plan.loop}
+        sender.writer.json({**about, **generator})
 
     def stop_counting(self) -> None:
         """All has been issued: from here on only answers are awaited."""
@@ -232,21 +232,21 @@ class Heartbeat:
     def close(self) -> None:
         """All has been answered."""
         self._timer.close()
-        session = self._session
-        session.writer.json({"type": "issued", "issued": session.issued, "finished": session.finished})
-        wall = session.wall
-        session.writer.json({"type": "wall_clock", "width_ns": wall.width_ns, "set": wall.steps})
+        sender = self._sender
+        sender.writer.json({"type": "issued", "issued": sender.issued, "finished": sender.finished})
+        wall = sender.wall
+        sender.writer.json({"type": "wall_clock", "width_ns": wall.width_ns, "set": wall.steps})
 
     def _beat(self) -> None:
         now = monotonic_ns()
-        writer = self._session.writer
+        writer = self._sender.writer
         writer.span(Span.LOOP_LAG, 0, now, now, queued_ns=self._due)
         if self._cpu0 is None:
             self._cpu0 = time.process_time_ns()
-        self._session.wall.look()
-        self._session.expire(now)
+        self._sender.wall.look()
+        self._sender.expire(now)
         if writer.dropped:
-            self._session.stop("the disk is full")
+            self._sender.stop("the disk is full")
         self._beats += 1
         if self._beats % _BEATS_A_SECOND == 0:
             begun = monotonic_ns()
@@ -258,39 +258,39 @@ class Heartbeat:
         self._timer.arm(self._due)
 
     def _note_usage(self) -> None:
-        session, now = self._session, monotonic_ns()
+        sender, now = self._sender, monotonic_ns()
         if self._cpu0 is None or now <= self._t0:
             return
-        session.writer.json(
+        sender.writer.json(
             {
                 "type": "usage",
                 "cpu_ns": time.process_time_ns() - self._cpu0,
                 "wall_ns": now - self._t0,
-                "issued": session.issued,
-                "finished": session.finished,
-                "in_flight": session.client.in_flight,
+                "issued": sender.issued,
+                "finished": sender.finished,
+                "in_flight": sender.client.in_flight,
                 "involuntary_switches": resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw,
             }
         )
 
 
-def _watch_for_bugs(loop: asyncio.AbstractEventLoop, session: Session) -> list[BaseException]:
+def _watch_for_bugs(loop: asyncio.AbstractEventLoop, sender: Sender) -> list[BaseException]:
     """An exception in a callback ends the run, with its traceback, instead of being logged and forgotten."""
     broken: list[BaseException] = []
 
     def on_exception(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         broken.append(context.get("exception") or RuntimeError(str(context["message"])))
         if len(broken) == 1:
-            session.stop("a bug in the load generator")
+            sender.stop("a bug in the load generator")
 
     loop.set_exception_handler(on_exception)
     return broken
 
 
 def _ready_pages(writer: RecordWriter, over: threading.Event) -> None:
-    """A thread's work: a fresh page of a file can take the file system milliseconds, and the loop has none to spare.
+    """In a thread: make pages of the record file ready, since a fresh one can take the file system milliseconds.
 
-    At the loop's own priority: were it lower, the loop would wait for an interpreter lock whose holder does not run.
+    At the loop's own priority: at a lower one the loop would wait for an interpreter lock whose holder does not run.
     """
     _come_first()
     while not over.wait(_READY_EVERY_S):
@@ -298,7 +298,7 @@ def _ready_pages(writer: RecordWriter, over: threading.Event) -> None:
 
 
 def _come_first() -> int:
-    """Ask to run as soon as we wake, before any other process on our core. Returns the niceness that we have."""
+    """Ask to run as soon as we wake, before any other process on our core. Returns our niceness."""
     ask_for_short_slices(_NICER)
     return os.getpriority(os.PRIO_PROCESS, 0)
 

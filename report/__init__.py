@@ -19,11 +19,11 @@ def write_result(folder: RunFolder, result: RunResult, series: MetricSeries | No
     from gapmeter.analysis.results.manifest import Manifest
     from gapmeter.report.run import words_of  # it reads tables, which takes a second to import
 
-    told = result.model_copy(update={"words": words_of(result, Manifest.read(folder.path))})
-    told.write(folder.path)
-    told.verdict_file.write(folder.path)
+    result = result.model_copy(update={"words": words_of(result, Manifest.read(folder.path))})
+    result.write(folder.path)
+    result.verdict_file.write(folder.path)
     write_report(folder, series)
-    return told
+    return result
 
 
 def write_report(folder: RunFolder, series: MetricSeries | None = None) -> Path:

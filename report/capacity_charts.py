@@ -58,9 +58,9 @@ class Goodput:
         plot = Plot(x, y, 260)
         steps = [x.scale.low * (x.scale.high / x.scale.low) ** (i / 60) for i in range(61)]
         dots = [_dot(p.rate, p.verdict, value, both(p.goodput_ci)) for p, value in known]
-        told = "; ".join(f"{rate(p.rate)} {rate(value)}" for p, value in known)
+        listed = "; ".join(f"{rate(p.rate)} {rate(value)}" for p, value in known)
         return plot.chart(
-            name, "Goodput against rate", f"Goodput by rate: {told}",
+            name, "Goodput against rate", f"Goodput by rate: {listed}",
             _where_it_holds(self.search, plot),
             line(plot, [(at, at) for at in steps if at <= y.scale.high], "curve thin", "4 4"),
             line(plot, [(dot.x, dot.y) for dot in dots]),
@@ -77,9 +77,9 @@ class Sureness:
     def draw(self, name: str, stamp: str | None) -> Fragment:
         sure = [(t, t.sure_to_hold) for t in self.search.trials if t.sure_to_hold is not None]
         plot = Plot(_rates(self.search), Axis(Scale("linear", 0.0, 1.0), "share", about=3), 120)
-        told = "; ".join(f"{rate(trial.rate)} {share(value)}" for trial, value in sure)
+        listed = "; ".join(f"{rate(trial.rate)} {share(value)}" for trial, value in sure)
         return plot.chart(
-            name, "Verdict by rate", f"How sure each trial is that the SLOs hold: {told}",
+            name, "Verdict by rate", f"How sure each trial is that the SLOs hold: {listed}",
             _where_it_holds(self.search, plot),
             points(plot, [_dot(trial.rate, trial.verdict, value) for trial, value in sure]),
             _answer(self.search, plot), stamp=stamp,

@@ -13,7 +13,7 @@ from gapmeter.report.document import Block, Chart, Column, Figure, Row, Section,
 from gapmeter.report.pictures import CostRange
 from gapmeter.report.words import Interval
 
-_CHEAP_USD = 0.001  # from which a request's own cost is told
+_CHEAP_USD = 0.001  # from which a request's own cost is shown
 
 
 def cost_sentence(cost: Cost | NoCost, *, simulated: bool = False) -> str:
@@ -48,7 +48,7 @@ def fleet_words(fleet: Fleet) -> str:
 
 
 def many_requests(per_request: float) -> tuple[float, str]:
-    """How many requests' cost is told, so that few zeros are: one, or a million of cheap ones."""
+    """For how many requests a cost is shown, so that it has few zeros: one, or a million of cheap ones."""
     return (1.0, "a request") if per_request >= _CHEAP_USD else (1e6, "for a million requests")
 
 
@@ -130,7 +130,7 @@ def section(economy: Economy, said: Lines) -> Section:
 
 
 def between(ends: Ends | None, many: float = 1.0) -> str:
-    """``$0.01 .. $0.02``; an end that nothing bounds is told in words."""
+    """``$0.01 .. $0.02``; words for an end that nothing bounds."""
     low, high = ends or (None, None)
     if high is None:
         return DASH

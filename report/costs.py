@@ -40,10 +40,10 @@ _FEW = 6  # rows in a sentence
 
 def write(folder: Path, result: CostTable, version: str = "") -> CostTable:
     """``compare.json`` and ``report.html`` of a folder; returns the result with its words. Raises OSError."""
-    told = result.model_copy(update={"words": CostWords(headline=headline(result), why=tuple(_doubts(result)))})
-    told.write(folder)
-    (folder / "report.html").write_text(html.page(document(told, version)), encoding="utf-8")
-    return told
+    result = result.model_copy(update={"words": CostWords(headline=headline(result), why=tuple(_doubts(result)))})
+    result.write(folder)
+    (folder / "report.html").write_text(html.page(document(result, version)), encoding="utf-8")
+    return result
 
 
 def document(result: CostTable, version: str = "") -> doc.Document:
@@ -188,8 +188,8 @@ def method(result: CostTable) -> str:
 def _called(row: CostRow, result: CostTable) -> str:
     """Its letter, with what it is where that is short."""
     for name in ("device", "setting"):
-        told = [str(getattr(one, name)) for one in result.rows]
-        if len(set(told)) > 1 and max(map(len, told)) <= _LONGEST:
+        values = [str(getattr(one, name)) for one in result.rows]
+        if len(set(values)) > 1 and max(map(len, values)) <= _LONGEST:
             return f"{row.name} ({getattr(row, name)})"
     return row.name
 

@@ -74,8 +74,8 @@ def _how_many(result: RunResult) -> str:
 
     counts = result.counts
     by_server = f"{count(counts.failed_by_server)} of {count(counts.ended)}"
-    told = [f"{by_server}: {classes(ours=False)}" if counts.failed_by_server else f"{by_server} by the server"]
-    return "; ".join([*told, *([f"beside them {classes(ours=True)}"] if counts.ended_by_us else ())])
+    parts = [f"{by_server}: {classes(ours=False)}" if counts.failed_by_server else f"{by_server} by the server"]
+    return "; ".join([*parts, *([f"beside them {classes(ours=True)}"] if counts.ended_by_us else ())])
 
 
 def _censored(result: RunResult) -> str:

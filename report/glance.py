@@ -34,7 +34,7 @@ def glance(result: RunResult, manifest: Manifest) -> list[Section]:
     if words := _length(result, manifest):
         served.append(("length", words))
     whose = [("latency", of_answered(result))] if result.failures else []
-    told = [*whose, ("TTFT", _line(result, "ttft")), ("E2E", _line(result, "e2e"))]
+    latencies = [*whose, ("TTFT", _line(result, "ttft")), ("E2E", _line(result, "e2e"))]
     rows: list[Row] = [
         [METRICS[metric], *(_figure(result, metric, p) for p in _SHOWN),
          Figure(result.metrics[metric].max_ms, "ms", f"metrics.{metric}.max_ms")]
@@ -44,7 +44,7 @@ def glance(result: RunResult, manifest: Manifest) -> list[Section]:
     table = Table("Percentiles at a glance", headers, rows, css="compact")
     shown = Facts(served)
     return [
-        Section("glance", "", [Facts([*served, *told])], on=TERMINAL),
+        Section("glance", "", [Facts([*served, *latencies])], on=TERMINAL),
         Section("glance", "", [shown], on=MARKDOWN),
         Section("glance", "At a glance", [shown, *_beside(table, result, manifest)], short="at a glance"),
     ]
@@ -69,9 +69,9 @@ def _served(result: RunResult) -> str:
     ]
     failed, ended = counts.failed_by_server, counts.ended
     good = f" ({share(result.goodput.share)} good)" if result.goodput.limits_ms else ""
-    told = any(slo.metric == "errors" for slo in result.slo) and not failed  # among the objectives
+    judged = any(slo.metric == "errors" for slo in result.slo)  # and so named among the objectives
     errors = f"{count(failed)} of {count(ended)} failed ({share(failed / max(ended, 1))})"
-    errors = "" if told else errors if failed else "none failed"
+    errors = errors if failed else "" if judged else "none failed"
     return ", ".join(filter(None, (f"{rate(through.requests_per_s)}{good}", *tokens, errors)))
 
 

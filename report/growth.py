@@ -23,7 +23,7 @@ from gapmeter.report import marks
 from gapmeter.report.document import Block, Figure, Headers, Heading, Paragraph, Row, Section, Table, in_ms
 from gapmeter.report.words import interval, shares, whose
 
-_WHOLE = 1.005  # a share above this is told with what goes the other way
+_WHOLE = 1.005  # a share above this is shown with what goes the other way
 _GROWTH = (
     "From each point to the next, and which stage makes up most of it. Intervals draw stretches of consecutive "
     "requests, since neighbors in a queue are alike. More than 100 %: the other stages together went the other way."
@@ -188,7 +188,7 @@ def section(result: SweepResult) -> Section | None:
 
 def _growth_row(growth: Growth, device: str) -> Row:
     stage, owner = (growth.stage, growth.owner) if growth.is_sure else (None, None)
-    within = shares(growth.share_ci, " .. ") if stage else ""  # a share without an interval is not told
+    within = shares(growth.share_ci, " .. ") if stage else ""  # a share without an interval is not shown
     return [
         f"{growth.from_} → {growth.to}{' (knee)' if growth.at_knee else ''}", Figure(growth.grows_ms),
         interval(growth.grows_ci_ms),

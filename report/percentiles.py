@@ -1,4 +1,4 @@
-"""A run's percentiles: a curve a metric, every metric and stage in a table, and what other tools would have told."""
+"""A run's percentiles: a curve a metric, every metric and stage in a table, and what other tools would report."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _metric_table(result: RunResult) -> Table:
 
 
 def metrics(result: RunResult) -> Section:
-    """The percentiles that are always told, in short."""
+    """The percentiles that are always shown, in short."""
     rows: list[Row] = [
         [METRICS[metric], *_figures(found, PERCENTILES, f"metrics.{metric}"), count(found.count)]
         for metric, found in result.metrics.items()

@@ -24,9 +24,9 @@ _LABEL = 27  # columns of the terminal before a bar
 
 def segment(stage: str, ms: float, device: str, whole: str, *, label: str = "", of: str = "") -> Segment:
     """A stage's piece of a bar; ``whole``: what part it is of what. The residual is drawn however small it is."""
-    told = ", ".join(filter(None, (f"{of}{marks.words(stage)}: {duration(ms)}", whole)))
+    words = ", ".join(filter(None, (f"{of}{marks.words(stage)}: {duration(ms)}", whole)))
     return Segment(
-        ms, marks.fill(stage), label, f"{told} · {marks.owner(stage, device)} · {marks.kind(stage)}", marks.ink(stage),
+        ms, marks.fill(stage), label, f"{words} · {marks.owner(stage, device)} · {marks.kind(stage)}", marks.ink(stage),
         least_px=4 if stage == UNEXPLAINED else None, data={"data_stage": stage, "data_ms": f"{ms:.7g}"},
     )  # fmt: skip
 

@@ -39,7 +39,7 @@ def one_request(run: Run) -> Section | None:
     """The slowest requests, one by one, and the view that opens the embedded ones."""
     if not run.result.stages:  # a ledger that was refused is not shown
         return None
-    # Listed are the slowest by the metric that the tail is told of; for token gaps by E2E.
+    # Listed are the slowest by the metric that the tail is about; for token gaps by E2E.
     event = "first_token" if run.result.tail.metric in ("ttft", None) else "last_token"
     ledger = run.of_event(event)
     if len(ledger):  # of the measured ones that succeeded

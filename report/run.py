@@ -223,8 +223,8 @@ def _facts(result: RunResult, on: doc.Medium) -> Section:
             ("loop", closed),
         ]
         facts += [fact for fact in more if fact[1]]
-    told = on is DETAILS and result.verdict == INVALID  # above, with the reasons
-    return Section("facts", "", [Facts(facts), *([] if told else _warnings(result))], on=on)
+    stand_above = on is DETAILS and result.verdict == INVALID  # with the reasons
+    return Section("facts", "", [Facts(facts), *([] if stand_above else _warnings(result))], on=on)
 
 
 def _economy(result: RunResult, manifest: Manifest) -> cost.Lines:

@@ -61,11 +61,11 @@ _COST = (
 
 def write(folder: RunFolder, result: SweepResult) -> SweepResult:
     """``summary.json`` and ``report.html`` of a sweep's folder. Returns the result with its words. Raises OSError."""
-    told = result.model_copy(update={"words": words_of(result)})
-    told.write(folder.path)
-    page = html.page(document(told, SweepManifest.read(folder.path)))
+    result = result.model_copy(update={"words": words_of(result)})
+    result.write(folder.path)
+    page = html.page(document(result, SweepManifest.read(folder.path)))
     folder.report.write_text(page, encoding="utf-8")
-    return told
+    return result
 
 
 def words_of(result: SweepResult) -> SweepWords:

@@ -58,7 +58,7 @@ def no_ledger(result: RunResult) -> str:
 
 
 def tail(result: RunResult) -> Section | None:
-    """In short: the metric that the tail is told of, and in Markdown the stages that matter."""
+    """In short: the metric that the tail is about, and in Markdown the stages that matter."""
     metric = next((m for m in (result.tail.metric, "ttft", "e2e") if m in ("ttft", "e2e") and result.tail.of(m)), None)
     anatomy = result.tail.of(metric) if metric else None
     if metric is None or anatomy is None:

@@ -43,11 +43,11 @@ def whose(part: OwnerPart, device: str) -> str:
 def tail_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = False) -> str:
     """What slow requests (or token gaps) wait for beyond typical ones, and whose it is where that is clear.
 
-    ``listed``: the owners stand beside it, so several are not told again.
+    ``listed``: the owners stand beside it, so several are not named again.
     """
     what, first = _SLOW.get(metric, "requests"), anatomy.owners[0]
     more = f"slow {what} take {duration(anatomy.difference_ms)} longer than typical ones"
-    if first.owner == UNEXPLAINED_OWNER and _untold(anatomy):
+    if first.owner == UNEXPLAINED_OWNER and _unstamped(anatomy):
         return f"{more}; {_part_of(first, 'that', _NO_PROBE)}"
     if anatomy.leading is not None:
         return f"{more}; {_part_of(first, 'that', whose(first, device))}"
@@ -72,7 +72,7 @@ def around_sentence(anatomy: Anatomy, metric: str) -> str:
 
 def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
     """What every request pays, where that is most of what those at the percentile wait; "" where it is not."""
-    if anatomy.typical.total_ms < _BASE * anatomy.at.total_ms or _untold(anatomy):
+    if anatomy.typical.total_ms < _BASE * anatomy.at.total_ms or _unstamped(anatomy):
         return ""
     name = f"p{anatomy.percentile:g} {METRICS[metric]}"
     typical, at = duration(anatomy.typical.total_ms), duration(anatomy.at.total_ms)
@@ -108,7 +108,7 @@ def upgrade_sentence(bracket: UpgradeBracket, metric: str, device: str) -> str:
 
 
 def most_an_upgrade_brings(result: RunFigures) -> str:
-    """The most that an infinitely fast device could bring; "" where that cannot be told."""
+    """The most that an infinitely fast device could bring; "" where that is not known."""
     return as_sentence(next(iter(upgrade_sentences(result).values()), ""))
 
 
@@ -121,7 +121,7 @@ def excess_sentence(result: RunFigures, metric: str) -> str:
     return _part_of(first, "the extra time of slow ones", whose(first, result.device))
 
 
-def _untold(anatomy: Anatomy) -> bool:
+def _unstamped(anatomy: Anatomy) -> bool:
     """Whether no probe stamped the server's stages."""
     return not {"prefill", "decode"} & set(anatomy.typical.stages_ms)
 

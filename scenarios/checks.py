@@ -70,7 +70,7 @@ def whole_trace(load: Load) -> Load:
 
 
 def problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
-    """Each mistake as the key that it is told at, and its sentence with the remedy."""
+    """Each mistake as the key that it is reported at, and its sentence with the remedy."""
     load, workload = scenario.load, scenario.workload
     yield from _shape(load)
     yield from _loop(load)

@@ -1,6 +1,6 @@
 """The files that a scenario names, read line by line: recorded requests, and a user's own prompts.
 
-A mistake in one is told with the file's name and the line's number.
+A mistake in one is reported with the file's name and the line's number.
 """
 
 from __future__ import annotations

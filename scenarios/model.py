@@ -7,11 +7,8 @@ serialises to could stand in a scenario file. The JSON Schema and `gapmeter conf
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,6 +32,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from gapmeter.scenarios.errors import BadValue, nearest, quoted
 from gapmeter.scenarios.files import Prompts, Trace
+from gapmeter.scenarios.points import spelled_points
 from gapmeter.scenarios.shapes import Constant, Diurnal, FixedPause, Lengths, OnOff, Pause, Ramp, Sampled, Steps
 from gapmeter.scenarios.slo import SLO_PATTERN, Slo, parse_slo
 from gapmeter.scenarios.values import (
@@ -60,8 +58,6 @@ UNRATED_ARRIVALS = ("ramp", "steps", "trace")
 SHAPED_ARRIVALS = (*UNRATED_ARRIVALS, "diurnal")  # that end as they were drawn
 OPEN_ARRIVALS = (*RATED_ARRIVALS, *UNRATED_ARRIVALS)
 MOST_REQUESTS = 2_000_000
-MOST_POINTS = 1000
-_EXAMPLE = "sweep: {load.concurrency: [1, 2, 4, 8]}"
 
 _Engine = Annotated[Literal["transformers", "vllm", "attach", "simulated"], CHOICE]
 _Kind = Annotated[Literal["chat", "completion", "conversation", "file"], CHOICE]
@@ -120,36 +116,6 @@ _WrittenSlo = Annotated[
     WithJsonSchema({"type": "string", "pattern": SLO_PATTERN}),
 ]
 _Slos = Annotated[tuple[_WrittenSlo, ...], Wording("a list of SLOs", 'for instance ["ttft p99 <= 500 ms"]')]
-
-
-@dataclass(frozen=True, slots=True)
-class PointValue:
-    """One value of one point, and where in the sweep it stands."""
-
-    value: object
-    path: tuple[str | int, ...]
-
-
-def spelled_points(value: Any) -> Iterator[dict[str, PointValue]]:
-    """Each point, its values as they were written. Raises BadValue for what is neither a grid nor a list of points."""
-    if isinstance(value, dict) and value:
-        for key, values in value.items():
-            if not isinstance(values, list) or not values:
-                raise BadValue(f"{quoted(values)} is not a list of values; write for instance {_EXAMPLE}", (key,))
-        if (count := math.prod(len(values) for values in value.values())) > MOST_POINTS:
-            raise BadValue(f"these are {count} points, more than {MOST_POINTS}; write fewer values")
-        rows = ([PointValue(v, (key, at)) for at, v in enumerate(values)] for key, values in value.items())
-        yield from (dict(zip(value, row, strict=True)) for row in itertools.product(*rows))
-    elif isinstance(value, list):
-        if len(value) > MOST_POINTS:
-            raise BadValue(f"these are {len(value)} points, more than {MOST_POINTS}; write fewer")
-        for at, point in enumerate(value):
-            if not isinstance(point, dict) or not point:
-                text = f"{quoted(point)} is no point; write for instance {{server.max_batch: 8, load.rate: 16}}"
-                raise BadValue(text, (at,))
-            yield {key: PointValue(v, (at, key)) for key, v in point.items()}
-    else:
-        raise BadValue(f"{quoted(value)} is neither a grid nor a list of points; write for instance {_EXAMPLE}")
 
 
 def _read_sweep(value: object) -> tuple[Mapping[str, object], ...]:

@@ -1,6 +1,6 @@
 """From a scenario's file, the environment and the command line's flags to one frozen Scenario.
 
-Each value keeps the place where it was written: a mistake in it is told there, and `gapmeter config` shows it.
+Each value keeps the place where it was written: a mistake in it is reported there, and `gapmeter config` shows it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pydantic import ValidationError
 
 from gapmeter.scenarios.checks import ONLY_WITH, problems, whole_trace
 from gapmeter.scenarios.errors import BadValue, Place, ScenarioError, nearest, quoted, unread
-from gapmeter.scenarios.model import KEYS, SECTIONS, PointValue, Scenario, check_value, defaults, flat, spelled_points
+from gapmeter.scenarios.model import KEYS, SECTIONS, Scenario, check_value, defaults, flat
 from gapmeter.scenarios.plain_file import read_plain
+from gapmeter.scenarios.points import PointValue, spelled_points
 from gapmeter.scenarios.source import compose, node_at, place_of_node, plain, scenario_file
 from gapmeter.scenarios.values import READ_FILES, bad_value
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from gapmeter.scenarios.model import KEYS, MOST_POINTS, SECTIONS, SWEPT_KEYS, Scenario, defaults
+from gapmeter.scenarios.model import KEYS, SECTIONS, SWEPT_KEYS, Scenario, defaults
+from gapmeter.scenarios.points import MOST_POINTS
 
 PATH = Path(__file__).with_name("schema.json")
 

@@ -1,4 +1,4 @@
-"""The types of a scenario's values for pydantic, each with the sentence that a mistake in it is told in.
+"""The types of a scenario's values for pydantic, each with the sentence that reports a mistake in it.
 
 Durations are written as a number of seconds, or a number with ms, s, m or h; they are nanoseconds inside.
 """

@@ -246,7 +246,7 @@ def check_port(port: int) -> None:
             ) from error
 
 
-def log_reason(log_path: Path, clean: Clean = bytes, most_lines: int = 2) -> str:
+def log_reason(log_path: Path, clean: Clean = bytes) -> str:
     """The text of a log that best says why its process ended: errors of the last 400 lines, root cause first.
 
     Falls back to the last lines that are not blank; "" for an empty or missing log.
@@ -265,5 +265,5 @@ def log_reason(log_path: Path, clean: Clean = bytes, most_lines: int = 2) -> str
             lines.append(line)
     causes = list(dict.fromkeys(line.strip() for line in lines if _CAUSE.match(line)))
     roots = [line for line in causes if not _CONSEQUENCE.search(line)] or causes
-    picked = roots if len(roots) <= most_lines else [roots[0], *roots[1 - most_lines :]]
-    return " | ".join(line[:500] for line in picked or [line.strip() for line in lines[-most_lines:]])
+    picked = roots if len(roots) <= 2 else [roots[0], roots[-1]]
+    return " | ".join(line[:500] for line in picked or [line.strip() for line in lines[-2:]])

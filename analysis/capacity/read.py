@@ -55,7 +55,7 @@ from gapmeter.scenarios.slo import Slo
 
 # Rules of validity.py that speak of the load tester's own limits; and others without which nothing was measured.
 CLIENT_RULES = ("delivered", "dispersion", "client_cpu", "token_rate", "request_rate")
-FIRST_LOOK = 20  # an overloaded server is told from so few
+FIRST_LOOK = 20  # requests that suffice to find an overload
 BURSTS = ("gamma", "onoff")  # arrivals that a search keeps as they are; all else is searched as a Poisson process
 _OTHER_RULES = ("requests", "records", "rate")
 

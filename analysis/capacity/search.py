@@ -4,8 +4,8 @@
    than they come. What it completes then is its ceiling.
 2. *Curve*: a few trials below, around where the curve (curve.py) puts the capacity by then.
 3. *Hold*: one trial at the highest rate at which a sequential test can prove in the time left that every SLO holds.
-   What that takes is known from the trials so far: they told how many requests are worth one independent one. Where
-   it could not be decided, a lower rate, where requests are worth more.
+   What that takes is known from the trials so far: they show how many requests are worth one independent one. If it
+   could not be decided, a lower rate is tried, where requests are worth more.
 """
 
 from __future__ import annotations

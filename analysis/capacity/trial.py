@@ -1,6 +1,6 @@
 """One trial of a capacity search: a rate, what its requests said about each SLO, who can run it, and how sure it is.
 
-What it says is honest although it stops when it likes the answer.
+What it says holds although the trial stops as soon as it is decided.
 
 "p99 <= limit" says that at most 1 % of values exceed the limit. How likely are the exceedances found if the opposite
 were true? Few of them: an exact binomial p-value, with n_eff in place of n, since neighbors in a queue are alike. Many:
@@ -18,7 +18,7 @@ its latest values are beyond the limit they stay there (``chance_if_stable``). T
 single test. The looks are therefore fixed before it starts, and each has a share of the chance to be wrong: its
 p-values are divided by that share. By Bonferroni's inequality, which asks nothing of the dependence between looks, the
 chance that *any* look claims a confidence of c for the wrong side is at most 1 - c, whenever the trial is stopped.
-An overload is told by early looks, however little chance they have. Holding needs hundreds of independent values: it
+Early looks find an overload, although they have little of the chance. Holding needs hundreds of independent values: it
 has three looks, and half of its chance at the last.
 """
 

@@ -114,9 +114,9 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class ToldLateness:
-    """What results of runs tell of it, the most of any: for figures that are made of several runs, or of a part of one.
+    """The lateness that results of runs report, the most of any: for figures of several runs, or of a part of one.
 
-    A percentile that they do not tell counts as refused where the nearest that they tell, on either side, is.
+    A percentile that they do not report counts as refused where the nearest one that they do, on either side, is.
     """
 
     runs: Sequence[RunResult]
@@ -127,10 +127,10 @@ class ToldLateness:
             return max((1e6 * (run.metrics[metric].mean_late_ms or 0.0) for run in self.runs), default=0.0) or None
         late: dict[float, float] = {}
         for run in self.runs:
-            for told, figure in run.metrics[metric].percentiles.items():
-                late[told] = max(late.get(told, 0.0), 1e6 * (figure.late_ms or 0.0))
-        below = max((told for told in late if told <= percentile), default=None)
-        above = min((told for told in late if told >= percentile), default=None)
+            for known, figure in run.metrics[metric].percentiles.items():
+                late[known] = max(late.get(known, 0.0), 1e6 * (figure.late_ms or 0.0))
+        below = max((known for known in late if known <= percentile), default=None)
+        above = min((known for known in late if known >= percentile), default=None)
         return max((late[near] for near in (below, above) if near is not None), default=0.0) or None
 
     def may_be_ns(self, metric: str, percentile: float) -> float:

@@ -81,14 +81,14 @@ def _instrument(
     about = about or {(metric, 99.0): True for metric in METRICS}
 
     @functools.cache
-    def is_told(metric: str, percentile: float) -> bool:
+    def is_supported(metric: str, percentile: float) -> bool:
         return series(metric).percentile(percentile).supported
 
     lag = percentile_of(generator_lag_ns(requests), 99)
-    yield _lateness("lag", lag, lateness, about, is_told, "requests were sent late: generator lag p99")
+    yield _lateness("lag", lag, lateness, about, is_supported, "requests were sent late: generator lag p99")
     lags = evidence.client_loop_lag_ns
     loop = None if lags is None else percentile_of(lags, 99)
-    check = _lateness("loop_lag", loop, lateness, about, is_told, "the load tester's event loop was late: p99")
+    check = _lateness("loop_lag", loop, lateness, about, is_supported, "the load tester's event loop was late: p99")
     # A stall too short for a p99, but longer than what was measured, is in the highest percentiles and the maxima.
     ttft = percentile_of(lateness.values_ns["ttft"], 99) or 0.0
     if check.status == OK and lags is not None and (longest := lags.max()) > max(HELD_NS, ttft):
@@ -110,20 +110,20 @@ def _instrument(
 
 def _lateness(
     rule: LateRule, lag_ns: float | None, lateness: Lateness, about: Mapping[tuple[str, float], bool],
-    is_told: Callable[[str, float], bool], what: str,
+    is_supported: Callable[[str, float], bool], what: str,
 ) -> Check:  # fmt: skip
     """Broken where a figure that the run is about is refused; a warning where another is, or one is strained.
 
     ``about``: (metric, percentile), and whether nothing is said of it if it is refused: an SLO that is missed by more
-    than its lateness is missed all the same. The others are those percentiles that the sample supports (``is_told``).
-    The sentence is about the figure that decided.
+    than its lateness is missed all the same. Of the others only what the sample supports counts (``is_supported``). The
+    sentence is about the figure that decided.
     """
     if lag_ns is None:
         return unmeasured(rule, f"{what} unmeasured")
     always = [(metric, percentile) for metric in METRICS for percentile in PERCENTILES]
     found = [late for figure in dict.fromkeys([*about, *always]) for late in lateness.of(*figure) if late.rule == rule]
     asked = [late for late in found if (late.metric, late.percentile) in about]
-    refused = [one for one in found if one.refused and (one in asked or is_told(one.metric, one.percentile))]
+    refused = [one for one in found if one.refused and (one in asked or is_supported(one.metric, one.percentile))]
     strained = [one for one in asked if one.strained]
     broken = [one for one in refused if about.get((one.metric, one.percentile))]
     text = f"{what} {duration(lag_ns / 1e6)}"
@@ -240,7 +240,7 @@ def _recording(evidence: Evidence) -> Iterator[Check]:
             yield _graded(rule, float(value), (0.0, 0.0), happened if value else did_not)
 
 
-def invalid_reasons(checks: list[Check]) -> list[str]:
+def invalid_reasons(checks: Sequence[Check]) -> list[str]:
     return [check.text for check in checks if check.status == BROKEN]
 
 

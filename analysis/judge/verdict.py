@@ -166,7 +166,7 @@ def _judge_latency(
 
 
 def _highest_known(values: Series, below: float) -> KnownPercentile | None:
-    """The highest of the percentiles below that are always told whose interval has both ends, and finite ones."""
+    """The highest of the percentiles always reported that lies below and whose interval has two finite ends."""
     for percentile in sorted((p for p in PERCENTILES if p < below), reverse=True):
         found = values.percentile(percentile)
         if found.supported and math.isfinite(found.known[2]):

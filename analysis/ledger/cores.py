@@ -197,7 +197,7 @@ class _Use:
 
     def found(self) -> CoreUse:
         every = [f for f in self.files if f.role == "worker"]
-        answering = [f for f in every if len(f.spans(Span.WORKER))]  # of several ranks the one that is told
+        answering = [f for f in every if len(f.spans(Span.WORKER))]  # of several ranks the one that answers
         workers = {f.pid: f.engine for f in answering or every}
         number = {f.pid: f.engine for f in self.files if f.role == "core"}
         engines = [pid for pid, kind in self.kind.items() if kind == "engine" and self._schedules(pid)]

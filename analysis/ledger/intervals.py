@@ -15,7 +15,8 @@ import numpy as np
 from gapmeter.analysis.arrays import Bools, Ints, each_of
 from gapmeter.analysis.ledger.critical_path import Intervals
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
-from gapmeter.analysis.ledger.trace import FAR, MISSING, Events, Index, Trace
+from gapmeter.analysis.ledger.index import FAR, Events, Index
+from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.analysis.stages import UNEXPLAINED
 from gapmeter.records import EntryFlag, Span
 

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from gapmeter.analysis.arrays import Bools, Floats, Ints, each_of
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import pieces, sweep, with_holes
+from gapmeter.analysis.ledger.index import FAR, Events, Index
+from gapmeter.analysis.ledger.interference import Interference, fit_interference
 from gapmeter.analysis.ledger.intervals import CLASSES, FORWARD_CLASSES, HOST_CLASSES, Causes, Client, build
 from gapmeter.analysis.ledger.launching import launch_waits
 from gapmeter.analysis.ledger.shares import Sharer
 from gapmeter.analysis.ledger.support import support_of
-from gapmeter.analysis.ledger.trace import FAR, MISSING, Events, Index, Trace
+from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.analysis.requests.metrics import arrivals_of
 from gapmeter.analysis.results.run import REFUSED, Supported
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
@@ -39,29 +41,7 @@ _SPOILS: dict[str, tuple[str, ...]] = {
     "detokenize": ("egress", "egress_turn"),
     **dict.fromkeys(("prefill", "decode", "input_prep", "sampling"), ("worker", "executor", "executor_call", "loop")),
 }
-_ROUNDING = 1e-9  # of a sum of squares
-_FEWEST_STEPS = 20
 _BLOCK = 50_000  # events and steps within them whose ledgers are made at once
-
-
-@dataclass(frozen=True, slots=True)
-class Interference:
-    """How much longer a decode step took because others' prompts ran in it: an estimate, and marked so.
-
-    The forward of a decode-only step takes ``base + per_sequence * sequences + per_token * KV tokens`` ns, none of them
-    below 0, by least squares over the run's decode-only steps; ``error_ns`` is the standard deviation of the residuals
-    and ``steps`` how many steps the fit saw. Mixed steps, by sequence number ``seqs``, took ``excess_ns`` longer than
-    the fit. Only steps that were launched in one way are compared, the way of most mixed ones: a step that is faster
-    because it ran as a captured graph tells nothing of one that did not.
-    """
-
-    base_ns: float
-    per_sequence_ns: float
-    per_token_ns: float
-    error_ns: float
-    steps: int
-    seqs: Ints
-    excess_ns: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +53,7 @@ class Ledger:
     have a ``<stage>_ns`` column a stage (NaN = unmeasured), ``unexplained_ns``, ``transit_ns``, ``strict_ns`` (their
     sum), ``unstamped_ns`` (what lay in a stamped call that no stamp within it tells), ``total_ns`` and
     ``hidden_host_ns``. ``refused`` says why no row may be shown, if so. ``held``: who had the
-    core while something of these requests waited for it, in ns over all of them, to the last token. ``index`` and
-    ``sharer``: the trace's.
+    core while something of these requests waited for it, in ns over all of them, to the last token.
     """
 
     rows: pd.DataFrame
@@ -85,29 +64,42 @@ class Ledger:
     interference: Interference | None
     held: Mapping[Culprit, int]
     support: tuple[Supported, ...] = ()
-    index: Index | None = None
-    sharer: Sharer | None = None
 
 
-def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
-    """Ledgers of all requests that succeeded.
+@dataclass(frozen=True, slots=True)
+class LedgerInputs:
+    """What the ledgers of a run are made from.
 
     ``requests`` is the client's table (see gapmeter.analysis.tables); ``trace`` None when no server process recorded.
+    ``own``: what is taken from stages, by the requests' own steps.
     """
-    client = _client(requests)
+
+    requests: pd.DataFrame
+    trace: Trace | None
+    index: Index | None
+    client: Client
+    unmeasured: frozenset[str]
+    interference: Interference | None
+    own: Mapping[str, _OwnSteps]
+    sharer: Sharer
+
+    @classmethod
+    def of(cls, requests: pd.DataFrame, trace: Trace | None) -> LedgerInputs:
+        fit = fit_interference(trace) if trace is not None and trace.has_engine else None
+        unmeasured = _unmeasured(trace) | ({"interference"} if fit is None else set())
+        index = Index(trace, len(requests)) if trace is not None else None
+        own = _own_times(trace, fit, unmeasured)
+        return cls(requests, trace, index, _client(requests), unmeasured, fit, own, Sharer(trace))
+
+
+def make_ledger(inputs: LedgerInputs) -> Ledger:
+    """Ledgers of all requests that succeeded."""
+    requests, trace = inputs.requests, inputs.trace
     good = np.flatnonzero(_answered(requests))
-    unmeasured = _unmeasured(trace)
-    fit = _fit_interference(trace) if trace is not None and trace.has_engine else None
-    if fit is None:
-        unmeasured |= {"interference"}
     gap_events, gap_index = _gap_events(requests, good)
     to_first = _events(requests, good, "first_token_ns", np.ones(len(good), np.int64))
     to_last = _events(requests, good, "last_token_ns", _tokens(requests, good))
-    index = Index(trace, len(requests)) if trace is not None else None
-    own, sharer = _own_times(trace, fit, unmeasured), Sharer(trace)
-    first, last, gaps = (
-        _tables(trace, index, client, events, unmeasured, own, sharer) for events in (to_first, to_last, gap_events)
-    )
+    first, last, gaps = (_tables(inputs, events) for events in (to_first, to_last, gap_events))
     ids = requests["request_id"].to_numpy()[good]
     rows = [
         pd.DataFrame({"request_id": ids, "event": event} | each.columns)
@@ -119,37 +111,31 @@ def make_ledger(requests: pd.DataFrame, trace: Trace | None) -> Ledger:
         rows=pd.concat(rows, ignore_index=True),
         gaps=pd.DataFrame(gap_index | gaps.columns, copy=False),
         refused=refused,
-        unmeasured=tuple(s.name for s in STAGES if s.name in unmeasured),
+        unmeasured=tuple(s.name for s in STAGES if s.name in inputs.unmeasured),
         clipped=clipped,
-        interference=fit,
+        interference=inputs.interference,
         held=last.held,
         support=support,
-        index=index,
-        sharer=sharer,
     )
 
 
-def timelines(
-    requests: pd.DataFrame, trace: Trace | None, shown: Bools, index: Index | None = None, sharer: Sharer | None = None
-) -> pd.DataFrame:
+def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
     """The ledgers to the last token of some requests, as stretches of time: who owned which nanoseconds.
 
-    ``shown``: bool, a row of ``requests`` each; those without an answer are passed over. ``index`` and ``sharer``: the
-    trace's, where there are any already. Columns ``request_id``, ``stage``, ``kind`` (measured, transit, unexplained),
-    ``start_ns``, ``end_ns``, in order, without overlap or hole from due to the last token. Summed by stage they are the
-    ledger's row, but for ``interference``: how much of a decode step it took is estimated, not when, so it is in
-    ``decode`` here.
+    ``shown``: bool, a row of ``requests`` each; those without an answer are passed over. Columns ``request_id``,
+    ``stage``, ``kind`` (measured, transit, unexplained), ``start_ns``, ``end_ns``, in order, without overlap or hole
+    from due to the last token. Summed by stage they are the ledger's row, but for ``interference``: how much of a
+    decode step it took is estimated, not when, so it is in ``decode`` here.
     """
+    requests = inputs.requests
     rows = np.flatnonzero(shown & _answered(requests))
     events = _events(requests, rows, "last_token_ns", _tokens(requests, rows))
-    client, dropped, sharer = _client(requests), _dropped(_unmeasured(trace))[1], sharer or Sharer(trace)
-    if index is None and trace is not None:
-        index = Index(trace, len(requests))
+    _, dropped = _dropped(inputs.unmeasured)
     stages, kinds = [*(s.name for s in STAGES), UNEXPLAINED], ["measured", "transit", UNEXPLAINED]
     parts = []
-    for low, block in _blocks(trace, events):
-        causes = build(trace, client, block, dropped, index)
-        owned = sharer.cut(causes, pieces(causes.intervals, len(block), len(CLASSES)))
+    for low, block in _blocks(inputs.trace, events):
+        causes = build(inputs.trace, inputs.client, block, dropped, inputs.index)
+        owned = inputs.sharer.cut(causes, pieces(causes.intervals, len(block), len(CLASSES)))
         owned = with_holes(owned, block.start, block.end)
         named = owned.cls >= 0
         stage, kind = np.where(named, owned.cls // 2, len(stages) - 1), np.where(named, owned.cls % 2, len(kinds) - 1)
@@ -195,12 +181,12 @@ def _client(requests: pd.DataFrame) -> Client:
     return Client(*(np.asarray(requests[name].fillna(MISSING), dtype=np.int64) for name in names))
 
 
-def _unmeasured(trace: Trace | None) -> set[str]:
+def _unmeasured(trace: Trace | None) -> frozenset[str]:
     """Stages that nobody could stamp in this run."""
-    engine = {s.name for s in STAGES} - _CLIENT_STAGES - _API_STAGES
+    engine = frozenset(s.name for s in STAGES) - _CLIENT_STAGES - _API_STAGES
     if trace is None:
         return engine | _API_STAGES
-    missing = set(trace.unmeasured)
+    missing = trace.unmeasured
     if not trace.has_api:
         missing |= _API_STAGES | {"handoff", "output"}
     if not trace.has_engine:
@@ -283,13 +269,10 @@ class _Tables:
     held: Mapping[Culprit, int]
 
 
-def _tables(
-    trace: Trace | None, index: Index | None, client: Client, events: Events, unmeasured: set[str],
-    own: Mapping[str, _OwnSteps], sharer: Sharer,
-) -> _Tables:  # fmt: skip
+def _tables(inputs: LedgerInputs, events: Events) -> _Tables:
     blocks, negative, held = [], dict[str, list[Ints]](), Counter[Culprit]()
-    for _, block in _blocks(trace, events):
-        table, causes, core = _table(trace, index, client, block, unmeasured, own, sharer)
+    for _, block in _blocks(inputs.trace, events):
+        table, causes, core = _table(inputs, block)
         blocks.append({name: _folded(values) for name, values in table.items()})
         for name, gap in causes.gaps.items():
             negative.setdefault(name, []).append(gap[gap < 0])
@@ -298,14 +281,12 @@ def _tables(
     return _Tables(_joined(blocks), gaps, dict(held.most_common()))
 
 
-def _table(
-    trace: Trace | None, index: Index | None, client: Client, events: Events, unmeasured: set[str],
-    own: Mapping[str, _OwnSteps], sharer: Sharer,
-) -> tuple[dict[str, NDArray[Any]], Causes, Mapping[Culprit, int]]:  # fmt: skip
+def _table(inputs: LedgerInputs, events: Events) -> tuple[dict[str, NDArray[Any]], Causes, Mapping[Culprit, int]]:
+    own, unmeasured = inputs.own, inputs.unmeasured
     spoilt, dropped = _dropped(unmeasured)
-    causes = build(trace, client, events, dropped, index)
+    causes = build(inputs.trace, inputs.client, events, dropped, inputs.index)
     owned, hidden = sweep(causes.intervals, len(events), len(CLASSES), over=FORWARD_CLASSES, under=HOST_CLASSES)
-    shares = sharer.shares(causes, owned)
+    shares = inputs.sharer.shares(causes, owned)
     total = events.end - events.start
     by_stage = shares.by_stage
     stages = {stage.name: by_stage[:, at].astype(np.float64) for at, stage in enumerate(STAGES)}
@@ -335,53 +316,10 @@ def _table(
     return table, causes, shares.held
 
 
-def _dropped(unmeasured: set[str]) -> tuple[frozenset[str], frozenset[str]]:
+def _dropped(unmeasured: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
     """Classes that an unmeasured stage spoils, and all that may own no time."""
     spoilt = frozenset(name for stage in unmeasured for name in _SPOILS.get(stage, ()))
     return spoilt, spoilt | {c.name for c in CLASSES if c.stage in unmeasured}
-
-
-def _fit_interference(trace: Trace) -> Interference | None:
-    """Fit the run's decode-only steps; None when there are fewer than twenty like the mixed ones."""
-    steps = trace.step_loads()
-    forward, prompts, decoding = (steps[name].to_numpy() for name in ("forward_ns", "prompts", "decoding"))
-    alone, mixed = (forward > 0) & (prompts == 0), (forward > 0) & (prompts > 0) & (decoding > 0)
-    graph = steps["graph"].to_numpy()
-    alike = graph == np.bincount(graph[mixed if mixed.any() else alone], minlength=1).argmax()
-    alone, mixed = alone & alike, mixed & alike
-    if np.count_nonzero(alone) < _FEWEST_STEPS:
-        return None
-    design = np.column_stack([np.ones(len(steps)), decoding, steps["kv_tokens"]])
-    weights = _least_squares(design[alone], forward[alone])
-    residual = forward - design @ weights
-    base, per_sequence, per_token = weights.tolist()
-    return Interference(
-        base_ns=base,
-        per_sequence_ns=per_sequence,
-        per_token_ns=per_token,
-        error_ns=float(np.std(residual[alone])),
-        steps=int(np.count_nonzero(alone)),
-        seqs=steps["step"].to_numpy()[mixed],
-        excess_ns=np.clip(residual, 0, None)[mixed].astype(np.int64),
-    )
-
-
-def _least_squares(design: Floats, values: Floats) -> Floats:
-    """The weights, none of them negative, with the smallest sum of squares: the best of all choices of columns.
-
-    ``design`` is (rows, columns), with few columns. The best of the choices whose own solution has nothing negative is
-    the constrained optimum (Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23). Where columns say the
-    same (each sequence has as many KV tokens) the fewest and first are taken: rounding does not choose.
-    """
-    columns = design.shape[1]
-    best, least = np.zeros(columns), float(values @ values)
-    for chosen in sorted(itertools.product((True, False), repeat=columns), key=sum):
-        weights = np.zeros(columns)
-        weights[list(chosen)], *_ = np.linalg.lstsq(design[:, chosen], values, rcond=None)
-        left = values - design @ weights
-        if (weights >= 0).all() and float(left @ left) < least * (1 - _ROUNDING):
-            best, least = weights, float(left @ left)
-    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,7 +347,7 @@ def _own_steps(trace: Trace, seqs: Ints, ns: Ints | Floats, *, prompt: bool) -> 
     return _OwnSteps(own["request"] * FAR + own["step"], total)
 
 
-def _own_times(trace: Trace | None, fit: Interference | None, unmeasured: set[str]) -> dict[str, _OwnSteps]:
+def _own_times(trace: Trace | None, fit: Interference | None, unmeasured: frozenset[str]) -> dict[str, _OwnSteps]:
     """What is taken from stages by own steps: ``interference``, and of each forward what it waited for its launch."""
     own: dict[str, _OwnSteps] = {}
     if trace is not None and fit is not None:

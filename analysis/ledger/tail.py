@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints, Ranked
 from gapmeter.analysis.results.codec import Ends
@@ -156,78 +157,88 @@ def anatomy(ledgers: pd.DataFrame, percentile: float = 99.0) -> Anatomy | None:
     n = len(ledgers)
     if n < FEWEST:
         return None
-    names, total = stages_in(ledgers), ledgers["total_ns"].to_numpy(np.float64)
+    names, total_ns = stages_in(ledgers), ledgers["total_ns"].to_numpy(np.float64)
     in_time = np.argsort(ledgers["end_ns"].to_numpy(), kind="stable") if "end_ns" in ledgers else np.arange(n)
-    total = total[in_time]  # with the gaps of one step side by side
-    ranked = Ranked(total)
-    exact = float(np.quantile(total, percentile / 100, method="inverted_cdf"))
-    bands = (typical(ranked), ~ranked.below(n - slow_count(n)), around(ranked, percentile))
-    usual, late, at = (stage_parts(ledgers, names, in_time[member]) for member in bands)
-    more = late.mean(axis=0) - usual.mean(axis=0)
-    whole = float(more.sum())
-    if whole <= 0:
+    total_ns = total_ns[in_time]  # with the gaps of one step side by side
+    ranked = Ranked(total_ns)
+    members = (typical(ranked), ~ranked.below(n - slow_count(n)), around(ranked, percentile))
+    bands = [stage_parts(ledgers, names, in_time[member]) for member in members]
+    more_ns = bands[1].mean(axis=0) - bands[0].mean(axis=0)
+    whole_ns = float(more_ns.sum())
+    if whole_ns <= 0:
         return None
-    shares = more / whole
-    ranking = np.argsort(-shares, kind="stable")
-    top, stretch = int(ranking[0]), stretches(total)
+    shares: list[float] = (more_ns / whole_ns).tolist()
     stages = tuple(
-        RankedStage(stage=names[i], owner=owner_of(names[i]), share=float(shares[i]), ms=float(shares[i]) * whole / 1e6)
-        for i in ranking
+        RankedStage(stage=names[i], owner=owner_of(names[i]), share=shares[i], ms=shares[i] * whole_ns / 1e6)
+        for i in np.argsort(np.negative(shares), kind="stable")
     )
-    owners = list(dict.fromkeys(each.owner for each in stages))
-    of_owner = np.array([[owner_of(name) == owner for owner in owners] for name in names], dtype=np.float64)
-    columns = [
-        np.concatenate([parts[:, [top]], parts @ of_owner, parts.sum(axis=1, keepdims=True)], axis=1)
-        for parts in (usual, late, at)
-    ]
-    means = [each.mean(axis=0) / 1e6 for each in columns]
-    blocks = int(stretch[-1]) + 1
-    drawn = [drawn_means(each, stretch[member], blocks) for each, member in zip(columns, bands, strict=True)]
-    drawn_more = None if drawn[0] is None or drawn[1] is None else drawn[1] - drawn[0]
-
-    def share_ends(column: int, draws: Floats | None, share: float) -> Ends:
-        return share_with_draws(share, None if draws is None else draws[:, [column, -1]]).ends
-
-    found = [
-        OwnerPart(
-            owner=owner,
-            typical_ms=float(means[0][i]),
-            slow_ms=float(means[1][i]),
-            at_ms=float(means[2][i]),
-            at_share=(at_share := float(means[2][i] / means[2][-1])),
-            at_share_ci=share_ends(i, drawn[2], at_share),
-            ms=(ms := float(means[1][i] - means[0][i])),
-            share=ms * 1e6 / whole,
-            share_ci=share_ends(i, drawn_more, ms * 1e6 / whole),
-            stages=tuple(
-                each.stage for each in stages if each.owner == owner and 1e6 * (each.ms or 0) > _TELLING * whole
-            ),
-        )
-        for i, owner in enumerate(owners, 1)
-    ]
-    by_difference = sorted(found, key=lambda part: -part.ms)
-    by_wait = sorted(found, key=lambda part: -part.at_ms)
+    share_ci, owners = _by_owner(names, stages, whole_ns, bands, members, stretches(total_ns))
+    by_wait = sorted(owners, key=lambda part: -part.at_ms)
+    usual, slow, at = (_band(names, each) for each in bands)
+    exact_ns, at_ns = float(np.quantile(total_ns, percentile / 100, method="inverted_cdf")), total_ns[members[2]]
+    is_near = exact_ns / _FAR <= at_ns.mean() <= exact_ns * _FAR
     return Anatomy(
         count=n,
-        typical=_band(names, usual),
-        slow=_band(names, late),
-        difference_ms=whole / 1e6,
+        typical=usual,
+        slow=slow,
+        difference_ms=whole_ns / 1e6,
         ranked=stages,
-        stage=names[top],
-        owner=owner_of(names[top]),
-        share=float(shares[top]),
-        share_ci=share_ends(0, drawn_more, float(shares[top])),
+        stage=stages[0].stage,
+        owner=stages[0].owner,
+        share=max(shares),
+        share_ci=share_ci,
         percentile=percentile,
-        at=_band(names, at),
-        owners=tuple(by_difference),
-        leading=_leading([(part.owner, part.share_ci) for part in by_difference]),
+        at=at,
+        owners=tuple(owners),
+        leading=_leading([(part.owner, part.share_ci) for part in owners]),
         payer=_leading([(part.owner, part.at_share_ci) for part in by_wait]),
-        at_range_ms=None if exact / _FAR <= total[bands[2]].mean() <= exact * _FAR else _range_ms(total[bands[2]]),
+        at_range_ms=None if is_near else (float(at_ns.min()) / 1e6, float(at_ns.max()) / 1e6),
     )
 
 
-def _range_ms(values_ns: Floats) -> tuple[float, float]:
-    return float(values_ns.min()) / 1e6, float(values_ns.max()) / 1e6
+def _by_owner(
+    names: Sequence[str], stages: Sequence[RankedStage], whole_ns: float, bands: Sequence[Floats],
+    members: Sequence[Bools], stretch: NDArray[np.int32],
+) -> tuple[Ends, list[OwnerPart]]:  # fmt: skip
+    """The interval of the first stage's share, and every owner's part, the largest of the difference first.
+
+    ``bands``: the times by stage of the ``members`` that are typical, slow, and at the percentile. ``whole_ns``: the
+    difference, by which ``stages`` are ranked. ``stretch``: each row's.
+    """
+    owners = list(dict.fromkeys(each.owner for each in stages))
+    of_owner = np.array([[owner_of(name) == owner for owner in owners] for name in names], dtype=np.float64)
+    first, means_ms, drawn = names.index(stages[0].stage), [], []
+    for parts, member in zip(bands, members, strict=True):
+        # A column each: the first stage, every owner, all of it.
+        times = np.concatenate([parts[:, [first]], parts @ of_owner, parts.sum(axis=1, keepdims=True)], axis=1)
+        means_ms.append(times.mean(axis=0) / 1e6)
+        drawn.append(drawn_means(times, stretch[member], int(stretch[-1]) + 1))
+    usual_drawn, slow_drawn, at_drawn = drawn
+    more_drawn = None if usual_drawn is None or slow_drawn is None else slow_drawn - usual_drawn
+
+    def ends(number: int, draws: Floats | None, share: float) -> Ends:
+        return share_with_draws(share, None if draws is None else draws[:, [number, -1]]).ends
+
+    found = []
+    for number, owner in enumerate(owners, 1):
+        usual_ms, slow_ms, at_ms = (float(means[number]) for means in means_ms)
+        share, at_share = (slow_ms - usual_ms) * 1e6 / whole_ns, at_ms / float(means_ms[2][-1])
+        mine = [each for each in stages if each.owner == owner]
+        found.append(
+            OwnerPart(
+                owner=owner,
+                typical_ms=usual_ms,
+                slow_ms=slow_ms,
+                at_ms=at_ms,
+                at_share=at_share,
+                at_share_ci=ends(number, at_drawn, at_share),
+                ms=slow_ms - usual_ms,
+                share=share,
+                share_ci=ends(number, more_drawn, share),
+                stages=tuple(each.stage for each in mine if 1e6 * (each.ms or 0) > _TELLING * whole_ns),
+            )
+        )
+    return ends(0, more_drawn, stages[0].share or 0.0), sorted(found, key=lambda part: -part.ms)
 
 
 def around(ranked: Ranked, percentile: float) -> Bools:

@@ -1,7 +1,4 @@
-"""What every server process recorded as one trace, keyed by the client's requests and the engine's steps, and indexed.
-
-``Index`` looks it up by request, by token and by step, for the events whose way is sought.
-"""
+"""What every server process recorded, as one trace keyed by the client's requests and the engine's steps."""
 
 from __future__ import annotations
 
@@ -34,8 +31,7 @@ ENTRY = _dtype("step request tokens before cached flags")
 EMISSION = _dtype("step request tokens at")
 
 MISSING = -1
-FAR = np.int64(1) << 40  # more tokens than any request has
-_FIRST_STEP_CODE, _FIRST_PROCESS_CODE = 100, 200
+FIRST_STEP_CODE, FIRST_PROCESS_CODE = 100, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +148,14 @@ def read_trace(
     by_engine, choices = _requests(files, request_ids)
     files, last = _in_one_numbering(files)
     silent = _silent(files)
-    parts = [_tables(file, by_engine, told=file.path not in silent) for file in files]
+    parts = [_tables(file, by_engine, with_steps=file.path not in silent) for file in files]
     tables = {name: np.concatenate([part.pop(name) for part in parts]) for name in tuple(parts[0])}
     notes = [note for file in files for note in file.notes]
     return Trace(
         request_spans=tables["request_spans"],
         step_spans=tables["step_spans"][np.argsort(tables["step_spans"]["start"], kind="stable")],
         process_spans={
-            f"{f.process.get('role')}-{f.process.get('pid')}": f.spans[f.spans["code"] >= _FIRST_PROCESS_CODE]
+            f"{f.process.get('role')}-{f.process.get('pid')}": f.spans[f.spans["code"] >= FIRST_PROCESS_CODE]
             for f in files
         },
         steps=tables["steps"],
@@ -222,7 +218,7 @@ def _counted_on(file: RecordFile, before: int) -> RecordFile:
         return file
     steps, spans = file.steps.copy(), file.spans.copy()
     steps["seq"] += before
-    spans["ref"][(spans["code"] >= _FIRST_STEP_CODE) & (spans["code"] < _FIRST_PROCESS_CODE)] += before
+    spans["ref"][(spans["code"] >= FIRST_STEP_CODE) & (spans["code"] < FIRST_PROCESS_CODE)] += before
     return replace(
         file, steps=steps, spans=spans, entry_step=file.entry_step + before, emission_step=file.emission_step + before
     )
@@ -242,8 +238,8 @@ def _silent(files: Sequence[RecordFile]) -> set[str]:
     silent: set[str] = set()
     for ranks in _ranks(files):
         answers = [bool((file.spans["code"] == Span.WORKER).any()) for file in ranks]
-        told = answers.index(True) if True in answers else 0
-        silent.update(file.path for number, file in enumerate(ranks) if number != told)
+        answering = answers.index(True) if True in answers else 0
+        silent.update(file.path for number, file in enumerate(ranks) if number != answering)
     return silent
 
 
@@ -262,23 +258,20 @@ def _ranks_apart_ns(files: Sequence[RecordFile]) -> Ints:
 
 
 def _untimed(step_spans: Table) -> frozenset[str]:
-    """The stages that a device's own time is needed for, where it never told any."""
+    """The stages that need the device's own times, where it never gave any."""
     codes = step_spans["code"]
     lost = (codes == Span.HOST_LAUNCH).any() and not (codes == Span.FORWARD).any()
     return frozenset(("prefill", "decode")) if lost else frozenset()
 
 
-def _tables(file: RecordFile, by_engine: dict[str, int], *, told: bool) -> dict[str, Table]:
-    """One file's tables, with numbers of requests in place of its refs, which count from 1.
-
-    ``told``: its steps are to be told.
-    """
+def _tables(file: RecordFile, by_engine: dict[str, int], *, with_steps: bool) -> dict[str, Table]:
+    """One file's tables, with numbers of requests in place of its refs, which count from 1."""
     row_of = np.full(max(file.engine_ids, default=0) + 1, -1, dtype=np.int64)
     for ref, engine_id in file.engine_ids.items():
         row_of[ref] = by_engine.get(engine_id, -1)
     codes, process = file.spans["code"], int(file.process.get("pid", MISSING))
-    of_requests = file.spans[codes < _FIRST_STEP_CODE]
-    of_steps = file.spans[told & (codes >= _FIRST_STEP_CODE) & (codes < _FIRST_PROCESS_CODE)]
+    of_requests = file.spans[codes < FIRST_STEP_CODE]
+    of_steps = file.spans[with_steps & (codes >= FIRST_STEP_CODE) & (codes < FIRST_PROCESS_CODE)]
     return {
         "request_spans": _table(
             REQUEST_SPAN, of_requests, request=row_of[of_requests["ref"]], process=np.full(len(of_requests), process)
@@ -329,148 +322,3 @@ def _problems(files: list[RecordFile]) -> tuple[str, ...]:
             if missing > 1 or extra > 1:  # the step in flight at the end may be on one side only
                 problems.append(f"{Path(file.path).name}: {missing} steps missing and {extra} unknown to the scheduler")
     return tuple(problems)
-
-
-@dataclass(frozen=True, slots=True)
-class Events:
-    """The ends of ledgers: token ``n`` (from 1) of row ``request`` received at ``end``, counted from ``start``."""
-
-    request: Ints
-    n: Ints
-    start: Ints
-    end: Ints
-
-    def __len__(self) -> int:
-        return len(self.request)
-
-    def rows(self, low: int, high: int) -> Events:
-        """Some of them."""
-        return Events(self.request[low:high], self.n[low:high], self.start[low:high], self.end[low:high])
-
-
-class Index:
-    """Looks a trace's rows up by request and code, by request and token, by step and code."""
-
-    def __init__(self, trace: Trace, requests: int) -> None:
-        self.rows = np.concatenate([np.arange(requests), trace.choices])  # of the client's table, by a request's number
-        self.requests = len(self.rows)
-        self._choices = trace.choices
-        spans = trace.request_spans
-        self.spans = spans if (spans["request"] >= 0).all() else spans[spans["request"] >= 0]
-        self.evicted = self.spans[self.spans["code"] == Span.PREEMPT]
-        emissions = trace.emissions[trace.emissions["request"] >= 0]
-        emissions = emissions[np.lexsort((emissions["at"], emissions["request"]))]
-        self.emission_key = emissions["request"] * FAR + _cumulative(emissions["request"], emissions["tokens"])
-        self.emission_step = emissions["step"]
-        self.seqs = np.unique(trace.steps["seq"].astype(np.int64))
-        last = np.searchsorted(self.seqs, trace.engine_steps, side="right").tolist() or [len(self.seqs)]
-        self.engines = list(zip([0, *last[:-1]], last, strict=True))  # by position: each engine's steps, from .. to
-        step_codes = [code for code in Span if _FIRST_STEP_CODE <= code < _FIRST_PROCESS_CODE]
-        self.step_spans = {code: self._dense(trace.step_spans, code) for code in step_codes}
-        stays = trace.step_spans[trace.step_spans["code"] == Span.DEVICE_STEP]
-        stays = stays[np.isin(stays["step"], self.seqs)]
-        self.device_width = np.zeros(len(self.seqs), np.int64)  # how far a step's device stamps may be off
-        np.maximum.at(self.device_width, np.searchsorted(self.seqs, stays["step"]), stays["n"])
-        calls = trace.step_spans.copy()
-        calls["end"] = np.minimum(calls["end"], calls["start"] + calls["n"])
-        self.call_ends = {code: self._dense(calls, code)[1] for code in (Span.EXECUTE, Span.SAMPLE_CALL)}
-        entries = trace.entries[(trace.entries["request"] >= 0) & (trace.entries["tokens"] > 0)]
-        key = entries["request"] * FAR + entries["step"]
-        order = np.argsort(key, kind="stable")
-        self.entry_key, self.entry_flags = key[order], entries["flags"][order]
-        self.entries = entries[order]
-        # Every block of events asks for the same.
-        self.of_request = functools.cache(self._of_request)
-        self._by_token = functools.cache(self._in_order_of_tokens)
-        self.first_step = functools.cache(self._first_step)
-
-    def _dense(self, table: Table, code: int) -> tuple[Ints, Ints]:
-        """Start and end of a step's span, by the step's position in ``seqs``; several of one step are joined."""
-        start = np.full(len(self.seqs), np.iinfo(np.int64).max)
-        end = np.full(len(self.seqs), MISSING)
-        rows = table[(table["code"] == code) & np.isin(table["step"], self.seqs)]
-        at = np.searchsorted(self.seqs, rows["step"])
-        np.minimum.at(start, at, rows["start"])
-        np.maximum.at(end, at, rows["end"])
-        start[end == MISSING] = MISSING
-        return start, end
-
-    def located(self, events: Events) -> Events:
-        """The events of requests with several choices as those of the choice whose token it was.
-
-        Chunks of one answer arrive in the order in which they were written.
-        """
-        if not len(self._choices):
-            return events
-        request, n = events.request.copy(), events.n.copy()
-        several = self.spans[(self.spans["code"] == Span.EGRESS) & (self.spans["n"] > 0)]
-        several = several[np.isin(self.rows[several["request"]], self._choices)]
-        several = several[np.argsort(several["start"], kind="stable")]
-        by_request = several[np.argsort(several["request"], kind="stable")]
-        new = np.diff(by_request["n"], prepend=0)
-        first = np.diff(by_request["request"], prepend=MISSING) != 0
-        new[first] = by_request["n"][first]
-        order = np.lexsort((by_request["start"], self.rows[by_request["request"]]))
-        several, new = by_request[order], new[order]
-        whose = self.rows[several["request"]]
-        so_far = _cumulative(whose, new)
-        at = np.searchsorted(whose * FAR + so_far, request * FAR + n)
-        inside = np.flatnonzero(at < len(several))
-        same = inside[whose[at[inside]] == request[inside]]
-        found = at[same]
-        n[same] += several["n"][found] - so_far[found]
-        request[same] = several["request"][found]
-        return Events(request, n, events.start, events.end)
-
-    def _of_request(self, code: int) -> Table:
-        """The first span of ``code`` of each request (fields -1 where none)."""
-        out = np.full(self.requests, MISSING, dtype=self.spans.dtype)
-        rows = self.spans[self.spans["code"] == code]
-        rows = rows[np.argsort(rows["start"], kind="stable")][::-1]
-        out[rows["request"]] = rows
-        return out
-
-    def of_token(self, code: int, events: Events) -> Table:
-        """The span of ``code`` that carried each event's token: the first whose count so far reaches it."""
-        rows, key = self._by_token(code)
-        out = np.full(len(events), MISSING, dtype=self.spans.dtype)
-        at = np.searchsorted(key, events.request * FAR + events.n)
-        inside = np.flatnonzero(at < len(key))
-        same = inside[key[at[inside]] // FAR == events.request[inside]]
-        out[same] = self.spans[rows[at[same]]]
-        return out
-
-    def _in_order_of_tokens(self, code: int) -> tuple[Ints, Ints]:
-        """The spans of ``code`` by request and count: their rows, and that as a key."""
-        rows = np.flatnonzero(self.spans["code"] == code)
-        key = self.spans["request"][rows] * FAR + self.spans["n"][rows]
-        order = np.argsort(key, kind="stable")
-        return rows[order], key[order]
-
-    def step_of_token(self, events: Events) -> Ints:
-        """Position in ``seqs`` of the step that made each event's token, or MISSING."""
-        at = np.searchsorted(self.emission_key, events.request * FAR + events.n)
-        inside = np.flatnonzero(at < len(self.emission_key))
-        same = inside[self.emission_key[at[inside]] // FAR == events.request[inside]]
-        positions = np.full(len(events), MISSING)
-        positions[same] = self.position(self.emission_step[at[same]])
-        return positions
-
-    def position(self, seq: Ints) -> Ints:
-        at = np.minimum(np.searchsorted(self.seqs, seq), len(self.seqs) - 1)
-        return np.where(self.seqs[at] == seq, at, MISSING)
-
-    def _first_step(self) -> Ints:
-        """Position of the first step that carries tokens of each request, or MISSING."""
-        out = np.full(self.requests, MISSING)
-        out[self.entries["request"][::-1]] = self.position(self.entries["step"][::-1])
-        return out
-
-
-def _cumulative(groups: Ints, values: Ints) -> Ints:
-    """Running sum of ``values`` within runs of equal ``groups``."""
-    total = np.cumsum(values)
-    starts = np.flatnonzero(np.diff(groups, prepend=np.int64(MISSING - 1)))
-    before = np.zeros(len(groups), dtype=np.int64)
-    before[starts] = np.diff(total[starts] - values[starts], prepend=np.int64(0)) if len(starts) else 0
-    return np.asarray(total - np.cumsum(before), dtype=np.int64)

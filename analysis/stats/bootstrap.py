@@ -78,10 +78,10 @@ def _times_drawn(blocks: int, seed: int) -> NDArray[np.uint16]:
 
 def with_draws(value: float, drawn: Floats | None) -> Estimate:
     """A figure with the middle 95 % of its draws; without ends where there are none, or a tenth of them say nothing."""
-    told = np.zeros(0) if drawn is None else drawn[np.isfinite(drawn)]
-    if drawn is None or not len(told) or len(told) < 0.9 * len(drawn):
+    finite = np.zeros(0) if drawn is None else drawn[np.isfinite(drawn)]
+    if drawn is None or not len(finite) or len(finite) < 0.9 * len(drawn):
         return Estimate(value, None, None, why="too few stretches of the run tell of it")
-    low, high = np.quantile(told, [TAIL, 1 - TAIL])
+    low, high = np.quantile(finite, [TAIL, 1 - TAIL])
     return Estimate(value, float(low), float(high))
 
 

@@ -14,7 +14,7 @@ from gapmeter.analysis.arrays import Floats
 
 CONFIDENCE = 0.95
 TAIL = (1 - CONFIDENCE) / 2
-LEAST_SURE = 0.9  # a bound that is less sure is not told
+LEAST_SURE = 0.9  # a bound that is less sure is not reported
 MOST_SURE = 0.99  # more is not claimed: what values are worth is an estimate, and a machine drifts
 NORMAL = 1.96  # the normal's 97.5 % quantile, where a variance is taken for known
 

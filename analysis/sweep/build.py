@@ -139,7 +139,7 @@ def _facts(
     index: int, point: SweepPoint, runs: Sequence[MeasuredRun | LostRun], used: Sequence[MeasuredRun],
     manifest: SweepManifest, folder: Path,
 ) -> PointFacts:  # fmt: skip
-    """The load of a point that never ran is told by its values."""
+    """The load of a point that never ran, by its values."""
     values = point.resolved
     closed = values.get("load.concurrency") is not None
     load = used[0].result.load if used else None

@@ -125,10 +125,10 @@ def _around_bound(point, attribute):
 
 def _sending(original, injector):
     @functools.wraps(original)
-    def send(session, exchange, due_ns):
+    def send(sender, exchange, due_ns):
         injector.begin(exchange.index)
         injector.delay("loop held when a request is due")
-        original(session, exchange, due_ns)
+        original(sender, exchange, due_ns)
 
     return send
 
@@ -141,7 +141,7 @@ _CB = "transformers.generation.continuous_batching."
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner."
 PATCHES = {
     # the load generator
-    "gapmeter.loadgen.session:Session.send": _sending,
+    "gapmeter.loadgen.sender:Sender.send": _sending,
     # the Transformers server
     "gapmeter.servers.api.stamps:StampedHandler.data_received": _before("loop held when a request comes"),
     "gapmeter.servers.api.openai:parse_request": _before("parse"),

@@ -17,7 +17,7 @@ from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.errors import UserError, unless_refused
 
-if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes have been told
+if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes have been reported
     from gapmeter.report.export.junit import Suite
     from gapmeter.study.conclusion import Conclusion
 

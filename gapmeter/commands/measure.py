@@ -137,7 +137,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     flags.port_of("--live-port", arguments.live_port)
     changed = flags.overrides(arguments)
-    scenario = resolve(arguments.scenario, changed)  # a mistake is told before a second goes into imports
+    scenario = resolve(arguments.scenario, changed)  # a mistake is reported before a second goes into imports
     if arguments.resume and not scenario.sweep:
         raise UserError(f"--resume: {arguments.scenario} has no sweep to take up", errors.USAGE)
     baseline = _baseline(arguments, scenario)
@@ -219,7 +219,7 @@ def _capacity(arguments: argparse.Namespace) -> int:
     within = flags.share_of("--within", arguments.within, 0.005, 1.0)
     budget_s = flags.seconds_of("--budget", arguments.budget, least_s=30.0, most_s=86400.0)
     resumed = [Path(part) for part in (arguments.resume or "").split(",") if part]
-    # A mistake is told before a second goes into imports.
+    # A mistake is reported before a second goes into imports.
     if arguments.over:
         changed.append(flags.sweep_of(arguments.over))
         searchable_points(arguments.scenario, changed)

@@ -123,11 +123,11 @@ def _compare(arguments: argparse.Namespace) -> int:
         flags.write_file(arguments.markdown, markdown.text(document))
     if not arguments.quiet:
         show(document, compared.folder)
-    told, code = {**result.to_json(), "folder": str(compared.folder)}, compared.exit_code
+    written, code = {**result.to_json(), "folder": str(compared.folder)}, compared.exit_code
     if allowed is not None:
         regression, code = gate(result, compared.folder, allowed, quiet=arguments.quiet)
-        told["regression"] = regression.to_json()
-    print(json.dumps(told) if arguments.json else compared.folder, flush=True)
+        written["regression"] = regression.to_json()
+    print(json.dumps(written) if arguments.json else compared.folder, flush=True)
     return say_exit(code)
 
 

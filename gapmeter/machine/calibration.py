@@ -175,7 +175,7 @@ def calibrate(generators: Sequence[str], *, quick: bool, say: Say) -> Calibratio
 
 
 def run_calibration(generators: Sequence[str], *, quick: bool, as_json: bool) -> int:
-    """The command: calibrate, keep the result, print it. Raises UserError for what the user can mend."""
+    """The command: calibrate, keep the result, print it. Raises UserError for mistakes that the user can fix."""
     unknown = [name for name in generators if name not in GENERATORS]
     if unknown:
         raise UserError(f"no generator {unknown[0]!r}; there are {', '.join(GENERATORS)}", USAGE)

@@ -24,7 +24,8 @@ from gapmeter.scenarios.plain_file import check_folder, sha256_of
 if TYPE_CHECKING:
     import pandas as pd
 
-_PARTS = {"sweep": ("a sweep", "points"), "capacity": ("a capacity search", "trials")}
+# Kinds of folders with several runs: what it is, and where its runs lie.
+STUDIES = {"sweep": ("a sweep", "points"), "capacity": ("a capacity search", "trials")}
 
 
 class Run:
@@ -154,7 +155,7 @@ def require_one_run(path: Path) -> Manifest:
     manifest = manifest_of(path)
     if isinstance(manifest, Manifest):
         return manifest
-    what, place = _PARTS[manifest.kind]
+    what, place = STUDIES[manifest.kind]
     runs = sorted(found.parent for found in (path / place).rglob("manifest.json"))
     example = f", for instance {runs[0]}" if runs else ""
     raise UserError(f"{path} is {what}; name one of its runs under {place}/{example}", errors.USAGE)

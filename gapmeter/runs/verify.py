@@ -104,7 +104,7 @@ def _check_comparison(folder: Path) -> list[Check]:
 
 
 def _check_whole(run: Path, name: str) -> Check:
-    """All checks of one of several (a run, a study, an archive) as one; where some fail, other versions are told."""
+    """All checks of one of several (a run, a study, an archive) as one; where some fail, other versions are named."""
     checks = verify(run)
     bad = [f"{check.name}: {check.seen}" for check in checks if not check.ok]
     bad += [check.seen for check in checks if bad and check.name == "versions" and _OTHER in check.seen]
@@ -199,7 +199,7 @@ def _first_of(differs: list[str]) -> str:
 
 
 def _check_versions(manifest: Manifest, summary: Mapping[str, Any]) -> Check:
-    """Other versions are told, and fail nothing by themselves: figures that differ for them do."""
+    """Other versions are named, and fail nothing by themselves; figures that differ because of them do."""
     then = {**manifest.versions, **(summary.get(_MAKER) or {})}
     now = describe_versions() | made_by().to_json()
     changed = [

@@ -21,18 +21,17 @@ from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, 
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, TrialNote, TrialPlace
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
-from gapmeter.records import Outcome as Ending
 from gapmeter.records import RunFolder
-from gapmeter.records.request import FINISHED, RequestRecord
+from gapmeter.records.request import RequestRecord
 from gapmeter.scenarios import Scenario
 from gapmeter.scenarios.slo import Slo
 from gapmeter.study.conclusion import INTERRUPTED as STOPPED
 from gapmeter.study.conclusion import Conclusion, conclude, describe, show
 from gapmeter.study.keys import Keys
+from gapmeter.study.patience import RequestsSoFar
 from gapmeter.study.resolve import asks_for_model, check_searchable, resolve
 from gapmeter.study.session import Session, Visit
-from gapmeter.study.study import Study, afresh, make_study_folder
-from gapmeter.study.study import resume as resume_study
+from gapmeter.study.study import Study, afresh, make_study_folder, manifest_to_resume
 
 SEARCH = "capacity"
 _WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
@@ -62,10 +61,10 @@ def find_capacity(
     name: str, overrides: Sequence[str] = (), options: Options = Options(), goal: CapacityGoal = CapacityGoal(),
     resume: Path | None = None,
 ) -> Conclusion[CapacityResult]:  # fmt: skip
-    """Search for the highest rate at which a scenario's SLOs hold. Raises UserError for what the user can mend.
+    """Search for the highest rate at which a scenario's SLOs hold. Raises UserError for mistakes that the user can fix.
 
-    Interrupted, or with its server dead, it reports what is known by then. ``resume``: the folder of an earlier search
-    of the same scenario, whose trials count, also against the budget.
+    If it is interrupted or its server dies, it reports what is known by then. ``resume``: the folder of an earlier
+    search of the same scenario; its trials count, also against the budget.
     """
     scenario = resolve(name, overrides)
     check_searchable(scenario, name)
@@ -188,13 +187,13 @@ class Trials:
 
 
 class TrialMonitor:
-    """Asked some four times a second; judges only where ``looks`` says so: after so many requests that count.
+    """Ends a trial as soon as enough is known: asked about four times a second, it judges after ``looks`` requests.
 
-    Those count that were due after the warm-up (``warmup_ns`` from the first due time) and before the oldest request
-    that is still in flight: what is left out is left out by its time, never for being slow. An overloaded server's
-    queue shows at once, since its answers come in the order of its queue. What is in flight when enough is known came
-    later than what counts, and is given up. The last of ``looks`` is the trial's end, which is not judged here.
-    ``ended``: the number of the look that ended it, from 1; ``from_ns``: those due from then on count.
+    The requests that count were due after the warm-up (``warmup_ns`` from the first due time) and before the oldest
+    one still in flight, so nothing is left out for being slow. An overloaded server's queue shows at once, since it
+    answers in the order of its queue. What is in flight when enough is known came later, and is given up. The last
+    of ``looks`` is the trial's end, which is not judged here. ``ended``: the number of the look that ended it, from 1;
+    ``from_ns``: requests due from then on count.
     """
 
     def __init__(self, slos: Sequence[Slo], looks: Sequence[int], rate: float, warmup_ns: int, enough: Enough) -> None:
@@ -202,19 +201,19 @@ class TrialMonitor:
         self._enough, self._next = enough, 0
         self.ended = len(looks)
         self.from_ns = 0
-        self._read = 0
-        self._due_ns: dict[int, int] = {}  # by request: when its first attempt was due
-        self._in_flight: set[int] = set()
-        self._done: dict[int, RequestRecord] = {}
-        self._start_ns: int | None = None
+        self._so_far = RequestsSoFar()
+        self._ended: dict[int, RequestRecord] = {}  # by request: its last attempt
 
     def is_enough(self, seen: Sequence[tuple[int, RequestRecord]]) -> bool:
         """A ``StopWhen``."""
-        self._take(seen)
-        if self._next >= len(self._looks) - 1 or self._start_ns is None:
+        if not seen:
             return False
-        until_ns = min((self._due_ns[index] for index in self._in_flight), default=2**63)
-        counted = [record for record in self._done.values() if self.from_ns <= record.due_ns < until_ns]
+        self.from_ns = seen[0][1].due_ns + self._warmup_ns
+        self._ended.update((record.index, record) for record in self._so_far.read(seen))
+        if self._next >= len(self._looks) - 1:
+            return False
+        until_ns = self._so_far.oldest_in_flight_ns or math.inf
+        counted = [record for record in self._ended.values() if self.from_ns <= record.due_ns < until_ns]
         if len(counted) < self._looks[self._next]:
             return False
         counted.sort(key=lambda record: record.due_ns)
@@ -225,22 +224,6 @@ class TrialMonitor:
             return False
         self.ended = at + 1
         return True
-
-    def _take(self, seen: Sequence[tuple[int, RequestRecord]]) -> None:
-        for code, record in seen[self._read :]:
-            if self._start_ns is None:
-                self._start_ns = record.due_ns
-                self.from_ns = record.due_ns + self._warmup_ns
-            if record.outcome is Ending.ABANDONED:  # never asked
-                continue
-            index, due_ns = record.index, self._due_ns.setdefault(record.index, record.due_ns)
-            if code == FINISHED:
-                self._in_flight.discard(index)
-                self._done[index] = record if record.due_ns == due_ns else replace(record, due_ns=due_ns)
-            else:
-                self._in_flight.add(index)
-                self._done.pop(index, None)  # asked again
-        self._read = len(seen)
 
 
 def at_rate(scenario: Scenario, ask: Ask, number: int) -> Scenario:
@@ -266,10 +249,10 @@ def _warmup_ns(scenario: Scenario, ask: Ask | None = None) -> int:
 def begin_search(
     name: str, overrides: Sequence[str], scenario: Scenario, options: Options, goal: CapacityGoal, resume: Path | None
 ) -> Study[SearchManifest]:
-    """A fresh study, or an earlier one with the goal of now. Raises UserError."""
+    """A new search, or an earlier one that goes on with this goal. Raises UserError."""
     assert scenario.load.rate is not None
     if resume is not None:
-        folder, manifest = RunFolder(resume), resume_study(resume, scenario, SearchManifest)
+        folder, manifest = RunFolder(resume), manifest_to_resume(resume, scenario, SearchManifest)
         # A trial that was interrupted, or whose server died, is run again.
         trials = tuple(trial for trial in manifest.capacity.trials if not (trial.interrupted or trial.died))
         start = manifest.capacity.start

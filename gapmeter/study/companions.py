@@ -39,8 +39,8 @@ def companion(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """``python -m MODULE ARGUMENT`` for as long as the block lasts.
 
-    It is in a session of its own, so that Ctrl-C is for the run. Its standard input ends with the block; what has not
-    left ``grace_s`` later is killed.
+    It is in a session of its own, so that Ctrl-C is for the run. Its standard input ends with the block; a process that
+    has not ended ``grace_s`` later is killed.
     """
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", module, argument],
@@ -81,7 +81,7 @@ def telemetry(
     """Sample into the run's folder for as long as the block lasts; nothing when ``asked.hz`` is 0.
 
     ``process`` is the server that we launched (None: the one that listens at ``url``), ``generator`` the cores to keep
-    off. A sampler that cannot start, or dies, is told and never ends the run.
+    off. A sampler that cannot start, or dies, is reported and never ends the run.
     """
     if not asked.hz:
         yield
@@ -112,7 +112,7 @@ def runs_page(runs: Path, port: int | None, generator: Sequence[int], say: Say) 
     """Serve the page over the runs folder while the block lasts; its address, "" for none.
 
     ``port`` None: no page, 0: any free port. ``generator``: the cores to keep off. A page that cannot be served is
-    told, and never ends a run.
+    reported, and never ends a run.
     """
     if port is None:
         yield ""
@@ -157,7 +157,7 @@ class LocustPage:
         return self._stop.is_set()
 
     def keep(self, keep_ns: int | None, say: Say) -> None:
-        """Leave it up for as long as asked, or until Ctrl-C, which only ends this."""
+        """Leave it up for as long as asked, or until Ctrl-C, which ends only this."""
         sys.stdout.flush()  # a program that waits for the run's folder need not wait for the page
         until = "until Ctrl-C" if keep_ns is None else f"for {keep_ns / 1e9:g} s"
         end = None if keep_ns is None else time.monotonic() + keep_ns / 1e9

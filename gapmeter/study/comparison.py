@@ -154,7 +154,7 @@ def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> tuple
 
     Raises UserError as ``compare_runs`` does.
     """
-    from gapmeter.analysis.compare.build import compare  # its import takes a second: mistakes are told before
+    from gapmeter.analysis.compare.build import compare  # its import takes a second: mistakes are reported before
     from gapmeter.analysis.compare.sides import Side
 
     with opened(sides) as folders:
@@ -183,7 +183,7 @@ def compare_in_turn(
             raise UserError(f"{override!r} is not KEY=VALUE; write server.max_batch=4", errors.USAGE)
     factors = [*factors, *dict.fromkeys(override.partition("=")[0].strip() for override in (*a, *b))]
     changes = [[*overrides, *a], [*overrides, *b]]
-    scenarios = [resolve(scenario, each) for each in changes]  # a mistake is told before a second goes into imports
+    scenarios = [resolve(scenario, each) for each in changes]  # a mistake is reported before a second goes into imports
     from gapmeter.study.session import Visit
     from gapmeter.study.study import visit_in_turn
 
@@ -215,7 +215,7 @@ def _read(path: Path) -> AnalysedRun:
     from gapmeter.analysis.compare.sides import read_run
 
     require_one_run(path)
-    with _told(path):
+    with _unless_unreadable(path):
         return read_run(path)
 
 
@@ -223,7 +223,7 @@ def _read_found(path: Path) -> list[Found]:
     from gapmeter.analysis.compare.searches import read_found
 
     manifest_of(path)
-    with _told(path):
+    with _unless_unreadable(path):
         found = read_found(path)
     if not found:
         raise UserError(f"{path} has no point with figures; there is nothing to compare", errors.NOT_VALID)
@@ -231,8 +231,8 @@ def _read_found(path: Path) -> list[Found]:
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Raises UserError for what cannot be read of an analysed folder."""
+def _unless_unreadable(path: Path) -> Iterator[None]:
+    """Raises UserError where an analysed folder cannot be read."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:

@@ -56,7 +56,7 @@ def describe(scenario: Scenario, command: Command, keys: Keys) -> dict[str, Any]
 
 
 class OpenManifest:
-    """The manifest of a run that goes on: what is known so far, and what of it is on disk."""
+    """The manifest of a run that is not over: what is known so far, and what of that is on disk."""
 
     def __init__(self, folder: RunFolder, value: Manifest) -> None:
         self.folder, self.value = folder, value
@@ -194,7 +194,7 @@ def show(document: Document, folder: Path, end: str = "", *links: tuple[str, str
 
 def analyse_run(folder: RunFolder, *, definitions: bool = False) -> RunResult:
     """Everything that is derived from a run's records, and its report, into its folder. Raises NotRecords, OSError."""
-    from gapmeter.analysis.analyse import analyse  # its import takes a second or two: mistakes are told before
+    from gapmeter.analysis.analyse import analyse  # its import takes a second or two: mistakes are reported before
     from gapmeter.report import write_result
 
     return write_result(folder, *analyse(folder, definitions=definitions))

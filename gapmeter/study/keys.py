@@ -30,7 +30,7 @@ class Keys:
 
     @classmethod
     def within(cls, value: Any, *more: str | None) -> Keys:
-        """Those that a JSON value tells of by their names, those of the environment, and ``more``."""
+        """Those that stand under a key's name in a JSON value, those of the environment, and ``more``."""
         spelled: set[str] = set()
         for word in {*_named(value), *more, *(os.environ.get(name) for name in _VARIABLES)}:
             if word and len(word) >= _SHORTEST:

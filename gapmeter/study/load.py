@@ -38,15 +38,15 @@ _STOPPED_NS = 5_000_000_000
 _SETTLE_S = 0.3  # the server's last stamps of a request come after the client has its last byte
 _LOOK_S = 0.05
 
-# Whether enough is known for a load to end now; what is in flight is given up. Given (code, record) of all that the
-# generators have written so far: gapmeter.records.request.ISSUED when a request left, FINISHED when it ended. It is the
-# same list every time, longer: remember how far you have read.
+# Whether enough is known for a load to end now; what is in flight is given up. It gets (code, record) of all that the
+# generators have written so far: gapmeter.records.request.ISSUED when a request left, FINISHED when it ended. The list
+# is the same every time and only grows: remember how far you have read.
 StopWhen = Callable[[Sequence[tuple[int, RequestRecord]]], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
-    """How a load ended. ``ended_because``: why it was not the whole one; ``shortened``: enough was known before."""
+    """How a load ended. ``ended_because``: why it broke off; ``shortened``: it ended early because enough was known."""
 
     ended_because: str | None = None
     shortened: Shortened | None = None
@@ -54,7 +54,7 @@ class LoadOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A plan, whom it is issued against (``process``: where that is ours), and the folder that takes the records.
+    """A plan, the target that it is issued against (``process``: where that is ours), and the folder for the records.
 
     ``stop_when`` is asked about four times a second whether it is to end early; ``page`` shows it meanwhile.
     """
@@ -70,7 +70,7 @@ class Load:
     page: LocustPage | None = None
 
     def run(self, on_start: Callable[[int], None]) -> LoadOutcome:
-        """Issue the plan and wait for the answers; ``on_start`` is told the time that the plan counts from.
+        """Issue the plan and wait for the answers; ``on_start`` gets the time that the plan counts from.
 
         Raises UserError when the target takes no connections or the load cannot begin, KeyboardInterrupt for a second
         Ctrl-C.
@@ -104,8 +104,8 @@ class Load:
             generator=load.generator, locustfile=own,
         )  # fmt: skip
 
-    def _until(self, t0_ns: int) -> Callable[[Sequence[tuple[int, RequestRecord]], int], int | None] | None:
-        """Given what was written by now: until when requests were due that are enough, None to go on."""
+    def _early_end(self, t0_ns: int) -> Callable[[Sequence[tuple[int, RequestRecord]], int], int | None] | None:
+        """Where the load may end, given what was written by now: requests due until then count. None: it goes on."""
         if (stop_when := self.stop_when) is not None:
             return lambda seen, now_ns: now_ns if stop_when(seen) else None
         if self.scenario.load.may_last_longer:
@@ -113,7 +113,7 @@ class Load:
         return None
 
     def _await_end(self, fleet: Fleet, t0_ns: int) -> LoadOutcome:
-        """Until every generator process has ended: by itself, or asked to. A second Ctrl-C is raised."""
+        """Wait until every generator process has ended, by itself or when asked to. Raises a second Ctrl-C."""
         ended_because: str | None = None
         shortened: Shortened | None = None
         watch = None
@@ -123,7 +123,7 @@ class Load:
         frozen = FrozenProcesses(fleet.processes)
         tails = [RecordTail(path) for path in fleet.record_paths]
         seen: list[tuple[int, RequestRecord]] = []
-        until = self._until(t0_ns)
+        early_end = self._early_end(t0_ns)
 
         def check() -> None:
             nonlocal ended_because, shortened
@@ -137,10 +137,10 @@ class Load:
             if trouble or (self.page is not None and self.page.asked_to_stop()):
                 ended_because = trouble or INTERRUPTED
                 fleet.stop()
-            elif until is not None and shortened is None:
+            elif early_end is not None and shortened is None:
                 for tail in tails:
                     seen.extend(tail.poll())
-                if (until_ns := until(seen, time.monotonic_ns())) is not None:
+                if (until_ns := early_end(seen, time.monotonic_ns())) is not None:
                     # What was due later is not part of the run.
                     shortened = Shortened(at_ns=until_ns, in_flight="aborted")
                     fleet.stop()
@@ -165,14 +165,14 @@ class Load:
 
 
 class FrozenProcesses:
-    """Generator processes that somebody has stopped (SIGSTOP) and does not continue."""
+    """Generator processes that somebody has stopped (SIGSTOP) and not continued."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         self._processes = processes
         self._since_ns: dict[int, int] = {}
 
     def release(self) -> str:
-        """Continue those that have been stopped for five seconds, which nobody could ask to leave; says which."""
+        """Continue those that have been stopped for five seconds, so that they can be asked to end; says which."""
         now_ns, found = time.monotonic_ns(), []
         for number, process in enumerate(self._processes):
             if process.poll() is not None or not _is_stopped(process.pid):

@@ -1,8 +1,8 @@
-"""When a load may end: not before its duration, and at most as late as its patience, in looks planned beforehand.
+"""When a load may end: between its duration and its patience, at looks planned beforehand.
 
 A percentile's interval has both ends once the requests are worth enough independent ones (``n_eff``), and how many they
-are worth shows only in the run. So at each look, the first at ``load.duration``, the last at ``load.patience``, that
-alone is asked: never the percentile itself nor its verdict, so that a run does not end because it looks good.
+are worth shows only in the run. Each look, the first at ``load.duration``, the last at ``load.patience``, asks only
+that: never the percentile itself nor its verdict, so that no run ends because it looks good.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -21,13 +22,43 @@ from gapmeter.records.request import FINISHED, RequestRecord
 from gapmeter.scenarios import Scenario
 
 LOOKS = 4
-_PLANNED = (
-    2.2  # times the independent values that both ends take: with so many requests nineteen runs of twenty have them
-)
+_PLANNED = 2.2  # times the independent values that both ends take: so many requests suffice in 19 runs of 20
+
+
+class RequestsSoFar:
+    """The requests of a load that goes on, by what its generators have written.
+
+    A request is due when its first attempt was, and in flight again while it is retried.
+    """
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._due_ns: dict[int, int] = {}
+        self._in_flight: set[int] = set()
+
+    @property
+    def oldest_in_flight_ns(self) -> int | None:
+        """When the oldest request that is in flight was due."""
+        return min((self._due_ns[index] for index in self._in_flight), default=None)
+
+    def read(self, seen: Sequence[tuple[int, RequestRecord]]) -> list[RequestRecord]:
+        """Attempts that have ended since the last call. ``seen``: all that was written, the same list every time."""
+        ended = []
+        for code, record in seen[self._read :]:
+            if record.outcome is Outcome.ABANDONED:  # never asked
+                continue
+            due_ns = self._due_ns.setdefault(record.index, record.due_ns)
+            if code == FINISHED:
+                self._in_flight.discard(record.index)
+                ended.append(record if record.due_ns == due_ns else replace(record, due_ns=due_ns))
+            else:
+                self._in_flight.add(record.index)
+        self._read = len(seen)
+        return ended
 
 
 class Patience:
-    """Looks at a load that goes on: from ``t0_ns`` on it was planned for ``patience_ns`` after its warm-up."""
+    """Looks at a load that began at ``t0_ns`` and was planned for ``patience_ns`` after its warm-up."""
 
     def __init__(self, scenario: Scenario, t0_ns: int, warmup_ns: int) -> None:
         load = scenario.load
@@ -36,41 +67,26 @@ class Patience:
         step_ns = (load.longest_ns - load.duration_ns) / (LOOKS - 1)
         self._looks_ns = [self._from_ns + load.duration_ns + round(step_ns * n) for n in range(LOOKS - 1)]
         self._asked = [(slo.metric, slo.percentile) for slo in scenario.slo if slo.metric in METRICS and slo.percentile]
-        self._read = 0
-        self._due_ns: dict[int, int] = {}  # by request: when its first attempt was due
-        self._in_flight: set[int] = set()
-        self._rows: dict[int, dict[str, object]] = {}
+        self._so_far = RequestsSoFar()
+        self._rows: dict[int, dict[str, Any]] = {}  # by request: its last attempt
 
     def until_ns(self, seen: Sequence[tuple[int, RequestRecord]], now_ns: int) -> int | None:
         """Where the load may end: requests due until then are enough, and have been answered. None: it goes on.
 
         ``seen``: all that the generators have written by ``now_ns``, the same list every time, longer.
         """
-        self._take(seen)
+        ended = self._so_far.read(seen)
+        self._rows.update(zip([r.index for r in ended], request_rows(ended, timeout_ns=0), strict=True))
         if not self._looks_ns or now_ns < self._looks_ns[0]:
             return None
-        look_ns = self._looks_ns[0]
-        if any(self._due_ns[index] < look_ns for index in self._in_flight):
+        look_ns, oldest_ns = self._looks_ns[0], self._so_far.oldest_in_flight_ns
+        if oldest_ns is not None and oldest_ns < look_ns:
             return None  # what is still awaited belongs to this look
         self._looks_ns.pop(0)
         return look_ns if self._is_enough(look_ns) else None
 
-    def _take(self, seen: Sequence[tuple[int, RequestRecord]]) -> None:
-        ended = list[RequestRecord]()
-        for code, record in seen[self._read :]:
-            if record.outcome is Outcome.ABANDONED:  # never asked
-                continue
-            index, due_ns = record.index, self._due_ns.setdefault(record.index, record.due_ns)
-            if code == FINISHED:
-                self._in_flight.discard(index)
-                ended.append(replace(record, due_ns=due_ns))
-            else:
-                self._in_flight.add(index)
-        self._rows.update(zip([r.index for r in ended], request_rows(ended, timeout_ns=0), strict=True))
-        self._read = len(seen)
-
     def _is_enough(self, look_ns: int) -> bool:
-        rows = [row for index, row in self._rows.items() if self._from_ns <= self._due_ns[index] < look_ns]
+        rows = [row for row in self._rows.values() if self._from_ns <= row["due_ns"] < look_ns]
         if not rows:
             return False
         table = pd.DataFrame(rows).sort_values("due_ns", ignore_index=True)
@@ -79,9 +95,9 @@ class Patience:
 
 
 def shortage(scenario: Scenario) -> str:
-    """What is said before a load of which it is known that it is too short for its SLOs' percentiles; "" otherwise.
+    """What to say before a load that is surely too short for its SLOs' percentiles; "" for any other.
 
-    How alike neighbours are shows only in the run; independent ones take this many at least.
+    How alike neighboring requests are shows only in the run; if they were independent it would take this many.
     """
     load = scenario.load
     asked = [slo.percentile for slo in scenario.slo if slo.percentile is not None]

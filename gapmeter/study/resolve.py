@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
 
 from gapmeter import errors
 from gapmeter.analysis.device.devices import UnknownDevice, find_device
 from gapmeter.errors import UserError
 from gapmeter.scenarios import Point, Scenario, ScenarioError, Setting, load_points, load_scenario, place_of, provenance
+from gapmeter.scenarios.model import RATED_ARRIVALS
 
 _OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server.args")
 
 
 def resolve(name: str, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario (a name or a file) with overrides applied. Raises UserError."""
-    with _told_to_user():
+    with _as_user_errors():
         scenario = load_scenario(name, overrides)
         if scenario.cost.gpu is not None:
             try:
@@ -27,7 +29,7 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> Scenario:
 
 def resolve_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
     """The points of the scenario's sweep, none for no sweep. Raises UserError."""
-    with _told_to_user():
+    with _as_user_errors():
         points = load_points(name, overrides)
     for point in points:
         fixed = [key for key in point.values if key.startswith(_OURS)]
@@ -49,14 +51,25 @@ def searchable_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
     return points
 
 
+def settings_of(point: Point) -> list[str]:
+    """A point's own values as overrides."""
+    return [f"{key}={json.dumps(value)}" for key, value in point.values.items()]
+
+
+def point_overrides(point: Point, overrides: Sequence[str]) -> list[str]:
+    """What runs one point of a sweep by itself; ``overrides``: the sweep's."""
+    kept = [each for each in overrides if not each.lstrip().startswith(("sweep", "repeat"))]
+    return [*kept, "sweep=[]", "repeat=1", *settings_of(point)]
+
+
 def explain_config(name: str, overrides: Sequence[str]) -> tuple[Setting, ...]:
     """Each key of the resolved scenario with its value and where that came from. Raises UserError."""
-    with _told_to_user():
+    with _as_user_errors():
         return provenance(name, overrides)
 
 
 @contextlib.contextmanager
-def _told_to_user() -> Iterator[None]:
+def _as_user_errors() -> Iterator[None]:
     try:
         yield
     except ScenarioError as error:
@@ -79,7 +92,7 @@ def check_searchable(scenario: Scenario, name: str) -> None:
             f"--set load.arrivals=poisson --set load.concurrency=null --set load.rate=1",
             errors.USAGE,
         )
-    if load.arrivals not in _WITH_A_RATE or load.rate is None:
+    if load.arrivals not in RATED_ARRIVALS or load.rate is None:
         raise UserError(
             f"{name} has arrivals of its own ({load.arrivals}), and no single rate to search. Write: {again} "
             f"--set load.arrivals=poisson --set load.{load.arrivals}=null --set load.rate=1",
@@ -96,6 +109,3 @@ def check_searchable(scenario: Scenario, name: str) -> None:
             f"or --over KEY=VALUE,VALUE",
             errors.USAGE,
         )
-
-
-_WITH_A_RATE = ("poisson", "constant", "gamma", "onoff", "diurnal")

@@ -47,7 +47,7 @@ _BETWEEN_CLOCKS_NS = 1_000_000  # from the reading of one to that of the other
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One load. ``number`` tells it from all others of its server, so that no two ask with the same texts.
+    """One load. ``number`` is its own among all of its server, so that no two ask with the same texts.
 
     ``into``: the folder to make, None for one of the usual name among the runs. ``command`` repeats it alone; ``sweep``
     or ``capacity_of`` say what it is part of.
@@ -62,7 +62,7 @@ class Visit:
 
 
 class Session:
-    """A server that can be loaded. Made by ``open_session``, or by ``prepare_session`` where it is yet to be started.
+    """A server that can be loaded. Made by ``open_session``, or by ``prepare_session`` before it is started.
 
     ``process`` is None for a server that is not ours, ``probes`` where nothing records; ``page`` shows each load.
     """
@@ -113,7 +113,7 @@ class Session:
         self, visit: Visit, stop_when: StopWhen | None = None, *, alone: bool = False, show: bool = False,
         begun: Callable[[Path], None] = lambda _: None,
     ) -> Conclusion[RunResult]:  # fmt: skip
-        """The same for one load of a study; as ``record``. ``show``: print the summary."""
+        """Record one load, see ``record``, and analyse it. ``show``: print the summary."""
         manifest = self.record(visit, stop_when, alone=alone, begun=begun)
         with manifest.noting_early_end():
             quiet = self.options.quiet or not show
@@ -123,7 +123,7 @@ class Session:
         self, visit: Visit, stop_when: StopWhen | None = None, *, alone: bool = False,
         begun: Callable[[Path], None] = lambda _: None,
     ) -> OpenManifest:  # fmt: skip
-        """One load with all its records, not analysed. ``begun`` is told the folder.
+        """One load with all its records, not analysed. ``begun`` gets the folder.
 
         ``alone``: the server is started for this load, and ended after it, so that its record files are whole.
         """
@@ -152,7 +152,7 @@ class Session:
         return self.process is None or self.process.poll() is None
 
     def _exact(self, visit: Visit) -> Visit:
-        """Without a patience where nobody here reads along: workers elsewhere, users of a locustfile of one's own."""
+        """Without a patience where nobody here reads the records as they come: remote workers, or a locustfile."""
         scenario = visit.scenario
         if scenario.load.may_last_longer and (self.options.workers is not None or self.options.locustfile):
             exact = scenario.load.model_copy(update={"patience_ns": None})
@@ -247,10 +247,10 @@ class Session:
 
 
 def _import_analysis() -> None:
-    """What the end of a load needs takes a second to import: had while a server starts, it costs nobody time.
+    """Import what a load's end needs, which takes a second, while the server starts and everybody waits anyway.
 
     Not in a thread: a signal may find the main thread in an import of its own and keep the interpreter's import lock,
-    for which the other would wait for ever.
+    for which the other thread would then wait forever.
     """
     importlib.import_module("gapmeter.analysis.analyse")
 
@@ -279,7 +279,7 @@ def check_options(scenario: Scenario, options: Options) -> None:
 
 
 def prepare_session(scenario: Scenario, options: Options, *, model_asked_for: bool = False) -> Session:
-    """Everything that can be known before a server is started. Raises UserError as ``prepare_target``."""
+    """Prepare all that needs no running server. Raises UserError as ``prepare_target`` does."""
     check_options(scenario, options)
     placement = placed(scenario)
     target = prepare_target(

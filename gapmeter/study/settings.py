@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from gapmeter.study.capacity import CapacityGoal, begin_search, report_capacity,
 from gapmeter.study.comparison import compare_costs
 from gapmeter.study.conclusion import Conclusion, show
 from gapmeter.study.keys import Keys
-from gapmeter.study.resolve import resolve, searchable_points
+from gapmeter.study.resolve import point_overrides, resolve, searchable_points, settings_of
 
 
 def find_capacities(
@@ -33,33 +32,31 @@ def find_capacities(
 ) -> Conclusion[CostTable]:  # fmt: skip
     """Search every point of a scenario's sweep ``repeat`` times, each with ``goal``, and put them into one table.
 
-    A machine's speed drifts: every round visits all settings in an order of its own. A search begins at the rate that
-    the one before found. ``resume``: searches of these settings that count, unfinished ones are taken up.
-    A setting that cannot be served is a row without a rate. Raises UserError for what the user can mend.
+    A machine's speed drifts, so every round visits all settings in an order of its own. A search begins at the rate
+    that the one before found. ``resume``: earlier searches of these settings that count; unfinished ones are resumed.
+    A setting that cannot be served is a row without a rate. Raises UserError for mistakes that the user can fix.
     """
     scenario, points = resolve(name, overrides), searchable_points(name, overrides)
     earlier = _by_digest(resume, points)
     rng = random.Random(f"settings {scenario.seed}")
     order = [at for _ in range(scenario.repeat) for at in rng.sample(range(len(points)), len(points))]
-    kept = [each for each in overrides if not each.lstrip().startswith(("sweep", "repeat"))]
     found: list[list[Conclusion[CapacityResult]]] = [[] for _ in points]
     rate: float | None = None
     options.say(f"capacity of {len(points)} settings: {len(order)} searches, {goal.budget_s:g} s of trials each")
     for number, at in enumerate(order, 1):
-        point, lying = points[at], earlier[points[at].scenario.digest()]
-        own = [f"{key}={json.dumps(value)}" for key, value in point.values.items()]
-        title = f"search {number} of {len(order)}, {', '.join(own)}"
-        folder = lying.pop(0) if lying else None
+        point, resumable = points[at], earlier[points[at].scenario.digest()]
+        title = f"search {number} of {len(order)}, {', '.join(settings_of(point))}"
+        folder = resumable.pop(0) if resumable else None
         if folder is None or _goes_on(SearchManifest.read(folder), goal):
             options.say(title)
-            single = [*kept, "sweep=[]", "repeat=1", *own]
+            single = point_overrides(point, overrides)
             of_one = replace(options, command=Command.of("capacity", name, single))
             study = begin_search(name, single, point.scenario, of_one, replace(goal, start=rate), folder)
             folder = study.path
             try:
                 run_search(study, point.scenario)
             except UserError as error:
-                if error.exit_code in (errors.USAGE, errors.INTERRUPTED):  # it would befall every setting
+                if error.exit_code in (errors.USAGE, errors.INTERRUPTED):  # every setting would fail likewise
                     raise
                 options.say(f"{title} failed: {error}")
         found[at].append(one := report_capacity(folder, quiet=True))
@@ -76,7 +73,7 @@ def _compared(
     points: Sequence[Point], found: Sequence[Sequence[Conclusion[CapacityResult]]], options: Options, command: Command,
     goal: CapacityGoal, unseen: Sequence[Path],
 ) -> Conclusion[CostTable]:  # fmt: skip
-    """The table of what was searched by now, told. ``unseen``: earlier searches whose turn did not come."""
+    """Make and show the table of what was searched. ``unseen``: earlier searches whose turn did not come."""
     sides = [[one.folder for one in each] for each in found if each]
     searches = [one.result.capacity for each in found for one in each]
     longer = ("--budget", f"{math.ceil(2 * goal.budget_s / 60)}m") if any(s.ended == BUDGET for s in searches) else ()

@@ -19,6 +19,7 @@ from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable, RunRe
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
+from gapmeter.runs.run import STUDIES
 from gapmeter.scenarios import Scenario
 from gapmeter.study.companions import LocustPage, address_of, locust_page, runs_page
 from gapmeter.study.conclusion import Conclusion
@@ -27,7 +28,6 @@ from gapmeter.study.resolve import asks_for_model, resolve
 from gapmeter.study.session import Session, Visit, check_options, open_session, placed, prepare_session
 
 M = TypeVar("M", bound=ManifestBase)
-KINDS = {"sweep": "a sweep", "capacity": "a capacity search"}
 
 
 def visit_in_turn(
@@ -36,7 +36,7 @@ def visit_in_turn(
 ) -> Iterator[Conclusion[RunResult]]:  # fmt: skip
     """Each on a server of its own, one after the other; ends after one that was interrupted. Raises UserError.
 
-    ``page`` shows each load, ``begun`` is told of each run's folder.
+    ``page`` shows each load, ``begun`` gets each run's folder.
     """
     for visit in visits:
         session = prepare_session(visit.scenario, options, model_asked_for=model_asked_for)
@@ -59,11 +59,11 @@ class Study(Generic[M]):
 
     @property
     def command(self) -> Command:
-        """What it was begun with."""
+        """What started it."""
         return Command.parse(self.manifest.command)
 
     def note(self, **fields: Any) -> None:
-        """Into the manifest, at once."""
+        """Write into the manifest, at once."""
         self.manifest = self.manifest.model_copy(update=fields)
         self.manifest.write(self.path)
 
@@ -95,10 +95,10 @@ def make_study_folder(runs: Path, scenario: Scenario, kind: str) -> RunFolder:
         return RunFolder.create(runs, f"{scenario.name}-{kind}", scenario.digest(), parts=())
 
 
-def resume(path: Path, scenario: Scenario, manifest_type: type[M]) -> M:
-    """The manifest of a study of the same scenario that was begun earlier, to go on. Raises UserError for any other."""
+def manifest_to_resume(path: Path, scenario: Scenario, manifest_type: type[M]) -> M:
+    """The manifest of an earlier study of the same scenario. Raises UserError for any other folder."""
     kind = str(manifest_type.model_fields["kind"].default)
-    what = KINDS[kind]
+    what, _ = STUDIES[kind]
     try:
         if RunFolder(path).read_manifest().get("kind") != kind:
             raise UserError(f"--resume: {path} is not the folder of {what}", errors.USAGE)
@@ -126,7 +126,8 @@ def server_key(scenario: Scenario) -> str:
 def run_scenario(name: str, overrides: Sequence[str] = (), options: Options = Options()) -> Conclusion[RunResult]:
     """Run a scenario (a name or a file) once, whatever its ``repeat`` says, and analyse it.
 
-    A run that is interrupted or loses its server is still analysed. Raises UserError for what the user can mend.
+    An interrupted run, or one that lost its server, is still analysed. Raises UserError for mistakes that the user can
+    fix.
     """
     (conclusion,) = _run(name, overrides, options, resolve(name, overrides), 1)
     return conclusion

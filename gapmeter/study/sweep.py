@@ -25,9 +25,9 @@ from gapmeter.records import RunFolder
 from gapmeter.scenarios import Point, Scenario
 from gapmeter.study.conclusion import Conclusion, describe, show
 from gapmeter.study.keys import Keys
-from gapmeter.study.resolve import asks_for_model, resolve, resolve_points
+from gapmeter.study.resolve import asks_for_model, point_overrides, resolve, resolve_points
 from gapmeter.study.session import Session, Visit
-from gapmeter.study.study import Study, afresh, is_finished, make_study_folder, resume, server_key
+from gapmeter.study.study import Study, afresh, is_finished, make_study_folder, manifest_to_resume, server_key
 
 SWEEP = "sweep"
 
@@ -58,7 +58,7 @@ def run_sweep(
 
     A point that cannot be run (its server does not start, say) is a failed point with its reason, and the sweep goes
     on. ``resume``: the folder of an earlier, interrupted one of the same scenario. After Ctrl-C what was finished by
-    then is reported, with exit code INTERRUPTED. Raises UserError for what the user can mend.
+    then is reported, with exit code INTERRUPTED. Raises UserError for mistakes that the user can fix.
     """
     sweep = _prepared(name, tuple(overrides), options, resume)
     study, runs = sweep.study, sum(map(len, sweep.order))
@@ -97,7 +97,7 @@ def report_sweep(path: Path, *, quiet: bool = False, code: int | None = None) ->
 
 def analyse_points(folder: RunFolder) -> SweepResult:
     """What the points say together, with its page, into the sweep's folder. Raises NotReadable, OSError."""
-    from gapmeter.analysis.sweep.build import analyse_sweep  # its import takes a second: mistakes are told before
+    from gapmeter.analysis.sweep.build import analyse_sweep  # its import takes a second: mistakes are reported before
     from gapmeter.report import sweep
 
     return sweep.write(folder, analyse_sweep(folder))
@@ -146,9 +146,7 @@ class _Sweep:
         point = self.points[place[0]]
         self.study.options.say(self._title(place, ended=False))
         of = SweepPlace(folder=str(self.study.path), point=place[0], values=dict(point.values))
-        kept = [each for each in self.overrides if not each.lstrip().startswith(("sweep", "repeat"))]
-        own = [f"{key}={json.dumps(value)}" for key, value in point.values.items()]
-        alone = Command.of("run", self.name, [*kept, "sweep=[]", "repeat=1", *own])
+        alone = Command.of("run", self.name, point_overrides(point, self.overrides))
         visit = Visit(point.scenario, self.numbers[place], self.path(place), alone, sweep=of)
         try:
             with afresh(visit):
@@ -163,7 +161,7 @@ class _Sweep:
             self.study.options.say(f"{self._title(place, ended=True)} is not valid: {why}; going on")
 
     def _note_failure(self, place: Place, error: UserError) -> None:
-        """Say why there is no run, in the point's folder too; what would befall every point ends the sweep."""
+        """Say why there is no run, in the point's folder too; what would fail every point ends the sweep."""
         if error.exit_code == errors.USAGE:
             raise error
         path = self.path(place)
@@ -184,7 +182,7 @@ def _prepared(name: str, overrides: tuple[str, ...], options: Options, resumed: 
     scenario, points = resolve(name, overrides), resolve_points(name, overrides)
     order = order_of([server_key(point.scenario) for point in points], scenario.repeat, scenario.seed)
     if resumed is not None:
-        folder, manifest = RunFolder(resumed), resume(resumed, scenario, SweepManifest)
+        folder, manifest = RunFolder(resumed), manifest_to_resume(resumed, scenario, SweepManifest)
     else:
         folder = make_study_folder(options.runs, scenario, SWEEP)
         _mention_unfinished(options, scenario, folder.path)

@@ -1,4 +1,4 @@
-"""From a scenario's ``server`` section to an address that answers: launched by us, or attached to."""
+"""From a scenario's ``server`` section to an address that answers: a server that we launch, or one that runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _OPENAI = "the address of an OpenAI-compatible server"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who will be asked: ``about`` is what the manifest says. ``tokenizer`` is None when nobody said which is used.
+    """The server to ask: ``about`` is what the manifest says. ``tokenizer`` is None where it is not known.
 
     ``spec`` is how to launch it, None for a server that runs already.
     """
@@ -56,7 +56,7 @@ class Target:
 def prepare_target(
     scenario: Scenario, cores: tuple[int, ...], say: Say, *, api_key: str | None = None, model_asked_for: bool = False
 ) -> Target:
-    """Everything that can be known, and refused, before anything is launched.
+    """Find out all that can be known, and refuse what cannot work, before anything is launched.
 
     ``cores`` are the server's; ``model_asked_for``: by the user, beyond what the scenario says. Raises UserError for a
     model, precision, port, engine or address that cannot be had.
@@ -274,7 +274,7 @@ def own_support(precision: str) -> manifest.PrecisionSupport:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Those flags of this processor that tell of number formats, as /proc/cpuinfo lists them (x86 and Arm)."""
+    """Those of this processor's flags in /proc/cpuinfo that stand for number formats (x86 and Arm)."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, listed = line.partition(":")
         if name.strip() in ("flags", "Features"):

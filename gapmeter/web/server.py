@@ -179,7 +179,7 @@ def serve_until_interrupted(runs: Path, port: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What the process beside a run is told. ``port`` 0: any free one; no ``cores``: run anywhere."""
+    """What the process beside a run gets as its argument. ``port`` 0: any free one; no ``cores``: run anywhere."""
 
     runs: str
     port: int

@@ -22,20 +22,29 @@ from gapmeter.loadgen.issue import begin
 from gapmeter.loadgen.locust.locustfile import BadLocustfile, LocustfileTest
 from gapmeter.loadgen.locust.transport import GreenLoop, GreenPool
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.session import Session
-from gapmeter.loadgen.worker import PARENT_GONE, Exit, Heartbeat, Spec, ending, leave, listen_for_start, stop_collecting
+from gapmeter.loadgen.sender import Sender
+from gapmeter.loadgen.worker import (
+    PARENT_GONE,
+    Exit,
+    Heartbeat,
+    Spec,
+    exit_code,
+    leave,
+    listen_for_start,
+    stop_collecting,
+)
 from gapmeter.records import RecordWriter
 
 
 class PlanTest(Environment):
-    """A Locust test whose load is a session's plan. Locust's own clock has no part in it.
+    """A Locust test whose load is a sender's plan. Locust's own clock has no part in it.
 
     Its user waits for ``t0_ns`` (CLOCK_MONOTONIC), and sets ``over`` when all has been issued.
     """
 
-    def __init__(self, session: Session, url: str) -> None:
+    def __init__(self, sender: Sender, url: str) -> None:
         super().__init__(user_classes=[PlanUser], host=url, catch_exceptions=False)
-        self.session = session
+        self.sender = sender
         self.t0_ns = gevent.event.AsyncResult()
         self.over = gevent.event.Event()
 
@@ -48,7 +57,7 @@ class PlanTest(Environment):
     def issue(self, t0_ns: int) -> None:
         """Returns when the plan has been issued, or the run is stopped."""
         self.t0_ns.set(t0_ns)
-        gevent.wait([self.over, self.session.stopped], count=1)
+        gevent.wait([self.over, self.sender.stopped], count=1)
 
 
 class PlanUser(User):
@@ -59,9 +68,9 @@ class PlanUser(User):
     @task
     def issue(self) -> Any:
         test = self.environment
-        close = begin(test.session, test.t0_ns.get(), test.over.set)
+        close = begin(test.sender, test.t0_ns.get(), test.over.set)
         try:
-            gevent.wait([test.over, test.session.stopped], count=1)
+            gevent.wait([test.over, test.sender.stopped], count=1)
         finally:
             close()
         raise StopUser
@@ -70,16 +79,16 @@ class PlanUser(User):
 def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
     """Connect, report ready, issue from the common start. Returns the exit code."""
     own = spec.locustfile
-    session = Session(plan, address, writer, loop=GreenLoop(), client=GreenPool, event=gevent.event.Event)
-    broken = _watch_for_bugs(session.stop)
+    sender = Sender(plan, address, writer, loop=GreenLoop(), client=GreenPool, event=gevent.event.Event)
+    broken = _watch_for_bugs(sender.stop)
     for signum in (signal.SIGINT, signal.SIGTERM):
-        gevent.signal_handler(signum, session.stop, "the run was stopped")
+        gevent.signal_handler(signum, sender.stop, "the run was stopped")
     try:
-        session.client.warm(spec.warm)
+        sender.client.warm(spec.warm)
     except OSError as error:
         return leave(Exit.UNREACHABLE, reason(error))
     try:
-        test = PlanTest(session, spec.url) if own is None else LocustfileTest(session, spec.url, own)
+        test = PlanTest(sender, spec.url) if own is None else LocustfileTest(sender, spec.url, own)
     except BadLocustfile as error:
         return leave(Exit.BAD_SPEC, str(error))
     runner = test.begin()
@@ -87,22 +96,22 @@ def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
     print("ready", flush=True)
     os.dup2(2, 1)  # what a user's tasks print goes into the log: nobody reads it from here
     start = gevent.event.AsyncResult()
-    listen_for_start(session.loop, start.set, lambda: gevent.spawn(session.stop, PARENT_GONE))
-    gevent.wait([start, session.stopped], count=1)
+    listen_for_start(sender.loop, start.set, lambda: gevent.spawn(sender.stop, PARENT_GONE))
+    gevent.wait([start, sender.stopped], count=1)
     if start.ready():
-        heartbeat = Heartbeat(session, start.get(), generator="locust", locust=locust.__version__)
+        heartbeat = Heartbeat(sender, start.get(), generator="locust", locust=locust.__version__)
         test.issue(start.get())
         heartbeat.stop_counting()
-        while session.awaited:
-            session.drained.clear()
-            session.drained.wait()
-        session.write_all()
+        while sender.awaited:
+            sender.drained.clear()
+            sender.drained.wait()
+        sender.write_all()
         heartbeat.close()
     runner.quit()
-    session.client.close()
+    sender.client.close()
     if isinstance(test, LocustfileTest) and test.failed:
         return leave(Exit.BAD_SPEC, test.failed)
-    return ending(spec, session, broken)
+    return exit_code(spec, sender, broken)
 
 
 def _watch_for_bugs(stop: Callable[[str], None]) -> list[BaseException]:

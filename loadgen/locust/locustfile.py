@@ -27,7 +27,7 @@ from locust.util.load_locustfile import load_locustfile
 from gapmeter.loadgen.exchange import Exchange
 from gapmeter.loadgen.issue import AFTER_FAILURE_NS, EARLY_NS
 from gapmeter.loadgen.plan import CHAT, COMPLETION
-from gapmeter.loadgen.session import Session
+from gapmeter.loadgen.sender import Sender
 from gapmeter.loadgen.worker import Locustfile
 from gapmeter.records import Outcome
 from gapmeter.records.stream import events
@@ -115,14 +115,14 @@ def _text_of(data: str) -> str:
 class RequestQueue:
     """Users' own requests until they are due, and users until they are answered. ``file`` completes the bodies."""
 
-    def __init__(self, session: Session, file: Locustfile) -> None:
-        self._session, self._file = session, file
+    def __init__(self, sender: Sender, file: Locustfile) -> None:
+        self._sender, self._file = sender, file
         self._due: list[tuple[int, int, Exchange]] = []
         self._answers: dict[int, Any] = {}  # by the request's index
         self._composed = 0
         self._closed = False
-        self._timer = Timer(session.loop, self._wake)
-        session.on_finished = self._answered
+        self._timer = Timer(sender.loop, self._wake)
+        sender.on_finished = self._answered
 
     def send(self, path: str, fields: dict[str, Any], due_ns: int) -> Exchange:
         """Have a request with these fields sent at ``due_ns``, or at once if that has passed; returns when it ended.
@@ -136,12 +136,12 @@ class RequestQueue:
         prompts = fields.get("prompt")
         choices = int(fields.get("n", 1)) * (len(prompts) if isinstance(prompts, list | tuple) else 1)
         asked = choices * int(fields.get("min_tokens", 0))
-        exchange = self._session.compose(self._composed, path, json.dumps(body).encode(), asked)
+        exchange = self._sender.compose(self._composed, path, json.dumps(body).encode(), asked)
         self._composed += 1
         answer = self._answers[exchange.index] = gevent.event.AsyncResult()
         try:
             if due_ns <= monotonic_ns():
-                self._session.send(exchange, due_ns)
+                self._sender.send(exchange, due_ns)
             else:
                 heapq.heappush(self._due, (due_ns, exchange.index, exchange))
                 self._timer.arm(self._due[0][0] - EARLY_NS)
@@ -166,7 +166,7 @@ class RequestQueue:
                 continue
             while monotonic_ns() < due_ns:
                 pass
-            self._session.send(exchange, due_ns)
+            self._sender.send(exchange, due_ns)
         if self._due:
             self._timer.arm(self._due[0][0] - EARLY_NS)
 
@@ -185,13 +185,13 @@ class LocustfileTest(Environment):
     ``failed`` is what a task raised, with its place; it ends the run. Raises BadLocustfile.
     """
 
-    def __init__(self, session: Session, url: str, file: Locustfile) -> None:
+    def __init__(self, sender: Sender, url: str, file: Locustfile) -> None:
         monkey.patch_time()  # a task that sleeps must not stop all others
         path = Path(file.path)
         users, shape = load(path)
         super().__init__(user_classes=users, shape_class=shape, host=url)
-        self.session, self._path = session, path
-        self.requests = RequestQueue(session, file)
+        self.sender, self._path = sender, path
+        self.requests = RequestQueue(sender, file)
         self.over = gevent.event.Event()
         self.failed = ""
         self.events.user_error.add_listener(self._raised)
@@ -206,7 +206,7 @@ class LocustfileTest(Environment):
 
     def issue(self, t0_ns: int) -> None:
         """Returns when the time is over, the shape has ended, or the run is stopped."""
-        plan, session = self.session.plan, self.session
+        plan, sender = self.sender.plan, self.sender
         gevent.sleep(max(0.0, (t0_ns - monotonic_ns()) / 1e9))
         assert self.runner is not None
         if self.shape_class is not None:
@@ -214,13 +214,13 @@ class LocustfileTest(Environment):
         else:
             self.runner.start(plan.concurrency, max(1.0, plan.concurrency / _STAGGER_S))
         left_s = max(0.0, (t0_ns + plan.end_ns - monotonic_ns()) / 1e9)
-        gevent.wait([self.over, session.stopped], timeout=left_s, count=1)
+        gevent.wait([self.over, sender.stopped], timeout=left_s, count=1)
         self.requests.close()
 
     def _raised(self, user_instance: Any, exception: BaseException, tb: TracebackType | None, **_: Any) -> None:
         if not self.failed:
             self.failed = f"{_place(self._path, tb)}: {type(exception).__name__}: {exception}"
-            gevent.spawn(self.session.stop, "a task of the locustfile failed")
+            gevent.spawn(self.sender.stop, "a task of the locustfile failed")
 
 
 def load(path: Path) -> tuple[list[type[User]], Any]:

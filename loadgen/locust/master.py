@@ -139,7 +139,7 @@ class Master:
         return list(self._members.values())
 
     def gather(self, say: Callable[[str], None]) -> None:
-        """Wait for the workers; each that comes is told of."""
+        """Wait for the workers, and say so when one comes."""
         announced = -1
         while len(self._members) < self._asked.count and not self.stopped.is_set():
             if announced != len(self._members):

@@ -1,4 +1,4 @@
-"""What a simulated server is told: its flags, one for each field of its limits, times and faults."""
+"""How a simulated server is set up: its flags, one for each field of its limits, times and faults."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ _PARTS: dict[str, Any] = {"limits": Limits, "times": StageTimes, "faults": Fault
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Everything that a simulated server is told. ``model`` None: a tokenizer of one token a byte.
+    """Everything that a simulated server is set to. ``model`` None: a tokenizer of one token a byte.
 
     ``busy``: it takes its core while it waits, as an engine that computes on the CPU. ``max_queue`` requests wait at
     most beyond those that run; more are answered 503. Raises ValueError where the options contradict each other.

@@ -32,7 +32,7 @@ _IDLE_S = 2.0  # of the server before its load, where an energy counter can tell
 
 @dataclass(frozen=True, slots=True)
 class SamplerSettings:
-    """What a sampler is told. ``hz``: of everything but /metrics, which is asked every ``metrics_every_ns`` (0: never).
+    """What a sampler does. ``hz``: of everything but /metrics, which is asked every ``metrics_every_ns`` (0: never).
 
     ``pids``: the roots of the server's process trees; ``beside``: of the load tester's own, whose use of the cores is
     watched too; ``cores``: where to run (empty: anywhere).

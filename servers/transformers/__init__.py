@@ -15,7 +15,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True, slots=True)
 class TransformersSettings:
-    """What the engine process is told, as JSON; lengths and sizes are in tokens.
+    """What the engine process gets, as JSON; lengths and sizes are in tokens.
 
     ``device`` "auto" is the first CUDA device, else the CPU. ``kv_tokens`` 0: room for every request at full length,
     within bounds. ``async_batching`` and ``cuda_graphs`` None: as Transformers chooses.

@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.warnings import attempts_warning
-from gapmeter.analysis.ledger.ledger import make_ledger
+from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger
 from gapmeter.analysis.requests.load import count_attempts
 from gapmeter.analysis.requests.metrics import final, generator_lag_ns, measured_requests, request_values_ns
 from gapmeter.analysis.results.requests import Attempts
@@ -86,7 +86,7 @@ def test_a_request_that_failed_for_good_took_at_least_until_its_last_attempt_had
 
 
 def test_the_time_of_earlier_attempts_is_a_stage_of_its_own(requests: pd.DataFrame) -> None:
-    rows = make_ledger(requests, None).rows
+    rows = make_ledger(LedgerInputs.of(requests, None)).rows
     ends = rows[rows["event"] == "last_token"].set_index("request_id")
     assert (ends["retry_ns"] / MS).to_dict() == {"r-0": 0, "r-1.2": 200, "r-3.1": 30}
     assert (ends["generator_lag_ns"] / MS).tolist() == [1] * 3
@@ -94,7 +94,7 @@ def test_the_time_of_earlier_attempts_is_a_stage_of_its_own(requests: pd.DataFra
 
 
 def test_attempts_are_counted_beside_requests_and_a_warning_says_so(requests: pd.DataFrame) -> None:
-    told = build_figures(requests, None, None, [], Evidence("open", "poisson", planned=4))
+    told = build_figures(RunTables(requests), [], Evidence("open", "poisson", planned=4))
     counts = told.counts
     assert (counts.issued, counts.measured, counts.succeeded, counts.failed) == (4, 4, 3, {"http_5xx": 1})
     assert counts.attempts == Attempts(

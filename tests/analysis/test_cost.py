@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.cost import (
     NoPrice,
     NoRate,
@@ -76,7 +76,7 @@ def passed() -> RunFigures:
     """A run of 800 requests in 100 s that held its only SLO."""
     frames = simulate(1200, rate=8.0)
     evidence = Evidence("open", "poisson", 8.0, client_cpu_share=0.3)
-    found = build_figures(frames.requests, frames.ledger, None, [slo("ttft", 50.0, 500)], evidence)
+    found = build_figures(RunTables(frames.requests, frames.ledger), [slo("ttft", 50.0, 500)], evidence)
     assert found.verdict == "PASS"
     load = found.load.model_copy(update={"window_s": 100.0, "dispersion": 1.1})
     return found.model_copy(update={"load": load, "counts": found.counts.model_copy(update={"measured": 800})})

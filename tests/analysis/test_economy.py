@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.cost import Energy, NoEnergy
@@ -38,7 +38,7 @@ STEADY = kit.steady("steady")
 def run(seconds: float, joules: float | None, **more: Any) -> RunResult:
     """One that held its SLO for so long, with 100 requests of 8 tokens each."""
     figures = build_figures(
-        simulate(120).requests, None, None, [slo("ttft", 50.0, 500)], Evidence("open", "poisson", 8.0)
+        RunTables(simulate(120).requests), [slo("ttft", 50.0, 500)], Evidence("open", "poisson", 8.0)
     )
     load = figures.load.model_copy(update={"window_s": seconds, "dispersion": 1.0})
     goodput = Goodput(per_s=None, share=None, share_ci=(0.97, 1.0), limits_ms={})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.numbers import over
 from gapmeter.analysis.requests.figures import bound_ns, censored, distribution
 from gapmeter.analysis.requests.load import describe_failures
@@ -88,7 +88,7 @@ def test_whatever_failures_would_have_taken_a_censored_percentile_says_nothing_u
 @pytest.fixture(scope="module")
 def told() -> RunResult:
     frames = simulate(1200, rate=8.0, failures=60, error="boom")
-    return result(build_figures(frames.requests, frames.ledger, None, SLOS, replace(EVIDENCE, slo_on_errors=True)))
+    return result(build_figures(RunTables(frames.requests, frames.ledger), SLOS, replace(EVIDENCE, slo_on_errors=True)))
 
 
 def test_percentiles_stand_twice_in_the_summary_over_successes_and_with_failures_censored(told: RunResult) -> None:
@@ -103,7 +103,7 @@ def test_percentiles_stand_twice_in_the_summary_over_successes_and_with_failures
 
 def test_where_nothing_failed_both_are_the_same() -> None:
     frames = simulate(300)
-    told = result(build_figures(frames.requests, frames.ledger, None, SLOS, EVIDENCE))
+    told = result(build_figures(RunTables(frames.requests, frames.ledger), SLOS, EVIDENCE))
     for metric, alone in told.metrics.items():
         assert told.metrics_censored[metric].to_json() == {**alone.to_json(), "censored_at_ms": None, "over_ms": {}}
     assert told.failures == ()
@@ -122,11 +122,11 @@ def test_what_we_ended_ourselves_is_listed_and_in_no_share(ours: str) -> None:
     frames = simulate(400, failures=20, error="boom")
     failed = np.flatnonzero(frames.requests["outcome"] == "http_5xx")
     frames.requests.loc[failed[:8], "outcome"] = ours
-    told = result(build_figures(frames.requests, frames.ledger, None, SLOS, EVIDENCE))
+    told = result(build_figures(RunTables(frames.requests, frames.ledger), SLOS, EVIDENCE))
     assert told.counts.failed == {"http_5xx": 12, ours: 8}
     assert (told.counts.ended, told.counts.failed_by_server) == (392, 12)
     gone = frames.requests.drop(index=failed[:8])
-    assert told.goodput == build_figures(gone, frames.ledger, None, SLOS, EVIDENCE).goodput
+    assert told.goodput == build_figures(RunTables(gone, frames.ledger), SLOS, EVIDENCE).goodput
 
 
 def test_measured_requests_alone_are_counted() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.ledger.ledger import Ledger, make_ledger
+from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.trace import read_trace
 from gapmeter.records import EntryFlag, RecordWriter, Span, StepFlag
 
@@ -77,7 +77,7 @@ def _write(folder: Path, api: Api | None = _api, core: Api | None = _core) -> li
 
 
 def _ledger(folder: Path, api: Api = _api, core: Api = _core, **changes: Any) -> Ledger:
-    return make_ledger(_requests(**changes), read_trace(_write(folder, api, core), ["r1"]))
+    return make_ledger(LedgerInputs.of(_requests(**changes), read_trace(_write(folder, api, core), ["r1"])))
 
 
 def _row(folder: Path, event: str, api: Api = _api, core: Api = _core) -> pd.Series:
@@ -179,7 +179,7 @@ def test_a_stage_that_could_not_be_stamped_is_unmeasured_and_its_time_joins_the_
 
 
 def test_without_a_probe_only_the_clients_own_stages_are_known() -> None:
-    ledger = make_ledger(_requests(), None)
+    ledger = make_ledger(LedgerInputs.of(_requests(), None))
     row = ledger.rows.iloc[0]
     assert row["generator_lag_ns"] == 100
     assert row["unexplained_ns"] == 8900

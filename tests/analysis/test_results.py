@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.brief import ManifestBrief, RunBrief
@@ -31,7 +31,7 @@ SLOS = [parse_slo("ttft p97.5 <= 500 ms"), parse_slo("errors <= 20 %")]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     frames = simulate(400, rate=8.0, failures=12, error="boom")
     path = tmp_path_factory.mktemp("run")
-    result(build_figures(frames.requests, frames.ledger, None, SLOS, Evidence("open", "poisson", 8.0))).write(path)
+    result(build_figures(RunTables(frames.requests, frames.ledger), SLOS, Evidence("open", "poisson", 8.0))).write(path)
     manifest().write(path)
     return path
 

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.warnings import streaming_warnings
-from gapmeter.analysis.ledger.ledger import make_ledger, timelines
+from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger, timelines
 from gapmeter.analysis.requests.attempts import request_rows
 from gapmeter.analysis.requests.load import describe_throughput
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
@@ -64,9 +64,9 @@ def codes(requests: pd.DataFrame) -> list[str]:
 
 def test_an_answer_that_does_not_say_how_many_tokens_it_has_still_has_a_ledger(tmp_path: Path) -> None:
     requests = table(tmp_path, COUNTED, UNCOUNTED)
-    rows = make_ledger(requests, None).rows
+    rows = make_ledger(LedgerInputs.of(requests, None)).rows
     assert (rows[rows["event"] == "last_token"]["total_ns"] / MS).tolist() == [50, 50]
-    stretches = timelines(requests, None, np.array([True, True]))
+    stretches = timelines(LedgerInputs.of(requests, None), np.array([True, True]))
     assert set(stretches["request_id"]) == {"r-0", "r-1"}
 
 
@@ -83,7 +83,7 @@ def test_tokens_per_second_are_unknown_where_an_answer_did_not_tell_its_tokens(t
 def test_runs_are_pooled_over_their_time_unless_one_does_not_know_its_rate(
     tmp_path: Path, rates: tuple[float | None, ...], pooled: float | None
 ) -> None:
-    figures = build_figures(table(tmp_path, COUNTED), None, None, [], Evidence("open", "poisson"))
+    figures = build_figures(RunTables(table(tmp_path, COUNTED)), [], Evidence("open", "poisson"))
     runs = [
         result(figures.model_copy(update={"throughput": Throughput(
             requests_per_s=1.0, prompt_tokens_per_s=None, output_tokens_per_s=rate, span_s=span

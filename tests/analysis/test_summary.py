@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.requests import figures
@@ -33,7 +33,7 @@ def frames() -> Frames:
 
 @pytest.fixture(scope="module")
 def told(frames: Frames) -> RunFigures:
-    return build_figures(frames.requests, frames.ledger, None, SLOS, EVIDENCE, name="chat-p99")
+    return build_figures(RunTables(frames.requests, frames.ledger), SLOS, EVIDENCE, name="chat-p99")
 
 
 def test_every_name_that_other_programs_rely_on_is_there_in_the_file(told: RunFigures) -> None:
@@ -66,7 +66,7 @@ def test_it_is_json_without_nan_and_comes_back_the_same(told: RunFigures) -> Non
 def test_the_same_run_always_gives_the_same_summary(frames: Frames, told: RunFigures) -> None:
     shuffled = frames.requests.sample(frac=1, random_state=1)
     ledger = frames.ledger.sample(frac=1, random_state=2)
-    assert build_figures(shuffled, ledger, None, SLOS, EVIDENCE, name="chat-p99") == told
+    assert build_figures(RunTables(shuffled, ledger), SLOS, EVIDENCE, name="chat-p99") == told
 
 
 def test_a_run_that_met_every_slo_passes_and_says_so(told: RunFigures) -> None:
@@ -79,7 +79,7 @@ def test_a_run_that_met_every_slo_passes_and_says_so(told: RunFigures) -> None:
 
 def test_a_missed_slo_names_stage_and_owner_of_the_excess() -> None:
     frames = simulate(6000, rate=13.0, slots=4)
-    told = build_figures(frames.requests, frames.ledger, None, [slo("ttft", 90.0, 30)],
+    told = build_figures(RunTables(frames.requests, frames.ledger), [slo("ttft", 90.0, 30)],
                                  replace(EVIDENCE, requested_rate=13.0))  # fmt: skip
     row = told.slo[0]
     assert (told.verdict, told.exit_code, row.status) == ("FAIL", 99, "FAIL")
@@ -147,7 +147,7 @@ def test_an_unmeasured_stage_is_null_never_zero(told: RunFigures) -> None:
 
 def test_failed_requests_stand_beside_successes_and_decide_the_slo() -> None:
     frames = simulate(1200, rate=8.0, failures=60, error="boom")
-    told = build_figures(frames.requests, frames.ledger, None, SLOS, replace(EVIDENCE, slo_on_errors=True))
+    told = build_figures(RunTables(frames.requests, frames.ledger), SLOS, replace(EVIDENCE, slo_on_errors=True))
     ttft = told.metrics["ttft"]
     assert ttft.with_failures is not None
     assert (ttft.count, ttft.with_failures.count) == (1140, 1200)
@@ -172,7 +172,7 @@ def test_failed_requests_stand_beside_successes_and_decide_the_slo() -> None:
 def test_a_broken_rule_makes_the_run_invalid_whatever_its_slos_say(
     frames: Frames, change: dict[str, Any], says: str
 ) -> None:
-    told = build_figures(frames.requests, frames.ledger, None, SLOS, replace(EVIDENCE, **change))
+    told = build_figures(RunTables(frames.requests, frames.ledger), SLOS, replace(EVIDENCE, **change))
     assert (told.verdict, told.exit_code) == ("INVALID", 98)
     assert says in told.invalid_reasons[0]
     assert says in headline(told)
@@ -183,7 +183,7 @@ def test_a_broken_rule_makes_the_run_invalid_whatever_its_slos_say(
 
 
 def test_without_a_ledger_the_client_s_figures_stand_alone(frames: Frames, told: RunFigures) -> None:
-    bare = build_figures(frames.requests, None, None, SLOS, EVIDENCE, name="chat-p99")
+    bare = build_figures(RunTables(frames.requests), SLOS, EVIDENCE, name="chat-p99")
     assert bare.metrics == told.metrics
     assert bare.verdict == "PASS"
     assert (bare.stages, bare.groups) == ({}, {})
@@ -196,7 +196,7 @@ def test_without_a_ledger_the_client_s_figures_stand_alone(frames: Frames, told:
 def test_a_run_of_hardly_any_request_still_has_a_summary(count: int) -> None:
     frames = simulate(40)
     few = pd.concat([frames.requests.iloc[:20], frames.requests.iloc[20 : 20 + count]])
-    told = build_figures(few, frames.ledger, None, SLOS, EVIDENCE)
+    told = build_figures(RunTables(few, frames.ledger), SLOS, EVIDENCE)
     assert told.verdict == ("INVALID" if not count else "INCONCLUSIVE")
     assert told.counts.measured == count
     assert told.metrics["ttft"].p50_ms is None
@@ -205,7 +205,7 @@ def test_a_run_of_hardly_any_request_still_has_a_summary(count: int) -> None:
 
 def test_a_run_in_which_everything_failed_has_a_summary_and_fails() -> None:
     frames = simulate(60, failures=60, error="boom")
-    told = build_figures(frames.requests, frames.ledger, None, SLOS, replace(EVIDENCE, slo_on_errors=True))
+    told = build_figures(RunTables(frames.requests, frames.ledger), SLOS, replace(EVIDENCE, slo_on_errors=True))
     assert told.counts.succeeded == 0
     assert told.verdict == "FAIL"
     assert told.throughput.requests_per_s is None
@@ -215,7 +215,7 @@ def test_tokens_that_the_server_did_not_count_in_every_answer_give_no_rate() -> 
     frames = simulate(60)
     frames.requests["output_tokens"] = frames.requests["output_tokens"].astype("Int64")
     frames.requests.loc[40, "output_tokens"] = pd.NA
-    told = build_figures(frames.requests, frames.ledger, None, SLOS, EVIDENCE).throughput
+    told = build_figures(RunTables(frames.requests, frames.ledger), SLOS, EVIDENCE).throughput
     assert told.output_tokens_per_s is None
     assert told.prompt_tokens_per_s
     assert told.requests_per_s
@@ -230,7 +230,7 @@ def test_token_gaps_have_an_anatomy_of_their_own(frames: Frames) -> None:
     table["total_ns"] = table.sum(axis=1)
     table["request_id"] = rng.choice(ids, 5000)
     table["end_ns"] = np.arange(5000) * 1_000_000
-    told = build_figures(frames.requests, frames.ledger, table, [slo("itl", 99.0, 1)], EVIDENCE)
+    told = build_figures(RunTables(frames.requests, frames.ledger, table), [slo("itl", 99.0, 1)], EVIDENCE)
     assert (told.tail.metric, told.tail.stage) == ("itl", "interference")
     assert (told.slo[0].status, told.slo[0].owner) == ("FAIL", "capacity")
 
@@ -238,12 +238,12 @@ def test_token_gaps_have_an_anatomy_of_their_own(frames: Frames) -> None:
 def test_what_was_left_out_as_warm_up_is_a_warning_with_the_flag_that_keeps_it(frames: Frames) -> None:
     left_out = Warmup("warmed", 31, 0, "ttft", 4.2)
     other = RunWarning(code="hook", text="a hook is missing", cause="a newer version", flag="", touches=("stages",))
-    told = build_figures(frames.requests, frames.ledger, None, [], EVIDENCE, warmup=left_out, warnings=[other])
+    told = build_figures(RunTables(frames.requests, frames.ledger), [], EVIDENCE, warmup=left_out, warnings=[other])
     assert [w.code for w in told.warnings] == ["warmup", "hook"]
     assert "first 31 requests" in told.warnings[0].text
     assert told.warnings[0].flag == "--set load.warmup=0"
     unsteady = replace(left_out, state="unsteady")
-    told = build_figures(frames.requests, frames.ledger, None, [], EVIDENCE, warmup=unsteady)
+    told = build_figures(RunTables(frames.requests, frames.ledger), [], EVIDENCE, warmup=unsteady)
     assert told.warnings[0].code == "unsteady"
 
 

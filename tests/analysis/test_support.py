@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from gapmeter.analysis.judge.warnings import support_warnings
-from gapmeter.analysis.ledger.ledger import Ledger, _least_squares, make_ledger
+from gapmeter.analysis.ledger.interference import least_squares
+from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.support import TABLE, support_of
 from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.records import EntryFlag, RecordWriter, Span
@@ -148,8 +149,8 @@ def test_the_fit_is_the_best_without_negative_weights(seed: int, rows: int) -> N
     rng = np.random.default_rng(seed)
     design = rng.random((rows, 3)) * [1, 8, 1000]
     values = design @ rng.normal(size=3) + rng.normal(size=rows)
-    ours, theirs = (design @ weights - values for weights in (_least_squares(design, values), nnls(design, values)[0]))
-    assert (_least_squares(design, values) >= 0).all()
+    ours, theirs = (design @ weights - values for weights in (least_squares(design, values), nnls(design, values)[0]))
+    assert (least_squares(design, values) >= 0).all()
     assert ours @ ours == pytest.approx(theirs @ theirs, rel=1e-6, abs=1e-9)
 
 
@@ -158,7 +159,7 @@ def test_where_columns_say_the_same_the_fit_takes_the_first() -> None:
     rng = np.random.default_rng(1)
     sequences = rng.integers(1, 5, size=40).astype(float)
     design = np.column_stack([np.ones(40), sequences, 17 * sequences])
-    base, per_sequence, per_token = _least_squares(design, 4e7 + 1e5 * sequences + rng.normal(size=40))
+    base, per_sequence, per_token = least_squares(design, 4e7 + 1e5 * sequences + rng.normal(size=40))
     assert (round(base, -2), round(per_sequence, -1), per_token) == (4e7, 1e5, 0)
 
 
@@ -226,7 +227,7 @@ def written(folder: Path, name: str, fill: Fill, **head: Any) -> None:
 def ledger(folder: Path, table: pd.DataFrame) -> tuple[Ledger, Trace]:
     trace = read_trace(sorted(folder.glob("*.gap")), table["request_id"].tolist())
     assert trace is not None
-    return make_ledger(table, trace), trace
+    return make_ledger(LedgerInputs.of(table, trace)), trace
 
 
 def one_step(writer: RecordWriter, name: str, base: int) -> None:

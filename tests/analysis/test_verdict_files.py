@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.report.export.junit import junit, suite_of_run
 from gapmeter.report.slo import slo_sentence
@@ -20,7 +20,7 @@ from tests.kit.runs import EVIDENCE, simulate, slo
 def told(slos: list[Slo], **changes: Any) -> RunResult:
     frames = simulate(600, rate=8.0)
     evidence = replace(EVIDENCE, **changes)
-    return result(build_figures(frames.requests, frames.ledger, None, slos, evidence, name="chat-p99"))
+    return result(build_figures(RunTables(frames.requests, frames.ledger), slos, evidence, name="chat-p99"))
 
 
 def cases(told_: RunResult) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.cost import cost_of, describe_cost, describe_value, offered_rate
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results.capacity import Fleet
@@ -26,9 +26,9 @@ SUMMARY, MANIFEST = STORED["summary"], STORED["manifest"]
 
 def test_the_tool_says_today_what_it_said_of_that_run() -> None:
     about = manifest(**{key: MANIFEST[key] for key in ("scenario", "hardware", "placement")})
-    figures = build_figures(simulate(60).requests, None, None, [], Evidence("open", "poisson", 4.0))
+    figures = build_figures(RunTables(simulate(60).requests), [], Evidence("open", "poisson", 4.0))
     load = figures.load.model_copy(update=SUMMARY["load"])
-    held = build_figures(simulate(60).requests, None, None, [slo("ttft", 50.0, 500)], Evidence("open", "poisson")).slo
+    held = build_figures(RunTables(simulate(60).requests), [slo("ttft", 50.0, 500)], Evidence("open", "poisson")).slo
     rate = offered_rate(SUMMARY["verdict"], held, load, SUMMARY["counts"]["measured"], None)
     found = describe_cost(rate, TokensPerRequest.model_validate(SUMMARY["tokens_per_request"]), about)
     assert found.to_json() | {"sentence": cost_sentence(found)} == SUMMARY["cost"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 import shutil
@@ -68,11 +67,6 @@ class Tab:
             while not (found := await self.evaluate(expression)):  # noqa: ASYNC110 - it is in the browser
                 await asyncio.sleep(0.05)
         return found
-
-    async def shoot(self, file: Path) -> None:
-        """A picture of what the window shows."""
-        taken = await self.call("Page.captureScreenshot", format="png")
-        file.write_bytes(base64.b64decode(taken["data"]))  # noqa: ASYNC240 - nothing else runs meanwhile
 
     async def evaluate(self, expression: str) -> Any:
         answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)

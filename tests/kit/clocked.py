@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 from gapmeter_probe.hooks import Probe
 
-from gapmeter.analysis.ledger.ledger import Ledger, make_ledger
+from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.records import RecordWriter, Span
 from tests.kit.cuda import REALTIME_NS, Device, HostClock
@@ -62,7 +62,7 @@ class Run:
             }
             for r in self.requests
         ]  # fmt: skip
-        return make_ledger(pd.DataFrame(rows), self.trace())
+        return make_ledger(LedgerInputs.of(pd.DataFrame(rows), self.trace()))
 
     def busy_ns(self, since: int, until: int) -> int:
         """How long the device truly worked in between."""

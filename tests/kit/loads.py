@@ -16,7 +16,7 @@ import numpy as np
 from gapmeter.loadgen.exchange import Address
 from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan, Swaps
-from gapmeter.loadgen.session import Session
+from gapmeter.loadgen.sender import Sender
 from gapmeter.loadgen.worker import Heartbeat
 from gapmeter.records import RecordFile, RecordWriter, read_records
 from gapmeter.records.compression import with_compressed
@@ -54,10 +54,10 @@ def ids(plan: Plan) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def session(what: Plan, url: str, folder: Path, *, warm: int = 4, pulse: bool = False) -> AsyncIterator[Session]:
+async def sender(what: Plan, url: str, folder: Path, *, warm: int = 4, pulse: bool = False) -> AsyncIterator[Sender]:
     """One generator's, which writes ``FILE``; only with a ``pulse`` do requests run out of time."""
     writer = RecordWriter(folder / FILE, {"role": "generator"})
-    made = Session(what, Address.of(url), writer)
+    made = Sender(what, Address.of(url), writer)
     if warm:
         await made.client.warm(warm)
     heartbeat = Heartbeat(made, time.monotonic_ns()) if pulse else None
@@ -74,17 +74,17 @@ async def session(what: Plan, url: str, folder: Path, *, warm: int = 4, pulse: b
 
 @dataclass(frozen=True, slots=True)
 class Bed:
-    """A session on a null server, and the file that it writes."""
+    """A sender on a null server, and the file that it writes."""
 
-    session: Session
+    sender: Sender
     server: Server
     path: Path
 
     async def play(self, t0_ns: int | None = None) -> list[RequestRecord]:
         """Issue the whole plan, from now on unless told; every answer's record."""
-        await issue(self.session, time.monotonic_ns() if t0_ns is None else t0_ns)
+        await issue(self.sender, time.monotonic_ns() if t0_ns is None else t0_ns)
         async with asyncio.timeout(20):
-            await self.session.drain()
+            await self.sender.drain()
         return self.records()
 
     def records(self, code: int = FINISHED) -> list[RequestRecord]:
@@ -102,10 +102,10 @@ class Bed:
 async def bed(
     what: Plan, folder: Path, *faults: str, warm: int = 4, first_ms: float = 1, pulse: bool = False
 ) -> AsyncIterator[Bed]:
-    """What ``null_server`` does with the faults, and a session that asks it."""
+    """What ``null_server`` does with the faults, and a sender that asks it."""
     async with (
         null_server(*faults, first_ms=first_ms) as (server, url),
-        session(what, url, folder, warm=warm, pulse=pulse) as made,
+        sender(what, url, folder, warm=warm, pulse=pulse) as made,
     ):
         yield Bed(made, server, folder / FILE)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,12 @@ import pandas as pd
 from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogReader
 
-from gapmeter.analysis.analyse import build_figures
+from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.tail import describe_bands
 from gapmeter.analysis.ledger.upgrade import describe_compute
-from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of
-from gapmeter.analysis.requests.metrics import limits_of, measured_requests
+from gapmeter.analysis.requests.metrics import limits_of
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGES, column
 from gapmeter.analysis.tables import write_tables
@@ -255,8 +253,14 @@ def _analysed(
         slo=[parse_slo(text).model_dump() for text in slos],
     )
     shown = (frames.ledger, frames.gaps) if with_ledger and not known.ledger_refused else (None, None)
-    figures = build_figures(frames.requests, *shown, about.slo, known, name=name)
-    return _Analysed(tables, result(figures, about, **explained(frames, *shown, about.slo)), about)
+    made = RunTables(frames.requests, *shown)
+    figures = build_figures(made, about.slo, known, name=name)
+    explained = {
+        "bands": describe_bands(made.ledgers),
+        "compute": describe_compute(made.ledgers, frames.steps, "GPU"),
+        "explore": describe_pairs(made.measured, made.ledgers, limits_of(about.slo)),
+    }
+    return _Analysed(tables, result(figures, about, **explained), about)
 
 
 def read_hlog(path: Path) -> dict[str, HdrHistogram]:
@@ -266,20 +270,6 @@ def read_hlog(path: Path) -> dict[str, HdrHistogram]:
     found = {histogram.get_tag(): histogram for histogram in histograms}
     reader.close()
     return found
-
-
-def explained(
-    frames: Frames, ledger: pd.DataFrame | None, gaps: pd.DataFrame | None, slos: Sequence[Slo]
-) -> dict[str, Any]:
-    """What ledgers say of groups of requests, as a result has it."""
-    measured = measured_requests(frames.requests)
-    ledgers = {metric: ledgers_of(ledger, measured, event) for metric, event in LEDGER_OF.items()}
-    more = {"itl": gaps[gaps["request_id"].isin(measured["request_id"])]} if gaps is not None else {}
-    return {
-        "bands": describe_bands(ledgers | more),
-        "compute": describe_compute(ledgers, frames.steps, "GPU"),
-        "explore": describe_pairs(measured, ledgers, limits_of(slos)),
-    }
 
 
 def slo(metric: str, percentile: float | None, limit: float) -> Slo:

@@ -166,7 +166,7 @@ async def test_a_turn_is_due_a_think_time_after_the_answer_before_it_ended(tmp_p
 async def test_first_turns_do_not_wait_for_answers(tmp_path: Path) -> None:
     async with bed(talks([2] * 30, end_ns=100 * MS), tmp_path, "silent") as on:
         t0 = time.monotonic_ns() + 5 * MS
-        await issue(on.session, t0)
+        await issue(on.sender, t0)
         assert len(await on.seen(30)) == 30
         assert time.monotonic_ns() >= t0 + 100 * MS
         issued = on.records(ISSUED)
@@ -197,11 +197,11 @@ async def test_turns_that_would_be_due_after_the_end_are_counted_and_not_asked(t
 
 async def test_stopping_asks_no_further_turn(tmp_path: Path) -> None:
     async with bed(talks([3, 3], pause_ns=2 * MS), tmp_path, "stall") as on:
-        issuing = asyncio.ensure_future(issue(on.session, time.monotonic_ns()))
+        issuing = asyncio.ensure_future(issue(on.sender, time.monotonic_ns()))
         await on.seen(2)
-        on.session.stop("enough")
+        on.sender.stop("enough")
         await issuing
-        await on.session.drain()
+        await on.sender.drain()
         records: list[RequestRecord] = on.records()
     assert [r.outcome for r in records] == [Outcome.ABORTED] * 2
 

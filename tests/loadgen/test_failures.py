@@ -15,13 +15,13 @@ import pytest
 from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.session import Session, is_retryable
+from gapmeter.loadgen.sender import Sender, is_retryable
 from gapmeter.records import Outcome
 from gapmeter.records.request import ISSUED, RequestRecord, decode, encode
 from gapmeter.records.stream import parse_answer
 from gapmeter.servers.launch import free_port
 from gapmeter.servers.null.server import PreparedAnswer, chunk
-from tests.kit.loads import bed, plan, records_of, session
+from tests.kit.loads import bed, plan, records_of, sender
 from tests.kit.servers import listening
 from tests.kit.wait import eventually
 
@@ -30,18 +30,18 @@ MS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a session has left: its records by the time they ended, and the ids that the server has read."""
+    """What a sender has left: its records by the time they ended, and the ids that the server has read."""
 
     finished: list[RequestRecord]
     issued: list[RequestRecord]
     asked: list[str]
-    session: Session
+    sender: Sender
 
 
 async def issue_all(what: Plan, path: Path, *faults: str, first_ms: float = 1) -> Done:
     """The whole plan against a server with these faults, one an attempt."""
     async with bed(what, path, *faults, first_ms=first_ms, warm=2, pulse=True) as on:
-        return Done(await on.play(), on.records(ISSUED), on.server.requests, on.session)
+        return Done(await on.play(), on.records(ISSUED), on.server.requests, on.sender)
 
 
 def asking(retries: int, due_ns: Sequence[int] = (0,), pause_ms: int = 30, **more: Any) -> Plan:
@@ -92,7 +92,7 @@ async def test_comments_that_keep_a_connection_alive_are_no_tokens(tmp_path: Pat
 
     over = asyncio.Event()
     what = replace(plan([0]), stall_ns=200 * MS)
-    async with listening(serve) as url, session(what, url, tmp_path, warm=1, pulse=True) as asking:
+    async with listening(serve) as url, sender(what, url, tmp_path, warm=1, pulse=True) as asking:
         await issue(asking, time.monotonic_ns())
         async with asyncio.timeout(10):
             await asking.drain()
@@ -119,7 +119,7 @@ async def test_every_attempt_is_a_record_with_an_id_and_a_due_time_of_its_own(tm
     assert second.due_ns == first.end_ns + 30 * MS
     assert third.due_ns == second.end_ns + 60 * MS, "the pause doubles"
     assert second.write_ns >= second.due_ns
-    assert (done.session.issued, done.session.finished) == (1, 1), "one request, three attempts"
+    assert (done.sender.issued, done.sender.finished) == (1, 1), "one request, three attempts"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ async def test_only_what_had_brought_nothing_is_asked_again_and_no_more_often_th
 
 
 async def test_a_server_that_refuses_is_asked_again(tmp_path: Path) -> None:
-    async with session(asking(2, pause_ms=5), f"http://127.0.0.1:{free_port()}", tmp_path, warm=0) as refused:
+    async with sender(asking(2, pause_ms=5), f"http://127.0.0.1:{free_port()}", tmp_path, warm=0) as refused:
         await issue(refused, time.monotonic_ns())
         await refused.drain()
     assert [(r.outcome, r.retry) for r in records_of(tmp_path)] == [(Outcome.REFUSED, k) for k in range(3)]
@@ -153,12 +153,12 @@ async def test_a_closed_loop_s_user_waits_until_the_last_attempt_has_ended(tmp_p
 
 async def test_stopping_asks_nothing_again_and_ends_at_once(tmp_path: Path) -> None:
     async with bed(asking(5, pause_ms=60_000), tmp_path, "status_500", warm=2, pulse=True) as on:
-        await issue(on.session, time.monotonic_ns())
-        await eventually(lambda: not on.session.client.in_flight)
-        assert on.session.awaited == 1
-        drained = asyncio.ensure_future(on.session.drain())
+        await issue(on.sender, time.monotonic_ns())
+        await eventually(lambda: not on.sender.client.in_flight)
+        assert on.sender.awaited == 1
+        drained = asyncio.ensure_future(on.sender.drain())
         await asyncio.sleep(0.02)
-        on.session.stop("enough")
+        on.sender.stop("enough")
         async with asyncio.timeout(5):
             await drained
     assert [record.outcome for record in records_of(tmp_path)] == [Outcome.HTTP_5XX]

@@ -24,9 +24,9 @@ async def test_an_open_loop_issues_everything_though_nothing_is_ever_answered(tm
     what = plan([index * MS for index in range(100)])
     async with bed(what, tmp_path, "silent") as on:
         t0 = time.monotonic_ns() + 5 * MS
-        await issue(on.session, t0)
+        await issue(on.sender, t0)
         assert sorted(await on.seen(100)) == ids(what)
-        assert on.session.client.in_flight == 100
+        assert on.sender.client.in_flight == 100
         assert not on.records()
         issued = on.records(ISSUED)
     assert [record.due_ns for record in issued] == [t0 + index * MS for index in range(100)]
@@ -57,19 +57,19 @@ async def test_a_stall_does_not_move_what_was_due(tmp_path: Path) -> None:
 async def test_an_empty_plan_is_over_at_once(tmp_path: Path) -> None:
     async with bed(plan([]), tmp_path) as on:
         assert await on.play() == []
-        assert on.session.issued == 0
+        assert on.sender.issued == 0
 
 
 async def test_stopping_aborts_what_is_in_flight_and_issues_nothing_more(tmp_path: Path) -> None:
     async with bed(plan([0, MS, 2 * MS, 3_600_000 * MS]), tmp_path, "stall") as on:
-        issuing = asyncio.ensure_future(issue(on.session, time.monotonic_ns()))
+        issuing = asyncio.ensure_future(issue(on.sender, time.monotonic_ns()))
         await on.seen(3)
-        on.session.stop("enough")
+        on.sender.stop("enough")
         await issuing
-        await on.session.drain()
+        await on.sender.drain()
         records, issued = on.records(), on.records(ISSUED)
     assert [record.outcome for record in records] == [Outcome.ABORTED] * 3
-    assert len(issued) == on.session.issued == 3
+    assert len(issued) == on.sender.issued == 3
 
 
 async def test_a_request_whose_time_is_up_ends_as_timed_out_with_what_came(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ async def test_a_request_whose_time_is_up_ends_as_timed_out_with_what_came(tmp_p
 async def test_lag_speed_and_cost_are_recorded_beside_the_requests(tmp_path: Path) -> None:
     async with bed(plan([0, 1100 * MS]), tmp_path) as on:
         t0 = time.monotonic_ns()
-        pulse = Heartbeat(on.session, t0)
-        await issue(on.session, t0)
+        pulse = Heartbeat(on.sender, t0)
+        await issue(on.sender, t0)
         pulse.stop_counting()
         pulse.close()
         file = read_records(on.path)
@@ -140,8 +140,8 @@ async def test_a_closed_loop_that_lasts_a_time_goes_on_beyond_its_planned_bodies
 
 async def test_a_closed_loop_whose_answers_never_come_is_over_at_its_end(tmp_path: Path) -> None:
     async with bed(plan([-1] * 9, users=2, end_ns=100 * MS), tmp_path, "silent") as on:
-        await issue(on.session, time.monotonic_ns())
-        assert on.session.issued == on.session.client.in_flight == 2
+        await issue(on.sender, time.monotonic_ns())
+        assert on.sender.issued == on.sender.client.in_flight == 2
 
 
 async def test_a_user_whose_request_failed_waits_before_it_asks_again(tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ async def test_a_user_whose_request_failed_waits_before_it_asks_again(tmp_path: 
 async def test_a_slice_without_users_sends_nothing(tmp_path: Path) -> None:
     two = plan([-1] * 4, users=1)
     async with bed(two.slice(1, 2), tmp_path) as on:
-        await issue(on.session, time.monotonic_ns())
-        assert on.session.issued == 0
+        await issue(on.sender, time.monotonic_ns())
+        assert on.sender.issued == 0
 
 
 @pytest.mark.parametrize("workers", [1, 3])

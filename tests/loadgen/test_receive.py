@@ -16,7 +16,7 @@ import pytest
 from gapmeter.loadgen import receive
 from gapmeter.loadgen.client import Connection
 from gapmeter.loadgen.receive import WallClock, stamp_arrivals
-from gapmeter.loadgen.transport import Watched
+from gapmeter.loadgen.transport import AsyncioLoop
 from gapmeter.records.request import Flag, as_read, decode, encode
 from gapmeter.records.stream import parse_answer
 from tests.kit.loads import body
@@ -58,7 +58,7 @@ async def test_a_read_has_the_bytes_when_the_kernel_had_them_and_when_we_did(
 ) -> None:
     one, other = pair
     came: asyncio.Queue[Any] = asyncio.Queue()
-    loop = Watched(asyncio.get_running_loop())
+    loop = AsyncioLoop(asyncio.get_running_loop())
     read = receive.reader(other, lambda *told: came.put_nowait(told), lambda error: came.put_nowait(error))
     loop.add_reader(other.fileno(), read)
     before = time.time_ns()

@@ -72,6 +72,15 @@ SHAPES: list[tuple[str, Any, bool]] = [
 ]  # fmt: skip
 
 
+def parses(made: dict[str, Any], path: Path) -> bool:
+    path.write_text(yaml.safe_dump(made))
+    try:
+        load_scenario(path, environment={})
+    except ScenarioError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize(("shape", "value", "right"), SHAPES)
 def test_schema_and_parser_agree_on_shapes(tmp_path: Path, shape: str, value: object, right: bool) -> None:
     unrated = shape in ("ramp", "steps", "trace")
@@ -79,15 +88,7 @@ def test_schema_and_parser_agree_on_shapes(tmp_path: Path, shape: str, value: ob
     if shape == "think_time":
         load = {"arrivals": "closed", "concurrency": 2, "think_time": value, "duration": "5s"}
     made = {"workload": {"prompt_tokens": 64, "output_tokens": 16}, "load": load}
-    path = tmp_path / "one.yaml"
-    path.write_text(yaml.safe_dump(made))
-    try:
-        load_scenario(path, environment={})
-    except ScenarioError:
-        parses = False
-    else:
-        parses = True
-    assert (parses, VALIDATOR.is_valid(made)) == (right, right)
+    assert (parses(made, tmp_path / "one.yaml"), VALIDATOR.is_valid(made)) == (right, right)
 
 
 def document(key: str, value: object) -> dict[str, Any]:
@@ -103,15 +104,7 @@ def document(key: str, value: object) -> dict[str, Any]:
 @pytest.mark.parametrize(("key", "value", "right"), VALUES)
 def test_schema_and_parser_agree_on_what_is_right(tmp_path: Path, key: str, value: object, right: bool) -> None:
     made = document(key, value)
-    path = tmp_path / "one.yaml"
-    path.write_text(yaml.safe_dump(made))
-    try:
-        load_scenario(path, environment={})
-    except ScenarioError:
-        parses = False
-    else:
-        parses = True
-    assert (parses, VALIDATOR.is_valid(made)) == (right, right)
+    assert (parses(made, tmp_path / "one.yaml"), VALIDATOR.is_valid(made)) == (right, right)
 
 
 def test_the_committed_schema_is_the_one_that_the_model_gives() -> None:

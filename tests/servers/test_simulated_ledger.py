@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.ledger import ledger as making
-from gapmeter.analysis.ledger.ledger import Ledger, make_ledger, timelines
+from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, timelines
 from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.records import EntryFlag
 from tests.kit.simulated import Asked, Server, ask, session, simulated
@@ -51,9 +51,9 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         asked = asyncio.run(_load(server))
     trace = read_trace(sorted((folder / "probe").glob("*.gap")), [one.request_id for one in asked])
     table = _client_table(asked)
-    ledger = make_ledger(table, trace)
+    ledger = make_ledger(LedgerInputs.of(table, trace))
     rows = ledger.rows[ledger.rows["event"] == "last_token"].set_index("request_id")
-    stretches = timelines(table, trace, np.ones(len(table), dtype=np.bool_))
+    stretches = timelines(LedgerInputs.of(table, trace), np.ones(len(table), dtype=np.bool_))
     truth = _true_stages(server.truth(), asked)
     return Case(table, trace, ledger, rows, stretches, truth, request.param == "evicting")
 
@@ -164,10 +164,10 @@ def test_ledgers_are_the_same_whatever_the_blocks_that_they_are_made_by(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(making, "_BLOCK", 50)
-    again = make_ledger(case.requests, case.trace)
+    again = make_ledger(LedgerInputs.of(case.requests, case.trace))
     pd.testing.assert_frame_equal(again.rows, case.ledger.rows)
     pd.testing.assert_frame_equal(again.gaps, case.ledger.gaps)
-    stretches = timelines(case.requests, case.trace, np.ones(len(case.requests), dtype=np.bool_))
+    stretches = timelines(LedgerInputs.of(case.requests, case.trace), np.ones(len(case.requests), dtype=np.bool_))
     pd.testing.assert_frame_equal(stretches, case.timelines)
 
 

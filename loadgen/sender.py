@@ -1,4 +1,4 @@
-"""One generator process's requests: built beforehand, sent when due, given up or sent again, recorded as they end."""
+"""One generator process's requests: built beforehand, sent when due, given up or retried, recorded as they end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Event(Protocol):
     def is_set(self) -> bool: ...
 
 
-class Session:
+class Sender:
     """Everything that an issuer needs: bytes ready to be sent, the client, and the record file.
 
     ``on_finished`` may be set by an issuer that waits for answers. ``stopped`` is set when the run ends early,
@@ -170,9 +170,9 @@ class Session:
 class Stalls:
     """Streams that have begun and brought no token for ``limit_ns``.
 
-    Each is checked once in so long, however many chunks it gets: the next check is due ``limit_ns`` after the last
-    chunk that was there at the one before. Until the first token comes a request waits for the server's queue, which
-    is no stall; comments that keep a connection alive are no tokens.
+    Each is checked about once in that time, however many chunks it gets: the next check is ``limit_ns`` after the last
+    chunk that had come by the check before. Until its first token a request waits in the server's queue, which is no
+    stall; comments that keep a connection alive are no tokens.
     """
 
     def __init__(self, limit_ns: int) -> None:
