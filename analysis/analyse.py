@@ -70,7 +70,7 @@ from gapmeter.analysis.stages import BY_NAME
 from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.series import Series
-from gapmeter.analysis.tables import cut_short_ns, read_requests, steps_table, write_tables
+from gapmeter.analysis.tables import cut_short_ns, read_requests, steps_table, write_table
 from gapmeter.records import RunFolder
 from gapmeter.scenarios.slo import Slo
 
@@ -99,6 +99,12 @@ class RunTables:
         """Their metrics."""
         return MetricSeries(self.measured)
 
+    def with_ledger(self, ledger: Ledger) -> RunTables:
+        """The same requests, whose series need not be made again, with a ledger that may be shown."""
+        tables = RunTables(self.requests, ledger.rows, ledger.gaps)
+        vars(tables).update(measured=self.measured, series=self.series)
+        return tables
+
     @cached_property
     def ledgers(self) -> dict[str, pd.DataFrame]:
         """Their ledgers, by metric."""
@@ -126,34 +132,42 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
         folder.record_files(folder.probe), requests["request_id"].tolist(), folder.telemetry, manifest.placement.server
     )
     steps = steps_table(trace) if trace is not None and trace.has_engine else None
-    inputs = LedgerInputs.of(requests, trace)
-    ledger = make_ledger(inputs)
-    tables = RunTables(requests) if ledger.refused else RunTables(requests, ledger.rows, ledger.gaps)
-    measured, ledgers, window = tables.measured, tables.ledgers, measured_window(requests)
-    samples = read_telemetry(folder)
-    energy = measured_energy(samples, manifest, window)
-    telemetry = describe_telemetry(samples, trace, manifest, window, energy)
-    state = describe_steady(requests, warmup, loop=plan.loop, searched=steady)
-    canaries = [(g.canary_at_ns, g.canary_ns) for g in generators]
-    drift = describe_drift(requests, canaries, throttled(telemetry))
-    figures = build_figures(
-        tables, manifest.slo, evidence_of(manifest, generators, requests, ledger.refused),
-        name=manifest.asked.name, device=manifest.device, warmup=warmup,
-        warnings=[
-            *doubts.recording_warnings(trace, ledger, manifest, requests),
-            *doubts.telemetry_warnings(telemetry, manifest),
-            *doubts.growth_warning(state), *doubts.short_warmup_warning(state), *doubts.speed_warning(drift),
-            *doubts.streaming_warnings(measured),
-        ],
-    )  # fmt: skip
-    provenance = provenance_of(manifest, figures)
-    files = {"requests": requests, "ledger": ledger.rows, "gaps": ledger.gaps}
-    if steps is not None:
-        files["steps"] = steps
-    if not ledger.refused:
-        files["timeline"] = timelines(inputs, chosen(requests))
-    with ThreadPoolExecutor(1) as beside:
-        written = beside.submit(write_tables, folder.path, files, provenance.facts())
+    inputs, tables = LedgerInputs.of(requests, trace), RunTables(requests)
+    with ThreadPoolExecutor(2) as beside:  # what takes seconds of a large run is mostly done without Python's lock
+        made = beside.submit(make_ledger, inputs)
+        tables.series.prepare()
+        ledger = made.result()
+        if not ledger.refused:
+            tables = tables.with_ledger(ledger)
+        measured, ledgers, window = tables.measured, tables.ledgers, measured_window(requests)
+        bands = beside.submit(describe_bands, ledgers)
+        pairs = beside.submit(describe_pairs, measured, ledgers, limits_of(manifest.slo))
+        samples = read_telemetry(folder)
+        energy = measured_energy(samples, manifest, window)
+        telemetry = describe_telemetry(samples, trace, manifest, window, energy)
+        state = describe_steady(requests, warmup, loop=plan.loop, searched=steady)
+        canaries = [(g.canary_at_ns, g.canary_ns) for g in generators]
+        drift = describe_drift(requests, canaries, throttled(telemetry))
+        figures = build_figures(
+            tables, manifest.slo, evidence_of(manifest, generators, requests, ledger.refused),
+            name=manifest.asked.name, device=manifest.device, warmup=warmup,
+            warnings=[
+                *doubts.recording_warnings(trace, ledger, manifest, requests),
+                *doubts.telemetry_warnings(telemetry, manifest),
+                *doubts.growth_warning(state), *doubts.short_warmup_warning(state), *doubts.speed_warning(drift),
+                *doubts.streaming_warnings(measured),
+            ],
+        )  # fmt: skip
+        provenance = provenance_of(manifest, figures)
+        files = {"gaps": ledger.gaps, "requests": requests, "ledger": ledger.rows}
+        if steps is not None:
+            files["steps"] = steps
+        if not ledger.refused:
+            files["timeline"] = timelines(inputs, chosen(requests))
+        written = [
+            beside.submit(write_table, folder.path / f"{name}.parquet", table, provenance.facts())
+            for name, table in files.items()
+        ]
         result = RunResult(
             **dict(figures),
             **dict(describe_economics(figures, state, manifest, measured, energy)),
@@ -162,9 +176,9 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
             ledger=describe_ledger(ledger, trace),
             steady=state,
             drift=drift,
-            bands=describe_bands(ledgers),
+            bands=bands.result(),
             compute=describe_compute(ledgers, steps, manifest.device),
-            explore=describe_pairs(measured, ledgers, limits_of(manifest.slo)),
+            explore=pairs.result(),
             made_by=made_by(),
             provenance=provenance,
             shortened=_shortened(requests, plan),
@@ -175,7 +189,8 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
                 folder.hdr, measured, tables.ledger, manifest.started_s or 0.0, window_s(measured), provenance.line(),
                 tables.series,
             )  # fmt: skip
-        written.result()
+        for each in written:
+            each.result()
     return result, tables.series
 
 

@@ -150,22 +150,19 @@ def steps_table(trace: Trace) -> pd.DataFrame:
     return table.sort_index().reset_index()
 
 
-def write_tables(folder: Path, tables: dict[str, pd.DataFrame], about: Mapping[str, str] | None = None) -> None:
-    """Each table as ``<name>.parquet`` in the run's folder; ``about`` is kept in its ``attrs``.
+def write_table(path: Path, table: pd.DataFrame, about: Mapping[str, str] | None = None) -> None:
+    """A table as a Parquet file; ``about`` is kept in its ``attrs``.
 
     By blocks, since a table of gaps is most of a large run's memory; but one with a column of objects at once, whose
     type all of its rows tell. Categories are written as texts, integers (stamps, most of them) as differences.
     """
-    for name, table in tables.items():
-        rows = max(len(table), 1) if any(map(is_object_dtype, table.dtypes)) else _ROWS
-        schema = _schema(_plain(table[:rows]), about)
-        whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if pa.types.is_integer(field.type)}
-        others = [field.name for field in schema if field.name not in whole]
-        with pq.ParquetWriter(
-            folder / f"{name}.parquet", schema, compression="zstd", use_dictionary=others, column_encoding=whole
-        ) as writer:
-            for at in range(0, max(len(table), 1), rows):
-                writer.write_table(pa.Table.from_pandas(_plain(table[at : at + rows]), schema, preserve_index=False))
+    rows = max(len(table), 1) if any(map(is_object_dtype, table.dtypes)) else _ROWS
+    schema = _schema(_plain(table[:rows]), about)
+    whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if pa.types.is_integer(field.type)}
+    others = [field.name for field in schema if field.name not in whole]
+    with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=others, column_encoding=whole) as writer:
+        for at in range(0, max(len(table), 1), rows):
+            writer.write_table(pa.Table.from_pandas(_plain(table[at : at + rows]), schema, preserve_index=False))
 
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:

@@ -134,7 +134,7 @@ def _with_failures(verdict: Verdict, failed: FailedShares) -> Word:
     if failed.more is None:
         return verdict.word
     more_in_b = failed.more == "b"
-    if any(_counts(claim) and (claim.difference.value < 0) is more_in_b for claim in verdict.claims):
+    if any(_counts(claim) and ((claim.difference.value or 0.0) < 0) is more_in_b for claim in verdict.claims):
         return MIXED
     if more_in_b and any(_counts(claim) and claim.percentile is None for claim in verdict.claims):
         return SLOWER

@@ -133,7 +133,8 @@ class Pair:
         series, percentiles = self.series[metric][number], self.percentiles[metric]
         first = next((i for i, p in enumerate(percentiles) if series.percentile(p).value == math.inf), len(percentiles))
         longest = float(np.max(series.values, where=np.isfinite(series.values), initial=0.0)) or math.inf
-        return [(longest, percentiles[:first]), (math.inf, percentiles[first:])]
+        parts = [(longest, percentiles[:first]), (math.inf, percentiles[first:])]
+        return [part for part in parts if part[1]] or parts[:1]
 
     def _ranked_of(self, number: int, tables: Mapping[str, Sequence[Floats]]) -> dict[str, list[_Ranked]]:
         """What one side has percentiles of, and which."""
@@ -141,9 +142,7 @@ class Pair:
         ranked: dict[str, list[_Ranked]] = {}
         for metric in PER_REQUEST:
             values = np.concatenate([run.at_least_ns(metric) for run in side])
-            ranked[metric] = [
-                (Resampled(np.minimum(values, most)), own) for most, own in self._reached(metric, number) if own
-            ]
+            ranked[metric] = [(Resampled(np.minimum(values, most)), own) for most, own in self._reached(metric, number)]
         for event, own in tables.items():
             there = own[number][:, -1] > 0
             for stage in self.shown[event] if self.stage_percentiles else ():

@@ -109,7 +109,7 @@ def make_ledger(inputs: LedgerInputs) -> Ledger:
     refused, clipped = _checks(trace, (first, last), support)
     return Ledger(
         rows=pd.concat(rows, ignore_index=True),
-        gaps=pd.DataFrame(gap_index | gaps.columns, copy=False),
+        gaps=pd.DataFrame(gap_index | gaps.columns | {"gap_ns": gaps.columns["total_ns"]}, copy=False),
         refused=refused,
         unmeasured=tuple(s.name for s in STAGES if s.name in inputs.unmeasured),
         clipped=clipped,
@@ -227,7 +227,7 @@ def _gap_events(requests: pd.DataFrame, good: Ints) -> tuple[Events, dict[str, A
         "k": (nth + 1).astype(np.int32),
         "tokens": (n - before).astype(np.int32),
         "end_ns": end,
-        "gap_ns": end - start,
+        "gap_ns": None,  # the total of its ledger
     }
     return Events(good[whose], n, start, end), index
 

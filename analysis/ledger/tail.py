@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -64,14 +64,24 @@ def stage_parts(ledgers: pd.DataFrame, names: Sequence[str], rows: Bools | Ints 
     """
     if isinstance(rows, np.ndarray) and rows.dtype == np.bool_:
         rows = np.flatnonzero(rows)
-    columns = [ledgers[column(name)].array[rows].to_numpy(np.float64, na_value=np.nan) for name in names]
-    return np.asarray(np.nan_to_num(np.stack(columns, axis=1)))
+    return np.stack(list(_stage_times(ledgers, names, rows)), axis=1)
+
+
+def _stage_times(
+    ledgers: pd.DataFrame, names: Sequence[str], rows: Bools | Ints | slice = slice(None)
+) -> Iterator[Floats]:
+    for name in names:
+        times = ledgers[column(name)].array[rows].to_numpy(np.float64, na_value=np.nan)
+        yield np.nan_to_num(times) if np.isnan(times).any() else times
 
 
 def typical(ranked: Ranked) -> Bools:
     """Which are in the typical band."""
-    n = len(ranked.values)
-    return ranked.between(int(TYPICAL[0] * n), math.ceil(TYPICAL[1] * n))
+    return ranked.between(*_typical_ranks(len(ranked.values)))
+
+
+def _typical_ranks(count: int) -> tuple[int, int]:
+    return int(TYPICAL[0] * count), math.ceil(TYPICAL[1] * count)
 
 
 def slow_count(count: int) -> int:
@@ -90,25 +100,36 @@ def describe_bands(ledgers: Mapping[str, pd.DataFrame]) -> dict[str, Bands]:
 
 def _bands(rows: pd.DataFrame) -> Bands:
     names, n = stages_in(rows), len(rows)
-    ranked = Ranked(rows["total_ns"].to_numpy(np.float64))
+    slow_ranks = {percentile: math.floor(percentile * n / 100) for percentile in (90.0, 99.0, 99.9)}
+    slowest, usual = n - slow_count(n), _typical_ranks(n)
+    spread_ranks = [round(percentile * n / 100) for percentile in _SPREAD]
+    # Between neighbouring cuts every band has all rows or none, so that each row is added up once.
+    cuts = sorted({0, n, *usual, *slow_ranks.values(), slowest, *spread_ranks})
+    ranked, part = Ranked(rows["total_ns"].to_numpy(np.float64)), np.zeros(n, np.int64)
+    for cut in cuts[1:-1]:
+        part += ~ranked.below(cut)
+    del ranked
+    sums = np.stack([np.bincount(part, times, len(cuts) - 1) for times in _stage_times(rows, names)])
 
-    def band(member: Bools) -> Band:
-        return _band(names, stage_parts(rows, names, member))
+    def band(low: int, high: int = n) -> Band:
+        means = sums[:, cuts.index(low) : cuts.index(high)].sum(axis=1) / (high - low) / 1e6
+        stages_ms = dict(zip(names, means.tolist(), strict=True))
+        return Band(count=high - low, total_ms=float(means.sum()), stages_ms=stages_ms)
 
     def slow(percentile: float) -> Band | None:
-        rank = math.floor(percentile * n / 100)
-        return band(~ranked.below(rank)) if n - rank >= FEWEST_SLOW else None
+        rank = slow_ranks[percentile]
+        return band(rank) if n - rank >= FEWEST_SLOW else None
 
-    spread = []
-    for low, high in itertools.pairwise(_SPREAD):
-        inside = ranked.between(round(low * n / 100), round(high * n / 100))
-        if inside.any():
-            spread.append(SpreadBand(**dict(band(inside)), from_percentile=low, to_percentile=high))
+    between = zip(itertools.pairwise(spread_ranks), itertools.pairwise(_SPREAD), strict=True)
     return Bands(
         count=n,
-        typical=band(typical(ranked)),
-        slow=SlowBands(p90=slow(90.0), p985=band(~ranked.below(n - slow_count(n))), p99=slow(99.0), p999=slow(99.9)),
-        spread=tuple(spread),
+        typical=band(*usual),
+        slow=SlowBands(p90=slow(90.0), p985=band(slowest), p99=slow(99.0), p999=slow(99.9)),
+        spread=tuple(
+            SpreadBand(**dict(band(*ranks)), from_percentile=low, to_percentile=high)
+            for ranks, (low, high) in between
+            if ranks[1] > ranks[0]
+        ),
     )
 
 

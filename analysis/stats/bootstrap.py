@@ -34,7 +34,7 @@ from gapmeter.analysis.stats.estimate import TAIL, Estimate
 
 DRAWS = 1000
 FEWEST_STRETCHES = 5
-_FEWEST_BLOCKS = 12
+_FEWEST_BLOCKS, _MOST_BLOCKS = 12, 2000
 _INDEX = np.int32
 
 
@@ -42,11 +42,12 @@ def stretches(series: Floats) -> NDArray[np.int32]:
     """Number each element's stretch. ``series``: one value a request, in the order in which they were due.
 
     A stretch is four times the integrated autocorrelation time long, at least the cube root of n; there are at least
-    twelve (fewer only below twelve values), so the length is an underestimate where the run is short beside it.
+    twelve (fewer only below twelve values), so the length is an underestimate where the run is short beside it. There
+    are at most 2,000: more would draw the same intervals, and of millions of values take gigabytes.
     """
     n = len(series)
     length = max(4 * autocorrelation_time(series), n ** (1 / 3))
-    blocks = int(np.clip(n / max(length, 1.0), min(_FEWEST_BLOCKS, max(n, 1)), max(n, 1)))
+    blocks = int(np.clip(n / max(length, 1.0), min(_FEWEST_BLOCKS, max(n, 1)), min(max(n, 1), _MOST_BLOCKS)))
     begins = -(-np.arange(blocks + 1) * n // max(blocks, 1))
     return np.repeat(np.arange(blocks, dtype=np.int32), np.diff(begins))
 

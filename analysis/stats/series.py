@@ -104,10 +104,6 @@ class Series:
         return np.sort(self.values)
 
     @functools.cached_property
-    def _ranks(self) -> Floats:
-        return ranks_of(self.values)
-
-    @functools.cached_property
     def worth(self) -> Worth:
         """Measured when it is first asked for; by each way of clustering, of which the least counts."""
         if self.known is not None:
@@ -115,7 +111,8 @@ class Series:
         if not self.count:
             return Worth(0.0, 0.0, 0.0)
         groupings: Sequence[Ints | None] = self.clusters or [None]
-        found = [self._worth(grouping) for grouping in groupings]
+        ranks = ranks_of(self.values)
+        found = [self._worth(ranks, grouping) for grouping in groupings]
         return Worth(*(min(each) for each in zip(*found, strict=True)))
 
     def n_eff(self, percentile: float) -> float:
@@ -215,12 +212,12 @@ class Series:
             worth = f", worth {n_eff:,.0f} independent one{'s' * (n_eff >= 1.5)},"
         return f"{self.count:,} {self.what}{worth} do not support p{percentile:g}"
 
-    def _worth(self, clusters: Ints | None) -> tuple[float, ...]:
+    def _worth(self, ranks: Floats, clusters: Ints | None) -> tuple[float, ...]:
         """As ``Worth`` has them, by one way of clustering."""
         at = {level: exceedances(self.values, self._at(level), clusters) for level in (*_LEVELS, 99.0)}
         lasting = {level: at[level].long() for level in (50.0, 95.0, 99.0)}
         plain = (min(at[50.0].plain(), at[90.0].plain()), min(at[90.0].plain(), at[95.0].plain()))
-        if not neighbours_alike(self._ranks, clusters):
+        if not neighbours_alike(ranks, clusters):
             tail, far = (min(lasting[50.0], lasting[level]) for level in (95.0, 99.0))
             return lasting[50.0], lasting[50.0], tail, far, *plain
         short = {level: at[level].short() for level in _LEVELS}

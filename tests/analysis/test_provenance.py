@@ -12,7 +12,7 @@ from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stats import hdr
-from gapmeter.analysis.tables import write_tables
+from gapmeter.analysis.tables import write_table
 from tests.kit.results import manifest
 from tests.kit.runs import read_hlog, write_run
 from tests.kit.searches import write_search
@@ -67,7 +67,7 @@ def test_the_hardware_is_the_gpus_where_there_are_any(run: Any, gpus: list[str],
 
 
 def test_a_parquet_file_carries_it_in_its_metadata(tmp_path: Path, origin: Provenance) -> None:
-    write_tables(tmp_path, {"t": pd.DataFrame({"a": [1]})}, origin.facts())
+    write_table(tmp_path / "t.parquet", pd.DataFrame({"a": [1]}), origin.facts())
     assert pd.read_parquet(tmp_path / "t.parquet").attrs["provenance"] == origin.facts()
 
 

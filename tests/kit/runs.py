@@ -25,7 +25,7 @@ from gapmeter.analysis.ledger.upgrade import describe_compute
 from gapmeter.analysis.requests.metrics import limits_of
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGES, column
-from gapmeter.analysis.tables import write_tables
+from gapmeter.analysis.tables import write_table
 from gapmeter.records import RunFolder
 from gapmeter.records.histograms import new_histogram
 from gapmeter.scenarios.slo import Slo, parse_slo
@@ -224,7 +224,8 @@ def write_run(
     )
     folder = RunFolder(path)
     path.mkdir(parents=True)
-    write_tables(path, made.tables)
+    for name, table in made.tables.items():
+        write_table(path / f"{name}.parquet", table)
     for document in (made.result, made.result.verdict_file, made.about):
         document.write(path)
     return folder
