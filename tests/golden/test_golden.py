@@ -18,7 +18,7 @@ intervals, and relative intervals came to hold the baseline's own error.
 On 2026-11-24 all archives followed when warnings and sentences were reworded; no figure changed.
 ``compare`` and ``compare-pairs`` followed again that day: means joined the figures that are tested, and stages' means
 have a third error.
-``compare-pairs`` followed again on 2026-11-24 for its sentences.
+``compare-pairs`` followed again on 2026-11-24 for its sentences, and ``compare`` on 2026-11-25.
 ``killed`` followed again on 2026-11-24: goodput leaves out what was in flight when the run was stopped.
 ``capacity`` followed then too: a search takes the drift between its trials from the pace of tokens.
 """
