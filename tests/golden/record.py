@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from gapmeter.servers.launch import free_port, launch
+from gapmeter.servers.launch import Service, free_port, launch
 from gapmeter.servers.models import resolve_model
 from gapmeter.servers.null.server import Schedule
 from gapmeter.servers.simulated import simulated_command
@@ -52,7 +52,8 @@ def run(*words: str) -> Recipe:
 def attached(runs: Path) -> None:
     """A server that somebody else has started, without a probe."""
     spec = simulated_command(
-        sys.executable, resolve_model("builtin:tiny"), "served", port := free_port(), 8, "float32", {"forward_ms": 40}
+        sys.executable,
+        Service(resolve_model("builtin:tiny"), "served", port := free_port(), 8, "float32", {"forward_ms": 40}),
     )
     url = f"http://127.0.0.1:{port}"
     log = Path(tempfile.mkdtemp()) / "server.log"

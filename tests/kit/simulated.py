@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from gapmeter.records import RecordFile, read_records
-from gapmeter.servers.launch import ServerProcess, free_port, launch
+from gapmeter.servers.launch import ServerProcess, Service, free_port, launch
 from gapmeter.servers.simulated import simulated_command
 from tests.kit.wait import eventually
 
@@ -82,7 +82,7 @@ class Server:
 def simulated(folder: Path, *, timeout_s: float = 20.0, max_batch: int = 4, **flags: Any) -> Iterator[Server]:
     """A server with ``QUICK`` times and ``flags``, recording probe and truth into ``folder``."""
     port = free_port()
-    spec = simulated_command(sys.executable, None, "sim", port, max_batch, "any", {**QUICK, **flags})
+    spec = simulated_command(sys.executable, Service(None, "sim", port, max_batch, "any", {**QUICK, **flags}))
     env = {**spec.env, "GAPMETER_PROBE_DIR": str(folder / "probe"), "GAPMETER_TRUTH_DIR": str(folder / "truth")}
     url = f"http://127.0.0.1:{port}"
     with launch(spec.command, env, (), folder / "server.log", f"{url}/health", timeout_s) as process:

