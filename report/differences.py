@@ -86,7 +86,7 @@ def _found_sentence(pair: PairComparison) -> str:
     if figure.confirmed:
         others = [str(other) for other, each in figures.items() if each.confirmed and not each.failed and other != name]
         rest = f"; also beyond chance: {', '.join(others)}" if others else ""
-        return f"{_head(pair)}{change_of(name, figure)}{rest}"
+        return f"{_head(pair, figure)}{change_of(name, figure)}{rest}"
     able = sum(each.least_ms is not None and bool(each.a_ms) and not each.failed for each in figures.values())
     count = "1 figure" if able == 1 else f"{able} figures"
     if able < len(figures):
@@ -101,10 +101,11 @@ def _found_sentence(pair: PairComparison) -> str:
     )
 
 
-def _head(pair: PairComparison) -> str:
-    """What a difference in latency comes to; that failures are all there is to it stands before this."""
+def _head(pair: PairComparison, figure: DifferenceFigure) -> str:
+    """What a difference in latency, which ``figure`` says best, comes to; what failed stands before it."""
     if pair.verdict in (FAILS_MORE, FAILS_LESS):
-        return "counting these, "
+        is_slower = (figure.difference_ms or 0.0) > 0
+        return "counting these, " if is_slower is (pair.verdict == FAILS_MORE) else "other requests: "
     signs = {(figure.difference_ms or 0.0) > 0 for _, figure in pair.family() if figure.confirmed and not figure.failed}
     if pair.verdict == MIXED and len(signs) > 1:
         return f"{pair.b} is faster in some, slower in others: "
@@ -250,7 +251,12 @@ def _with_interval(figure: DifferenceFigure) -> str:
 
 
 def _claims(pair: PairComparison) -> list[tuple[FigureName, ClaimedFigure]]:
-    return [(name, figure) for name, figure in pair.figures() if figure.difference_ms is not None]
+    """What was compared; a mean is that of answers, whatever failed beside them."""
+    return [
+        (name, figure if name.percentile is not None else figure.model_copy(update={"failed": None}))
+        for name, figure in pair.figures()
+        if figure.difference_ms is not None
+    ]
 
 
 def _cells(number: int, name: FigureName, figure: ClaimedFigure) -> list[Words]:

@@ -133,12 +133,10 @@ def _with_failures(verdict: Verdict, failed: FailedShares) -> Word:
     """
     if failed.more is None:
         return verdict.word
-    more_in_b = failed.more == "b"
-    if any(_counts(claim) and ((claim.difference.value or 0.0) < 0) is more_in_b for claim in verdict.claims):
-        return MIXED
-    if more_in_b and any(_counts(claim) and claim.percentile is None for claim in verdict.claims):
-        return SLOWER
-    return FAILS_MORE if more_in_b else FAILS_LESS
+    slower = [claim for claim in verdict.claims if _counts(claim) and (claim.difference.value or 0.0) > 0]
+    if failed.more == "a":
+        return MIXED if slower else FAILS_LESS
+    return SLOWER if any(claim.percentile is None for claim in slower) else FAILS_MORE
 
 
 def _claim(

@@ -366,7 +366,7 @@ class _Judge:
                 few = f"{count:,} requests, worth {worth:.0f} independent ones"
                 return Difference(found.a, found.b, why=f"{few}, do not support a mean of one run a side")
         if failed and not (failed == "b" and (found.value or 0.0) > 0):
-            return Difference(None, None, why="requests failed, so that a mean has no value")
+            return Difference(None, None, why="requests failed, and a mean leaves them out")
         return replace(found, failed=failed)
 
     def mean(self, name: str, part: int) -> Difference:
