@@ -86,7 +86,7 @@ def _length(result: RunResult, manifest: Manifest) -> str:
     if result.shortened or not any(slo.estimable_with for slo in result.slo):
         return lasted
     change = result.drift.machine_change
-    why = f"; the machine became {speed_words(change)} at {change.after_s:.0f} s" if change else ""
+    why = f"; the machine became {speed_words(change)} at {change.after_s:.0f} s, so repeat the run" if change else ""
     return f"{lasted}: never enough independent requests for every SLO percentile{why}"
 
 

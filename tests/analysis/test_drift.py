@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.judge.steady import describe_drift
+from gapmeter.analysis.judge.warnings import speed_warning
+from gapmeter.analysis.results.trust import SpeedChange
 from gapmeter.report.trust import drift_sentence
 from tests.kit.runs import timed
 
@@ -63,3 +65,12 @@ def test_a_machine_of_one_speed_has_no_change() -> None:
     for _ in range(100):
         canary = np.arange(120) * 1_000_000_000, rng.lognormal(10, 0.2, 120).astype(np.int64)
         assert describe_drift(requests, [canary]).machine_change is None
+
+
+@pytest.mark.parametrize(("ratio", "words"), [(1.38, "1.4 times slower"), (0.5, "2 times faster")])
+def test_a_change_of_speed_is_warned_of_with_the_moment_and_what_it_does_to_a_tail(ratio: float, words: str) -> None:
+    drift = describe_drift(run(50)).model_copy(update={"machine_change": SpeedChange(after_s=131.2, ratio=ratio)})
+    (warning,) = speed_warning(drift)
+    assert warning.text.startswith(f"the machine became {words}: from 131 s on")
+    assert "p99" not in warning.text and "tail" in warning.cause
+    assert not list(speed_warning(describe_drift(run(50))))

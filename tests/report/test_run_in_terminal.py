@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.trust import SpeedChange
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, colour
 from gapmeter.report import bars, run, terminal
 from gapmeter.report.document import Document, Facts
@@ -185,3 +186,18 @@ def test_a_table_is_as_wide_as_its_content_a_row_a_line(capsys: pytest.CaptureFi
     assert capsys.readouterr().out.splitlines() == [
         "", " name       n   folder", f" {'─' * 27}", " ü      1,000   runs/a-b-c-d", " 数        20   two lines", ""
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ratio", "words"), [(1.38, "1.4 times slower"), (0.5, "2 times faster"), (None, "")])
+def test_a_load_that_never_had_enough_says_so_and_when_the_machine_changed_its_speed(
+    failed: Any, ratio: float | None, words: str
+) -> None:
+    result, manifest = RunResult.read(failed.path), Manifest.read(failed.path)
+    change = None if ratio is None else SpeedChange(after_s=131.2, ratio=ratio)
+    slos = tuple(slo.model_copy(update={"estimable_with": 900}) for slo in result.slo)
+    told = result.model_copy(update={"slo": slos, "drift": result.drift.model_copy(update={"machine_change": change})})
+    scenario = manifest.scenario | {"load": {**manifest.scenario["load"], "duration": "1m", "patience": "2m"}}
+    said = " ".join(terminal.text(run.brief(told, manifest.model_copy(update={"scenario": scenario}))).plain.split())
+    enough = "never enough independent requests for every SLO percentile"
+    assert f"{enough}; the machine became {words} at 131 s, so repeat the run" in said if words else enough in said
+    assert ("the machine became" in said) is bool(words)
