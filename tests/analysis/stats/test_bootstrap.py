@@ -98,3 +98,10 @@ def test_means_of_drawn_stretches_are_around_the_mean() -> None:
     assert high is not None
     assert low < values.mean() < high
     assert high - low < 0.5
+
+
+def test_of_a_long_series_as_many_stretches_are_drawn_as_tell_something() -> None:
+    found = bootstrap.stretches(np.random.default_rng(5).normal(size=300_000))
+    assert found[-1] + 1 == 2000
+    sizes = np.bincount(found)
+    assert (np.diff(found) >= 0).all() and sizes.max() - sizes.min() <= 1
