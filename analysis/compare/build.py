@@ -265,8 +265,8 @@ def _warnings(sides: Sequence[Side], found: Sequence[Differences]) -> Iterable[s
         yield _FEW_RUNS
     if any(side.failed for side in sides):
         yield (
-            "requests failed: each counts as waiting what it was given (its time-out), longer than any success, in "
-            "every percentile; one that reaches them is at least so long. Stages are of the answers that came"
+            "requests failed: in percentiles each counts as longer than any success; one that falls among them is at "
+            "least what they were given (the time-out). Means and stages are of the answers that came"
         )
     for each in found:
         lost = set(each.unmeasured.get("last_token", ())) & _REAL
