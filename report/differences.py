@@ -77,7 +77,7 @@ def _found_sentence(pair: PairComparison) -> str:
     family = pair.family()
     figures = dict(family)
     if pair.telling is None:
-        if pair.verdict != UNKNOWN:
+        if any(figure.ci_ms is not None for figure in figures.values()):
             return NOTHING
         why = next((figure.why for figure in figures.values() if figure.why), "no values")
         return f"no percentile and no mean can be compared: {why}"

@@ -431,6 +431,17 @@ def test_a_server_that_only_fails_more_is_told_so_and_its_time_out_moves_no_othe
                 assert max(abs(end or 0.0) for end in (each.a, each.b, *each.estimate.known[1:])) <= 1.5 * longest
 
 
+def test_of_too_few_requests_more_failures_are_told_and_no_lack_of_a_difference() -> None:
+    few = virtual(1).rows(np.arange(5))
+    found = compare_sides([few], [without(few, np.ones(5, bool), 60e9)], PERCENTILES, resamples=20)
+    (verdict,) = claims.judge([found], {})
+    said = verdict_sentence(pair_of(("A", "B"), found, verdict, "GPU"))
+    assert (verdict.word, verdict.telling) == (FAILS_MORE, None)
+    assert said.startswith(
+        "B failed 100 % of its requests, A none, more than chance explains; no percentile and no mean "
+    )
+
+
 @pytest.mark.parametrize(("factor", "more", "less"), [(2.0, SLOWER, FAILS_LESS), (0.5, FAILS_MORE, MIXED)])
 def test_a_server_that_fails_more_is_never_faster_and_one_that_fails_less_may_be_slower(
     factor: float, more: str, less: str
