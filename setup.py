@@ -17,6 +17,7 @@ MODULES = [
     for name, source in (
         ("gapmeter.loadgen._receive", "loadgen/_receive.c"),
         ("gapmeter.records._events", "records/_events.c"),
+        ("gapmeter.analysis.ledger._sweep", "analysis/ledger/_sweep.c"),
     )
 ]
 # They rely on the interpreter's lock, and the first on Linux.

@@ -210,6 +210,7 @@ def test_the_engine_is_read_from_the_scenario(checkout: Path, text: str, engine:
         ("setup/constraints-vllm.txt", "aiohttp==", "#aiohttp==", {"vllm"}),
         ("loadgen/_receive.c", "recvmsg(", "recvmsg (", {"core"}),
         ("records/_events.c", "memcmp(", "memcmp (", {"core"}),
+        ("analysis/ledger/_sweep.c", "qsort(", "qsort (", {"core"}),
         ("probe/gapmeter_probe/_native.c", "mremap", "mremap ", {"core", "vllm"}),
     ],
 )

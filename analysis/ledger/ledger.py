@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Bools, Floats, Ints, each_of
+from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints, each_of
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import pieces, sweep, with_holes
 from gapmeter.analysis.ledger.index import FAR, Events, Index
@@ -42,6 +40,7 @@ _SPOILS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("prefill", "decode", "input_prep", "sampling"), ("worker", "executor", "executor_call", "loop")),
 }
 _BLOCK = 50_000  # events and steps within them whose ledgers are made at once
+_REQUESTS = 1_000  # whose gaps are looked for at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +95,13 @@ def make_ledger(inputs: LedgerInputs) -> Ledger:
     """Ledgers of all requests that succeeded."""
     requests, trace = inputs.requests, inputs.trace
     good = np.flatnonzero(_answered(requests))
-    gap_events, gap_index = _gap_events(requests, good)
     to_first = _events(requests, good, "first_token_ns", np.ones(len(good), np.int64))
     to_last = _events(requests, good, "last_token_ns", _tokens(requests, good))
-    first, last, gaps = (_tables(inputs, events) for events in (to_first, to_last, gap_events))
+    first, last = (_tables(inputs, [(events, {})]) for events in (to_first, to_last))
+    gaps = _tables(inputs, _gap_events(requests, good)).columns
     ids = requests["request_id"].to_numpy()[good]
+    whose = pd.Categorical.from_codes(gaps.pop("request_id"), pd.Index(ids))
+    named = {"request_id": whose} | {name: gaps.pop(name) for name in ("k", "tokens", "end_ns")}
     rows = [
         pd.DataFrame({"request_id": ids, "event": event} | each.columns)
         for each, event in ((first, "first_token"), (last, "last_token"))
@@ -109,7 +110,7 @@ def make_ledger(inputs: LedgerInputs) -> Ledger:
     refused, clipped = _checks(trace, (first, last), support)
     return Ledger(
         rows=pd.concat(rows, ignore_index=True),
-        gaps=pd.DataFrame(gap_index | gaps.columns | {"gap_ns": gaps.columns["total_ns"]}, copy=False),
+        gaps=pd.DataFrame(named | {"gap_ns": gaps["total_ns"]} | gaps, copy=False),
         refused=refused,
         unmeasured=tuple(s.name for s in STAGES if s.name in inputs.unmeasured),
         clipped=clipped,
@@ -211,25 +212,25 @@ def _tokens(requests: pd.DataFrame, rows: Ints) -> Ints:
     return np.asarray(counted.fillna(pd.Series(came, counted.index, dtype="Int64")), dtype=np.int64)
 
 
-def _gap_events(requests: pd.DataFrame, good: Ints) -> tuple[Events, dict[str, Any]]:
-    """The gaps between the moments at which tokens of one answer arrived, and what names them."""
-    answered = np.zeros(len(requests), np.bool_)
-    answered[good] = True
-    row, at_ns, tokens = arrivals_of(requests, answered)
-    so_far = np.cumsum(tokens)
-    so_far -= (so_far - tokens)[np.searchsorted(row, row)]
-    later = np.flatnonzero(row[1:] == row[:-1]) + 1
-    start, end, before, n = at_ns[later - 1], at_ns[later], so_far[later - 1], so_far[later]
-    counts = np.bincount(row[later], minlength=len(requests))[good]
-    whose, nth = each_of(counts)
-    index = {
-        "request_id": pd.Categorical.from_codes(whose.astype(np.int32), requests["request_id"].iloc[good]),
-        "k": (nth + 1).astype(np.int32),
-        "tokens": (n - before).astype(np.int32),
-        "end_ns": end,
-        "gap_ns": None,  # the total of its ledger
-    }
-    return Events(good[whose], n, start, end), index
+def _gap_events(requests: pd.DataFrame, good: Ints) -> Iterator[tuple[Events, dict[str, AnyArray]]]:
+    """The gaps between the moments at which tokens of one answer arrived, and what names them, some requests at a time.
+
+    ``request_id`` is a place in ``good``.
+    """
+    for low in range(0, max(len(good), 1), _REQUESTS):
+        some = good[low : low + _REQUESTS]
+        whose, at_ns, tokens = arrivals_of(requests.iloc[some], np.ones(len(some), np.bool_))
+        so_far = np.cumsum(tokens)
+        so_far -= (so_far - tokens)[np.searchsorted(whose, whose)]
+        later = np.flatnonzero(whose[1:] == whose[:-1]) + 1
+        _, nth = each_of(np.bincount(whose[later], minlength=len(some)))
+        events = Events(some[whose[later]], so_far[later], at_ns[later - 1], at_ns[later])
+        names = {
+            "request_id": low + whose[later],
+            "k": nth + 1,
+            "tokens": so_far[later] - so_far[later - 1],
+        }
+        yield events, {name: values.astype(np.int32) for name, values in names.items()} | {"end_ns": events.end}
 
 
 def _blocks(trace: Trace | None, events: Events) -> Iterator[tuple[int, Events]]:
@@ -241,22 +242,28 @@ def _blocks(trace: Trace | None, events: Events) -> Iterator[tuple[int, Events]]
         yield low, events.rows(low, high)
 
 
-def _folded(values: NDArray[Any]) -> NDArray[Any]:
+def _folded(values: AnyArray) -> AnyArray:
     """A column that is one value throughout as that value repeated, which takes no memory."""
     repeated = np.broadcast_to(values[:1].copy(), values.shape) if len(values) else values
     return repeated if np.array_equal(values, repeated, equal_nan=True) else values
 
 
-def _joined(blocks: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """The columns of several blocks, which are emptied."""
-    whole = {}
+def _joined(blocks: list[dict[str, AnyArray]]) -> dict[str, AnyArray]:
+    """The columns of several blocks, which are emptied. What is one array in every block under two names stays one."""
+    whole, made = dict[str, AnyArray](), dict[tuple[int, ...], AnyArray]()
+    shared = Counter(tuple(id(block[name]) for block in blocks) for name in blocks[0])
     for name in list(blocks[0]):
         parts = [block.pop(name) for block in blocks]
+        which = tuple(map(id, parts))
         ends = np.concatenate([part[:1] for part in parts])
-        if not any(part.strides[0] for part in parts) and not _folded(ends).strides[0]:
+        if which in made:
+            whole[name] = made[which]
+        elif not any(part.strides[0] for part in parts) and not _folded(ends).strides[0]:
             whole[name] = np.broadcast_to(ends[:1], sum(map(len, parts)))
         else:
             whole[name] = np.concatenate(parts)
+        if shared[which] > 1:
+            made[which] = whole[name]
     return whole
 
 
@@ -264,24 +271,27 @@ def _joined(blocks: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
 class _Tables:
     """Of some events: their ledgers; causal pairs of stamps out of order, by how many ns; who had the core."""
 
-    columns: dict[str, NDArray[Any]]
+    columns: dict[str, AnyArray]
     negative: dict[str, Ints]
     held: Mapping[Culprit, int]
 
 
-def _tables(inputs: LedgerInputs, events: Events) -> _Tables:
+def _tables(inputs: LedgerInputs, events: Iterable[tuple[Events, Mapping[str, AnyArray]]]) -> _Tables:
+    """Of events that come some at a time, each time with columns that name them."""
     blocks, negative, held = [], dict[str, list[Ints]](), Counter[Culprit]()
-    for _, block in _blocks(inputs.trace, events):
-        table, causes, core = _table(inputs, block)
-        blocks.append({name: _folded(values) for name, values in table.items()})
-        for name, gap in causes.gaps.items():
-            negative.setdefault(name, []).append(gap[gap < 0])
-        held.update(core)
+    for some, names in events:
+        for low, block in _blocks(inputs.trace, some):
+            table, causes, core = _table(inputs, block)
+            own = {name: values[low : low + len(block)] for name, values in names.items()}
+            blocks.append({name: _folded(values) for name, values in (own | table).items()})
+            for name, gap in causes.gaps.items():
+                negative.setdefault(name, []).append(gap[gap < 0])
+            held.update(core)
     gaps = {name: np.concatenate(parts) for name, parts in negative.items()}
     return _Tables(_joined(blocks), gaps, dict(held.most_common()))
 
 
-def _table(inputs: LedgerInputs, events: Events) -> tuple[dict[str, NDArray[Any]], Causes, Mapping[Culprit, int]]:
+def _table(inputs: LedgerInputs, events: Events) -> tuple[dict[str, AnyArray], Causes, Mapping[Culprit, int]]:
     own, unmeasured = inputs.own, inputs.unmeasured
     spoilt, dropped = _dropped(unmeasured)
     causes = build(inputs.trace, inputs.client, events, dropped, inputs.index)
@@ -301,11 +311,13 @@ def _table(inputs: LedgerInputs, events: Events) -> tuple[dict[str, NDArray[Any]
             stages[name] = stages[name] - waited
     for name in unmeasured | {cls.stage for cls in CLASSES if cls.name in spoilt and cls.stage != "scheduling"}:
         stages[name] = np.full(len(events), np.nan)
-    unexplained = total - by_stage.sum(axis=1)
+    explained = by_stage.sum(axis=1)
+    unexplained = total - explained if explained.any() else total
+    strict = unexplained + shares.transit if shares.transit.any() else unexplained
     table = {column(name): values for name, values in stages.items()} | {
         "unexplained_ns": unexplained,
         "transit_ns": shares.transit,
-        "strict_ns": unexplained + shares.transit,
+        "strict_ns": strict,
         "unstamped_ns": shares.unstamped,
         "total_ns": total,
         "hidden_host_ns": hidden,

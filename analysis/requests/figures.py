@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 from hdrh.histogram import HdrHistogram
-from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
 from gapmeter.analysis.requests.metrics import METRICS, MetricSeries, ended_by_us, stamps_ns, succeeded
 from gapmeter.analysis.results.distribution import (
     AtMost,
@@ -146,16 +145,23 @@ def ledgers_by_metric(
         times = [name for stage in (*(s.name for s in STAGES), UNEXPLAINED) if (name := column(stage)) in gaps]
         known = [name for name in times if gaps[name].notna().any()]
         whose = gaps["request_id"].astype("category").cat
-        mine = np.flatnonzero((pd.Index(requests["request_id"]).get_indexer(whose.categories) >= 0)[whose.codes])
+        mine = _rows((pd.Index(requests["request_id"]).get_indexer(whose.categories) >= 0)[whose.codes])
         names = [*(name for name in ("end_ns",) if name in gaps), "total_ns", *known]
         ledgers["itl"] = pd.DataFrame({name: _taken(gaps[name].to_numpy(), mine) for name in names}, copy=False)
     return ledgers
 
 
-def _taken(values: NDArray[Any], rows: Ints) -> NDArray[Any]:
+def _rows(marked: Bools) -> Ints | slice:
+    """Which are marked; as a slice, which takes no memory, where they lie side by side."""
+    first, last = (int(np.argmax(end)) for end in (marked, marked[::-1]))
+    within = slice(first, len(marked) - last)
+    return within if marked[within].all() else np.flatnonzero(marked)
+
+
+def _taken(values: AnyArray, rows: Ints | slice) -> AnyArray:
     """Some rows of a column; one value that is repeated stays that, and takes no memory."""
     repeated = len(values) > 0 and values.strides == (0,)
-    return np.broadcast_to(values[:1], rows.shape) if repeated else values[rows]
+    return np.broadcast_to(values[:1], rows.shape) if repeated and not isinstance(rows, slice) else values[rows]
 
 
 def write_histograms(

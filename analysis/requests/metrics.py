@@ -144,13 +144,13 @@ def arrivals_of(requests: pd.DataFrame, rows: Bools) -> tuple[Ints, Ints, Ints]:
     In the order of rows, and of time in each.
     """
     at_ns, counts = _flat(requests, "token_ns", rows)
-    return _together(np.repeat(np.flatnonzero(rows), counts), at_ns)
+    return _together(np.repeat(np.flatnonzero(rows).astype(np.int32), counts), at_ns)
 
 
 def reads_of(requests: pd.DataFrame) -> tuple[Ints, Ints, Ints]:
     """As ``arrivals_of``, of all rows, how many chunks with tokens came."""
     (at_ns, _), (tokens, counts) = _flat(requests, "token_ns"), _flat(requests, "chunk_tokens")
-    return _together(np.repeat(np.arange(len(counts)), counts), at_ns[np.cumsum(tokens) - tokens])
+    return _together(np.repeat(np.arange(len(counts), dtype=np.int32), counts), at_ns[np.cumsum(tokens) - tokens])
 
 
 def _together(whose: Ints, at_ns: Ints) -> tuple[Ints, Ints, Ints]:
@@ -162,7 +162,7 @@ def _together(whose: Ints, at_ns: Ints) -> tuple[Ints, Ints, Ints]:
         at_ns = at_ns[np.lexsort((at_ns, whose))]
     another |= at_ns[1:] != at_ns[:-1]
     if another.all():
-        return whose, at_ns, np.ones(len(whose), np.int64)
+        return whose, at_ns, np.broadcast_to(np.int64(1), len(whose))
     first = np.concatenate([[0], np.flatnonzero(another) + 1, [len(whose)]])
     return whose[first[:-1]], at_ns[first[:-1]], first[1:] - first[:-1]
 
@@ -266,9 +266,9 @@ def pooled_gaps(requests: pd.DataFrame, good: Bools, *, failures: bool) -> tuple
     gaps = gaps_of(requests, good, failures=failures)
     if not len(gaps.row):
         return np.zeros(0), []
-    present = np.zeros(len(requests), np.int64)
+    present = np.zeros(len(requests), np.int32)
     present[gaps.row] = 1
-    return gaps.gap_ns, [(np.cumsum(present) - 1)[gaps.row], time_blocks(gaps.at_ns, gaps.gap_ns)]
+    return gaps.gap_ns, [(np.cumsum(present, dtype=np.int32) - 1)[gaps.row], time_blocks(gaps.at_ns, gaps.gap_ns)]
 
 
 def gaps_of(requests: pd.DataFrame, good: Bools, *, failures: bool) -> Gaps:

@@ -259,7 +259,7 @@ def time_blocks(at_ns: Ints, values_ns: Floats) -> Ints:
     finite = values_ns[np.isfinite(values_ns)]
     start, span = int(at_ns.min()), int(at_ns.max() - at_ns.min())
     width = max(1, int(2 * np.median(finite)) if len(finite) else 1, span // 4096 + 1)
-    return (at_ns - start) // width
+    return ((at_ns - start) // width).astype(np.int32)
 
 
 FEWEST = 12  # values below which a level has no interval
