@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import Bools, Floats, Ints
+from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
 from gapmeter.analysis.results.requests import ENDED_BY_US
 from gapmeter.analysis.stats.hdr import nearest_rank
 from gapmeter.analysis.stats.series import Series, time_blocks
@@ -258,7 +258,7 @@ def window_s(requests: pd.DataFrame) -> float:
     return float(due.max() - due.min()) / 1e9 * len(due) / (len(due) - 1)
 
 
-def pooled_gaps(requests: pd.DataFrame, good: Bools, *, failures: bool) -> tuple[Floats, list[Ints]]:
+def pooled_gaps(requests: pd.DataFrame, good: Bools, *, failures: bool) -> tuple[Floats, list[AnyArray]]:
     """All gaps, ns, in time order, and two numberings of them, by request and by moment.
 
     ``good``: who succeeded; with ``failures``, the gaps that others owe are there too, infinite.
