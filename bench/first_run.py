@@ -55,7 +55,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
         "| engine | runs | p99 with both ends | 95 % interval | all SLOs decided | a cost | p99, ms | ±, % | load, s |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    return [*lines, *_rows(found["rows"]), "", f"`{found['scenario']}` as it is shipped; ranges from run to run."]
+    return [*lines, *_rows(found["rows"]), "", f"`{found['scenario']}`; ranges from run to run."]
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

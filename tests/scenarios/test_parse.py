@@ -626,13 +626,13 @@ def test_the_shipped_scenarios_parse_by_name_from_anywhere(
 @pytest.mark.parametrize(
     ("overrides", "duration_s", "longest_s"),
     [
-        ((), 120, 144),
+        ((), 132, 144),
         (("load.duration=20s",), 20, 20),
         (("load.duration=20s", "load.patience=60s"), 20, 60),
-        (("load.patience=5m",), 120, 300),
-        (("load.patience=10s",), 120, 120),
+        (("load.patience=5m",), 132, 300),
+        (("load.patience=10s",), 132, 132),
         (("load.requests=48",), None, None),
-        (("load.arrivals=ramp", "load.ramp={from: 2, to: 20}", "load.patience=5m"), 120, 120),
+        (("load.arrivals=ramp", "load.ramp={from: 2, to: 20}", "load.patience=5m"), 132, 132),
     ],
 )
 def test_a_length_that_is_asked_for_later_than_a_patience_is_exact(
