@@ -23,7 +23,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("Makefile", "pyproject.toml", "setup.py", "setup", "scenarios", "loadgen", "probe", "records")
+COPIED = ("Makefile", "pyproject.toml", "setup.py", "setup", "analysis", "scenarios", "loadgen", "probe", "records")
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
 
 

@@ -70,7 +70,7 @@ def test_both_ways_find_the_same_stretches_of_many_rows() -> None:
 @pytest.mark.skipif(critical_path._native is None, reason="memory is only at stake in C")
 def test_an_event_or_a_class_that_is_not_there_is_refused() -> None:
     for event, cls in ((4, 0), (-1, 0), (0, CLASSES), (0, -1)):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="not there"):
             sweep(_intervals([(event, 0, 9, cls)]), 4, CLASSES)
 
 
