@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.requests import metrics
+from gapmeter.analysis.requests.figures import ledgers_by_metric
 from gapmeter.scenarios.slo import Slo
 
 MS = 1_000_000
@@ -170,3 +171,13 @@ def test_the_gaps_of_a_request_sum_to_last_minus_first(steps: list[list[int]]) -
 def test_the_window_holds_one_mean_gap_for_each_request() -> None:
     assert metrics.window_s(table(*(row(i, i * 100, i * 100, [i * 100 + 5]) for i in range(11)))) == pytest.approx(1.1)
     assert metrics.window_s(table(row(0, 0, 0, [1]))) == 0.0
+
+
+@pytest.mark.parametrize("wanted", [["a", "b"], ["b", "c"], ["a", "c"], ["d"]])
+def test_the_gaps_of_some_requests_are_theirs_side_by_side_or_not(wanted: list[str]) -> None:
+    whose = pd.Categorical(["a", "a", "b", "c", "c"])
+    total = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    gaps = pd.DataFrame({"request_id": whose, "total_ns": total, "unexplained_ns": np.broadcast_to(7.0, 5)}, copy=False)
+    rows = ledgers_by_metric(None, gaps, pd.DataFrame({"request_id": wanted}))["itl"]
+    assert rows["total_ns"].tolist() == total[whose.isin(wanted)].tolist()
+    assert (rows["unexplained_ns"] == 7.0).all()

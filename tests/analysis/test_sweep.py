@@ -67,6 +67,14 @@ def test_both_ways_find_the_same_stretches_of_many_rows() -> None:
     assert (hidden == also_hidden).all() and hidden.sum() > 0
 
 
+def test_times_that_are_far_apart_are_swept_all_the_same() -> None:
+    far = 10**18
+    owned = pieces(Intervals(*np.array([[4, 0, far, 2], [0, 3, far, 1], [0, 0, 5, 0]]).T), 5, CLASSES)
+    assert owned.event.tolist() == [0, 0, 4]
+    assert owned.start.tolist() == [0, 5, 0] and owned.end.tolist() == [5, far, far]
+    assert owned.cls.tolist() == [0, 1, 2]
+
+
 @pytest.mark.skipif(critical_path._native is None, reason="memory is only at stake in C")
 def test_an_event_or_a_class_that_is_not_there_is_refused() -> None:
     for event, cls in ((4, 0), (-1, 0), (0, CLASSES), (0, -1)):

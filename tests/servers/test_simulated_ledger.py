@@ -164,6 +164,7 @@ def test_ledgers_are_the_same_whatever_the_blocks_that_they_are_made_by(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(making, "_BLOCK", 50)
+    monkeypatch.setattr(making, "_REQUESTS", 7)
     again = make_ledger(LedgerInputs.of(case.requests, case.trace))
     pd.testing.assert_frame_equal(again.rows, case.ledger.rows)
     pd.testing.assert_frame_equal(again.gaps, case.ledger.gaps)
