@@ -11,7 +11,9 @@ from typing import Any
 
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stats.exact import share_bounds
+from gapmeter.machine.instrument import NotMeasured
 from gapmeter.options import Options
+from gapmeter.scenarios import load_scenario
 from gapmeter.study.study import run_scenario
 
 SCENARIO = "chat-p99"
@@ -21,13 +23,19 @@ _METRIC, _PERCENTILE = "ttft", 99.0
 def measure(
     engines: Sequence[str], repeats: int, folder: Path, earlier: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """So many runs an engine, after those of ``earlier``. Raises UserError or ServerFailed when one cannot be had."""
+    """So many runs an engine, after those of ``earlier``.
+
+    Raises UserError or ServerFailed when one cannot be had, NotMeasured when the earlier ones are of another load.
+    """
+    digest = load_scenario(SCENARIO).digest()
+    if earlier and earlier["digest"] != digest:
+        raise NotMeasured(f"the runs to add to are of {SCENARIO} as it was: leave out --add to replace them")
     rows = list(earlier["rows"]) if earlier else []
     for _ in range(repeats):
         for engine in engines:
             done = run_scenario(SCENARIO, [f"server.engine={engine}"], Options(folder, quiet=True))
             rows.append(row_of(done.folder))
-    return {"scenario": SCENARIO, "rows": rows}
+    return {"scenario": SCENARIO, "digest": digest, "rows": rows}
 
 
 def row_of(folder: Path) -> dict[str, Any]:
