@@ -20,7 +20,7 @@ MODULES = [
         ("gapmeter.analysis.ledger._sweep", "analysis/ledger/_sweep.c"),
     )
 ]
-# They rely on the interpreter's lock, and the first on Linux.
+# The first two rely on the interpreter's lock, and the first on Linux; none is built without the limited API.
 USABLE = sys.platform == "linux" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 setup(ext_modules=MODULES if USABLE else [], options={"bdist_wheel": {"py_limited_api": "cp311"}})

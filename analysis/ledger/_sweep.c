@@ -1,6 +1,6 @@
 /* Divides each event's time among the activities that overlap in it.
 
-The same as `sweep_in_python` of critical_path.py, which runs where this was not built. It gives the interpreter's lock
+The same as `_sweep_in_python` of critical_path.py, which runs where this was not built. It gives the interpreter's lock
 away. Limited API. */
 
 #define PY_SSIZE_T_CLEAN
