@@ -17,10 +17,9 @@ MODULES = [
     for name, source in (
         ("gapmeter.loadgen._receive", "loadgen/_receive.c"),
         ("gapmeter.records._events", "records/_events.c"),
-        ("gapmeter.analysis.ledger._sweep", "analysis/ledger/_sweep.c"),
     )
 ]
-# The first two rely on the interpreter's lock, and the first on Linux; none is built without the limited API.
+# They rely on the interpreter's lock, and the first on Linux.
 USABLE = sys.platform == "linux" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 setup(ext_modules=MODULES if USABLE else [], options={"bdist_wheel": {"py_limited_api": "cp311"}})

@@ -43,9 +43,7 @@ ENGINE_PARTS = {"transformers": ("core", "transformers"), "vllm": ("core", "tran
 VLLM_VERSION = "0.32.0"
 BREAK_TRANSFORMERS = ("torchvision", "torchaudio", "torchcodec")  # built for CUDA, they fail beside a CPU torch
 # What is compiled, if that works.
-OWN_BUILD = [
-    ROOT / name for name in ("setup.py", "loadgen/_receive.c", "records/_events.c", "analysis/ledger/_sweep.c")
-]
+OWN_BUILD = (ROOT / "setup.py", ROOT / "loadgen" / "_receive.c", ROOT / "records" / "_events.c")
 PROBE_BUILD = (ROOT / "probe" / "setup.py", ROOT / "probe" / "gapmeter_probe" / "_native.c")
 UNFINISHED = ".unfinished"
 HEARTBEAT_S = 15.0

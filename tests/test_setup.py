@@ -23,7 +23,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("Makefile", "pyproject.toml", "setup.py", "setup", "analysis", "scenarios", "loadgen", "probe", "records")
+COPIED = ("Makefile", "pyproject.toml", "setup.py", "setup", "scenarios", "loadgen", "probe", "records")
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
 
 
@@ -210,7 +210,6 @@ def test_the_engine_is_read_from_the_scenario(checkout: Path, text: str, engine:
         ("setup/constraints-vllm.txt", "aiohttp==", "#aiohttp==", {"vllm"}),
         ("loadgen/_receive.c", "recvmsg(", "recvmsg (", {"core"}),
         ("records/_events.c", "memcmp(", "memcmp (", {"core"}),
-        ("analysis/ledger/_sweep.c", "qsort(", "qsort (", {"core"}),
         ("probe/gapmeter_probe/_native.c", "mremap", "mremap ", {"core", "vllm"}),
     ],
 )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints, each_of
 
-_native: Callable[..., tuple[bytes, bytes]] | None = None
-with contextlib.suppress(ImportError):  # it was built where a compiler was
-    from gapmeter.analysis.ledger._sweep import sweep as _native
+_CHUNK = 50_000  # intervals that are sorted at once: what the processor's caches hold
+_BITS = 62  # of a number in which each stands for a class
 FAR = np.iinfo(np.int64).max // 2
 Times = tuple[Ints, Ints]  # starts and ends, in order, none overlapping, ns
 
@@ -94,36 +92,20 @@ def sweep(
     Time in which nothing was active is in none. Also, shape (events,), ns: the time in which a class of ``over`` owns
     and a class of ``under`` was active beneath, which is work that the former hid.
     """
-    hiding, beneath = (np.isin(np.arange(classes), () if some is None else some) for some in (over, under))
-    if _native is None:
-        return _sweep_in_python(intervals, events, hiding, beneath)
-    columns = (intervals.event, intervals.start, intervals.end, intervals.cls)
-    given = (np.ascontiguousarray(column, np.int64) for column in columns)
-    rows, hidden = _native(*given, events, hiding.view(np.uint8), beneath.view(np.uint8))
-    return Intervals(*np.frombuffer(rows, np.int64).reshape(-1, 4).T.copy()), np.frombuffer(hidden, np.int64)
-
-
-def _sweep_in_python(intervals: Intervals, events: int, hiding: Bools, beneath: Bools) -> tuple[Intervals, Ints]:
-    """Between two neighboring ends of an event's intervals the same classes are active."""
-    real = np.flatnonzero(intervals.end > intervals.start)
-    event, cls = np.tile(intervals.event[real], 2), np.tile(intervals.cls[real], 2)
-    time = np.concatenate([intervals.start[real], intervals.end[real]])
-    order = np.lexsort((time, event))
-    event, cls, time, step = event[order], cls[order], time[order], np.where(order < len(real), 1, -1)
-    owner, covers = np.full(len(order), len(hiding)), np.zeros(len(order), np.bool_)
-    for one in np.unique(cls)[::-1]:
-        active = np.cumsum(step * (cls == one)) > 0
-        owner[active] = one
-        covers |= active & beneath[one]
-    kept = np.flatnonzero((owner[:-1] < len(hiding)) & (np.diff(time) > 0))  # an event's last moment has no owner
-    event, owner, start, end = event[kept], owner[kept], time[kept], time[kept + 1]
-    hid = hiding[owner] & covers[kept]
-    hidden = np.bincount(event[hid], (end - start)[hid], events).astype(np.int64)
-    new = (np.diff(event, prepend=-1) != 0) | (np.diff(owner, prepend=-1) != 0)
-    new[1:] |= start[1:] > end[:-1]
-    first = np.flatnonzero(new)
-    last = np.append(first[1:], len(event))[: len(first)] - 1
-    return Intervals(event[first], start[first], end[last], owner[first]), hidden
+    parts = []
+    hidden = np.zeros(events, dtype=np.int64)
+    beneath = np.isin(np.arange(classes), () if under is None else under)
+    for event, start, length, owner, covers in _moments(intervals, events, classes, beneath):
+        end = start + length
+        new = (np.diff(event, prepend=-1) != 0) | (np.diff(owner, prepend=-1) != 0)
+        new[1:] |= start[1:] > end[:-1]
+        first = np.flatnonzero(new)
+        last = np.append(first[1:], len(event)) - 1
+        parts.append(Intervals(event[first], start[first], end[last], owner[first]))
+        if over is not None:
+            hid = np.isin(owner, over) & covers
+            hidden += np.bincount(event[hid], length[hid], events).astype(np.int64)
+    return Intervals.join(parts), hidden
 
 
 def pieces(intervals: Intervals, events: int, classes: int) -> Intervals:
@@ -148,3 +130,63 @@ def with_holes(owned: Intervals, low: Ints, high: Ints) -> Intervals:
         np.insert(owned.end, at, np.concatenate([high[outer], owned.start[inner]])),
         np.insert(owned.cls, at, -1),
     )
+
+
+def _moments(
+    intervals: Intervals, events: int, classes: int, beneath: Bools
+) -> Iterator[tuple[Ints, Ints, Ints, Ints, Bools]]:
+    """Stretches between two neighboring ends of an event's intervals in which something was active.
+
+    Each stretch's event, start, length, the class that owns it, and whether a class of ``beneath`` was active in it.
+    They come in order, whole events at a time, or of a single one what lies between two moments of rest.
+    """
+    if events == 1:
+        in_order = np.argsort(intervals.start, kind="stable")
+        until = np.maximum.accumulate(intervals.end[in_order])
+        rests = np.flatnonzero(intervals.start[in_order[1:]] > until[:-1]) + 1
+        bounds = np.concatenate([[0], rests, [len(in_order)]])
+    else:
+        in_order = np.argsort(intervals.event, kind="stable")
+        bounds = np.searchsorted(intervals.event[in_order], np.arange(events + 1))
+    done = 0
+    while done < len(bounds) - 1:
+        low = bounds[done]
+        done = max(done + 1, int(np.searchsorted(bounds, low + _CHUNK, side="right")) - 1)
+        rows = in_order[low : bounds[done]]
+        if not len(rows):
+            continue
+        event = np.concatenate([intervals.event[rows]] * 2)
+        time = np.concatenate([intervals.start[rows], intervals.end[rows]])
+        order = _in_order(event, time)
+        begins = order < len(rows)
+        event, time, step = event[order], time[order], np.where(begins, 1, -1)
+        cls = intervals.cls[rows].astype(np.int16)[np.where(begins, order, order - len(rows))]
+        # Of each class alone: from which to which moment it was active. All that it began it has ended by its last.
+        place = np.argsort(cls, kind="stable")
+        active = np.flatnonzero(np.cumsum(step[place]) > 0)
+        since, until, whose = place[active], place[active + 1], cls[place[active]]
+        owner, covers = np.full(len(order), classes), np.zeros(len(order), np.bool_)
+        for first in range(0, classes, _BITS):
+            mine = slice(*np.searchsorted(whose, (first, first + _BITS)))
+            bit = 1 << (whose[mine] - first).astype(np.int64)
+            change = np.zeros(len(order), np.int64)
+            change[since[mine]] = bit
+            change[until[mine]] -= bit
+            at_work = np.cumsum(change)  # the classes that are active from each moment on, a bit each
+            lowest = np.frexp((at_work & -at_work).astype(np.float64))[1] - 1
+            np.copyto(owner, first + lowest, where=(owner == classes) & (at_work != 0))
+            covers |= (at_work & sum(1 << bit for bit in np.flatnonzero(beneath[first : first + _BITS]).tolist())) != 0
+        length = np.diff(time, append=time[-1])
+        length[:-1][np.diff(event) != 0] = 0
+        kept = (owner < classes) & (length > 0)
+        if kept.any():
+            yield event[kept], time[kept], length[kept], owner[kept], covers[kept]
+
+
+def _in_order(event: Ints, time: Ints) -> Ints:
+    """``lexsort`` by both, four times as fast: one key of them where it fits."""
+    first, after = int(event.min()), int(time.min())
+    span = int(time.max()) - after + 1
+    if (int(event.max()) - first + 1) * span > FAR:
+        return np.lexsort((time, event))
+    return np.argsort((event - first) * span + (time - after), kind="stable")

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.ledger import critical_path
 from gapmeter.analysis.ledger.critical_path import Intervals, pieces, sweep, union, with_holes
-from gapmeter.loadgen import receive
 
 CLASSES = 5
 
@@ -38,36 +37,29 @@ def _by_hand(rows: list[tuple[int, int, int, int]], over: set[int], under: set[i
     return owned, hidden
 
 
-def test_the_fast_way_is_there_wherever_modules_in_c_were_built() -> None:
-    assert (critical_path._native is None) == (receive._native is None)
-
-
 @given(_rows)
 def test_every_tick_goes_to_the_active_class_of_highest_priority(rows: list[tuple[int, int, int, int]]) -> None:
+    rows = [row for row in rows if row[1] < row[2]]
+    got, hidden = sweep(_intervals(rows), 4, CLASSES, over=np.array([0, 1]), under=np.array([3]))
     want, want_hidden = _by_hand(rows, {0, 1}, {3})
-    for native in (critical_path._native, None):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(critical_path, "_native", native)
-            got, hidden = sweep(_intervals(rows), 4, CLASSES, over=np.array([0, 1]), under=np.array([3]))
-        assert (_sums(got) == want).all()
-        assert (hidden == want_hidden).all()
+    assert (_sums(got) == want).all()
+    assert (hidden == want_hidden).all()
 
 
-def test_both_ways_find_the_same_stretches_of_many_rows() -> None:
-    rng = np.random.default_rng(1)
-    start, events = rng.integers(0, 10**6, 90_000), 300
-    event = np.where(rng.random(90_000) < 0.2, 7, rng.integers(0, events, 90_000))  # one has very many
-    many = Intervals(event, start, start + rng.integers(-9, 9000, 90_000), rng.integers(0, 99, 90_000))
-    asked = {"over": np.arange(0, 99, 2), "under": np.arange(50, 60)}
-    found, hidden = sweep(many, events, 99, **asked)
+@given(_rows, st.integers(1, 4))
+def test_more_classes_than_a_number_has_bits_are_swept_like_few(
+    rows: list[tuple[int, int, int, int]], bits: int
+) -> None:
+    rows = [row for row in rows if row[1] < row[2]]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(critical_path, "_native", None)
-        same, also_hidden = sweep(many, events, 99, **asked)
-    assert all((getattr(found, n) == getattr(same, n)).all() for n in ("event", "start", "end", "cls"))
-    assert (hidden == also_hidden).all() and hidden.sum() > 0
+        patch.setattr(critical_path, "_BITS", bits)
+        got, hidden = sweep(_intervals(rows), 4, CLASSES, over=np.array([0, 1]), under=np.array([3]))
+    want, want_hidden = _by_hand(rows, {0, 1}, {3})
+    assert (_sums(got) == want).all()
+    assert (hidden == want_hidden).all()
 
 
-def test_times_that_are_far_apart_are_swept_all_the_same() -> None:
+def test_times_too_far_apart_for_one_key_are_swept_all_the_same() -> None:
     far = 10**18
     owned = pieces(Intervals(*np.array([[4, 0, far, 2], [0, 3, far, 1], [0, 0, 5, 0]]).T), 5, CLASSES)
     assert owned.event.tolist() == [0, 0, 4]
@@ -75,11 +67,26 @@ def test_times_that_are_far_apart_are_swept_all_the_same() -> None:
     assert owned.cls.tolist() == [0, 1, 2]
 
 
-@pytest.mark.skipif(critical_path._native is None, reason="memory is only at stake in C")
-def test_an_event_or_a_class_that_is_not_there_is_refused() -> None:
-    for event, cls in ((4, 0), (-1, 0), (0, CLASSES), (0, -1)):
-        with pytest.raises(ValueError, match="not there"):
-            sweep(_intervals([(event, 0, 9, cls)]), 4, CLASSES)
+@given(_rows, st.integers(1, 4))
+def test_a_single_event_is_swept_in_parts_as_it_is_at_once(rows: list[tuple[int, int, int, int]], most: int) -> None:
+    alone = _intervals([(0, start, end, cls) for _, start, end, cls in rows if start < end])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(critical_path, "_CHUNK", most)
+        parts = pieces(alone, 1, CLASSES)
+    whole = pieces(alone, 2, CLASSES)
+    for name in ("event", "start", "end", "cls"):
+        assert (getattr(parts, name) == getattr(whole, name)).all()
+
+
+def test_many_events_are_swept_in_chunks_like_few() -> None:
+    rng = np.random.default_rng(1)
+    start = rng.integers(0, 1000, 900_000)
+    event = rng.integers(0, 3000, 900_000)
+    many = Intervals(event, start, start + rng.integers(1, 9, 900_000), rng.integers(0, CLASSES, 900_000))
+    whole, _ = sweep(many, 3000, CLASSES)
+    some = many.event == 1234
+    alone, _ = sweep(Intervals(np.zeros(some.sum(), int), many.start[some], many.end[some], many.cls[some]), 1, CLASSES)
+    assert (_sums(whole, 3000)[1234] == _sums(alone, 1)[0]).all()
 
 
 _stretches = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8)
