@@ -137,8 +137,13 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
         made = beside.submit(make_ledger, inputs)
         tables.series.prepare()
         ledger = made.result()
+        files = {"gaps": ledger.gaps, "requests": requests, "ledger": ledger.rows}
+        if steps is not None:
+            files["steps"] = steps
         if not ledger.refused:
             tables = tables.with_ledger(ledger)
+            files["timeline"] = timelines(inputs, chosen(requests))
+        del inputs  # a gigabyte of a large run's, and nobody asks it any more
         measured, ledgers, window = tables.measured, tables.ledgers, measured_window(requests)
         bands = beside.submit(describe_bands, ledgers)
         pairs = beside.submit(describe_pairs, measured, ledgers, limits_of(manifest.slo))
@@ -159,11 +164,6 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
             ],
         )  # fmt: skip
         provenance = provenance_of(manifest, figures)
-        files = {"gaps": ledger.gaps, "requests": requests, "ledger": ledger.rows}
-        if steps is not None:
-            files["steps"] = steps
-        if not ledger.refused:
-            files["timeline"] = timelines(inputs, chosen(requests))
         written = [
             beside.submit(write_table, folder.path / f"{name}.parquet", table, provenance.facts())
             for name, table in files.items()

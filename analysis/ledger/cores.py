@@ -157,13 +157,13 @@ class _Process:
         self.pid, self.role = int(file.process["pid"]), str(file.process["role"])
         self.kind, self.engine = _KIND[self.role], int(file.process.get("engine", 0))  # of several engines which one
         codes = file.spans["code"].astype(np.int16)  # which numpy sorts by radix
-        order = np.argsort(codes, kind="stable")
-        self._spans, self._ends = file.spans[order], np.cumsum(np.bincount(codes, minlength=max(Span) + 1))
+        self._spans, self._order = file.spans, np.argsort(codes, kind="stable")
+        self._ends = np.cumsum(np.bincount(codes, minlength=max(Span) + 1))
 
     def spans(self, *codes: Span) -> Table:
         """Of one kind after the other, in the order written."""
-        parts = [self._spans[self._ends[code - 1] : self._ends[code]] for code in codes]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        rows = [self._order[self._ends[code - 1] : self._ends[code]] for code in codes]
+        return self._spans[np.concatenate(rows)]
 
 
 def _loop_work(file: _Process, also: Sequence[Span] = _IN_LOOP) -> Times:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -77,11 +78,18 @@ def union(start: Ints, end: Ints) -> Times:
 
 def at_least(count: int, start: Ints, end: Ints) -> Times:
     """When ``count`` or more of these intervals were going on at once."""
-    time, step = np.concatenate([start, end]), np.repeat([1, -1], len(start))
-    order = np.lexsort((step, time))
-    moments, enough = time[order], np.cumsum(step[order]) >= count
-    whole = np.flatnonzero(enough[:-1] & (np.diff(moments) > 0))
-    return union(moments[whole], moments[whole + 1])
+    start, end = np.sort(start, kind="stable"), np.sort(end, kind="stable")  # in order but for a few, mostly
+
+    def enough(at: Ints, side: Literal["left", "right"]) -> Bools:
+        going_on: Bools = np.searchsorted(start, at, side) - np.searchsorted(end, at, side) >= count
+        return going_on
+
+    def turns(at: Ints, before: Literal["left", "right"], after: Literal["left", "right"]) -> Ints:
+        at = at[enough(at, after)]
+        at = at[~enough(at, before)]
+        return at[np.flatnonzero(np.diff(at, prepend=-FAR))]
+
+    return turns(start, "left", "right"), turns(end, "right", "left")
 
 
 def sweep(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -62,10 +62,9 @@ class Index:
         order = np.argsort(key, kind="stable")
         self.entry_key, self.entry_flags = key[order], entries["flags"][order]
         self.entries = entries[order]
-        # Every block of events asks for the same.
-        self.of_request = functools.cache(self._of_request)
-        self._by_token = functools.cache(self._in_order_of_tokens)
-        self.first_step = functools.cache(self._first_step)
+        # Every block of events asks for the same. (A method's own cache would keep this alive beyond its use.)
+        self._first: dict[int, Table] = {}
+        self._by_token: dict[int, tuple[Ints, Ints]] = {}
 
     def _dense(self, table: Table, code: int) -> tuple[Ints, Ints]:
         """Start and end of a step's span, by the step's position in ``seqs``; several of one step are joined."""
@@ -105,17 +104,22 @@ class Index:
         request[same] = several["request"][found]
         return Events(request, n, events.start, events.end)
 
-    def _of_request(self, code: int) -> Table:
+    def of_request(self, code: int) -> Table:
         """The first span of ``code`` of each request (fields -1 where none)."""
+        if code in self._first:
+            return self._first[code]
         out = np.full(self.requests, MISSING, dtype=self.spans.dtype)
         rows = self.spans[self.spans["code"] == code]
         rows = rows[np.argsort(rows["start"], kind="stable")][::-1]
         out[rows["request"]] = rows
+        self._first[code] = out
         return out
 
     def of_token(self, code: int, events: Events) -> Table:
         """The span of ``code`` that carried each event's token: the first whose count so far reaches it."""
-        rows, key = self._by_token(code)
+        if code not in self._by_token:
+            self._by_token[code] = self._in_order_of_tokens(code)
+        rows, key = self._by_token[code]
         out = np.full(len(events), MISSING, dtype=self.spans.dtype)
         at = np.searchsorted(key, events.request * FAR + events.n)
         inside = np.flatnonzero(at < len(key))
@@ -143,7 +147,8 @@ class Index:
         at = np.minimum(np.searchsorted(self.seqs, seq), len(self.seqs) - 1)
         return np.where(self.seqs[at] == seq, at, MISSING)
 
-    def _first_step(self) -> Ints:
+    @cached_property
+    def first_step(self) -> Ints:
         """Position of the first step that carries tokens of each request, or MISSING."""
         out = np.full(self.requests, MISSING)
         out[self.entries["request"][::-1]] = self.position(self.entries["step"][::-1])

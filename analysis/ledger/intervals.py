@@ -233,7 +233,7 @@ class _Maker:
         self.add("engine_code", add["start"], add["end"])
         self.causal("handoff → engine", hand["start"], receive["start"])
         self.causal("engine queue → engine", receive["start"], add["start"])
-        self.first = index.first_step()[who]
+        self.first = index.first_step[who]
         schedule, _ = index.step_spans[Span.SCHEDULE]
         self.scheduled = np.where(self.first == MISSING, MISSING, schedule[self.first])
         self.add("queue", add["end"], self.scheduled)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,10 @@ _SPOILS: dict[str, tuple[str, ...]] = {
 }
 _BLOCK = 50_000  # events and steps within them whose ledgers are made at once
 _REQUESTS = 1_000  # whose gaps are looked for at once
+_AT_ONCE = 2  # blocks that are made side by side
+
+_Named = tuple[Events, Mapping[str, AnyArray]]  # some events, and columns that name them
+_Table = tuple[dict[str, AnyArray], dict[str, Ints], Mapping[Culprit, int]]  # of a block: what _Tables has of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +217,7 @@ def _tokens(requests: pd.DataFrame, rows: Ints) -> Ints:
     return np.asarray(counted.fillna(pd.Series(came, counted.index, dtype="Int64")), dtype=np.int64)
 
 
-def _gap_events(requests: pd.DataFrame, good: Ints) -> Iterator[tuple[Events, dict[str, AnyArray]]]:
+def _gap_events(requests: pd.DataFrame, good: Ints) -> Iterator[_Named]:
     """The gaps between the moments at which tokens of one answer arrived, and what names them, some requests at a time.
 
     ``request_id`` is a place in ``good``.
@@ -276,22 +281,35 @@ class _Tables:
     held: Mapping[Culprit, int]
 
 
-def _tables(inputs: LedgerInputs, events: Iterable[tuple[Events, Mapping[str, AnyArray]]]) -> _Tables:
+def _tables(inputs: LedgerInputs, events: Iterable[_Named]) -> _Tables:
     """Of events that come some at a time, each time with columns that name them."""
     blocks, negative, held = [], dict[str, list[Ints]](), Counter[Culprit]()
-    for some, names in events:
-        for low, block in _blocks(inputs.trace, some):
-            table, causes, core = _table(inputs, block)
-            own = {name: values[low : low + len(block)] for name, values in names.items()}
-            blocks.append({name: _folded(values) for name, values in (own | table).items()})
-            for name, gap in causes.gaps.items():
-                negative.setdefault(name, []).append(gap[gap < 0])
-            held.update(core)
+    named = (
+        (block, {name: values[low : low + len(block)] for name, values in names.items()})
+        for some, names in events
+        for low, block in _blocks(inputs.trace, some)
+    )
+    for table, below, core in _in_turn(inputs, named):
+        blocks.append(table)
+        for name, gap in below.items():
+            negative.setdefault(name, []).append(gap)
+        held.update(core)
     gaps = {name: np.concatenate(parts) for name, parts in negative.items()}
     return _Tables(_joined(blocks), gaps, dict(held.most_common()))
 
 
-def _table(inputs: LedgerInputs, events: Events) -> tuple[dict[str, AnyArray], Causes, Mapping[Culprit, int]]:
+def _in_turn(inputs: LedgerInputs, blocks: Iterable[_Named]) -> Iterator[_Table]:
+    """Their tables, in order, with the next ones under way: NumPy mostly leaves Python's lock to others."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        under_way = deque[Future[_Table]]()
+        for block in blocks:
+            under_way.append(pool.submit(_table, inputs, *block))
+            if len(under_way) > _AT_ONCE:
+                yield under_way.popleft().result()
+        yield from (each.result() for each in under_way)
+
+
+def _table(inputs: LedgerInputs, events: Events, names: Mapping[str, AnyArray]) -> _Table:
     own, unmeasured = inputs.own, inputs.unmeasured
     spoilt, dropped = _dropped(unmeasured)
     causes = build(inputs.trace, inputs.client, events, dropped, inputs.index)
@@ -314,7 +332,9 @@ def _table(inputs: LedgerInputs, events: Events) -> tuple[dict[str, AnyArray], C
     explained = by_stage.sum(axis=1)
     unexplained = total - explained if explained.any() else total
     strict = unexplained + shares.transit if shares.transit.any() else unexplained
-    table = {column(name): values for name, values in stages.items()} | {
+    table = dict(names)
+    table |= {column(name): values for name, values in stages.items()}
+    table |= {
         "unexplained_ns": unexplained,
         "transit_ns": shares.transit,
         "strict_ns": strict,
@@ -325,7 +345,8 @@ def _table(inputs: LedgerInputs, events: Events) -> tuple[dict[str, AnyArray], C
         "first_step": causes.first_seq,
         "last_step": causes.last_seq,
     }
-    return table, causes, shares.held
+    below = {name: gap[gap < 0] for name, gap in causes.gaps.items()}
+    return {name: _folded(values) for name, values in table.items()}, below, shares.held
 
 
 def _dropped(unmeasured: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:

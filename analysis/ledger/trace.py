@@ -21,14 +21,16 @@ from gapmeter.records import EntryFlag, RecordFile, Span, StepFlag, read_records
 Table = NDArray[np.void]
 
 
-def _dtype(names: str) -> np.dtype[Any]:
-    return np.dtype([(name, "<i8") for name in names.split()])
+def _dtype(numbers: str, times: str = "") -> np.dtype[Any]:
+    """A run has millions of these rows, so numbers are narrow."""
+    fields = [(name, "<i4") for name in numbers.split()] + [(name, "<i8") for name in times.split()]
+    return np.dtype(fields, align=True)
 
 
-REQUEST_SPAN = _dtype("request code n queued start end process")
-STEP_SPAN = _dtype("step code n start end")
+REQUEST_SPAN = _dtype("request code n process", "queued start end")
+STEP_SPAN = _dtype("step code", "n start end")  # n may be a time as well
 ENTRY = _dtype("step request tokens before cached flags")
-EMISSION = _dtype("step request tokens at")
+EMISSION = _dtype("step request tokens", "at")
 
 MISSING = -1
 FIRST_STEP_CODE, FIRST_PROCESS_CODE = 100, 200
@@ -148,6 +150,7 @@ def read_trace(
     by_engine, choices = _requests(files, request_ids)
     files, last = _in_one_numbering(files)
     silent = _silent(files)
+    use = core_use(telemetry, files, cores)  # before there are tables: it takes the most memory of all
     parts = [_tables(file, by_engine, with_steps=file.path not in silent) for file in files]
     tables = {name: np.concatenate([part.pop(name) for part in parts]) for name in tuple(parts[0])}
     notes = [note for file in files for note in file.notes]
@@ -167,7 +170,7 @@ def read_trace(
         notes=notes,
         problems=_problems(files),
         incomplete=tuple(Path(f.path).name for f in files if not f.complete),
-        cores=core_use(telemetry, files, cores),
+        cores=use,
         choices=choices,
         engine_steps=last,
         ranks_apart_ns=_ranks_apart_ns(files),
