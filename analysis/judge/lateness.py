@@ -25,6 +25,7 @@ from gapmeter.analysis.requests.metrics import (
     MetricSeries,
     elapsed_ns,
     generator_lag_ns,
+    in_blocks,
     numbers_of,
     reads_of,
     receive_waits_ns,
@@ -153,7 +154,7 @@ def lateness_of(requests: pd.DataFrame, loop_ns: Floats | None, series: MetricSe
     waits, pieces = receive_waits_ns(requests)
     merged = None
     if len(waits) and len(waits) >= STAMPED_SHARE * pieces:
-        firsts, gaps = _merged(requests[good])
+        firsts, gaps = map(np.concatenate, zip(*map(_merged, in_blocks(requests[good])), strict=True))
         merged = {"ttft": np.sort(firsts), "itl": np.sort(gaps), "tpot": np.sort(firsts), "e2e": np.zeros(1)}
     sent = generator_lag_ns(requests)
     loop = None if loop_ns is None else np.sort(loop_ns)

@@ -15,6 +15,7 @@ from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import (
     elapsed_ns,
+    in_blocks,
     reads_of,
     request_values_ns,
     resent_once,
@@ -330,9 +331,12 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
 
 def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
     """Several chunks a read, and several tokens a chunk where only the length that was asked for can tell."""
-    whose, _, chunks = reads_of(good)
-    streamed = np.bincount(whose)[whose] > 1  # the others came whole
-    if streamed.any() and (each := float(chunks[streamed].mean())) >= _GATHERED:
+    reads = chunks = 0
+    for some in in_blocks(good):
+        whose, _, came = reads_of(some)
+        streamed = np.bincount(whose)[whose] > 1  # the others came whole
+        reads, chunks = reads + int(streamed.sum()), chunks + int(came[streamed].sum())
+    if reads and (each := chunks / reads) >= _GATHERED:
         text = (
             f"{significant(each)} chunks with tokens arrived together on average: a first token waited for those "
             "after it, and ITL is the time between such groups, not between tokens"
@@ -341,8 +345,8 @@ def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
         yield _warning("gathered", text, cause, touches=("ttft", "itl"))
     whole = good["output_tokens"].isna().to_numpy(bool) & (good["finish_reason"] == "length").to_numpy(bool)
     asked = good.loc[whole, "output_tokens_asked"].to_numpy(np.float64)
-    chunks = np.array([len(one) for one in good.loc[whole, "chunk_tokens"]], np.int64)
-    if chunks.sum() and (each := float(asked.sum() / chunks.sum())) >= _GATHERED:
+    chunks = sum(map(len, good.loc[whole, "chunk_tokens"]))
+    if chunks and (each := float(asked.sum() / chunks)) >= _GATHERED:
         text = (
             f"by the length asked for, which {count(len(asked))} answers reached, a chunk held {significant(each)} "
             "tokens: ITL is the time between chunks, not between tokens"

@@ -181,6 +181,7 @@ def anatomy(ledgers: pd.DataFrame, percentile: float = 99.0) -> Anatomy | None:
     names, total_ns = stages_in(ledgers), ledgers["total_ns"].to_numpy(np.float64)
     in_time = np.argsort(ledgers["end_ns"].to_numpy(), kind="stable") if "end_ns" in ledgers else np.arange(n)
     total_ns = total_ns[in_time]  # with the gaps of one step side by side
+    stretch = stretches(total_ns)
     ranked = Ranked(total_ns)
     members = (typical(ranked), ~ranked.below(n - slow_count(n)), around(ranked, percentile))
     bands = [stage_parts(ledgers, names, in_time[member]) for member in members]
@@ -193,7 +194,7 @@ def anatomy(ledgers: pd.DataFrame, percentile: float = 99.0) -> Anatomy | None:
         RankedStage(stage=names[i], owner=owner_of(names[i]), share=shares[i], ms=shares[i] * whole_ns / 1e6)
         for i in np.argsort(np.negative(shares), kind="stable")
     )
-    share_ci, owners = _by_owner(names, stages, whole_ns, bands, members, stretches(total_ns))
+    share_ci, owners = _by_owner(names, stages, whole_ns, bands, members, stretch)
     by_wait = sorted(owners, key=lambda part: -part.at_ms)
     usual, slow, at = (_band(names, each) for each in bands)
     exact_ns, at_ns = float(np.quantile(total_ns, percentile / 100, method="inverted_cdf")), total_ns[members[2]]

@@ -12,7 +12,7 @@ that was asked for and did not arrive. Figures over successes alone stand beside
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from gapmeter.analysis.stats.series import Series, time_blocks
 from gapmeter.scenarios.slo import Slo
 
 _LONGEST_IS_P99 = 50  # gaps, at most
+_BLOCK = 1_000  # requests
 METRICS: tuple[str, ...] = ("ttft", "itl", "tpot", "e2e")
 
 
@@ -145,6 +146,12 @@ def arrivals_of(requests: pd.DataFrame, rows: Bools) -> tuple[Ints, Ints, Ints]:
     """
     at_ns, counts = _flat(requests, "token_ns", rows)
     return _together(np.repeat(np.flatnonzero(rows).astype(np.int32), counts), at_ns)
+
+
+def in_blocks(requests: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """A thousand requests after the other, at least none: what all their tokens at once take, a large run has not."""
+    for low in range(0, max(len(requests), 1), _BLOCK):
+        yield requests.iloc[low : low + _BLOCK]
 
 
 def reads_of(requests: pd.DataFrame) -> tuple[Ints, Ints, Ints]:

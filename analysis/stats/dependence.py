@@ -197,8 +197,8 @@ def _geyer(series: Floats) -> tuple[float, int]:
     if n < 4:
         return 1.0, 1
     centred = series - series.mean()
-    largest = np.abs(centred).max()
-    if largest <= n * np.finfo(np.float64).eps * np.abs(series).max():  # constant, but for rounding
+    largest = _largest(centred)
+    if largest <= n * np.finfo(np.float64).eps * _largest(series):  # constant, but for rounding
         return 1.0, 1
     centred /= largest  # squares of very small ones would be 0
     for lags in (*(lags for lags in _LAGS if _SHORT * lags < n), n):
@@ -209,6 +209,10 @@ def _geyer(series: Floats) -> tuple[float, int]:
             break
     stop = int(negative[0]) if len(negative) else len(pairs)
     return max(1.0, float(2 * pairs[:stop].sum() - 1)), max(4 * stop - 1, 1)
+
+
+def _largest(values: Floats) -> float:
+    return float(max(values.max(), -values.min()))
 
 
 def autocovariances(centred: Floats, lags: int) -> Floats:
