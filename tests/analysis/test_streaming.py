@@ -13,6 +13,7 @@ from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.warnings import streaming_warnings
 from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger, timelines
+from gapmeter.analysis.requests import metrics
 from gapmeter.analysis.requests.attempts import request_rows
 from gapmeter.analysis.requests.load import describe_throughput
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
@@ -127,8 +128,13 @@ def test_an_answer_that_came_whole_has_neither_tpot_nor_itl(tmp_path: Path) -> N
         "two tokens a chunk, uncounted",
     ],
 )
-def test_what_a_stream_does_not_tell_is_said(tmp_path: Path, answers: list[list[bytes]], want: list[str]) -> None:
-    assert codes(table(tmp_path, *answers)) == want
+def test_what_a_stream_does_not_tell_is_said(
+    tmp_path: Path, answers: list[list[bytes]], want: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = table(tmp_path, *answers)
+    assert codes(requests) == want
+    monkeypatch.setattr(metrics, "_BLOCK", 2)  # a few requests at a time, as of a large run
+    assert codes(requests) == want
 
 
 @pytest.mark.parametrize(("first_ms", "is_cache"), [(5, True), (40, False)])

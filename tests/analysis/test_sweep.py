@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.ledger import critical_path
-from gapmeter.analysis.ledger.critical_path import Intervals, pieces, sweep, union, with_holes
+from gapmeter.analysis.ledger.critical_path import Intervals, at_least, pieces, sweep, union, with_holes
 
 CLASSES = 5
 
@@ -44,6 +44,17 @@ def test_every_tick_goes_to_the_active_class_of_highest_priority(rows: list[tupl
     want, want_hidden = _by_hand(rows, {0, 1}, {3})
     assert (_sums(got) == want).all()
     assert (hidden == want_hidden).all()
+
+
+@given(_rows, st.integers(1, 4))
+def test_enough_intervals_at_once_are_found_as_by_looking_at_every_tick(
+    rows: list[tuple[int, int, int, int]], count: int
+) -> None:
+    ends = [(start, end) for _, start, end, _ in rows if start <= end]
+    start, end = at_least(count, *np.array(ends, np.int64).reshape(-1, 2).T)
+    found = [tick for tick in range(31) if sum(low <= tick < high for low, high in ends) >= count]
+    assert [tick for low, high in zip(start, end, strict=True) for tick in range(low, high)] == found
+    assert (start[1:] > end[:-1]).all()
 
 
 @given(_rows, st.integers(1, 4))
