@@ -42,9 +42,9 @@ def parse_answers(records: Sequence[RequestRecord]) -> list[Answer]:
 def _read(record: RequestRecord) -> _Read | None:
     """The events, where their shape is known, each of them is on record as having arrived, and the last one ended."""
     found = _events(record.body) if _events else None
-    if found is None or not (found[-1] or found[1]) or int(record.chunk_bytes.sum()) != len(record.body):
+    if found is None or found[1] == b"error" or not (found[-1] or found[1]):
         return None
-    return found
+    return found if int(record.chunk_bytes.sum()) == len(record.body) else None
 
 
 def _answers(found: Sequence[tuple[RequestRecord, _Read]]) -> list[Answer]:
@@ -121,7 +121,7 @@ class _Pieces:
         new[self.begins] = most[self.begins]
         speaking, first, last = _marked(self.content, self.begins)
         grew = np.add.reduceat(self.content & (new > 0), self.begins, dtype=np.int64)
-        running = (self.totals[first] > 0) & (self.totals[last] >= 0) & (2 * grew >= speaking)
+        running = (self.totals[first] > 0) & (new[last] > 0) & (2 * grew >= speaking)
         by_usage = (np.maximum.reduceat(new, self.begins) > 0) & (running | (speaking == 0))
         return by_usage, np.where(by_usage[answer], new, self.content)
 

@@ -19,6 +19,7 @@ Ints = NDArray[np.int64]
 # Atomic, so that CR LF is never taken for a CR line followed by an empty LF line.
 _LINE_END = re.compile(rb"(?>\r\n|\n|\r)")
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)+")
+_EVENT_ERROR = re.compile(rb"(?:^|[\r\n])event: ?error *(?:[\r\n]|$)")
 _MOST_COUNTED = 1 << 40
 MOST_TOKENS = 10_000_000  # what no chunk can hold; a stamp for each would fill the memory
 REASONING = ("reasoning", "reasoning_content")
@@ -130,14 +131,16 @@ def _read_stream(reading: _Reading, record: RequestRecord, first_token_only: boo
     blocks, stamps, rest = _blocks(record)
     for block, stamp in zip(blocks, stamps, strict=True):
         data = _data(block)
-        if data == "[DONE]":
+        if _is_end(data):
             reading.done = True
             return
         if data:
             _read_event(reading, stamp, data)
+            if not reading.error and b"event" in block and _EVENT_ERROR.search(block):
+                reading.error = f"the server said: {printable(data)}"
             if reading.error or (first_token_only and reading.spoke):
                 return
-    reading.done = _data(rest) == "[DONE]"
+    reading.done = _is_end(_data(rest))
 
 
 def outcome_of(record: RequestRecord, answer: Answer) -> Outcome:
@@ -170,7 +173,7 @@ def events(record: RequestRecord) -> Iterator[tuple[int, str]]:
         data = _data(block)
         if data:  # an event without data, such as a ping, is none
             yield stamp, data
-    if _data(rest) == "[DONE]":
+    if _is_end(_data(rest)):
         yield _arrival(record, len(body) - 1), "[DONE]"
 
 
@@ -217,6 +220,10 @@ def _data(block: bytes) -> str | None:
     return b"\n".join(line[6:] if line[5:6] == b" " else line[5:] for line in lines).decode(errors="replace")
 
 
+def _is_end(data: str | None) -> bool:
+    return data is not None and data.strip() == "[DONE]"
+
+
 def _read_event(reading: _Reading, stamp: int, data: str) -> None:
     """Take note of what an event says."""
     try:
@@ -246,8 +253,8 @@ def _read_event(reading: _Reading, stamp: int, data: str) -> None:
 def _error(value: dict[str, Any]) -> str:
     """What an error object says, in OpenAI's form or in the flat one; "" where it is none."""
     error = value.get("error")
-    if not error:
-        error = value if value.get("object") == "error" else None
+    if not error and (value.get("object") == "error" or (error is not None and "choices" not in value)):
+        error = value
     text = error.get("message") if isinstance(error, dict) else error
     return printable(str(text or error)) if error else ""
 
@@ -271,6 +278,9 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
     if most > MOST_TOKENS:
         reading.error = f"a usage of {str(most)[:30]} tokens in one chunk"
         return
+    if reading.finish_reason == "error":
+        reading.error = "the server ended the answer with finish_reason error"
+        return
     total = _whole(said)
     number = _whole(choices[0].get("index")) if len(choices) == 1 else None
     reading.pieces.add(stamp, ids, -1 if total is None else total, content, number or 0)
@@ -288,9 +298,9 @@ def _counts(pieces: _Pieces, whole: int | None = None) -> tuple[str, Ints]:
     """How the tokens of each piece are counted, and how many there are: by usage, by ids, or a piece with content one.
 
     The whole stream decides. A usage that some chunks lack, or that stays as it is while text comes, is no running
-    total: a zero beside the role, a sum at the end, or what a chunk of its own holds. Taken for one, it would give all
-    tokens to one chunk. Of several choices, each may have a total of its own: then these add up to the ``whole``, which
-    is the last usage.
+    total: a zero beside the role, a sum at the end, what a chunk of its own holds, or a count that runs ahead of the
+    text. Taken for one, it would give all tokens to one chunk, or end the answer while text still comes. Of several
+    choices, each may have a total of its own: then these add up to the ``whole``, which is the last usage.
     """
     totals, content = np.array(pieces.totals, np.int64), np.array(pieces.content, np.bool_)
     new = _grown(totals)
@@ -315,8 +325,8 @@ def _grown(totals: Ints) -> Ints:
 
 
 def _running(totals: Ints, new: Ints) -> bool:
-    """Whether totals grow with the text: there from its first piece to its last, and larger with half of them."""
-    return bool(totals[0] > 0 and totals[-1] >= 0 and 2 * np.count_nonzero(new) >= len(new))
+    """Whether totals grow with the text: there from its first piece, larger with half of them and with its last."""
+    return bool(totals[0] > 0 and new[-1] > 0 and 2 * np.count_nonzero(new) >= len(new))
 
 
 def _unfinished(reading: _Reading, body: bytes) -> str:

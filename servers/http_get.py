@@ -18,6 +18,7 @@ _OF_CERTIFICATES = {  # OpenSSL's words for what no authority mends
     "certificate has expired": "have it renewed there, or set the clock here",
     "certificate is not yet valid": "set the clock here, or there",
 }
+_OF_OTHERS = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 
 
 class NoAnswer(OSError):
@@ -120,6 +121,8 @@ class HttpGet:
                 return NoAnswer(f"no whole answer in {self._seconds:g} s: timed out")
             case ssl.SSLCertVerificationError():
                 hint = _OF_CERTIFICATES.get(error.verify_message, _UNKNOWN_AUTHORITY)
+                if error.verify_code in _OF_OTHERS:
+                    hint = "give the name that its certificate is for"
                 return NoAnswer(f"its certificate is not trusted: {error.verify_message[:200]}", hint)
             case ssl.SSLError():
                 return NoAnswer(f"TLS failed: {error.reason or error}", "does that port speak https?")

@@ -190,12 +190,14 @@ def _source(telemetry: Samples, source: str, since: int, until: int) -> SourceSa
     every = telemetry.about(source).get("every_ns")
     silent_ns = 0 if every is None or telemetry.ended else until - int(at[-1] if len(at) else since)
     unseen = max(0, silent_ns // every - 1) if every else 0  # a sampler that was killed noted no gap
-    longest_ns = max([silent_ns if unseen else 0, *np.diff(at).tolist()])
+    missed = sum(gap.missed for gap in gaps) + unseen
+    edges = [since, *at.tolist(), until] if missed else at  # where some are missing, they may be so at either end
+    longest_ns = max(np.diff(edges).tolist(), default=0)
     return SourceSamples(
         absent=telemetry.absent.get(source) if not len(at) else None,
         samples=len(at),
         expected=None if every is None else int((until - since) // every),
-        missed=sum(gap.missed for gap in gaps) + unseen,
+        missed=missed,
         gaps=len(gaps) + bool(unseen),
         longest_gap_s=longest_ns / 1e9 if longest_ns and len(at) else None,
         why=next((gap.why for gap in gaps), "the sampler was ended before the run" if unseen else None),

@@ -312,7 +312,7 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
     if streamed.any() and (each := float(tokens[streamed].sum() / chunks[streamed].sum())) >= _SEVERAL:
         text = f"a chunk held {significant(each)} tokens on average: ITL is the time between chunks, not between tokens"
         cause = "the server sends several tokens at once (speculative decoding, a stream interval, slow detokenization)"
-        yield _warning("several-tokens", text, cause, touches=("itl",))
+        yield _warning("several-tokens", text, cause, touches=("itl", "tpot"))
     yield from _gathered(good)
     if unended := int((good["error"] != "").sum()) if "error" in good else 0:
         text = (
@@ -339,10 +339,11 @@ def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
     if reads and (each := chunks / reads) >= _GATHERED:
         text = (
             f"{significant(each)} chunks with tokens arrived together on average: a first token waited for those "
-            "after it, and ITL is the time between such groups, not between tokens"
+            "after it, ITL is the time between such groups, not between tokens, and TPOT, over all tokens but one, is "
+            "shorter than a token takes"
         )
         cause = "something in front of the server buffers what it sends (a proxy); or the load tester read late"
-        yield _warning("gathered", text, cause, touches=("ttft", "itl"))
+        yield _warning("gathered", text, cause, touches=("ttft", "itl", "tpot"))
     whole = good["output_tokens"].isna().to_numpy(bool) & (good["finish_reason"] == "length").to_numpy(bool)
     asked = good.loc[whole, "output_tokens_asked"].to_numpy(np.float64)
     chunks = sum(map(len, good.loc[whole, "chunk_tokens"]))
@@ -351,7 +352,7 @@ def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
             f"by the length asked for, which {count(len(asked))} answers reached, a chunk held {significant(each)} "
             "tokens: ITL is the time between chunks, not between tokens"
         )
-        yield _warning("several-tokens", text, "the server sends several tokens at once", touches=("itl",))
+        yield _warning("several-tokens", text, "the server sends several tokens at once", touches=("itl", "tpot"))
 
 
 def connect_warning(measured: pd.DataFrame) -> Iterator[RunWarning]:

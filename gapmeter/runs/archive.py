@@ -89,7 +89,8 @@ def _check(path: Path, entries: Sequence[tarfile.TarInfo]) -> str:
     """The one folder that all entries lie in. Raises UserError."""
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if len(entries) > _MOST_FILES or sum(entry.size for entry in entries) > min(_MOST_BYTES, free):
-        raise UserError(f"{path} unpacks to more than a run's folder can be, or {tempfile.gettempdir()} has room for", errors.NOT_VALID)
+        text = f"{path} unpacks to more than a run's folder can be, or {tempfile.gettempdir()} has room for"
+        raise UserError(text, errors.NOT_VALID)
     tops = set()
     for entry in entries:
         parts = PurePosixPath(entry.name).parts
@@ -137,9 +138,7 @@ def _without_keys(path: Path, inside: str, keys: Keys) -> bytes:
     if clean == text:
         return data
     if inside.split("/")[0] in ("requests", "probe", "telemetry"):
-        raise UserError(
-            f"{path} holds a key, and a raw record cannot be changed: do not share it", errors.NOT_VALID
-        )
+        raise UserError(f"{path} holds a key, and a raw record cannot be changed: do not share it", errors.NOT_VALID)
     return gzip.compress(clean, mtime=0) if zipped else clean
 
 

@@ -16,10 +16,9 @@ from rich.table import Table
 
 from gapmeter import errors
 from gapmeter.analysis.ledger.explore import FEWEST, difference
-from gapmeter.analysis.printable import printable
-from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.numbers import DASH, bounds, duration, share
-from gapmeter.analysis.requests.figures import ledgers_of
+from gapmeter.analysis.printable import printable
+from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
 from gapmeter.analysis.results.latency import Difference
 from gapmeter.analysis.results.run import Provenance
@@ -27,8 +26,7 @@ from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column, owner_words
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
 from gapmeter.report.explore import difference_sentence
-from gapmeter.runs.run import rederivable
-from gapmeter.runs.run import Run, require_one_run
+from gapmeter.runs.run import Run, rederivable, require_one_run
 from gapmeter.runs.sql import one_sentence
 
 REST = "rest"

@@ -141,7 +141,7 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
         p99_ms = {name: metric.p99_ms for name, metric in result.metrics.items()}
         return replace(
             listed, verdict=result.verdict, measured=result.counts.measured,
-            p99_at_most_ms={name: one.at_most["p99"].ms for name, one in result.metrics.items() if "p99" in one.at_most},
+            p99_at_most_ms={name: m.at_most["p99"].ms for name, m in result.metrics.items() if "p99" in m.at_most},
             ttft_p99_ms=p99_ms.get("ttft"), itl_p99_ms=p99_ms.get("itl"), e2e_p99_ms=p99_ms.get("e2e"),
         )  # fmt: skip
     except FileNotFoundError:

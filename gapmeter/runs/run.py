@@ -174,8 +174,8 @@ def manifest_of(path: Path) -> AnyManifest:
         check_folder(path)
         return manifest
     except (FileNotFoundError, NotADirectoryError):
-        what = "is not a run's folder: it has no manifest.json" if path.exists() else "does not exist; name a run's folder"
-        raise UserError(f"{path} {what}", errors.USAGE) from None
+        there, gone = "is not a run's folder: it has no manifest.json", "does not exist; name a run's folder"
+        raise UserError(f"{path} {there if path.exists() else gone}", errors.USAGE) from None
     except OSError as error:
         inside = os.path.relpath(error.filename or path, path)
         text = f"{str(path)[:200]} is not a run's folder: {inside[:200]}: {reason_of(error)}"

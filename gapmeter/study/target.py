@@ -189,7 +189,9 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
             hint = "pass --api-key or set GAPMETER_API_KEY"
         raise UserError(f"{url} answered {answer}; {hint}", errors.UNREACHABLE)
     try:
-        models = [str(entry["id"]) for entry in json.loads(answer.body)["data"]]
+        models = [entry["id"] for entry in json.loads(answer.body)["data"]]
+        if not all(isinstance(model, str) for model in models):
+            raise TypeError("an id is no text")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{url} does not list models as OpenAI-compatible servers do", errors.UNREACHABLE) from error
     for model in models:

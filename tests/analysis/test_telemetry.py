@@ -181,6 +181,17 @@ def test_what_a_killed_sampler_did_not_see_any_more_is_a_warning(tmp_path: Path)
     assert warning.cause == "the sampler was ended before the run; the longest gap is 7.00 s"
 
 
+def test_samples_that_are_missing_at_the_end_of_a_run_are_its_longest_gap(tmp_path: Path) -> None:
+    started(tmp_path, [GPU])
+    write(tmp_path, "gpu", samples(5, 100, 500, 2))
+    missed = {"at_ns": 12 * S, "type": "missed", "lane": "fast", "sources": ["gpu"], "count": 69,
+              "since_ns": 5 * S, "until_ns": 12 * S}  # fmt: skip
+    write(tmp_path, "sampler", [missed, {"at_ns": 13 * S, "type": "end"}])
+    found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S), None)
+    assert found is not None
+    assert (found.sources["gpu"].missed, found.sources["gpu"].longest_gap_s) == (69, 7.0)
+
+
 def test_throttling_is_a_warning_with_its_share_and_reason(tmp_path: Path) -> None:
     found = described(tmp_path, throttle_mask=4 | 1)
     assert found.gpus[0].throttled == {"power cap": 1.0}

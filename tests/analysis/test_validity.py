@@ -72,6 +72,18 @@ def test_a_sound_poisson_run_breaks_no_rule_and_warns_of_nothing() -> None:
     assert validity.invalid_reasons(checks) == []
 
 
+def test_requests_that_are_sent_again_are_no_lateness_and_no_bunching_of_the_load_testers() -> None:
+    requests = poisson_run()
+    since = requests["due_ns"] - requests["due_ns"].min()
+    back = 15_000 * MS  # when the server was there again, which then got all of them within three seconds
+    later = np.where(since < back, back + since // 5 - since, 0)
+    sent = {"sent_ns": requests["sent_ns"] + later, "attempt_due_ns": requests["due_ns"] + later}
+    found = states(requests.assign(**sent), POISSON)
+    assert [found[rule] for rule in ("rate", "delivered", "dispersion", "lag")] == [OK] * 4
+    late = {"sent_ns": requests["sent_ns"] + later, "attempt_due_ns": requests["due_ns"]}
+    assert states(requests.assign(**late), POISSON)["dispersion"] == BROKEN
+
+
 def test_sound_poisson_runs_are_hardly_ever_refused() -> None:
     refused = sum(BROKEN in states(poisson_run(seed=seed, count=400), POISSON).values() for seed in range(120))
     assert refused <= 1

@@ -91,6 +91,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], Done], int, str]] = {
     "wants a key": (refused(http("401 Unauthorized")), 106, "answered 401 Unauthorized; pass --api-key"),
     "has no such page": (refused(http("404 Not Found")), 106, "answered 404 Not Found; is it the address of"),
     "is another one": (refused(http("200 OK", "<html>")), 106, "does not list models as OpenAI-compatible servers do"),
+    "names no model": (refused(http("200 OK", '{"data": [{"id": null}]}')), 106, "does not list models as OpenAI"),
     "speaks no HTTP": (refused(b"220 mail ESMTP\r\n"), 106, "no server answers at"),
     "says nothing": (refused(b"", "--set", "server.ready_timeout=1s"), 106, "timed out; is it running"),
     "serves no model": (modelled(()), 106, "serves no model"),

@@ -21,6 +21,7 @@ have a third error.
 ``compare-pairs`` followed again on 2026-11-24 for its sentences, and ``compare`` on 2026-11-25.
 ``killed`` followed again on 2026-11-24: goodput leaves out what was in flight when the run was stopped.
 ``capacity`` followed then too: a search takes the drift between its trials from the pace of tokens.
+``failures`` followed on 2026-11-25: a run with retries had been INVALID, as last attempts were taken for late firsts.
 """
 
 from __future__ import annotations

@@ -114,6 +114,9 @@ def test_server_sent_events_are_read_as_the_standard_says(body: bytes, want: lis
         (sse(role(), chat("a", 1), chat("b", 1), chat("c", 1), usage_only(3), "[DONE]"), "unmeasured", [1, 1, 1], 3),
         (sse(chat("a"), chat("b"), chat("c", 3), chat("d", 4), "[DONE]"), "unmeasured", [1, 1, 1, 1], 4),
         (sse(chat("a", 1), chat("b", 2), chat("c"), usage_only(3), "[DONE]"), "unmeasured", [1, 1, 1], 3),
+        # One that runs ahead of the text: its tokens would end before the answer does.
+        (sse(chat("a", 3), chat("b", 4), chat("c", 4), "[DONE]"), "unmeasured", [1, 1, 1], 4),
+        (sse(*(chat("a", k) for k in (1, 2, 3, 4, 1, 2))), "unmeasured", [1] * 6, 2),
         (sse(chat("a", 8, finish_reason="stop"), "[DONE]"), "usage", [8], 8),
         # Two choices, each with a total of its own, or both with one that is common.
         (sse(chat("a", 1), chat("b", 1, index=1), chat("c", 3, index=1), chat("d", 2), usage_only(5), "[DONE]"),
@@ -123,7 +126,8 @@ def test_server_sent_events_are_read_as_the_standard_says(body: bytes, want: lis
     ],
     ids=["no usage", "usage at the end", "usage on the last chunk", "ids", "gap", "falling usage", "no text",
          "zero beside the role", "sum beside the finish reason", "always zero", "always one", "late usage",
-         "lost usage", "all at once", "a total for each choice", "one total for all choices"],
+         "lost usage", "usage ahead of the text", "usage that begins again", "all at once", "a total for each choice",
+         "one total for all choices"],
 )  # fmt: skip
 def test_tokens_are_counted_by_what_the_stream_says(
     stream: list[bytes], counted: str, tokens: list[int], output: int | None
@@ -180,6 +184,11 @@ def test_an_answer_that_is_not_streamed_arrives_all_at_once(kind: str) -> None:
         ([*sse(chat("a", 1), {"error": {"message": "engine died"}})], 1, "the server said: engine died"),
         ([*sse(chat("a", 1), {"object": "error", "message": "engine died", "code": 500}, "[DONE]")], 1,
          "the server said: engine died"),
+        ([*sse(chat("a", 1)), b'event: error\ndata: {"message": "engine died"}\n\n', *sse("[DONE]")], 1,
+         'the server said: {"message": "engine died"}'),
+        ([*sse(chat("a", 1)), b'data: {"m": 1}\r\nevent:error\r\n\r\n', *sse("[DONE]")], 1, "the server said: "),
+        ([*sse(chat("a", 1), {"error": "", "code": 1}, "[DONE]")], 1, "the server said: {'error': '', 'code': 1}"),
+        ([*sse(chat("a", 1), chat(None, finish_reason="error"), "[DONE]")], 1, "the server ended the answer"),
         ([*sse(chat("a", 1)), b"data: {{{\n\n", *sse(chat("b", 2))], 1, NOT_JSON),
         ([*sse(chat("a", 1)), b"data: 17\n\n"], 1, "not an object in the answer"),
         ([b"data: " + b"[" * 100_000 + b"\n\n"], 0, NOT_JSON),
@@ -195,6 +204,14 @@ def test_what_is_wrong_with_an_answer_is_said_and_what_came_before_is_kept(
     answer = parse_answer(wire(pieces))
     assert answer.error.startswith(error)
     assert len(answer.token_ns) == tokens
+
+
+def test_what_is_no_error_is_not_taken_for_one() -> None:
+    fine = chat("b", 2, finish_reason="stop") | {"error": None}
+    named = b"event: errors\n" + sse(fine)[0]
+    for pieces in ([*sse(chat("a", 1), fine, "[DONE]")], [*sse(chat("a", 1)), named, b"data: [DONE] \n\n"]):
+        answer = parse_answer(wire(pieces))
+        assert (answer.error, answer.done, len(answer.token_ns)) == ("", True, 2)
 
 
 def test_an_answer_that_says_why_it_finished_needs_no_end_mark() -> None:

@@ -107,6 +107,17 @@ def test_a_certificate_that_is_not_trusted_is_said_with_its_remedy(
         assert served_models(attached(url), None)[1] == ["m"]
 
 
+def test_a_certificate_of_another_name_is_not_mended_by_an_authority(
+    certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.file))
+    with (
+        answering(b"", tls=certificate.serving) as url,
+        pytest.raises(UserError, match=r"not trusted: .*give the name that its certificate is for"),
+    ):
+        served_models(attached(url.replace("localhost", "127.0.0.1")), None)
+
+
 def test_an_expired_certificate_and_a_proxy_that_is_not_used_have_remedies_of_their_own(
     expired_certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
