@@ -13,7 +13,7 @@ so some figures are refused that lateness did not touch, and none is kept that i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -44,7 +44,10 @@ _GRID = np.linspace(0.002, 0.998, 250)
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A figure and what of it may be lateness, ns: ``late_ns`` of ``value_ns``; ``limits_ns``: a warning, refused."""
+    """A figure and what of it may be lateness, ns: ``late_ns`` of ``value_ns``; ``limits_ns``: a warning, refused.
+
+    ``together``: of what was sent late, and of what was read late, there is less.
+    """
 
     rule: LateRule
     metric: str
@@ -52,6 +55,7 @@ class Late:
     value_ns: float
     late_ns: float
     limits_ns: tuple[float, float]
+    together: bool = False
 
     @property
     def strained(self) -> bool:
@@ -85,8 +89,12 @@ class Lateness:
         if metric in ("ttft", "e2e"):
             by["lag"] = _at(self.sent_ns, percentile) or 0.0
         by["loop_lag"] = self._read(metric, percentile)
-        return [Late(rule, metric, percentile, value, late, self._limits(rule, metric, value))
-                for rule, late in by.items()]  # fmt: skip
+        together = self._sent_or_read(metric, percentile) if "lag" in by else 0.0
+        found = [Late(rule, metric, percentile, value, late, self._limits(rule, metric, value))
+                 for rule, late in by.items()]  # fmt: skip
+        if together > max(found[0].limits_ns[1], *by.values()):  # a warning is of one of them alone
+            found[0] = replace(found[0], late_ns=together, together=True)
+        return found
 
     def refused_ns(self, metric: str, percentile: float) -> float | None:
         """What of a refused figure may be lateness; None where it stands."""
@@ -106,6 +114,20 @@ class Lateness:
             every = np.outer(np.quantile(self.loop_ns, _GRID), np.quantile(self.per_token, _GRID))
             return _at(np.sort(every.ravel()), percentile) or 0.0
         return loop
+
+    def _sent_or_read(self, metric: str, percentile: float) -> float:
+        """What no more requests exceed than lie beyond the percentile, if none was both sent and read late."""
+        if self.loop_ns is None or not (n := len(self.sent_ns)):
+            return 0.0
+        late = np.sort(np.concatenate([self.sent_ns, self.loop_ns]))
+        least = FLOORS_NS["loop_lag"][0]
+        late = np.append(least, late[np.searchsorted(late, least) :])
+        read = _beyond(self.loop_ns, late)
+        if self.merged_ns is not None:
+            read = np.minimum(read, _beyond(self.merged_ns[metric], late))
+        requests = np.floor(n * (_beyond(self.sent_ns, late) + read) + 1e-6)
+        few = np.flatnonzero(requests <= n - nearest_rank(percentile, n))
+        return float(late[few[0]]) if len(few) and few[0] else 0.0
 
     def _limits(self, rule: LateRule, metric: str, value: float) -> tuple[float, float]:
         part = float(np.median(self.per_token)) if metric == "tpot" and len(self.per_token) else 1.0
@@ -163,6 +185,11 @@ def lateness_of(requests: pd.DataFrame, loop_ns: Floats | None, series: MetricSe
 
 def _at(ordered: Floats, percentile: float) -> float | None:
     return float(ordered[nearest_rank(percentile, len(ordered)) - 1]) if len(ordered) else None
+
+
+def _beyond(ordered: Floats, limits: Floats) -> Floats:
+    """The share of values above each limit."""
+    return np.asarray(1 - np.searchsorted(ordered, limits, side="right") / max(len(ordered), 1))
 
 
 def _merged(requests: pd.DataFrame) -> tuple[Floats, Floats]:

@@ -130,9 +130,10 @@ def _lateness(
     worst = max(broken or refused or strained or asked, key=lambda one: one.late_ns / one.limits_ns[1], default=None)
     if worst is not None:
         warn, most = (duration(limit / 1e6) for limit in worst.limits_ns)
+        both = " and from late reading" if worst.together else ""
         text += (
             f"; up to {duration(worst.late_ns / 1e6)} of p{worst.percentile:g} {worst.metric.upper()} "
-            f"{duration(worst.value_ns / 1e6)} may come from that (warning from {warn}, refused from {most})"
+            f"{duration(worst.value_ns / 1e6)} may come from that{both} (warning from {warn}, refused from {most})"
         )
     if refused:
         text += f"; refused: {', '.join(f'p{one.percentile:g} {one.metric.upper()}' for one in refused)}"

@@ -177,6 +177,19 @@ def test_late_reading_refuses_the_figures_that_it_can_have_spoilt_and_no_others(
         assert check.status == (status if refused else OK)
 
 
+def test_what_was_sent_late_and_what_was_read_late_can_spoil_a_figure_together() -> None:
+    requests, fine = poisson_run(), np.full(500, 0.1e6)
+    sent_late = requests.assign(sent_ns=requests["sent_ns"] + np.where(np.arange(1500) % 125 == 0, 20 * MS, 0))
+    read_late = np.where(np.arange(500) % 150 == 0, 20.0 * MS, fine)  # 0.8 % each
+    for one, loop in ((sent_late, fine), (requests, read_late)):
+        assert lateness_of(one, loop).refused_ns("ttft", 99) is None
+    both = lateness_of(sent_late, read_late)
+    assert (both.refused_ns("ttft", 99), both.refused_ns("ttft", 95)) == (20 * MS, None)
+    checks = validity.check_run(sent_late, replace(POISSON, client_loop_lag_ns=read_late))
+    (lag,) = [check for check in checks if check.rule == "lag"]
+    assert lag.status == BROKEN and "may come from that and from late reading" in lag.text
+
+
 @pytest.mark.parametrize(
     ("late", "expected", "about"), [(3, OK, "of p90 TTFT"), (40, WARN, "of p99 TTFT"), (200, WARN, "of p90 TTFT")]
 )
