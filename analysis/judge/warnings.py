@@ -311,7 +311,10 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
     streamed = (chunks > 1) & ~np.isnan(tokens)
     if streamed.any() and (each := float(tokens[streamed].sum() / chunks[streamed].sum())) >= _SEVERAL:
         text = f"a chunk held {significant(each)} tokens on average: ITL is the time between chunks, not between tokens"
-        cause = "the server sends several tokens at once (speculative decoding, a stream interval, slow detokenization)"
+        cause = (
+            "the server sends several tokens at once (speculative decoding, a stream interval, slow detokenization), "
+            "or counts some that it does not send (hidden reasoning)"
+        )
         yield _warning("several-tokens", text, cause, touches=("itl", "tpot"))
     yield from _gathered(good)
     if unended := int((good["error"] != "").sum()) if "error" in good else 0:
