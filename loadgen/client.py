@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import socket
 import ssl
 from array import array
@@ -28,6 +29,7 @@ from gapmeter.records.stream import parse_answer
 # Later than that the server had the request and dropped it: that is a failure, not a stale connection.
 STALE_NS = 500_000_000
 _MOST_ERROR_BODY = 300
+_TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|refusal|arguments)":\s*"[^"]')
 _NO_STAMPS: array[int] = array("q")
 _CUT = "the connection was closed before the answer was complete"
 
@@ -120,20 +122,19 @@ class Connection(asyncio.Protocol):
         self._parser = self._transport = self.disorder = None  # they hold on to us: nobody collects cycles here
         del self._feed
 
-    def last_data_ns(self) -> int:
-        """When the last read came that held more than comments; 0 before the first."""
+    def last_text_ns(self) -> int:
+        """When the last read came that plainly held text; 0 if none did, as where texts are cut across reads."""
         for k in range(len(self._stamps) - 1, -1, -1):
-            brought = self._parts[self._marks[k - 1] if k else 0 : self._marks[k]]
-            if not all(part.startswith(b":") for part in brought):
+            if _TEXT.search(b"".join(self._parts[self._marks[k - 1] if k else 0 : self._marks[k]])):
                 return self._stamps[k]
         return 0
 
-    def has_token(self) -> bool:
-        """Whether a token has come already. Parses all that is there: not to be called for each chunk."""
+    def last_token_ns(self) -> int:
+        """When the last token came, 0 before the first. Parses all that is there: not to be called for each chunk."""
         if self._exchange is None:
-            return False
+            return 0
         self._exchange.keep(self._stamps, self._arrived, self._marks, self._parts)
-        return bool(len(parse_answer(self._exchange.collect(), first_token_only=True).token_ns))
+        return max(parse_answer(self._exchange.collect()).chunk_ns.tolist(), default=0)
 
     def give_up(self, outcome: Outcome, reason: str) -> None:
         """End the request that is under way from our side; what has arrived of its answer is kept."""

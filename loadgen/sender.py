@@ -172,7 +172,7 @@ class Stalls:
 
     Each is checked about once in that time, however many chunks it gets: the next check is ``limit_ns`` after the last
     chunk that had come by the check before. Until its first token a request waits in the server's queue, which is no
-    stall; comments that keep a connection alive are no tokens.
+    stall; what keeps a connection alive without a token is none.
     """
 
     def __init__(self, limit_ns: int) -> None:
@@ -193,10 +193,12 @@ class Stalls:
             if exchange.done:
                 continue
             carrier = exchange.carrier
-            last_ns = carrier.last_data_ns() if isinstance(carrier, Connection) else 0
+            last_ns = 0
+            if isinstance(carrier, Connection) and now_ns - (last_ns := carrier.last_text_ns()) >= self._limit_ns:
+                last_ns = carrier.last_token_ns()
             if now_ns - last_ns < self._limit_ns:
                 self._check_at(last_ns + self._limit_ns, exchange)
-            elif isinstance(carrier, Connection) and carrier.has_token():
+            elif last_ns:
                 stalled.append(exchange)
             else:
                 self._check_at(now_ns + self._limit_ns, exchange)

@@ -76,7 +76,17 @@ async def test_without_a_limit_a_stream_that_hangs_is_a_time_out(tmp_path: Path)
     assert [record.outcome for record in done.finished] == [Outcome.TIMEOUT]
 
 
-async def test_comments_that_keep_a_connection_alive_are_no_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "alive",
+    [
+        [b": still here\n\n"],
+        [b": still", b" here\n\n"],
+        [b'event: ping\ndata: {"type": "ping"}\n\n'],
+        [b'data: {"choices": [{"index": 0, "delta": {"content": ""}}], "still here": 1}\n\n'],
+    ],
+    ids=["comments", "comments in pieces", "pings", "chunks without text"],
+)
+async def test_what_keeps_a_connection_alive_is_no_token(tmp_path: Path, alive: list[bytes]) -> None:
     script = PreparedAnswer("chat", 1, 8, coded=True)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -84,9 +94,10 @@ async def test_comments_that_keep_a_connection_alive_are_no_tokens(tmp_path: Pat
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + script.start + script.tokens(0, 3))
             while not writer.is_closing():
-                await asyncio.sleep(0.03)
-                writer.write(chunk(b": still here\n\n"))
-                await writer.drain()
+                for piece in alive:
+                    await asyncio.sleep(0.03)
+                    writer.write(chunk(piece))
+                    await writer.drain()
         writer.close()
         over.set()
 
@@ -99,7 +110,33 @@ async def test_comments_that_keep_a_connection_alive_are_no_tokens(tmp_path: Pat
             await over.wait()
     (record,) = records_of(tmp_path)
     assert record.outcome is Outcome.STALLED
-    assert record.body.count(b"still here") >= 3
+    assert record.body.count(b"".join(alive)) >= 3
+
+
+async def test_a_stream_whose_texts_are_cut_into_pieces_has_not_stalled(tmp_path: Path) -> None:
+    answer = PreparedAnswer("chat", 1, 8, coded=True)
+    whole = answer.start + answer.tokens(0, 8)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for at in range(0, len(whole), 16):  # no read holds a text as a whole
+                writer.write(whole[at : at + 16])
+                await writer.drain()
+                await asyncio.sleep(0.005)
+        writer.close()
+
+    async with (
+        listening(serve) as url,
+        sender(replace(plan([0]), stall_ns=150 * MS), url, tmp_path, pulse=True) as asking,
+    ):
+        await issue(asking, time.monotonic_ns())
+        async with asyncio.timeout(10):
+            await asking.drain()
+    (record,) = records_of(tmp_path)
+    assert record.end_ns - int(record.chunk_ns[0]) > 300 * MS
+    assert record.outcome is not Outcome.STALLED and len(parse_answer(record).token_ns) == 8
 
 
 async def test_nothing_is_asked_again_unless_told_to(tmp_path: Path) -> None:
