@@ -337,6 +337,8 @@ def _unfinished(reading: _Reading, body: bytes) -> str:
         return "the answer is empty"
     if body.startswith(b"\x1f\x8b"):
         return "the answer is compressed (gzip), which nothing asked for"
+    if not reading.pieces.stamps and not reading.usage and _is_plain(body):
+        return f"JSON that is no answer: {body[:80]!r}"
     if not reading.pieces.stamps and not reading.usage:
         return f"neither JSON nor server-sent events: {body[:80]!r}"
     return "the stream ended before the answer did"

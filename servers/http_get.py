@@ -109,7 +109,7 @@ class HttpGet:
         with connection.getresponse() as answer:
             body = answer.read(MOST_BYTES + 1)
             if len(body) > MOST_BYTES:
-                raise NoAnswer(f"the answer is longer than {MOST_BYTES >> 20} MB")
+                raise NoAnswer(f"the answer is longer than {MOST_BYTES >> 20} MB", "is that the address of a server of models?")
             sent_on = answer.getheader("Location") or "nowhere" if 300 <= answer.status < 400 else ""
             return Answer(answer.status, answer.reason[:200], sent_on[:200], body)
 

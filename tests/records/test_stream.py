@@ -179,6 +179,7 @@ def test_an_answer_that_is_not_streamed_arrives_all_at_once(kind: str) -> None:
         ([b"\x00\xff" * 40], 0, "neither JSON nor server-sent events"),
         ([b'{"error": {"message": "no such model"}}'], 0, "the server said: no such model"),
         ([b'{"error": "plain"}'], 0, "the server said: plain"),
+        ([b'{"detail": "Not Found"}'], 0, """JSON that is no answer: b'{"detail": "Not Found"}'"""),
         ([b'{"choices": [{"text"'], 0, NOT_JSON),
         ([b"[1, 2]"], 0, "not an object in the answer"),
         ([*sse(chat("a", 1), {"error": {"message": "engine died"}})], 1, "the server said: engine died"),
