@@ -109,7 +109,8 @@ class HttpGet:
         with connection.getresponse() as answer:
             body = answer.read(MOST_BYTES + 1)
             if len(body) > MOST_BYTES:
-                raise NoAnswer(f"the answer is longer than {MOST_BYTES >> 20} MB", "is that the address of a server of models?")
+                hint = "is that the address of a server of models?"
+                raise NoAnswer(f"the answer is longer than {MOST_BYTES >> 20} MB", hint)
             sent_on = answer.getheader("Location") or "nowhere" if 300 <= answer.status < 400 else ""
             return Answer(answer.status, answer.reason[:200], sent_on[:200], body)
 
