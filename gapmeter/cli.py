@@ -40,7 +40,8 @@ def _run(words: list[str], output: LossyOutput | None) -> int:
     arguments.words = words
     try:
         code: int = arguments.call(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed before we began
+            sys.stdout.flush()
         if output is not None and output.lost is not None:
             why = "the reader closed it" if isinstance(output.lost, BrokenPipeError) else reason_of(output.lost)
             tell(f"standard output has not been written: {why}")

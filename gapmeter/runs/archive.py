@@ -130,10 +130,13 @@ def _without_keys(path: Path, inside: str, keys: Keys) -> bytes:
     if path.suffix == ".parquet":
         return _table_without_keys(path, data, keys)
     zipped = data.startswith(b"\x1f\x8b")
-    text = unzipped(data) if zipped else data
-    if path.suffix == SUFFIX:
-        with open_record(path) as file:
-            text = file.read()
+    try:
+        text = unzipped(data) if zipped else data
+        if path.suffix == SUFFIX:
+            with open_record(path) as file:
+                text = file.read()
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read as a whole: {error}", errors.NOT_VALID) from error
     clean = keys.out_of_bytes(text)
     if clean == text:
         return data

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gapmeter import errors
 from gapmeter.analysis.ledger.explore import FEWEST, difference
@@ -148,7 +149,7 @@ def show(found: Explanation) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for row in [row for row in parts.ranked if row.ms][:_SHOWN]:
         part = share(row.share) if row.share is not None else DASH
-        owner = owner_words(row.owner, found.device)
+        owner = Text(printable(owner_words(row.owner, found.device)))
         table.add_row(
             row.stage, owner, duration(row.a_ms), duration(row.b_ms), duration(row.ms), bounds(*row.ci_ms), part
         )

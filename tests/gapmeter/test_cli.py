@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -188,6 +190,12 @@ def test_scenarios_are_listed_a_line_each(tmp_path: Path) -> None:
     assert done.code == 0
     assert {line.split()[0] for line in done.out.splitlines()} >= {"chat-p99", "smoke", "long-prompt", "burst"}
     assert all(len(line.split()) > 1 for line in done.out.splitlines())
+
+
+def test_a_standard_output_that_was_closed_before_is_no_failure() -> None:
+    command = [sys.executable, "-P", "-m", "gapmeter", "config", "smoke"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
 
 
 def test_a_reader_that_leaves_early_is_said_without_a_traceback(tmp_path: Path) -> None:

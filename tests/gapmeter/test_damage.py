@@ -108,6 +108,10 @@ DAMAGE: dict[str, tuple[Harm, tuple[str, ...], int, str]] = {
         files("requests/*.gap.zst", lambda data: data[:-100]), ("report", "{run}"), 98,
         "worker-0.gap.zst: it cannot be unpacked: Truncated compressed stream",
     ),
+    "compressed records that were cut, to be handed over": (
+        files("requests/*.gap.zst", lambda data: data[:-100]), ("archive", "{run}"), 98,
+        "worker-0.gap.zst cannot be read as a whole",
+    ),
     "compressed switches that were cut": (
         files("telemetry/switches-*.bin.zst", lambda data: data[:-100]), ("report", "{run}"), 98,
         "it cannot be unpacked: Truncated compressed stream",
