@@ -26,6 +26,7 @@ from gapmeter.records.excerpt import Growing
 from gapmeter.records.follow import RecordTail, follow_run
 from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.plain_file import is_plain
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage
 from gapmeter.study.conclusion import INTERRUPTED
@@ -246,7 +247,7 @@ class ProbeFolder:
 
     def _all(self) -> list[Growing]:
         for path in sorted(self.path.glob("*.gap")):
-            if path.name not in self._files:
+            if path.name not in self._files and is_plain(path):  # a pipe would never be read to its end
                 self._files[path.name] = Growing(path)
         return list(self._files.values())
 

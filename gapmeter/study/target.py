@@ -24,6 +24,7 @@ from gapmeter.machine.roofline import describe_weights, measure_peaks
 from gapmeter.options import Say
 from gapmeter.records import RunFolder
 from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.plain_file import is_plain
 from gapmeter.servers import vllm
 from gapmeter.servers.http_get import HttpGet, NoAnswer
 from gapmeter.servers.launch import LaunchSpec, ServerFailed, ServerProcess, Service, check_port, free_port, launch
@@ -224,7 +225,7 @@ def find_probe_folder(url: str, named: Path | None) -> Path | None:
     None when there is none. Raises UserError when the folder that was named holds no records.
     """
     if named is not None:
-        if not any(named.glob("*.gap")):
+        if not any(map(is_plain, named.glob("*.gap"))):
             what = "holds no probe records" if named.is_dir() else "is no folder"
             raise UserError(f"--probe-dir: {named} {what}; start the server with {PROBE_DIR}={named}", errors.USAGE)
         return named

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -82,6 +83,14 @@ def modelled(models: tuple[str, ...], *words: str) -> Callable[[Path], Done]:
     return scene
 
 
+def piped(runs: Path) -> Done:
+    """A probe folder that holds a pipe by the name of records."""
+    folder = runs.parent / "pipes"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "api-1-1.gap")
+    return modelled(("builtin:tiny",), "--probe-dir", str(folder))(runs)
+
+
 def http(status: str, body: str = "") -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
 
@@ -98,6 +107,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], Done], int, str]] = {
     "serves several models": (modelled(("a", "b")), 104, "serves a, b, not builtin:tiny; name one with --model"),
     "serves another model": (modelled(("a",), "--model", "b"), 104, "serves a, not b; name one with --model"),
     "has an empty probe folder": (modelled(("a",), "--probe-dir", "tests"), 2, "tests holds no probe records"),
+    "has a pipe for probe records": (piped, 2, "pipes holds no probe records"),
     "has no probe folder": (modelled(("a",), "--probe-dir", "no/such"), 2, "no/such is no folder"),
     "has no such tokenizer": (modelled(("a",), "--tokenizer", "/no/such"), 104, "no tokenizer at /no/such"),
 }
