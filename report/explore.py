@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.latency import Difference, GroupPair
 from gapmeter.analysis.results.run import RunResult
@@ -61,7 +63,7 @@ def explorer(result: RunResult, name: str, device: str) -> Section | None:
             for key in titles
         ],
     )  # fmt: skip
-    command = f"gapmeter explain {name} --group 'prompt_tokens > 64' --against rest"
+    command = f"gapmeter explain {shlex.quote(name)} --group 'prompt_tokens > 64' --against rest"
     more = Paragraph(("Any other groups: ", Code(command)), "quiet")
     return Section("explore", "What makes some requests slower?", [choice, more], _EXPLORE, "explore")
 
