@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import html
 import io
 import json
 import shutil
@@ -40,6 +41,18 @@ def test_a_run_that_nobody_touched_holds_in_every_check(run_copy: Copy, capsys: 
     names = {line.split()[1] for line in said[:-1]}
     assert names >= {"records", "summary.json", "requests.parquet", "ledger.parquet", "report.html", "hdr"}
     assert said[-1].endswith("checks hold")
+
+
+def test_a_folders_name_is_a_name_in_the_command_that_its_page_shows_whatever_it_is(
+    run_copy: Copy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_copy()
+    run = run.rename(run.with_name('a "$(touch HACKED)" b'))
+    assert main(["verify", str(run)]) == errors.OK
+    assert main(["report", str(run)]) in (errors.OK, errors.SLO_MISSED, errors.NOT_VALID)
+    page = html.unescape((run / "report.html").read_text(encoding="utf-8"))
+    assert f"gapmeter explain '{run.name}' --group" in page
+    assert main(["verify", str(run)]) == errors.OK
 
 
 def forge_summary(run: Path) -> None:
@@ -268,6 +281,16 @@ def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path: Path, hostil
         verify(packed)
     assert error.value.exit_code == errors.NOT_VALID
     assert set(tmp_path.rglob("*")) == before
+
+
+def test_an_archive_with_a_time_that_no_file_can_have_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "run.tar.gz"
+    entry = tarfile.TarInfo("run/manifest.json")
+    entry.mtime = 1e300
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(entry)
+    with pytest.raises(UserError, match="cannot be unpacked"):
+        verify(path)
 
 
 def test_a_damaged_archive_is_told(tmp_path: Path) -> None:
