@@ -130,7 +130,10 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
             document = _object(path / _COMPARISON)
             sides = document.get("sides") or document.get("rows") or [{}]
             name = str(sides[0].get("scenario") or "")
-            return ListedRun("compare", str(path), _time_of(path), name=name, verdict=document.get("verdict"))
+            verdict = document.get("verdict")
+            if not isinstance(verdict, str | None):
+                raise TypeError("a verdict that is no text")
+            return ListedRun("compare", str(path), _time_of(path), name=name, verdict=verdict)
         manifest = ManifestBrief.read(path)
         listed = _described(path, manifest)
         if not (path / _SUMMARY).exists():

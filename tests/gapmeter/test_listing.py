@@ -60,6 +60,14 @@ def test_a_damaged_folder_is_listed_as_such(tmp_path: Path, text: str) -> None:
     assert found.state == "damaged" and found.reason and found.started == "2026-01-02T03:04:05"
 
 
+@pytest.mark.parametrize("verdict", ['["a"]', '{"a": 1}', "7"])
+def test_a_comparison_whose_verdict_is_no_text_is_damaged(tmp_path: Path, verdict: str) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "compare.json").write_text(f'{{"sides": [{{"scenario": "x"}}], "verdict": {verdict}}}')
+    (found,) = list_known(tmp_path)
+    assert (found.state, found.verdict) == ("damaged", None)
+
+
 def test_a_run_without_results_is_running_while_it_writes_and_unfinished_later(
     tmp_path: Path, manifest: dict[str, Any]
 ) -> None:
