@@ -71,7 +71,7 @@ class LocalAuth:
         if request.host not in hosts:
             return web.Response(status=421, text="this server answers to 127.0.0.1 only\n")
         given = request.query.get("token") or request.cookies.get(self.cookie, "")
-        if not hmac.compare_digest(given.encode(), self.token.encode()):
+        if not hmac.compare_digest(given.encode(errors="replace"), self.token.encode()):
             return web.Response(status=403, text="open the address that gapmeter printed: it has a token\n")
         # Without referrers a form's origin is "null": then the browser's own word for where it comes from counts.
         own = request.headers.get("Origin") in {f"http://{host}" for host in hosts}

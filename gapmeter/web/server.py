@@ -90,16 +90,18 @@ class RunsSite:
         if "\0" in request.match_info["file"]:
             raise web.HTTPNotFound(text="there is no such file in this run\n")
         kind = _SERVED.get(path.suffix)
-        inside = path.resolve().is_relative_to(run.path.resolve())
-        if kind is None or not inside or any(part.startswith(".") for part in parts) or not path.is_file():
+        try:
+            inside = path.is_file() and path.resolve().is_relative_to(run.path.resolve())
+        except OSError:  # a name that no file can have
+            inside = False
+        if kind is None or not inside or any(part.startswith(".") for part in parts):
             raise web.HTTPNotFound(text="there is no such file in this run\n")
         if run.path.name in self._live and path == run.path / "report.html":
             self._live[run.path.name][0].report_fetched()
         return web.FileResponse(path, headers={"Content-Type": kind, "Content-Security-Policy": _SANDBOX})
 
     async def _compared(self, request: web.Request) -> web.StreamResponse:
-        form = await request.post()
-        chosen = [await self._named(str(name)) for name in form.getall("run", [])]
+        chosen = await self._chosen(request)
         if len(chosen) < 2:
             return _html(message_page("Compare what?", "Tick two runs or more."), 400)
         from gapmeter.study.comparison import compare_folders  # its import takes a second
@@ -112,24 +114,33 @@ class RunsSite:
         raise web.HTTPSeeOther(f"/runs/{made.folder.name}/")
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
-        form = await request.post()
-        chosen = [await self._named(str(name)) for name in form.getall("run", [])]
+        chosen = await self._chosen(request)
         if not chosen:
             return _html(message_page("Delete what?", "Tick at least one run."), 400)
         going = [run.path.name for run in chosen if run.state == "running"]
         if going:
             return _html(message_page("Not deleted", f"still running: {', '.join(going)}"), 409)
-        if form.get("sure") != "yes":
+        if (await request.post()).get("sure") != "yes":  # it is kept
             return _html(delete_page(chosen))
         for run in chosen:
             await asyncio.to_thread(shutil.rmtree, run.path)
         raise web.HTTPSeeOther("/")
 
+    async def _chosen(self, request: web.Request) -> list[ListedRun]:
+        """The runs that a form names, each once."""
+        try:
+            form = await request.post()
+        except (ValueError, LookupError) as error:  # a text, a charset or parts that are none
+            raise web.HTTPBadRequest(text="that form cannot be read\n") from error
+        return [await self._named(str(name)) for name in dict.fromkeys(form.getall("run", []))]
+
     async def _named(self, name: str) -> ListedRun:
         """The folder of that name directly in the runs folder; 404 for anything else."""
         path = self._runs / name
         plain = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
-        found = await asyncio.to_thread(find_listed, path) if plain else None
+        found = None
+        with contextlib.suppress(OSError):  # a name that no folder can have
+            found = await asyncio.to_thread(find_listed, path) if plain else None
         if found is None:
             raise web.HTTPNotFound(text="there is no such run\n")
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -95,7 +96,7 @@ async def test_strangers_other_hosts_and_other_origins_are_turned_away(
         "/runs/../secret.html", "/runs/%2e%2e/secret.html", "/runs/NAME/../../secret.html",
         "/runs/NAME/%2e%2e/%2e%2e/secret.html", "/runs/NAME/..%2f..%2fsecret.html", "/runs/NAME/link.html",
         "/runs/linked/report.html", "/runs/NAME/%2fetc%2fpasswd", "/runs/NAME/requests/worker-0.gap", "/runs/%00/",
-        "/runs/NAME/%00.json",
+        "/runs/NAME/%00.json", "/runs/NAME/loop.html", "/runs/NAME/" + 300 * "x" + ".json", "/runs/" + 300 * "x" + "/",
         "/compare?run=NAME&run=NAME",
         "/runs/nothing/",
     ],
@@ -105,10 +106,39 @@ async def test_nothing_outside_the_runs_and_no_raw_record_is_served(
 ) -> None:
     first = site.runs / names(site)[0]
     (first / "link.html").symlink_to(site.runs.parent / "secret.html")
+    (first / "loop.html").symlink_to(first / "loop.html")
     (site.runs / "linked").symlink_to(first)
     async with visitor.get(URL(site.base + path.replace("NAME", first.name), encoded=True)) as answer:
         assert answer.status in (400, 404, 405), path
         assert "secret" not in await answer.text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/x-www-form-urlencoded", b"run=\xff"),
+        ("application/x-www-form-urlencoded", b"run=" + 3000 * b"x"),
+        ("application/x-www-form-urlencoded; charset=nonsense", b"run=x"),
+        ("multipart/form-data; boundary=x", b"no parts"),
+    ],
+    ids=["no text", "no folder's name", "no charset", "no parts"],
+)
+async def test_a_form_that_says_nothing_is_turned_away(
+    site: Site, visitor: aiohttp.ClientSession, kind: str, body: bytes
+) -> None:
+    headers = {"Origin": site.base, "Content-Type": kind}
+    for path in ("/compare", "/delete"):
+        async with visitor.post(site.base + path, data=body, headers=headers) as answer:
+            assert answer.status in (400, 404), await answer.text()
+
+
+async def test_a_cookie_of_other_letters_lets_nobody_in(site: Site) -> None:
+    port = URL(site.base).port
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\nCookie: gapmeter-{port}="
+    writer.write(head.encode() + b"\xff\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 403 ")
+    writer.close()
 
 
 async def test_what_is_served_carries_what_a_browser_needs_to_be_careful(
