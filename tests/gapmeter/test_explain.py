@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,20 @@ def test_two_groups_are_explained_with_where_the_figures_are_from(
     assert found["a_count"] + found["b_count"] == 30
     assert sum(row["ms"] for row in found["ranked"]) == pytest.approx(found["difference_ms"])
     assert found["provenance"]["scenario"] == "smoke"
+
+
+@pytest.mark.whole_run
+def test_a_strangers_words_in_a_manifest_reach_no_terminal_as_they_are(
+    run_copy: Callable[[], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = run_copy()
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["device"] = manifest["scenario"]["server"]["model"] = "\x1b[2J[red]GPU"
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["explain", str(run), "--group", "rank_percent > 50"]) == 0
+    said = "".join(capfd.readouterr())
+    assert "\x1b[2J" not in said
+    assert "[red]" in said
 
 
 @pytest.mark.whole_run
