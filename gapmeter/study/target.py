@@ -225,7 +225,7 @@ def find_probe_folder(url: str, named: Path | None) -> Path | None:
     None when there is none. Raises UserError when the folder that was named holds no records.
     """
     if named is not None:
-        if not any(map(is_plain, named.glob("*.gap"))):
+        if not _has_records(named):
             what = "holds no probe records" if named.is_dir() else "is no folder"
             raise UserError(f"--probe-dir: {named} {what}; start the server with {PROBE_DIR}={named}", errors.USAGE)
         return named
@@ -235,7 +235,11 @@ def find_probe_folder(url: str, named: Path | None) -> Path | None:
             if there := process.environ().get(PROBE_DIR):
                 found = [Path(process.cwd()) / there]
                 break
-    return next((folder for folder in found if any(folder.glob("*.gap"))), None)
+    return next((folder for folder in found if _has_records(folder)), None)
+
+
+def _has_records(folder: Path) -> bool:
+    return any(map(is_plain, folder.glob("*.gap")))
 
 
 def listeners(url: str) -> tuple[int, ...]:
