@@ -46,7 +46,7 @@ _GRID = np.linspace(0.002, 0.998, 250)
 class Late:
     """A figure and what of it may be lateness, ns: ``late_ns`` of ``value_ns``; ``limits_ns``: a warning, refused.
 
-    ``together``: of what was sent late, and of what was read late, there is less.
+    ``together``: ``late_ns`` is what requests sent late and requests read late come to when both are counted.
     """
 
     rule: LateRule
@@ -116,12 +116,15 @@ class Lateness:
         return loop
 
     def _sent_or_read(self, metric: str, percentile: float) -> float:
-        """What no more requests exceed than lie beyond the percentile, if none was both sent and read late."""
+        """How late the last request within the percentile may be, counting those sent late and those read late.
+
+        That no request was both is the worst case. 0 where it comes to nothing worth a warning.
+        """
         if self.loop_ns is None or not (n := len(self.sent_ns)):
             return 0.0
-        late = np.sort(np.concatenate([self.sent_ns, self.loop_ns]))
         least = FLOORS_NS["loop_lag"][0]
-        late = np.append(least, late[np.searchsorted(late, least) :])
+        worth = [values[np.searchsorted(values, least) :] for values in (self.sent_ns, self.loop_ns)]
+        late = np.sort(np.concatenate([[least], *worth]))
         read = _beyond(self.loop_ns, late)
         if self.merged_ns is not None:
             read = np.minimum(read, _beyond(self.merged_ns[metric], late))
