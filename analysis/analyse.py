@@ -143,7 +143,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
         if not ledger.refused:
             tables = tables.with_ledger(ledger)
             files["timeline"] = timelines(inputs, chosen(requests))
-        del inputs  # a gigabyte of a large run's, and nobody asks it any more
+        del inputs  # a gigabyte in a large run, and no longer needed
         measured, ledgers, window = tables.measured, tables.ledgers, measured_window(requests)
         bands = beside.submit(describe_bands, ledgers)
         pairs = beside.submit(describe_pairs, measured, ledgers, limits_of(manifest.slo))

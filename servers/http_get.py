@@ -18,7 +18,7 @@ _OF_CERTIFICATES = {  # OpenSSL's words for what no authority mends
     "certificate has expired": "have it renewed there, or set the clock here",
     "certificate is not yet valid": "set the clock here, or there",
 }
-_OF_OTHERS = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
+_WRONG_NAME = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 
 
 class NoAnswer(OSError):
@@ -122,7 +122,7 @@ class HttpGet:
                 return NoAnswer(f"no whole answer in {self._seconds:g} s: timed out")
             case ssl.SSLCertVerificationError():
                 hint = _OF_CERTIFICATES.get(error.verify_message, _UNKNOWN_AUTHORITY)
-                if error.verify_code in _OF_OTHERS:
+                if error.verify_code in _WRONG_NAME:
                     hint = "give the name that its certificate is for"
                 return NoAnswer(f"its certificate is not trusted: {error.verify_message[:200]}", hint)
             case ssl.SSLError():

@@ -134,14 +134,14 @@ def _stamped(requests: pd.DataFrame, name: str) -> Ints:
 def _left_ns(requests: pd.DataFrame) -> Ints:
     """When the load tester did its part: called the server where it lacked a connection, else wrote to its socket.
 
-    Of a request that was sent again, as if the last attempt had been the first: so much after due as it came after its
-    own due time.
+    A retry is our own plan, not the arrivals': its wait is left out, so a last attempt counts as if it were the first.
     """
     called = stamps_ns(requests, "connect_start_ns")
     left = np.where(called >= 0, called, stamps_ns(requests, "sent_ns"))
     if "attempt_due_ns" not in requests:
         return left
-    return np.where(left >= 0, left - stamps_ns(requests, "attempt_due_ns") + stamps_ns(requests, "due_ns"), left)
+    waited = stamps_ns(requests, "attempt_due_ns") - stamps_ns(requests, "due_ns")
+    return np.where(left >= 0, left - waited, left)
 
 
 def _on_scale(at_ns: Ints, knots: Knots = ()) -> Floats:

@@ -342,8 +342,8 @@ def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
     if reads and (each := chunks / reads) >= _GATHERED:
         text = (
             f"{significant(each)} chunks with tokens arrived together on average: a first token waited for those "
-            "after it, ITL is the time between such groups, not between tokens, and TPOT, over all tokens but one, is "
-            "shorter than a token takes"
+            "after it, ITL is the time between such groups, not between tokens, and TPOT comes out shorter than "
+            "the time between tokens"
         )
         cause = "something in front of the server buffers what it sends (a proxy); or the load tester read late"
         yield _warning("gathered", text, cause, touches=("ttft", "itl", "tpot"))
