@@ -45,6 +45,7 @@ class Index:
         emissions = emissions[np.lexsort((emissions["at"], emissions["request"]))]
         self.emission_key = emissions["request"] * FAR + _cumulative(emissions["request"], emissions["tokens"])
         self.emission_step = emissions["step"]
+        self.scheduled_ns = np.sort(trace.steps["schedule_ns"])
         self.seqs = np.unique(trace.steps["seq"].astype(np.int64))
         last = np.searchsorted(self.seqs, trace.engine_steps, side="right").tolist() or [len(self.seqs)]
         self.engines = list(zip([0, *last[:-1]], last, strict=True))  # by position: each engine's steps, from .. to

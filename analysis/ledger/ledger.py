@@ -45,7 +45,6 @@ _REQUESTS = 1_000  # whose gaps are looked for at once
 _AT_ONCE = 2  # blocks that are made side by side
 
 _Named = tuple[Events, Mapping[str, AnyArray]]  # some events, and columns that name them
-_Table = tuple[dict[str, AnyArray], dict[str, Ints], Mapping[Culprit, int]]  # of a block: what _Tables has of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,7 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
     _, dropped = _dropped(inputs.unmeasured)
     stages, kinds = [*(s.name for s in STAGES), UNEXPLAINED], ["measured", "transit", UNEXPLAINED]
     parts = []
-    for low, block in _blocks(inputs.trace, events):
+    for low, block in _blocks(inputs.index, events):
         causes = build(inputs.trace, inputs.client, block, dropped, inputs.index)
         owned = inputs.sharer.cut(causes, pieces(causes.intervals, len(block), len(CLASSES)))
         owned = with_holes(owned, block.start, block.end)
@@ -238,9 +237,9 @@ def _gap_events(requests: pd.DataFrame, good: Ints) -> Iterator[_Named]:
         yield events, {name: values.astype(np.int32) for name, values in names.items()} | {"end_ns": events.end}
 
 
-def _blocks(trace: Trace | None, events: Events) -> Iterator[tuple[int, Events]]:
+def _blocks(index: Index | None, events: Events) -> Iterator[tuple[int, Events]]:
     """A few events after the other, each time with the number of the first: all at once would fill the memory."""
-    steps = np.empty(0, np.int64) if trace is None else np.sort(trace.steps["schedule_ns"])
+    steps = np.empty(0, np.int64) if index is None else index.scheduled_ns
     within = 1 + np.searchsorted(steps, events.end) - np.searchsorted(steps, events.start)
     cuts = [0, *(np.flatnonzero(np.diff(np.cumsum(within) // _BLOCK)) + 1).tolist(), len(events)]
     for low, high in itertools.pairwise(cuts):
@@ -287,21 +286,21 @@ def _tables(inputs: LedgerInputs, events: Iterable[_Named]) -> _Tables:
     named = (
         (block, {name: values[low : low + len(block)] for name, values in names.items()})
         for some, names in events
-        for low, block in _blocks(inputs.trace, some)
+        for low, block in _blocks(inputs.index, some)
     )
-    for table, below, core in _in_turn(inputs, named):
-        blocks.append(table)
-        for name, gap in below.items():
+    for made in _in_turn(inputs, named):
+        blocks.append(made.columns)
+        for name, gap in made.negative.items():
             negative.setdefault(name, []).append(gap)
-        held.update(core)
+        held.update(made.held)
     gaps = {name: np.concatenate(parts) for name, parts in negative.items()}
     return _Tables(_joined(blocks), gaps, dict(held.most_common()))
 
 
-def _in_turn(inputs: LedgerInputs, blocks: Iterable[_Named]) -> Iterator[_Table]:
+def _in_turn(inputs: LedgerInputs, blocks: Iterable[_Named]) -> Iterator[_Tables]:
     """Their tables, in order, with the next ones under way: NumPy mostly leaves Python's lock to others."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        under_way = deque[Future[_Table]]()
+        under_way = deque[Future[_Tables]]()
         for block in blocks:
             under_way.append(pool.submit(_table, inputs, *block))
             if len(under_way) > _AT_ONCE:
@@ -309,7 +308,8 @@ def _in_turn(inputs: LedgerInputs, blocks: Iterable[_Named]) -> Iterator[_Table]
         yield from (each.result() for each in under_way)
 
 
-def _table(inputs: LedgerInputs, events: Events, names: Mapping[str, AnyArray]) -> _Table:
+def _table(inputs: LedgerInputs, events: Events, names: Mapping[str, AnyArray]) -> _Tables:
+    """Of a block."""
     own, unmeasured = inputs.own, inputs.unmeasured
     spoilt, dropped = _dropped(unmeasured)
     causes = build(inputs.trace, inputs.client, events, dropped, inputs.index)
@@ -346,7 +346,7 @@ def _table(inputs: LedgerInputs, events: Events, names: Mapping[str, AnyArray]) 
         "last_step": causes.last_seq,
     }
     below = {name: gap[gap < 0] for name, gap in causes.gaps.items()}
-    return {name: _folded(values) for name, values in table.items()}, below, shares.held
+    return _Tables({name: _folded(values) for name, values in table.items()}, below, shares.held)
 
 
 def _dropped(unmeasured: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
