@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gapmeter.cli import main
 from gapmeter.errors import UserError
+from gapmeter.runs import explain
 from gapmeter.runs.explain import holds
 
 COLUMNS = {
@@ -83,9 +84,11 @@ def test_two_groups_are_explained_with_where_the_figures_are_from(
 
 @pytest.mark.whole_run
 def test_a_strangers_words_in_a_manifest_reach_no_terminal_as_they_are(
-    run_copy: Callable[[], Path], capfd: pytest.CaptureFixture[str]
+    run_copy: Callable[[], Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_copy()
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(explain, "_SHOWN", 99)  # also the rows of the device, however small
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["device"] = manifest["scenario"]["server"]["model"] = "\x1b[2J[red]GPU"
     (run / "manifest.json").write_text(json.dumps(manifest))
