@@ -10,38 +10,20 @@ from gapmeter import errors
 from gapmeter.commands import measure, recorded
 from gapmeter.errors import UserError, reason_of, say_exit
 from gapmeter.options import tell
-from gapmeter.signals import LossyOutput, ignore_signals, interrupt_on_signals, tolerate_lost_output
+from gapmeter.signals import LossyOutput
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str], output: LossyOutput | None = None) -> int:
     """Run one command; returns its exit code. A user's mistake is one sentence on standard error.
 
-    A failure's last line there names its exit code, since ``make`` turns every failure into 2.
+    A failure's last line there names its exit code, since ``make`` turns every failure into 2. ``output``: where
+    standard output goes.
     """
-    own = argv is None  # a process of its own, not a call from Python
-    output = None
-    if own:
-        interrupt_on_signals()
-        output = tolerate_lost_output()
-    try:
-        return _run(list(sys.argv[1:] if argv is None else argv), output)
-    except KeyboardInterrupt:
-        if own:
-            ignore_signals()
-        print("gapmeter: interrupted", file=sys.stderr)
-        return say_exit(errors.INTERRUPTED)
-    finally:
-        if own:
-            ignore_signals()
-
-
-def _run(words: list[str], output: LossyOutput | None) -> int:
     arguments = parser().parse_args(words)
-    arguments.words = words
+    arguments.words = list(words)
     try:
         code: int = arguments.call(arguments)
-        if sys.stdout is not None:  # it was closed before we began
-            sys.stdout.flush()
+        sys.stdout.flush()
         if output is not None and output.lost is not None:
             why = "the reader closed it" if isinstance(output.lost, BrokenPipeError) else reason_of(output.lost)
             tell(f"standard output has not been written: {why}")
@@ -78,7 +60,3 @@ def parser() -> argparse.ArgumentParser:
         command.allow_abbrev = False  # an abbreviated --api-key would pass for another word
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
     return whole
-
-
-if __name__ == "__main__":
-    sys.exit(main())

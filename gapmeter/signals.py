@@ -58,17 +58,22 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def tolerate_lost_output() -> LossyOutput | None:
+def tolerate_lost_output() -> LossyOutput:
     """What nobody reads (a closed terminal or pipe), or a full disk does not take, is lost: that ends no run.
 
-    Returns where standard output goes from now on, None where there is none.
+    Returns where standard output goes from now on.
     """
-    if sys.stderr is sys.__stderr__ and sys.stderr is not None:
-        sys.stderr = _lossy(sys.stderr, line_buffering=True)[0]
-    if sys.stdout is not sys.__stdout__ or sys.stdout is None:
-        return None
+    _open_what_is_closed()
+    sys.stderr = _lossy(sys.stderr, line_buffering=True)[0]
     sys.stdout, raw = _lossy(sys.stdout, line_buffering=sys.stdout.isatty())
     return raw
+
+
+def _open_what_is_closed() -> None:
+    """A standard stream that was closed goes nowhere; else the next file opened would be in its place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r", closefd=False))
 
 
 def _lossy(stream: TextIO, *, line_buffering: bool) -> tuple[TextIO, LossyOutput]:

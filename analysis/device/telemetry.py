@@ -39,6 +39,7 @@ from gapmeter.records import RunFolder, Span
 SOURCES = ("gpu", "pcie", "rapl", "processes", "engine")
 # GB/s of one PCIe lane in one direction, after encoding (PCI Express base specification, by generation).
 _LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+_DISK_FULL = "the disk was full"
 _CPU_STEP_NS = 500_000_000  # psutil counts CPU time in steps of 10 ms: shorter stretches say little
 _PARTS_OF_A_STEP = (
     Span.SCHEDULE, Span.EXECUTE, Span.SAMPLE_CALL, Span.UPDATE, Span.OUTPUT_PUT, Span.WORKER, Span.INPUT_PREP,
@@ -99,6 +100,11 @@ class Samples:
                 every = int(self.about(note["source"]).get("every_ns", 0))
                 gaps.append(Gap(note["source"], note["at_ns"], note["at_ns"] + every, 1, note["why"]))
         return tuple(sorted(gaps, key=lambda gap: (gap.since_ns, gap.source)))
+
+    @property
+    def dropped(self) -> int:
+        """Lines that did not fit on the disk, as far as the sampler could say so."""
+        return max((note.get("dropped", 0) for note in self.notes), default=0)
 
     def cpu_share(self) -> float | None:
         """What sampling cost: CPU over wall time between the sampler's start and its last word."""
@@ -190,17 +196,22 @@ def _source(telemetry: Samples, source: str, since: int, until: int) -> SourceSa
     every = telemetry.about(source).get("every_ns")
     silent_ns = 0 if every is None or telemetry.ended else until - int(at[-1] if len(at) else since)
     unseen = max(0, silent_ns // every - 1) if every else 0  # a sampler that was killed noted no gap
+    expected = None if every is None else int((until - since) // every)
     missed = sum(gap.missed for gap in gaps) + unseen
+    lost = max(0, expected - len(at) - missed) if expected and telemetry.dropped else 0
+    missed += lost
+    whys = [gap.why for gap in gaps]
+    whys += [_DISK_FULL] * bool(lost) + [f"the sampler was ended before the run, or {_DISK_FULL}"] * bool(unseen)
     edges = [since, *at.tolist(), until] if missed else at  # where some are missing, they may be so at either end
     longest_ns = max(np.diff(edges).tolist(), default=0)
     return SourceSamples(
         absent=telemetry.absent.get(source) if not len(at) else None,
         samples=len(at),
-        expected=None if every is None else int((until - since) // every),
+        expected=expected,
         missed=missed,
-        gaps=len(gaps) + bool(unseen),
+        gaps=len(gaps) + bool(unseen) + bool(lost),
         longest_gap_s=longest_ns / 1e9 if longest_ns and len(at) else None,
-        why=next((gap.why for gap in gaps), "the sampler was ended before the run" if unseen else None),
+        why=next(iter(whys), None),
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
@@ -18,6 +20,8 @@ from gapmeter.scenarios.plain_file import is_plain, read_plain
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
+_INTERRUPTED_WITHIN_S = 1.0
+_PATH = "gapmeter_file"
 TABLES = ("requests", "ledger", "gaps", "steps")
 
 
@@ -95,28 +99,48 @@ _COLUMNS: dict[str, tuple[str, Callable[[_Row], Any]]] = {
 
 
 def ask(query: str, runs: str | Path = "runs") -> tuple[list[str], list[tuple[Any, ...]]]:
-    """The columns' names and the rows of one query. Raises UserError for no runs and for every mistake in the query."""
+    """The columns' names and the rows of one query. Raises UserError for no runs and for every mistake in the query.
+
+    DuckDB hears no signal while it works, so that it does so in a thread of its own, and is told.
+    """
+    connection = connect(Path(runs))
+    answer: Future[tuple[list[str], list[tuple[Any, ...]]]] = Future()
+
+    def work() -> None:
+        with connection:
+            try:
+                answer.set_result(_answer(connection, query))
+            except BaseException as error:  # noqa: BLE001: raised again where it is waited for
+                answer.set_exception(error)
+
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        connection.interrupt()
+        thread.join(_INTERRUPTED_WITHIN_S)  # it may be too deep in one value to notice
+        raise
+    return answer.result()
+
+
+def _answer(connection: DuckDBPyConnection, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     import duckdb
 
-    with connect(Path(runs)) as connection:
-        try:
-            statements = connection.extract_statements(query)
-            allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
-            if len(statements) != 1 or statements[0].type not in allowed:
-                raise UserError("one SELECT at a time: this command only reads", errors.USAGE)
-            answer = connection.execute(statements[0])
-            return [column[0] for column in answer.description or ()], answer.fetchall()
-        except duckdb.InvalidInputException as error:
-            if "pytz" not in str(error):
-                raise UserError(one_sentence(str(error)), errors.USAGE) from error
-            text = "a time with a zone is not supported here; write CAST(… AS VARCHAR), or AS TIMESTAMP"
-            raise UserError(text, errors.USAGE) from error
-        except duckdb.Error as error:
+    try:
+        statements = connection.extract_statements(query)
+        allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+        if len(statements) != 1 or statements[0].type not in allowed:
+            raise UserError("one SELECT at a time: this command only reads", errors.USAGE)
+        answer = connection.execute(statements[0])
+        return [column[0] for column in answer.description or ()], answer.fetchall()
+    except duckdb.InvalidInputException as error:
+        if "pytz" not in str(error):
             raise UserError(one_sentence(str(error)), errors.USAGE) from error
-        except RuntimeError as error:
-            if "interrupted" not in str(error).lower():
-                raise
-            raise KeyboardInterrupt from error
+        text = "a time with a zone is not supported here; write CAST(… AS VARCHAR), or AS TIMESTAMP"
+        raise UserError(text, errors.USAGE) from error
+    except duckdb.Error as error:
+        raise UserError(one_sentence(str(error)), errors.USAGE) from error
 
 
 def connect(runs: Path) -> DuckDBPyConnection:
@@ -152,23 +176,39 @@ def _add_view(connection: DuckDBPyConnection, table: str, paths: Sequence[tuple[
     """One view over the Parquet files of all runs, columns joined by name; a damaged file is left out, and said."""
     import duckdb
 
+    types: dict[str, Any] = {}  # of the columns so far
     sound = []
     for path, run in paths:
         try:
-            connection.execute(f"SELECT * FROM read_parquet({_quoted(path)}) LIMIT 0")
-            sound.append((path, run))
+            columns = connection.execute(f"SELECT * FROM {_parquet([path])} LIMIT 0").description
         except duckdb.Error as error:
             tell(f"{path} is left out: {one_sentence(str(error))}")
+            continue
+        own = {name: kind for name, kind, *_ in columns or ()}
+        if odd := [name for name in own if _is_nested(own[name]) != _is_nested(types.get(name, own[name]))]:
+            tell(f"{path} is left out: its column {odd[0]!r} is {own[odd[0]]}, but {types[odd[0]]} in another run")
+            continue
+        types |= own
+        sound.append((path, run))
     if not sound:
         connection.execute(f"CREATE VIEW {table} AS SELECT NULL::VARCHAR AS run WHERE false")
         return
-    listed = ", ".join(_quoted(path) for path, _ in sound)
     named = ", ".join(f"({_quoted(path)}, {_quoted(run)})" for path, run in sound)
     connection.execute(
-        f"CREATE VIEW {table} AS SELECT named.run, r.* EXCLUDE (filename) "
-        f"FROM read_parquet([{listed}], union_by_name = true, filename = true) r "
-        f"JOIN (VALUES {named}) named(path, run) ON r.filename = named.path"
+        f"CREATE VIEW {table} AS SELECT named.run, r.* EXCLUDE ({_PATH}) FROM {_parquet([p for p, _ in sound])} r "
+        f"JOIN (VALUES {named}) named(path, run) ON r.{_PATH} = named.path"
     )
+
+
+def _is_nested(kind: Any) -> bool:
+    """Whether DuckDB cannot turn a column of this type into one of texts or numbers, or the other way."""
+    return kind.id in ("list", "array", "struct", "map", "union")
+
+
+def _parquet(paths: Sequence[Path]) -> str:
+    """The rows of these files, each with its file's path in a column of a name that ours don't have."""
+    listed = ", ".join(map(_quoted, paths))
+    return f"read_parquet([{listed}], union_by_name = true, filename = '{_PATH}')"
 
 
 def _quoted(value: object) -> str:

@@ -178,7 +178,7 @@ def test_what_a_killed_sampler_did_not_see_any_more_is_a_warning(tmp_path: Path)
     assert (found.sources["gpu"].samples, found.sources["gpu"].missed) == (31, 69)
     (warning,) = telemetry_warnings(found, MANIFEST)
     assert warning.text == "telemetry of gpu: 69 of 100 samples are missing"
-    assert warning.cause == "the sampler was ended before the run; the longest gap is 7.00 s"
+    assert warning.cause == "the sampler was ended before the run, or the disk was full; the longest gap is 7.00 s"
 
 
 def test_samples_that_are_missing_at_the_end_of_a_run_are_its_longest_gap(tmp_path: Path) -> None:
@@ -190,6 +190,17 @@ def test_samples_that_are_missing_at_the_end_of_a_run_are_its_longest_gap(tmp_pa
     found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S), None)
     assert found is not None
     assert (found.sources["gpu"].missed, found.sources["gpu"].longest_gap_s) == (69, 7.0)
+
+
+def test_samples_that_did_not_fit_on_the_disk_are_missing_and_said(tmp_path: Path) -> None:
+    started(tmp_path, [GPU])
+    write(tmp_path, "gpu", [row for row in samples(13, 100, 500, 2) if not 4 * S <= row["at_ns"] < 6 * S])
+    write(tmp_path, "sampler", [{"at_ns": 13 * S, "type": "end", "dropped": 20}])
+    found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S), None)
+    assert found is not None
+    (warning,) = telemetry_warnings(found, MANIFEST)
+    assert warning.text == "telemetry of gpu: 19 of 100 samples are missing"  # both ends of the window have one
+    assert warning.cause == "the disk was full; the longest gap is 2.10 s"
 
 
 def test_throttling_is_a_warning_with_its_share_and_reason(tmp_path: Path) -> None:

@@ -6,9 +6,12 @@ import csv
 import io
 import json
 import shutil
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from gapmeter import errors
@@ -16,6 +19,8 @@ from gapmeter.cli import main
 from gapmeter.errors import UserError
 from gapmeter.runs.listing import list_runs
 from gapmeter.runs.sql import ask
+from tests.kit.command import Command
+from tests.kit.wait import until
 
 pytestmark = pytest.mark.whole_run
 
@@ -120,6 +125,42 @@ def test_a_damaged_table_is_left_out_and_said(
     (tmp_path / "a" / "requests.parquet").write_text("no")
     assert ask("SELECT DISTINCT run FROM requests", tmp_path)[1] == [("b",)]
     assert "requests.parquet is left out: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("table", "runs"),
+    [
+        ({"filename": ["x"]}, ["a", "foreign"]),
+        ({"gapmeter_file": ["x"]}, ["a"]),
+        ({"index": [{"nested": 1}]}, ["a"]),
+        ({"index": ["a text"]}, ["a", "foreign"]),
+    ],
+)
+def test_no_foreign_table_breaks_the_others(
+    tmp_path: Path, finished_run: Path, table: dict[str, list[Any]], runs: list[str]
+) -> None:
+    shutil.copytree(finished_run, tmp_path / "a")
+    shutil.copytree(finished_run, tmp_path / "foreign")
+    pd.DataFrame(table).to_parquet(tmp_path / "foreign" / "requests.parquet")
+    assert ask("SELECT DISTINCT run FROM requests ORDER BY run", tmp_path)[1] == [(run,) for run in runs]
+    assert len(ask("SELECT * FROM requests", tmp_path)[1]) == 30 + len(runs) - 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b",
+        "SELECT max(length(repeat('a', 100000000 + a.range::INT))) FROM range(1000) a",  # DuckDB does not look up here
+    ],
+)
+def test_a_query_under_way_is_ended_by_a_signal(tmp_path: Path, finished_run: Path, query: str) -> None:
+    shutil.copytree(finished_run, tmp_path / "a")
+    command = Command(("sql", query, "--runs", str(tmp_path)), tmp_path)
+    until(lambda: len(list(Path(f"/proc/{command.process.pid}/task").iterdir())) > 1)  # DuckDB's threads
+    time.sleep(0.5)
+    command.process.send_signal(signal.SIGINT)
+    done = command.done()
+    assert (done.code, done.out, done.err) == (105, "", "gapmeter: interrupted\nexit=105 interrupted\n")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_a_folder_with_modules_of_every_name_is_a_place_to_run_in(tmp_path: Path
     """As a console script does it, whose path begins with its own folder, and not with where the user stands."""
     script = tmp_path / "bin" / "gapmeter"
     script.parent.mkdir()
-    script.write_text("import sys\nfrom gapmeter.cli import main\nsys.exit(main())\n")
+    script.write_text("import sys\nfrom gapmeter.__main__ import program\nsys.exit(program())\n")
     here = tmp_path / "project"
     here.mkdir()
     for name in SHADOWS:

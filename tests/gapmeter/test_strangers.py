@@ -119,12 +119,9 @@ def test_no_words_are_obeyed_by_a_terminal(words: str) -> None:
     assert not set(drawn.getvalue()) & set("\x1b\r\b\x9b\u202e\x85")
 
 
-FULL = "import sys; from gapmeter.cli import main; sys.argv = ['gapmeter', *sys.argv[1:]]; sys.exit(main())"
-
-
 @pytest.mark.parametrize("words", [("scenarios",), ("config", "smoke")])
 def test_an_output_that_has_no_room_or_no_reader_is_said_as_what_it_is(words: tuple[str, ...]) -> None:
-    command = [sys.executable, "-P", "-c", FULL, *words]
+    command = [sys.executable, "-P", "-m", "gapmeter", *words]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
     assert (done.returncode, "No space left on device" in done.stderr) == (2, True)
