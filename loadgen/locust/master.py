@@ -156,10 +156,11 @@ class Master:
         for member in self.members:
             part = self._plan.slice(member.number, self._asked.count) if self._asked.count > 1 else self._plan
             member.planned = len(part)
-            part.save(self._files.slice_path(member.number))
+            path = self._files.slice_path(member.number)
+            part.save(path)
             order = Order(
                 worker=member.number, workers=self._asked.count, url=self._spec.url, generator=self._spec.generator,
-                digest=part.digest(), port=self._files.port,
+                digest=part.digest(), size=path.stat().st_size, port=self._files.port,
             )  # fmt: skip
             self._send(member, "arm", order=asdict(order))
         self._await(lambda member: member.state is not State.WAITING)

@@ -14,13 +14,14 @@ belongs on loopback or a private network.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import http.client
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, Self
@@ -30,11 +31,12 @@ import gevent
 from gevent import pywsgi
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
+from gapmeter.errors import reason_of
 from gapmeter.loadgen.exchange import Address
 from gapmeter.loadgen.locust.slice_run import Report
 
 TYPE = "gapmeter"
-VERSION = 5
+VERSION = 6
 SECRET = "GAPMETER_WORKER_SECRET"  # the environment variable; "" only where both are on one machine
 _PIECE_BYTES = 1 << 20
 _SILENCE_S = 10.0  # a network that is cut says nothing: try again
@@ -116,13 +118,14 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the master has a worker issue: slice ``worker`` of ``workers``, whose digest it must have."""
+    """What the master has a worker issue: slice ``worker`` of ``workers``, with its digest and its ``size`` in bytes."""
 
     worker: Annotated[int, Field(ge=0)]
     workers: Annotated[int, Field(ge=1)]
     url: Annotated[str, AfterValidator(_address)]
     generator: str
     digest: str
+    size: Annotated[int, Field(ge=1)]
     port: Annotated[int, Field(ge=1, le=65_535)]
 
 
@@ -163,6 +166,10 @@ class Result:
 
 class NotTaken(RuntimeError):
     """The master has refused a request; the text says why."""
+
+
+class NotKept(RuntimeError):
+    """This machine has no room for the slice, or it is larger than announced; the text says why."""
 
 
 class FileServer:
@@ -251,8 +258,17 @@ class Files:
     seal: Seal
 
     def fetch_slice(self, into: Path) -> None:
-        with into.open("wb") as file:
-            self._ask("GET", "slices", into=file)
+        """Raises NotKept when it cannot be written, or does not end where it should."""
+        with _own(into):
+            into.write_bytes(b"")
+
+        def take(data: bytes) -> None:
+            with _own(into), into.open("ab") as file:
+                file.write(data)
+                if file.tell() > self.order.size:
+                    raise NotKept(f"the master's slice is larger than the {self.order.size} bytes that it announced")
+
+        self._ask("GET", "slices", take=take)
 
     def hand_in(self, records: Path, result: Result) -> None:
         """The record file first: with its result the worker is done."""
@@ -265,7 +281,7 @@ class Files:
 
     def _ask(
         self, method: str, kind: str, body: BinaryIO | bytes | None = None, sha256: bytes = b"", *, size: int = 0,
-        into: BinaryIO | None = None,
+        take: Callable[[bytes], None] = lambda _: None,
     ) -> None:  # fmt: skip
         connection = http.client.HTTPConnection(self.host, self.order.port, timeout=_SILENCE_S)
         path, digest = f"/{kind}/{self.order.worker}", _content_digest(sha256)
@@ -277,12 +293,20 @@ class Files:
             if answer.status >= 400:
                 raise NotTaken(f"the master answered {answer.status} {answer.reason} to {method} /{kind}")
             while data := answer.read(_PIECE_BYTES):
-                if into is not None:
-                    into.write(data)
+                take(data)
         except http.client.HTTPException as error:
             raise ConnectionError(str(error)) from error
         finally:
             connection.close()
+
+
+@contextlib.contextmanager
+def _own(path: Path) -> Iterator[None]:
+    """Raises NotKept where an OSError is about our own disk: no network that may come back."""
+    try:
+        yield
+    except OSError as error:
+        raise NotKept(f"{path}: {reason_of(error)}") from error
 
 
 def _request(method: str, path: str, digest: str) -> dict[str, Any]:

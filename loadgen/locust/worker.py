@@ -33,6 +33,7 @@ from gapmeter.loadgen.locust.protocol import (
     Hello,
     Malformed,
     MasterMessage,
+    NotKept,
     NotTaken,
     Order,
     Result,
@@ -41,6 +42,7 @@ from gapmeter.loadgen.locust.protocol import (
 )  # fmt: skip
 from gapmeter.loadgen.locust.slice_run import Call, SliceRun
 from gapmeter.loadgen.plan import NotPlan, Plan
+from gapmeter.signals import ending_signals
 
 _AGAIN_S, _LOOK_S = 1.0, 0.05
 T = TypeVar("T")
@@ -185,9 +187,11 @@ class Worker(Environment):
         if not self._call.may_ask(order.url):
             self._fail(f"its key is for {self._call.url} alone, not for {order.url}; start it with --url {order.url}")
         path = self._folder / "slice.npz"
-        self._insist(lambda: files.fetch_slice(path))
         try:
+            self._insist(lambda: files.fetch_slice(path))
             plan = Plan.load(path)
+        except NotKept as error:
+            self._fail(str(error))
         except NotPlan as error:
             raise Refused(f"the master has sent no slice of a plan: {error}") from error
         if plan.digest() != order.digest:
@@ -300,9 +304,8 @@ def serve(call: Call, say: Callable[[str], None]) -> None:
     """Be one worker of the master at ``call``. Raises as ``Worker.serve``."""
     folder = Path(tempfile.mkdtemp(prefix="gapmeter-worker-"))
     worker = Worker(call, folder, say)
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # by nohup
-            gevent.signal_handler(signum, worker.leave)
+    for signum in (*ending_signals(), signal.SIGALRM):  # the last is one of the others that came within an import
+        gevent.signal_handler(signum, worker.leave)
     keep = False
     try:
         worker.serve()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gapmeter.records import RunFolder
-from tests.kit.command import MARK, ROOT, SIMULATED, Command, await_gone, hear_signals
+from tests.kit.command import MARK, ROOT, SIMULATED, Command, await_gone, hear_signals, hears
 from tests.kit.wait import until
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -91,8 +91,7 @@ def test_a_command_without_a_run_ends_with_105_too(tmp_path: Path) -> None:
 @pytest.mark.whole_run
 def test_a_command_hears_a_signal_before_it_has_read_its_words(tmp_path: Path) -> None:
     command = Command(SIMULATED, tmp_path)
-    status = Path(f"/proc/{command.process.pid}/status")
-    until(lambda: int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> (signal.SIGTERM - 1) & 1)
+    until(lambda: hears(command.process.pid, signal.SIGTERM))
     command.process.send_signal(signal.SIGTERM)
     done = command.done()
     assert (done.code, done.out) == (105, "")

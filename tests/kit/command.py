@@ -150,6 +150,12 @@ class Command:
         return until(seen, _LONGEST_S)
 
 
+def hears(pid: int, number: signal.Signals) -> bool:
+    """Whether a process of ours has a handler for it."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.split("SigCgt:")[1].split()[0], 16) >> (number - 1) & 1)
+
+
 def hear_signals() -> None:
     """What a shell starts in the background, or nohup, ignores signals, and so do its children; not so at a prompt."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):

@@ -29,8 +29,9 @@ from gapmeter.records.request import ISSUED, on_clock
 from gapmeter.records.stream import parse_answer
 from gapmeter.records.workers import LocustWorker, LocustWorkers
 from gapmeter.servers.launch import free_port
-from tests.kit.command import ROOT
+from tests.kit.command import ROOT, hears
 from tests.kit.loads import ids, plan, records_of
+from tests.kit.wait import until
 
 pytestmark = pytest.mark.whole_run  # seconds each: workers come, are given up, hand in
 
@@ -360,6 +361,18 @@ def test_a_worker_that_finds_no_master_leaves_at_a_signal(number: signal.Signals
         assert "calling the master" in process.stderr.readline()
         process.send_signal(number)
         assert process.wait(10) == 105
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_a_worker_hears_a_signal_that_comes_within_its_imports() -> None:
+    command = [sys.executable, "-P", "-m", "gapmeter", "worker", "--master", f"127.0.0.1:{free_port()}"]
+    heed = partial(signal.signal, signal.SIGTERM, signal.SIG_DFL)
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as process:
+        until(lambda: hears(process.pid, signal.SIGTERM))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 105
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
 
 
 @pytest.mark.parametrize(("words", "code", "said"), [

@@ -16,7 +16,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from gapmeter.loadgen.locust.protocol import Files, FileServer, NotTaken, Order, Result, Seal
+from gapmeter.loadgen.locust.protocol import Files, FileServer, NotKept, NotTaken, Order, Result, Seal
 from gapmeter.loadgen.locust.slice_run import Report
 from tests.kit.command import ROOT
 from tests.kit.loads import plan
@@ -37,7 +37,7 @@ class Served:
         server = FileServer(
             "127.0.0.1", 0, self.folder, seals.get, lambda worker, result: self.results.append((worker, result))
         )
-        self.order = Order(0, 2, "http://target", "asyncio", "digest", server.port)
+        self.order = Order(0, 2, "http://target", "asyncio", "digest", 1 << 30, server.port)
         ready.set()
         while not over.is_set():
             gevent.sleep(0.01)
@@ -118,6 +118,15 @@ def test_records_that_did_not_arrive_as_they_were_sent_are_not_taken(served: Ser
     assert served.records() == []
 
 
+def test_a_slice_without_room_or_end_is_no_cut_network(served: Served, tmp_path: Path) -> None:
+    (served.folder / "worker-0.plan.npz").write_bytes(b"x" * 9)
+    with pytest.raises(NotKept, match="No space left on device"):
+        served.files.fetch_slice(Path("/dev/full"))
+    told = replace(served.files, order=replace(served.order, size=8))
+    with pytest.raises(NotKept, match="larger than the 8 bytes that it announced"):
+        told.fetch_slice(tmp_path / "slice")
+
+
 FETCHES = """
 import sys
 from pathlib import Path
@@ -125,7 +134,7 @@ from gapmeter.loadgen.locust.protocol import Files, Order, Seal
 from gapmeter.loadgen.locust.slice_run import Call
 from gapmeter.loadgen.locust.worker import Refused, Worker
 _, port, digest, folder = sys.argv
-order = Order(0, 2, "http://127.0.0.1:1", "asyncio", digest, int(port))
+order = Order(0, 2, "http://127.0.0.1:1", "asyncio", digest, 1 << 20, int(port))
 files = Files("127.0.0.1", order, Seal("secret", "of 0", "worker"))
 try:
     Worker(Call("127.0.0.1", int(port), (), None), Path(folder), print)._prepare(order, files)
