@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from gapmeter.analysis.cost import NoPrice, hardware_units, price_of
 from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results.codec import Ends
@@ -28,6 +26,7 @@ from gapmeter.analysis.results.run import RunResult, Verdict
 from gapmeter.analysis.stats.series import level_of
 from gapmeter.analysis.sweep.curves import mean_of_requests
 from gapmeter.analysis.sweep.read import block_rates
+from gapmeter.analysis.tables import read_table
 from gapmeter.scenarios.slo import Slo
 
 
@@ -53,7 +52,7 @@ def pareto_point(
 
 def run_point(run: Path, name: str, folder: str, verdict: Verdict, result: RunResult) -> ParetoPoint:
     """The point of one run, from its folder. Raises NotReadable, OSError."""
-    requests, tpot = pd.read_parquet(run / "requests.parquet"), result.metrics["tpot"]
+    requests, tpot = read_table(run / "requests.parquet"), result.metrics["tpot"]
     mean = mean_of_requests(measured_requests(requests), "tpot") if tpot.mean_late_ms is None else None
     rates = block_rates(requests)
     settled = None if rates is None else level_of(rates)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ from gapmeter.analysis.requests.attempts import read_attempts
 from gapmeter.analysis.results.manifest import PlanFacts
 from gapmeter.records import EntryFlag, RecordFile, RunFolder, Span
 from gapmeter.records.reader import NotRecords
+from gapmeter.scenarios.plain_file import memory_bytes, open_plain
 
 _ROWS = 200_000  # of a table that are written at once
+_CELL_BYTES = 8  # of memory, at least: a file may hold any number of equal ones in a few bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,26 @@ def steps_table(trace: Trace) -> pd.DataFrame:
             table[f"{code.name.lower()}_start_ns"] = spans["start"].min()
             table[f"{code.name.lower()}_end_ns"] = spans["end"].max()
     return table.sort_index().reset_index()
+
+
+def read_table(path: Path, **how: Any) -> pd.DataFrame:
+    """A Parquet file as ``pandas.read_parquet`` gives it with these words.
+
+    Raises OSError, also for one that says of itself that it fills half of this machine's memory; ValueError.
+    """
+    check_table(path)
+    return pd.read_parquet(path, **how)
+
+
+def check_table(path: Path) -> None:
+    """Raises as ``read_table``, before anything is unpacked."""
+    with open_plain(path) as file:
+        footer = pq.read_metadata(file)
+    groups = (footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
+    size = max(sum(groups), _CELL_BYTES * footer.num_rows * footer.num_columns)
+    if size > memory_bytes() // 2:
+        text = f"unpacked it takes {size >> 30:,} GiB, more than half of this machine's memory"
+        raise OSError(errno.EFBIG, text, str(path))
 
 
 def write_table(path: Path, table: pd.DataFrame, about: Mapping[str, str] | None = None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from gapmeter.loadgen.plan import CHAT, COMPLETION, PATHS
 from gapmeter.loadgen.prompts import Openings, Words, make_prompts, pick, shared_beginnings, start_of_own, survey
 from gapmeter.loadgen.tokenizer import Message, PromptTokenizer
 from gapmeter.scenarios.model import MOST_REQUESTS, Scenario
+from gapmeter.scenarios.plain_file import memory_bytes
 
 Ints = NDArray[np.int64]
 _AT_ONCE = 64  # chats tokenized together: a long plan needs no more memory than its bodies
@@ -236,7 +236,7 @@ def _draw_groups(scenario: Scenario, count: int, seeds: Seeds) -> Ints:
 
 def _check_size(tokens: float) -> None:
     """Every prompt is made, and its body encoded, before the clock starts. Raises PlanError for more than fit."""
-    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    memory = memory_bytes()
     if tokens * _BYTES_A_TOKEN > memory / 2:
         size = f"{tokens:,.0f} tokens in all, some {tokens * _BYTES_A_TOKEN / 1e9:,.0f} GB"
         raise PlanError(

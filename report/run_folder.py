@@ -13,6 +13,7 @@ import pandas as pd
 from gapmeter.analysis.requests.metrics import MetricSeries, measured_requests
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import Provenance, RunResult
+from gapmeter.analysis.tables import read_table
 from gapmeter.records import RunFolder
 
 
@@ -73,7 +74,7 @@ class Run:
 
 def _frame(path: Path, **how: Any) -> pd.DataFrame:
     """Read by one thread: several take five times the CPU time, and more memory."""
-    return pd.read_parquet(path, use_threads=False, **how) if path.exists() else pd.DataFrame()
+    return read_table(path, use_threads=False, **how) if path.exists() else pd.DataFrame()
 
 
 def whole(value: Any) -> int | None:

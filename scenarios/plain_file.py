@@ -91,11 +91,15 @@ def kind_of(path: Path) -> str:
         return ""
 
 
+def memory_bytes() -> int:
+    """Of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _check(name: str, found: os.stat_result, most: int | None) -> None:
     if not stat.S_ISREG(found.st_mode):
         what = _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
         raise OSError(errno.EINVAL, f"it is {what}, not a plain file", name)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if found.st_size > (memory if most is None else most):
+    if found.st_size > (memory_bytes() if most is None else most):
         limit = "this machine's memory" if most is None else f"{most:,} bytes"
         raise OSError(errno.EFBIG, f"its {found.st_size:,} bytes are more than {limit}", name)

@@ -27,6 +27,7 @@ from gapmeter.analysis.requests.metrics import (
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
 from gapmeter.analysis.stats.series import Series, time_blocks
+from gapmeter.analysis.tables import read_table
 
 PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")
 _UNREAD = frozenset({"chunk_tokens", "receive_wait_ns"})  # half of a table of requests
@@ -159,8 +160,8 @@ def read_run(path: Path) -> AnalysedRun:
     """
     manifest, result = Manifest.read(path), RunResult.read(path)
     columns = pq.read_schema(path / "requests.parquet").names
-    requests = pd.read_parquet(path / "requests.parquet", columns=[name for name in columns if name not in _UNREAD])
-    ledger = pd.read_parquet(path / "ledger.parquet") if (path / "ledger.parquet").exists() else None
+    requests = read_table(path / "requests.parquet", columns=[name for name in columns if name not in _UNREAD])
+    ledger = read_table(path / "ledger.parquet") if (path / "ledger.parquet").exists() else None
     if result.ledger.refused:
         ledger = None
     plan = manifest.plan

@@ -14,6 +14,7 @@ from gapmeter.analysis.requests.figures import ledgers_of
 from gapmeter.analysis.requests.metrics import issued, measured_requests, stamps_ns, succeeded
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.run import INVALID
+from gapmeter.analysis.tables import read_table
 
 BLOCKS = 48  # of a run's window
 
@@ -84,7 +85,7 @@ def read_frames(runs: list[MeasuredRun]) -> Frames:
 
 
 def _frames(run: MeasuredRun) -> Frames:
-    requests = pd.read_parquet(run.folder / "requests.parquet")
+    requests = read_table(run.folder / "requests.parquet")
     measured = measured_requests(requests)
     refused = bool(run.result.ledger.refused)
     ledger = pd.DataFrame() if refused else _frame(run.folder / "ledger.parquet")
@@ -124,4 +125,4 @@ def block_rates(requests: pd.DataFrame) -> Floats | None:
 
 
 def _frame(path: Path) -> pd.DataFrame:
-    return pd.read_parquet(path) if path.exists() else pd.DataFrame()
+    return read_table(path) if path.exists() else pd.DataFrame()

@@ -150,8 +150,11 @@ def _table_without_keys(path: Path, data: bytes, keys: Keys) -> bytes:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
+    from gapmeter.analysis.tables import check_table
+
     if not keys.spellings:
         return data
+    check_table(path)
     table = pq.read_table(path)
     kinds = (pa.string(), pa.large_string())
     texts = [pc.unique(column) for column in table.columns if column.type in kinds]

@@ -24,6 +24,7 @@ from gapmeter.analysis.requests.metrics import measured_requests, request_values
 from gapmeter.analysis.results.latency import Difference
 from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column, owner_words
+from gapmeter.analysis.tables import read_table
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
 from gapmeter.report.explore import difference_sentence
@@ -106,8 +107,8 @@ def _read(path: Path, metric: str) -> tuple[Run, pd.DataFrame, pd.DataFrame]:
     folder = RunFolder(path)
     try:
         run = Run(folder, require_one_run(path))
-        requests = measured_requests(pd.read_parquet(folder.path / "requests.parquet"))
-        ledger = pd.read_parquet(folder.path / "ledger.parquet")
+        requests = measured_requests(read_table(folder.path / "requests.parquet"))
+        ledger = read_table(folder.path / "ledger.parquet")
         stages = run.result.stages
     except (FileNotFoundError, NotADirectoryError) as error:
         name = Path(error.filename).name if error.filename else "summary.json"

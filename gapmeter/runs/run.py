@@ -120,14 +120,14 @@ class Run:
         return f"<run {self.folder.path.name}: {self.verdict}>"
 
     def _table(self, name: str) -> pd.DataFrame:
-        import pandas as pd
+        from gapmeter.analysis.tables import read_table
 
         path = self.folder.path / f"{name}.parquet"
         if not path.exists():
             raise UserError(
                 f"{self.folder.path} has no {name}.parquet: nothing of that kind was recorded", errors.USAGE
             )
-        return pd.read_parquet(path)
+        return read_table(path)
 
 
 class Report:

@@ -110,7 +110,7 @@ def ask(query: str, runs: str | Path = "runs") -> tuple[list[str], list[tuple[An
         with connection:
             try:
                 answer.set_result(_answer(connection, query))
-            except BaseException as error:  # noqa: BLE001: raised again where it is waited for
+            except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
                 answer.set_exception(error)
 
     thread = Thread(target=work, daemon=True)

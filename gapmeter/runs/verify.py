@@ -307,6 +307,9 @@ def _different_columns(published: Path, derived: Path) -> list[str]:
     import pyarrow.parquet as pq
     from pyarrow import ArrowException
 
+    from gapmeter.analysis.tables import check_table
+
+    check_table(published)
     try:
         there, expected = pq.read_table(published), pq.read_table(derived)
     except ArrowException as error:

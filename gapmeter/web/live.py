@@ -15,6 +15,7 @@ from markupsafe import Markup
 from gapmeter.analysis.results.codec import NotReadable
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import UNKNOWN, Provenance
+from gapmeter.errors import reason_of
 from gapmeter.records import RunFolder
 from gapmeter.records.follow import Follower, follow_run, phase
 from gapmeter.report import html
@@ -109,7 +110,12 @@ class LiveState:
             return {"phase": "starting", "dots": []}
         manifest, follower, t0_ns = self._begun
         dots: list[list[Any]] = []
-        for answered in follower.poll(_READING_S):
+        try:
+            came = follower.poll(_READING_S)
+        except OSError as error:  # what stands in a record's place is no file
+            self._last = {"phase": f"not followed: {error.filename}: {reason_of(error)}"}
+            return {**self._last, "dots": []}
+        for answered in came:
             ttft_ms = None if answered.ttft_ns is None else round(answered.ttft_ns / 1e6, 3)
             dots.append([round((answered.due_ns - t0_ns) / 1e9, 3), ttft_ms, answered.outcome.name.lower()])
         self._dots = _thinned(self._dots + dots)

@@ -118,7 +118,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the master has a worker issue: slice ``worker`` of ``workers``, with its digest and its ``size`` in bytes."""
+    """What the master has a worker issue: slice ``worker`` of ``workers``, its digest and its ``size`` in bytes."""
 
     worker: Annotated[int, Field(ge=0)]
     workers: Annotated[int, Field(ge=1)]

@@ -12,6 +12,7 @@ import pandas as pd
 
 from gapmeter.analysis.results import Result, RunResult
 from gapmeter.analysis.results.run import Provenance
+from gapmeter.analysis.tables import read_table
 from gapmeter.records import RunFolder
 from gapmeter.report.run_folder import Run
 
@@ -31,7 +32,7 @@ def write_csv(folder: RunFolder, into: Path) -> list[Path]:
     for name in _TABLES:
         file = folder.path / f"{name}.parquet"
         if file.exists():
-            table = pd.read_parquet(file)
+            table = read_table(file)
             flat = table.drop(columns=[column for column in _LISTS if column in table.columns])
             written.append(_write(into / f"{name}.csv", flat, about))
     return written

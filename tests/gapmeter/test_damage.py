@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from gapmeter import errors
 from gapmeter.cli import main
 from gapmeter.records.compression import SUFFIX, open_record
 
@@ -155,6 +158,23 @@ def test_what_is_damaged_is_named_with_what_to_do(
     said = capsys.readouterr().err
     assert says in said
     assert len([line for line in said.splitlines() if line.startswith("gapmeter: ")]) == 1
+
+
+@pytest.mark.parametrize("words", [EXPLAIN, COMPARE, CSV])
+def test_a_table_that_would_fill_the_memory_is_not_unpacked(
+    words: Sequence[str], finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A file may hold a thousand million equal rows in a few bytes."""
+    table = pa.table({f"c{i}": pa.repeat(0, 1_000_000) for i in range(20)})
+    pq.write_table(table, tmp_path / "bomb")
+    assert (tmp_path / "bomb").stat().st_size < 100_000
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    shutil.copy(tmp_path / "bomb", run / "requests.parquet")
+    monkeypatch.setattr("gapmeter.analysis.tables.memory_bytes", lambda: 200_000_000)  # of a small machine
+    assert main([word.format(run=run, tmp=tmp_path, whole=finished_run) for word in words]) == errors.USAGE
+    assert "more than half of this machine's memory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("part", ["requests/*.gap", "probe/*.gap"])

@@ -206,6 +206,20 @@ async def test_deleting_asks_first_and_leaves_the_others(site: Site, tab: Tab) -
     assert names(site) == [kept]
 
 
+async def test_a_pipe_in_place_of_a_run_s_record_holds_up_nobody(site: Site, visitor: aiohttp.ClientSession) -> None:
+    path = site.runs / names(site)[0]
+    for made in ("report.html", "summary.json"):
+        (path / made).unlink()
+    (path / "manifest.json").touch()
+    (record,) = (path / "requests").glob("*.gap*")
+    record.unlink()
+    os.mkfifo(record.with_suffix(""))
+    async with asyncio.timeout(20), visitor.get(f"{site.base}/runs/{path.name}/events") as answer:
+        said = b""
+        while b"it is a pipe, not a plain file" not in said:
+            said = await answer.content.readline()
+
+
 async def test_a_run_that_goes_on_is_shown_live_and_not_deleted(site: Site, tab: Tab) -> None:
     going = Command(
         ("run", "smoke", "--engine", "simulated", "--runs", str(site.runs),
