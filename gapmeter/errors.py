@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 from collections.abc import Iterator
 
@@ -45,10 +46,16 @@ def reason_of(error: OSError) -> str:
     return error.strerror or str(error)
 
 
+def remedy_of(error: OSError) -> str:
+    """What to do first when something could not be written."""
+    return "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
+
+
 @contextlib.contextmanager
 def unless_refused(what: str, exit_code: int = USAGE) -> Iterator[None]:
     """Raises UserError, ``what`` and the system's reason, where a disk, a name or a right stands in the way."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"{what}: {reason_of(error)}", exit_code) from error
+        where = "" if error.filename is None or str(error.filename) in what else f"{error.filename}: "
+        raise UserError(f"{what}: {where}{reason_of(error)}", exit_code) from error

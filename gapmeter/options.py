@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gapmeter.loadgen.fleet import Workers
 
 Say = Callable[[str], None]
+_LONGEST = 2000  # letters of a line for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +55,4 @@ class Options:
 
 def tell(text: str) -> None:
     """A line for people, whoever's words are in it."""
-    print(f"gapmeter: {printable(text)}", file=sys.stderr, flush=True)
+    print(f"gapmeter: {printable(text[:_LONGEST])}{'…' * (len(text) > _LONGEST)}", file=sys.stderr, flush=True)

@@ -286,6 +286,10 @@ def _other_length(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str]
     beyond = np.sign(pair["output_tokens"] - pair["output_tokens_asked"])[pair["output_tokens_asked"] > 0].sum()
     if beyond > 0:
         return "answers were longer than asked for: the server does not keep to max_tokens", ""
+    short = pair.index[pair["output_tokens"] < pair["output_tokens_asked"]]
+    reasons = requests.loc[short, "finish_reason"].dropna().mode() if "finish_reason" in requests else []
+    if len(reasons) and reasons[0] not in ("stop", "length"):
+        return f"most short answers ended with finish_reason {reasons[0]!r}: the server cut them off", ""
     if evidence.could_be_plain:
         return "the server ended answers on its own: it ignores ignore_eos and min_tokens; without them it may", _PLAIN
     return None

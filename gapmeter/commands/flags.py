@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gapmeter import errors
 from gapmeter.analysis.command import Command
-from gapmeter.errors import UserError, unless_refused
+from gapmeter.errors import UserError, reason_of, say_exit
+from gapmeter.options import tell
 
 if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes have been reported
     from gapmeter.report.export.junit import Suite
@@ -186,16 +187,17 @@ class Outputs:
             if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
                 raise UserError(f"{path} cannot be written: no such folder, or it is one itself", errors.USAGE)
 
-    def publish(self, conclusions: Iterable[Conclusion[Any]]) -> list[Conclusion[Any]]:
-        """Each as it comes: its folder as a line at once, the files anew with all so far. Raises UserError.
+    def publish(self, conclusions: Iterable[Conclusion[Any]]) -> tuple[list[Conclusion[Any]], bool]:
+        """Each as it comes: its folder as a line at once, the files anew with all so far; whether these were written.
 
         The document, where it is asked for, comes at the end, also when a later run fails.
         """
         done: list[Conclusion[Any]] = []
+        is_written = True
         try:
             for conclusion in conclusions:
                 done.append(conclusion)
-                self._write(done)
+                is_written = self._write(done)
         finally:
             if done and self.as_json:
                 found = [
@@ -204,28 +206,39 @@ class Outputs:
                 ]
                 json.dump(found[0] if len(found) == 1 else {"runs": found}, sys.stdout)
                 print(flush=True)
-        return done
+        return done, is_written
 
-    def _write(self, done: list[Conclusion[Any]]) -> None:
-        """The last one, and the files of all."""
+    def _write(self, done: list[Conclusion[Any]]) -> bool:
+        """The last one, and the files of all: whether they could be written."""
         from gapmeter.report.export.junit import annotations_of, junit  # by now analysed: this costs nothing more
 
         last = done[-1]
         if not self.as_json:
             print(last.folder, flush=True)
-        if self.junit:
-            write_file(self.junit, junit([suite for each in done for suite in suites_of(each)]))
-        if self.markdown:
-            write_file(self.markdown, "\n".join(map(_markdown, done)))
         for suite in suites_of(last) if self.annotated else ():
             for line in annotations_of(suite):
                 print(line, file=sys.stderr)  # which GitHub reads too: standard output is for programs
+        is_written = True
+        if self.junit:
+            is_written &= write_file(self.junit, junit([suite for each in done for suite in suites_of(each)]))
+        if self.markdown:
+            is_written &= write_file(self.markdown, "\n".join(map(_markdown, done)))
+        return is_written
 
 
-def write_file(path: Path, text: str) -> None:
-    """Raises UserError when it cannot be written."""
-    with unless_refused(f"{path} cannot be written"):
+def write_file(path: Path, text: str) -> bool:
+    """Whether it could be written; if not, that is said. What it tells of stands all the same."""
+    try:
         path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        tell(f"{path} cannot be written: {reason_of(error)}")
+        return False
+    return True
+
+
+def exit_unless_written(code: int, *, is_written: bool) -> int:
+    """The exit code of a command whose files may not have been written: that spoils only what was well."""
+    return code if code != errors.OK or is_written else say_exit(errors.USAGE, "a file was not written")
 
 
 def _markdown(conclusion: Conclusion[Any]) -> str:

@@ -287,13 +287,13 @@ def _publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[C
     """Standard output is for programs; returns the worst exit code."""
     outputs = flags.Outputs(arguments.json, arguments.junit, arguments.markdown, arguments.annotations)
     outputs.check()
-    done = outputs.publish(conclusions())
+    done, is_written = outputs.publish(conclusions())
     code = max(conclusion.exit_code for conclusion in done)
     regression = done[-1].regression
     regressed = regression and regression.status == "REGRESSED" and code == errors.SLO_MISSED
     meaning = "regressed against its baseline" if regressed else ""
     last = arguments.quiet or outputs.annotated or regression or len(done) > 1  # else a single summary ends with it
-    return say_exit(code, meaning) if last else code
+    return flags.exit_unless_written(say_exit(code, meaning) if last else code, is_written=is_written)
 
 
 def _config(arguments: argparse.Namespace) -> int:

@@ -119,8 +119,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     result = compared.result
     document = costs.document(result) if isinstance(result, CostTable) else comparison.document(result)
-    if arguments.markdown:
-        flags.write_file(arguments.markdown, markdown.text(document))
+    is_written = not arguments.markdown or flags.write_file(arguments.markdown, markdown.text(document))
     if not arguments.quiet:
         show(document, compared.folder)
     written, code = {**result.to_json(), "folder": str(compared.folder)}, compared.exit_code
@@ -128,7 +127,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         regression, code = gate(result, compared.folder, allowed, quiet=arguments.quiet)
         written["regression"] = regression.to_json()
     print(json.dumps(written) if arguments.json else compared.folder, flush=True)
-    return say_exit(code)
+    return flags.exit_unless_written(say_exit(code), is_written=is_written)
 
 
 def _compared_in_turn(arguments: argparse.Namespace, command: str) -> Conclusion[Comparison]:

@@ -80,8 +80,10 @@ def unpacked(path: Path) -> Iterator[Path]:
             with tarfile.open(path) as tar:
                 top = _check(path, list(tar))
                 tar.extractall(temporary, filter="data")
-        except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, zlib.error) as error:
-            raise UserError(f"{path} cannot be unpacked: {error}", errors.NOT_VALID) from error
+        except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, MemoryError, zlib.error) as error:
+            raise UserError(
+                f"{path} cannot be unpacked: {str(error) or type(error).__name__}", errors.NOT_VALID
+            ) from error
         yield Path(temporary) / top
 
 

@@ -17,7 +17,7 @@ from gapmeter import errors
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.manifest import SearchManifest, SweepManifest
-from gapmeter.errors import UserError, reason_of
+from gapmeter.errors import UserError, reason_of, remedy_of
 from gapmeter.machine.hardware import describe_hardware, describe_versions, output_of
 from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
@@ -97,7 +97,7 @@ class OpenManifest:
         except OSError as error:
             _raise_if_gone(path)
             self._note_end(str(error))
-            text = f"; make room, then see what was recorded: {report}" if self.has_begun else ""
+            text = f"; {remedy_of(error)}, then see what was recorded: {report}" if self.has_begun else ""
             raise UserError(f"{path} cannot be written: {reason_of(error)}{text}", errors.NOT_VALID) from error
 
     def _note_end(self, why: str) -> None:
@@ -148,7 +148,7 @@ def conclude(
         _raise_if_gone(folder.path)
         if (where := str(error.filename or "")).startswith((str(folder.requests), str(folder.probe))):
             raise UserError(f"the records cannot be read: {where}: {reason_of(error)}", errors.NOT_VALID) from error
-        text = f"the results cannot be written: {reason_of(error)}; the records are kept. Make room, then"
+        text = f"the results cannot be written: {reason_of(error)}; the records are kept; {remedy_of(error)}, then"
         raise UserError(f"{text} gapmeter report {folder.path}", errors.NOT_VALID) from error
     code = errors.INTERRUPTED if manifest.ended_because == INTERRUPTED else result.exit_code
     if not quiet:

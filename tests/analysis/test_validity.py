@@ -363,17 +363,20 @@ def test_lengths_other_than_asked_for_spoil_a_run_that_enforced_them(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "could_be_plain", "cause", "flag"),
+    ("tokens", "reason", "could_be_plain", "cause", "flag"),
     [
-        (40, True, "does not keep to max_tokens", ""),
-        (3, True, "ended answers on its own", "--set server.dialect=plain"),
-        (3, False, "ended answers on its own", ""),
+        (40, "stop", True, "does not keep to max_tokens", ""),
+        (3, "stop", True, "ended answers on its own", "--set server.dialect=plain"),
+        (3, "stop", False, "ended answers on its own", ""),
+        (3, None, False, "ended answers on its own", ""),
+        (3, "content_filter", True, "ended with finish_reason 'content_filter'", ""),
     ],
 )
-def test_why_answers_had_another_length_is_said_by_its_direction(
-    tokens: int, could_be_plain: bool, cause: str, flag: str
+def test_why_answers_had_another_length_is_said_by_its_direction_and_their_own_word(
+    tokens: int, reason: str | None, could_be_plain: bool, cause: str, flag: str
 ) -> None:
-    requests, evidence = poisson_run().assign(output_tokens=tokens), replace(POISSON, could_be_plain=could_be_plain)
+    requests = poisson_run().assign(output_tokens=tokens, finish_reason=reason)
+    evidence = replace(POISSON, could_be_plain=could_be_plain)
     (warning,) = validity.warnings_of(validity.check_run(requests, evidence), evidence, requests)
     assert (warning.code, cause in warning.cause, warning.flag) == ("output_length", True, flag)
 

@@ -152,6 +152,17 @@ def test_a_missed_slo_is_99_in_the_json_document_the_junit_file_and_the_markdown
     assert done.manifest["command"].startswith("gapmeter run smoke --engine simulated")
 
 
+@pytest.mark.parametrize(("name", "code"), [("missed", 99), ("repeats", 2)])
+def test_a_file_that_cannot_be_written_spoils_only_what_was_well(
+    name: str, code: int, commands: dict[str, Future[Done]], tmp_path: Path
+) -> None:
+    run = next(commands[name].result().runs.iterdir())
+    done = gapmeter("report", str(run), "--junit", "/dev/full", "--markdown", str(tmp_path / "told.md"), runs=tmp_path)
+    assert (done.code, done.out) == (code, f"{run}\n")
+    assert "/dev/full cannot be written: No space left on device" in done.err
+    assert (tmp_path / "told.md").read_text()
+
+
 def test_repeats_that_hold_their_slos_are_0_and_print_a_line_and_leave_a_folder_each(
     commands: dict[str, Future[Done]],
 ) -> None:
