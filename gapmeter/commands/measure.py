@@ -24,6 +24,20 @@ if TYPE_CHECKING:  # its import takes a second, which a mistake on the command l
 
 def add(commands: Commands) -> None:
     """Their words and flags."""
+    for add_command in (
+        _add_run,
+        _add_capacity,
+        _add_report,
+        _add_worker,
+        _add_config,
+        _add_scenarios,
+        _add_doctor,
+        _add_calibrate,
+    ):
+        add_command(commands)
+
+
+def _add_run(commands: Commands) -> None:
     parser = commands.add_parser("run", help="run a scenario against a server and explain its latency")
     parser.add_argument("scenario", help="a scenario's name or file")
     flags.add_server(parser)
@@ -62,74 +76,6 @@ def add(commands: Commands) -> None:
         "--factor", action="append", default=[], metavar="KEY", help="what may differ from the baseline"
     )
     parser.set_defaults(call=_run, judges=True)
-
-    parser = commands.add_parser("capacity", help="find the highest Poisson rate that meets every SLO")
-    parser.add_argument("scenario", help="a scenario's name or file, with an open loop; the search starts at its rate")
-    flags.add_server(parser)
-    flags.add_overrides(parser)
-    parser.add_argument("--target-rps", metavar="N", help="also say how many servers a load of N requests/s needs")
-    parser.add_argument(
-        "--headroom",
-        default="20%",
-        metavar="20%",
-        help="with --target-rps: share of each server kept free (default: 20%%)",
-    )
-    parser.add_argument(
-        "--spare", type=int, default=0, metavar="1", help="with --target-rps: extra servers in case some fail (1: N+1)"
-    )
-    parser.add_argument("--confidence", default="95%", metavar="95%", help="confidence of the interval (default: 95%%)")
-    parser.add_argument(
-        "--within",
-        default="20%",
-        metavar="20%",
-        help="widest interval that counts as found, plus or minus (default: 20%%)",
-    )
-    parser.add_argument("--budget", default="4m", metavar="DURATION", help="time for all trials (default: 4m)")
-    parser.add_argument(
-        "--over",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE,VALUE",
-        help="search for each setting, and say which is cheapest",
-    )
-    parser.add_argument(
-        "--resume", metavar="FOLDER", help="continue an earlier search; with --over: several, separated by commas"
-    )
-    flags.add_runs_folder(parser, "where the search's folder goes (default: runs)")
-    parser.add_argument("--json", action="store_true", help="summary.json on standard output instead of the folder")
-    parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
-    parser.set_defaults(call=_capacity, judges=True)
-
-    parser = commands.add_parser("report", help="write a run's report again, from its folder alone")
-    parser.add_argument("run", type=Path, nargs="?", help="the run's folder (default: the newest in runs)")
-    parser.add_argument("--definitions", action="store_true", help="add figures by other load testers' definitions")
-    flags.add_outputs(parser)
-    parser.set_defaults(call=_report, judges=True)
-
-    parser = commands.add_parser("worker", help="send a share of the load of a run on another machine")
-    parser.add_argument("--master", required=True, metavar="HOST[:PORT]", help="where gapmeter run --workers listens")
-    parser.add_argument("--cores", default="", help="run the generator on these cores only, for instance 2 or 2,3")
-    parser.add_argument("--api-key", help="sent to the server as a bearer token (or GAPMETER_API_KEY)")
-    parser.add_argument("--url", default="", help="with a key: the one server that gets it, as gapmeter run names it")
-    parser.set_defaults(call=_worker)
-
-    config = commands.add_parser("config", help="print each value of a scenario and where it came from")
-    config.add_argument("scenario", help="a scenario's name or file")
-    flags.add_overrides(config)
-    config.set_defaults(call=_config)
-
-    scenarios = commands.add_parser("scenarios", help="list the scenarios by name, a line each")
-    scenarios.set_defaults(call=_scenarios)
-
-    doctor = commands.add_parser("doctor", help="check what works on this machine and how to fix the rest")
-    doctor.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    doctor.set_defaults(call=_doctor)
-
-    parser = commands.add_parser("calibrate", help="measure the load tester itself on this machine")
-    parser.add_argument("--quick", action="store_true", help="half a minute instead of four, and less exact")
-    parser.add_argument("--generator", action="append", default=[], help="only this one: asyncio or locust")
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    parser.set_defaults(call=_calibrate)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -207,6 +153,45 @@ def workers_of(count: int, listen: str, patience: str) -> Workers | None:
     return Workers(count, host, port, flags.seconds_of("--patience", patience, least_s=5.0))
 
 
+def _add_capacity(commands: Commands) -> None:
+    parser = commands.add_parser("capacity", help="find the highest Poisson rate that meets every SLO")
+    parser.add_argument("scenario", help="a scenario's name or file, with an open loop; the search starts at its rate")
+    flags.add_server(parser)
+    flags.add_overrides(parser)
+    parser.add_argument("--target-rps", metavar="N", help="also say how many servers a load of N requests/s needs")
+    parser.add_argument(
+        "--headroom",
+        default="20%",
+        metavar="20%",
+        help="with --target-rps: share of each server kept free (default: 20%%)",
+    )
+    parser.add_argument(
+        "--spare", type=int, default=0, metavar="1", help="with --target-rps: extra servers in case some fail (1: N+1)"
+    )
+    parser.add_argument("--confidence", default="95%", metavar="95%", help="confidence of the interval (default: 95%%)")
+    parser.add_argument(
+        "--within",
+        default="20%",
+        metavar="20%",
+        help="widest interval that counts as found, plus or minus (default: 20%%)",
+    )
+    parser.add_argument("--budget", default="4m", metavar="DURATION", help="time for all trials (default: 4m)")
+    parser.add_argument(
+        "--over",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE,VALUE",
+        help="search for each setting, and say which is cheapest",
+    )
+    parser.add_argument(
+        "--resume", metavar="FOLDER", help="continue an earlier search; with --over: several, separated by commas"
+    )
+    flags.add_runs_folder(parser, "where the search's folder goes (default: runs)")
+    parser.add_argument("--json", action="store_true", help="summary.json on standard output instead of the folder")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
+    parser.set_defaults(call=_capacity, judges=True)
+
+
 def _capacity(arguments: argparse.Namespace) -> int:
     from gapmeter.study.resolve import check_searchable, resolve, searchable_points
 
@@ -248,6 +233,15 @@ def _capacity(arguments: argparse.Namespace) -> int:
     return say_exit(found.exit_code) if arguments.quiet else found.exit_code
 
 
+def _add_worker(commands: Commands) -> None:
+    parser = commands.add_parser("worker", help="send a share of the load of a run on another machine")
+    parser.add_argument("--master", required=True, metavar="HOST[:PORT]", help="where gapmeter run --workers listens")
+    parser.add_argument("--cores", default="", help="run the generator on these cores only, for instance 2 or 2,3")
+    parser.add_argument("--api-key", help="sent to the server as a bearer token (or GAPMETER_API_KEY)")
+    parser.add_argument("--url", default="", help="with a key: the one server that gets it, as gapmeter run names it")
+    parser.set_defaults(call=_worker)
+
+
 def _worker(arguments: argparse.Namespace) -> int:
     from gapmeter.options import tell
 
@@ -273,6 +267,14 @@ def _worker(arguments: argparse.Namespace) -> int:
     return errors.OK
 
 
+def _add_report(commands: Commands) -> None:
+    parser = commands.add_parser("report", help="write a run's report again, from its folder alone")
+    parser.add_argument("run", type=Path, nargs="?", help="the run's folder (default: the newest in runs)")
+    parser.add_argument("--definitions", action="store_true", help="add figures by other load testers' definitions")
+    flags.add_outputs(parser)
+    parser.set_defaults(call=_report, judges=True)
+
+
 def _report(arguments: argparse.Namespace) -> int:
     gc.disable()  # what a report makes it keeps until it ends: looking for what could go costs a tenth of its time
     from gapmeter.runs.listing import newest_run
@@ -296,12 +298,24 @@ def _publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[C
     return flags.exit_unless_written(say_exit(code, meaning) if last else code, is_written=is_written)
 
 
+def _add_config(commands: Commands) -> None:
+    parser = commands.add_parser("config", help="print each value of a scenario and where it came from")
+    parser.add_argument("scenario", help="a scenario's name or file")
+    flags.add_overrides(parser)
+    parser.set_defaults(call=_config)
+
+
 def _config(arguments: argparse.Namespace) -> int:
     from gapmeter.study.resolve import explain_config
 
     for setting in explain_config(arguments.scenario, arguments.overrides):
         print(f"{setting.key:<32} {json.dumps(setting.value):<36} {setting.source}")
     return errors.OK
+
+
+def _add_scenarios(commands: Commands) -> None:
+    parser = commands.add_parser("scenarios", help="list the scenarios by name, a line each")
+    parser.set_defaults(call=_scenarios)
 
 
 def _scenarios(_: argparse.Namespace) -> int:
@@ -312,10 +326,24 @@ def _scenarios(_: argparse.Namespace) -> int:
     return errors.OK
 
 
+def _add_doctor(commands: Commands) -> None:
+    parser = commands.add_parser("doctor", help="check what works on this machine and how to fix the rest")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.set_defaults(call=_doctor)
+
+
 def _doctor(arguments: argparse.Namespace) -> int:
     from gapmeter.machine.doctor import print_findings
 
     return print_findings(as_json=arguments.json)
+
+
+def _add_calibrate(commands: Commands) -> None:
+    parser = commands.add_parser("calibrate", help="measure the load tester itself on this machine")
+    parser.add_argument("--quick", action="store_true", help="half a minute instead of four, and less exact")
+    parser.add_argument("--generator", action="append", default=[], help="only this one: asyncio or locust")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.set_defaults(call=_calibrate)
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:

@@ -28,6 +28,20 @@ if TYPE_CHECKING:  # its import takes a second, which a mistake on the command l
 
 def add(commands: Commands) -> None:
     """Their words and flags."""
+    for add_command in (
+        _add_compare,
+        _add_explain,
+        _add_export,
+        _add_ui,
+        _add_runs,
+        _add_sql,
+        _add_verify,
+        _add_archive,
+    ):
+        add_command(commands)
+
+
+def _add_compare(commands: Commands) -> None:
     parser = commands.add_parser(
         "compare", help="runs: which differences are real; searches and sweeps: which is cheaper"
     )
@@ -57,50 +71,6 @@ def add(commands: Commands) -> None:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary for a pull request")
     parser.add_argument("--quiet", action="store_true", help="print nothing on standard error")
     parser.set_defaults(call=_compare, judges=True)
-
-    parser = commands.add_parser("explain", help="compare two groups of a run's requests: what makes one slower")
-    parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--group", required=True, metavar="CONDITION", help="such as 'prompt_tokens > 64'")
-    parser.add_argument("--against", default="rest", metavar="CONDITION", help="the other group (default: the rest)")
-    parser.add_argument("--metric", choices=("ttft", "e2e"), default="ttft", help="which latency to explain")
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    parser.set_defaults(call=_explain)
-
-    parser = commands.add_parser("export", help="export a run to other tools: CSV, Prometheus, Perfetto, OpenTelemetry")
-    parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--csv", type=Path, metavar="FOLDER", help="every figure and table as CSV files")
-    parser.add_argument("--prometheus", type=Path, metavar="FILE", help="the figures as a Prometheus text file")
-    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="the requests and steps as a trace (.json.gz)")
-    parser.add_argument("--otlp", metavar="ADDRESS", help="the ledgers as spans, to an OTLP/HTTP collector")
-    parser.set_defaults(call=_export)
-
-    parser = commands.add_parser("ui", help="a local web page of all runs: search, open, compare, delete")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="the runs folder (default: runs)")
-    parser.add_argument("--port", type=int, default=0, help="where to listen on 127.0.0.1 (default: any free port)")
-    parser.set_defaults(call=_ui)
-
-    parser = commands.add_parser("runs", help="list the runs in a folder, the newest last")
-    flags.add_runs_folder(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    parser.set_defaults(call=_list_runs)
-
-    parser = commands.add_parser("sql", help="query all runs with SQL: runs, requests, ledger, gaps, steps")
-    parser.add_argument("query", help="one SELECT, for instance: SELECT run, verdict, ttft_p99_ms FROM runs")
-    flags.add_runs_folder(parser)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--csv", dest="form", action="store_const", const="csv", default="table", help="as CSV")
-    form.add_argument("--json", dest="form", action="store_const", const="json", help="as one JSON document")
-    parser.set_defaults(call=_sql)
-
-    parser = commands.add_parser("verify", help="recompute a run's figures from its records, and check hashes")
-    parser.add_argument("run", type=Path, help="the run's folder, or an archive of it")
-    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
-    parser.set_defaults(call=_verify)
-
-    parser = commands.add_parser("archive", help="pack a run's folder into one file, with hashes, without keys")
-    parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="FILE.tar.gz (default: its name)")
-    parser.set_defaults(call=_archive)
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -160,6 +130,16 @@ def _compared_folders(arguments: argparse.Namespace, command: str) -> Conclusion
     return compare_folders(sides, arguments.factor, force=arguments.force, runs=arguments.runs, command=command)
 
 
+def _add_explain(commands: Commands) -> None:
+    parser = commands.add_parser("explain", help="compare two groups of a run's requests: what makes one slower")
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("--group", required=True, metavar="CONDITION", help="such as 'prompt_tokens > 64'")
+    parser.add_argument("--against", default="rest", metavar="CONDITION", help="the other group (default: the rest)")
+    parser.add_argument("--metric", choices=("ttft", "e2e"), default="ttft", help="which latency to explain")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.set_defaults(call=_explain)
+
+
 def _explain(arguments: argparse.Namespace) -> int:
     from gapmeter.runs.explain import explain, show
 
@@ -169,6 +149,16 @@ def _explain(arguments: argparse.Namespace) -> int:
     else:
         show(found)
     return errors.OK
+
+
+def _add_export(commands: Commands) -> None:
+    parser = commands.add_parser("export", help="export a run to other tools: CSV, Prometheus, Perfetto, OpenTelemetry")
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("--csv", type=Path, metavar="FOLDER", help="every figure and table as CSV files")
+    parser.add_argument("--prometheus", type=Path, metavar="FILE", help="the figures as a Prometheus text file")
+    parser.add_argument("--perfetto", type=Path, metavar="FILE", help="the requests and steps as a trace (.json.gz)")
+    parser.add_argument("--otlp", metavar="ADDRESS", help="the ledgers as spans, to an OTLP/HTTP collector")
+    parser.set_defaults(call=_export)
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -185,11 +175,25 @@ def _export(arguments: argparse.Namespace) -> int:
     return errors.OK
 
 
+def _add_ui(commands: Commands) -> None:
+    parser = commands.add_parser("ui", help="a local web page of all runs: search, open, compare, delete")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="the runs folder (default: runs)")
+    parser.add_argument("--port", type=int, default=0, help="where to listen on 127.0.0.1 (default: any free port)")
+    parser.set_defaults(call=_ui)
+
+
 def _ui(arguments: argparse.Namespace) -> int:
     from gapmeter.web.server import serve_until_interrupted
 
     serve_until_interrupted(arguments.runs, flags.port_of("--port", arguments.port))
     return errors.OK
+
+
+def _add_runs(commands: Commands) -> None:
+    parser = commands.add_parser("runs", help="list the runs in a folder, the newest last")
+    flags.add_runs_folder(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.set_defaults(call=_list_runs)
 
 
 def _list_runs(arguments: argparse.Namespace) -> int:
@@ -213,6 +217,16 @@ def _list_runs(arguments: argparse.Namespace) -> int:
         ]  # fmt: skip
         print_table(("time", "kind", "name", "engine", "verdict", "n", "p99 TTFT", "folder"), rows, right=(5, 6))
     return errors.OK
+
+
+def _add_sql(commands: Commands) -> None:
+    parser = commands.add_parser("sql", help="query all runs with SQL: runs, requests, ledger, gaps, steps")
+    parser.add_argument("query", help="one SELECT, for instance: SELECT run, verdict, ttft_p99_ms FROM runs")
+    flags.add_runs_folder(parser)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", dest="form", action="store_const", const="csv", default="table", help="as CSV")
+    form.add_argument("--json", dest="form", action="store_const", const="json", help="as one JSON document")
+    parser.set_defaults(call=_sql)
 
 
 def _sql(arguments: argparse.Namespace) -> int:
@@ -243,6 +257,13 @@ def _shown(cell: Any) -> str:
     return f"{cell:g}" if isinstance(cell, float) else str(cell)
 
 
+def _add_verify(commands: Commands) -> None:
+    parser = commands.add_parser("verify", help="recompute a run's figures from its records, and check hashes")
+    parser.add_argument("run", type=Path, help="the run's folder, or an archive of it")
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.set_defaults(call=_verify)
+
+
 def _verify(arguments: argparse.Namespace) -> int:
     from gapmeter.runs.verify import render, verify
 
@@ -254,6 +275,13 @@ def _verify(arguments: argparse.Namespace) -> int:
     if all(check.ok for check in checks):
         return errors.OK
     return say_exit(errors.NOT_VALID, "not what its records say")
+
+
+def _add_archive(commands: Commands) -> None:
+    parser = commands.add_parser("archive", help="pack a run's folder into one file, with hashes, without keys")
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="FILE.tar.gz (default: its name)")
+    parser.set_defaults(call=_archive)
 
 
 def _archive(arguments: argparse.Namespace) -> int:
