@@ -143,7 +143,7 @@ def show(found: Explanation) -> None:
     console = Console(stderr=True, highlight=False)
     console.print(f"{printable(difference_sentence(parts, found.a, found.b, found.device))}.", markup=False)
     console.print(f"{parts.a_count:,} requests against {parts.b_count:,}, in {parts.stretches} stretches.")
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # 80 letters hold the longest names
     for name in ("stage", "owner"):
         table.add_column(name, overflow="fold")  # cut short, network_in and network_out would look alike
     for name in ("a", "b", "difference", "95 % interval", "share"):

@@ -188,7 +188,7 @@ def compare_in_turn(
     from gapmeter.study.study import visit_in_turn
 
     made: list[list[Path]] = [[], []]
-    order = list(order_of(pairs))
+    order = list(alternating(pairs))
 
     def visits() -> Iterator[Visit]:
         for number, side in enumerate(order, 1):
@@ -205,7 +205,7 @@ def compare_in_turn(
     return compare_runs(made, factors, force=force, in_turn=True, runs=options.runs, command=command)
 
 
-def order_of(pairs: int) -> Iterator[int]:
+def alternating(pairs: int) -> Iterator[int]:
     """0 for A and 1 for B: A B, then B A, and so on. The mean place of both sides is the same for even ``pairs``."""
     for number in range(pairs):
         yield from (0, 1) if number % 2 == 0 else (1, 0)

@@ -22,7 +22,7 @@ from gapmeter.report import markdown, run
 from gapmeter.report.export.junit import annotations_of, junit, suite_of_run
 from gapmeter.runs.archive import archive
 from gapmeter.runs.listing import find_listed
-from gapmeter.study.comparison import Baseline, compare_folders, judged_against, order_of
+from gapmeter.study.comparison import Baseline, alternating, compare_folders, judged_against
 from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import resolve
 from tests.kit.command import SHORT, SIMULATED, gapmeter
@@ -217,7 +217,7 @@ def test_what_cannot_be_compared_is_told_with_its_remedy(
 
 
 def test_runs_are_made_in_turn() -> None:
-    assert ["".join("AB"[side] for side in order_of(pairs)) for pairs in (1, 2, 4)] == ["AB", "ABBA", "ABBAABBA"]
+    assert ["".join("AB"[side] for side in alternating(pairs)) for pairs in (1, 2, 4)] == ["AB", "ABBA", "ABBAABBA"]
 
 
 @pytest.mark.parametrize(("text", "limit"), [("5%", 0.05), (" 2.5 % ", 0.025)])
