@@ -59,7 +59,7 @@ from gapmeter.analysis.results.pareto import Unit
 from gapmeter.analysis.results.requests import LoadFacts, Throughput
 from gapmeter.analysis.results.run import FAIL, PASS, RunFigures, RunResult, SloAnswer, Verdict
 from gapmeter.analysis.results.trust import Steady
-from gapmeter.analysis.stats.exact import rate_bounds
+from gapmeter.analysis.stats.exact import rate_at_least
 from gapmeter.analysis.stats.series import Series
 
 UNMEASURED = "unmeasured: no energy counter could be read on this machine"
@@ -202,7 +202,7 @@ def offered_rate(
     if load.requested_rate and load.unit == "requests" and load.arrivals in _AT_A_RATE:
         return SlaRate(low=load.requested_rate, high=None, basis="offered")
     spread = max(1.0, load.dispersion or 1.0)
-    return SlaRate(low=rate_bounds(measured, load.window_s, spread)[0], high=None, basis="offered")
+    return SlaRate(low=rate_at_least(measured, load.window_s, spread), high=None, basis="offered")
 
 
 def describe_tokens(measured: pd.DataFrame) -> TokensPerRequest:
@@ -262,8 +262,16 @@ def hardware_units(manifest: Manifest) -> tuple[int, Unit]:
     """How many of what a server was measured on; one server where nobody said what somebody else's has."""
     asked = manifest.asked.cost
     if manifest.asked.server.engine == "attach":
-        return (_gpus(manifest), "GPU") if asked.gpus_per_replica or asked.gpu not in (None, CPU) else (1, "server")
+        return (_gpus(manifest), "GPU") if asked.gpus_per_replica or _is_gpu(asked.gpu) else (1, "server")
     return (_gpus(manifest), "GPU") if manifest.hardware.gpus else (_cores(manifest), "core")
+
+
+def _is_gpu(name: str | None) -> bool:
+    """Whether a scenario names one, by whatever alias."""
+    try:
+        return name is not None and not find_device(name).is_cpu
+    except UnknownDevice:  # as in price_of
+        return True
 
 
 def _gpus(manifest: Manifest) -> int:
@@ -309,7 +317,7 @@ def describe_energy(window: EnergyWindow | None, throughput: Throughput) -> Ener
         per_output_token_j_ci=(_over(low, tokens), _over(high, tokens)),
         tokens_per_watt=_over(tokens or None, joules),
         tokens_per_watt_ci=(_over(tokens or None, high), _over(tokens or None, low)),
-        idle_share=_over(window.idle_j, joules),
+        idle_share=window.idle_share,
     )
 
 

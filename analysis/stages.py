@@ -53,8 +53,9 @@ network_out   | network     | network      | transit   | r | until the client's 
 STAGES: tuple[Stage, ...] = tuple(
     Stage(*(cell.strip() for cell in line.split("|"))) for line in _TABLE.strip().splitlines()
 )
+UNEXPLAINED, UNEXPLAINED_OWNER = "unexplained", "nobody yet"
 BY_NAME: dict[str, Stage] = {stage.name: stage for stage in STAGES}
-UNEXPLAINED = "unexplained"
+NAMES = (*BY_NAME, UNEXPLAINED)  # in the order of the timeline, the remainder last
 GROUPS: tuple[str, ...] = (
     "queueing", "tokenization", "framework", "gpu_prefill", "gpu_decode", "network", "load_tester",
 )  # fmt: skip
@@ -77,6 +78,11 @@ def colour(stage: str) -> str:
     if stage == "decode":
         return DECODE_COLOUR
     return OWNER_COLOURS[BY_NAME[stage].owner if stage in BY_NAME else "nobody"]
+
+
+def owner_of(stage: str) -> str:
+    """The owner's key, as summary.json has it; for people see ``owner_words``."""
+    return BY_NAME[stage].owner if stage in BY_NAME else UNEXPLAINED_OWNER
 
 
 def owner_words(owner: str, device: str) -> str:

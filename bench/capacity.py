@@ -152,7 +152,7 @@ def one_search(cell: Cell, limit: float, seed: int) -> Found:
     """One seeded search with the command's defaults."""
     promise = Promise(f"ttft p{cell.level}", "ttft", 1 - cell.level / 100)
     asked = replace(Asked(SERVERS[cell.server], (promise,), (limit,)), drift=cell.drift)
-    goal = Goal(asked.promises, START, lost_s=asked.warmup_s + asked.around_s, first_look=20)
+    goal = Goal(asked.promises, START, lost_s=asked.warmup_s + asked.around_s)
     # By its cell too: else all cells of one drift would share the speeds that their trials met.
     own = zlib.crc32(repr(cell).encode()) + _FIRST_SEED + seed
     trials, ended = search(goal, VirtualOracle(asked, own))

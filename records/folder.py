@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter.records.compression import compress, with_compressed
-from gapmeter.scenarios.plain_file import read_plain, sha256_of
+from gapmeter.scenarios.plain_file import sha256_of
 
 PARTS = ("requests", "probe", "telemetry", "hdr", "logs")
 
@@ -94,16 +94,6 @@ class RunFolder:
         for path in (*self.record_files(self.requests), *self.record_files(self.probe), *switches):
             compress(path)
         return self.hashes()
-
-    def read_manifest(self) -> dict[str, Any]:
-        """Raises FileNotFoundError when this is no run's folder, ValueError when the manifest is not JSON."""
-        try:
-            loaded = json.loads(read_plain(self.manifest))
-        except RecursionError as error:
-            raise ValueError("lists in lists without end") from error
-        if not isinstance(loaded, dict):
-            raise ValueError("not a JSON object")
-        return loaded
 
     def write_json(self, path: Path, value: Any) -> None:
         """Replace ``path`` in one step, so that a reader or a kill never meets half a file."""

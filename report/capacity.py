@@ -101,7 +101,8 @@ def headline(search: Search) -> tuple[str, ...]:
     if plan := search.planning:
         spare = f", and {plan.spare} spare" if plan.spare else ""
         lines.append(
-            f"For {rate(plan.target_rps)}: {plan.replicas} servers ({plan.needed} at {rate(plan.planned_rps)} each, "
+            f"For {rate(plan.target_rps)}: {plan.replicas} server{'s' * (plan.replicas != 1)} "
+            f"({plan.needed} at {rate(plan.planned_rps)} each, "
             f"{'the proven rate' if search.held else 'the lower end'} less {share(plan.headroom)}{spare})"
             f"{cost.fleet_words(plan)}."
         )

@@ -68,7 +68,7 @@ _RARE: doc.Headers = ["per request at the SLA", "energy a request"]
 def write(folder: Path, result: Comparison, version: str = "") -> Comparison:
     """``compare.json`` and ``report.html`` of a folder; ``version``: of the gapmeter that ran the baseline.
 
-    Returns the result with its  Raises OSError.
+    Returns the result with its sentences. Raises OSError.
     """
     told = result.model_copy(update={"words": words_of(result)})
     told.write(folder)

@@ -82,7 +82,8 @@ def _paid(result: CostTable) -> list[str]:
     if len(fleets) < 2 or len({fleet.target_rps for fleet, _ in fleets}) > 1:
         return []
     said = [
-        f"{row.name} {usd(1e6 * (fleet.per_request_usd or 0.0))} ({fleet.replicas} replicas)"
+        f"{row.name} {usd(1e6 * (fleet.per_request_usd or 0.0))} "
+        f"({fleet.replicas} replica{'s' * (fleet.replicas != 1)})"
         for fleet, row in sorted(fleets, key=lambda each: each[0].per_request_usd or 0.0)
     ]
     return [f"For {rate(fleets[0][0].target_rps)}, in whole replicas, a million requests cost {', '.join(said)}."]

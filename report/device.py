@@ -45,7 +45,8 @@ _ENGINE_ROWS = {
 }
 _Sampled = tuple[str, str, str, float, float]  # column, title, unit, scale, what the axis reaches at least
 _GPU_LEVELS: Sequence[_Sampled] = (
-    ("power_mw", "power", "W", 1e-3, 0.0),
+    ("power_instant_mw", "power", "W", 1e-3, 0.0),
+    ("power_mw", "power, mean of a second", "W", 1e-3, 0.0),
     ("sm_mhz", "SM clock", "MHz", 1.0, 0.0),
     ("busy_percent", "utilisation by NVML", "%", 1.0, 100.0),
     ("memory_used_bytes", "memory used", "GiB", 2.0**-30, 0.0),

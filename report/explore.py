@@ -23,7 +23,6 @@ _EXPLORE = (
 
 def difference_sentence(difference: Difference, a: str, b: str, device: str = "GPU") -> str:
     """Two groups of requests, with the difference's uncertainty; ``device`` is what computed the forwards."""
-    first = difference.ranked[0]
     low, high = difference.difference_ci_ms
     whole = duration(abs(difference.difference_ms))
     ends = ""
@@ -33,9 +32,15 @@ def difference_sentence(difference: Difference, a: str, b: str, device: str = "G
             ends = f" (95 %: {duration(-high)} to {duration(-low)})"
         elif low <= 0:
             return f"{a}: {duration(difference.a_ms)}, {b}: {duration(difference.b_ms)}; no difference is proven{ends}"
-    more = "longer" if difference.difference_ms >= 0 else "less"
-    part = f", {duration(abs(first.ms))} of it {whose(first.stage, first.owner, device)}"
-    return f"{a} waited {whole} {more} than {b}{ends}{part}"
+    more, other = ("longer", "less") if difference.difference_ms >= 0 else ("less", "longer")
+    said = f"{a} waited {whole} {more} than {b}{ends}"
+    first = next((row for row in difference.ranked if row.ms * difference.difference_ms > 0), None)
+    if first is None:
+        return said
+    who, part = whose(first.stage, first.owner, device), duration(abs(first.ms))
+    if abs(first.ms) > abs(difference.difference_ms):
+        return f"{said}; {who} took {part} {more}, all others together {other}"
+    return f"{said}, {part} of it {who}"
 
 
 def explorer(result: RunResult, name: str, device: str) -> Section | None:

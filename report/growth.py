@@ -96,7 +96,7 @@ def _knee_lines(knee: CurveKnee, growths: Sequence[Growth], device: str) -> Iter
     first, last = knee.range_labels or ("", "")
     where = "" if first == last else f" (between {first} and {last})"
     if knee.or_at:
-        where += f", or at {' or '.join(knee.or_at)}, which has no valid figures"
+        where += f", or at {' or '.join(knee.or_at)}, without valid figures"
     yield f"{lead}The knee is at {knee.label}{where}: {_turned(knee)}."
     beyond = [growth for growth in growths if growth.at_knee and growth.series == knee.series]
     for growth in beyond:

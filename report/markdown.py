@@ -68,5 +68,6 @@ def _inline(part: doc.Inline) -> str:
 
 
 def escaped(words: str) -> str:
-    """Text that Markdown and HTML leave as it is, on one line."""
-    return re.sub(r"\s+", " ", words).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """Text that Markdown and HTML show as it is, on one line: no link, image, code or stars of somebody's."""
+    words = re.sub(r"\s+", " ", words).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"[\\`*\[\]]", r"\\\g<0>", words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, colour, owner_words
+from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, colour, owner_of, owner_words
 from gapmeter.report.svg import Fragment, el
 
 HATCHED = "#8A8A8A"
@@ -18,7 +18,7 @@ def words(stage: str) -> str:
 
 def owner(stage: str, device: str) -> str:
     """Who owns a stage, for people; ``device`` is what computed the forwards (see ``owner_words``)."""
-    return owner_words(BY_NAME[stage].owner, device) if stage in BY_NAME else "nobody yet"
+    return owner_words(owner_of(stage), device)
 
 
 def kind(stage: str) -> str:

@@ -1,4 +1,4 @@
-"""A sweep's pictures: throughput against latency, and latency over stage stacks, point by point."""
+"""A sweep's pictures: latency over stage stacks, point by point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from gapmeter.report.pictures import Limit, segment
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
 from gapmeter.report.words import both
 
-_DASHES = (None, "7 4", "2 4", "9 3 2 3")  # a curve is told apart by its line and its name, not by its colour
 _MARKS = {"PASS": "point met", "FAIL": "point missed"}
 
 
@@ -95,21 +94,21 @@ class Curves:
         ends = [end for point in shown for end in (self.height(point), *(self.interval(point) or ()))]
         return Scale.fitting([end for end in (*ends, *more) if end is not None], self.limit[0] if self.limit else None)
 
-    def dot(self, point: Point, x: float, x_ends: tuple[float, float] | None = None, label: str = "") -> Dot:
+    def dot(self, point: Point, x: float) -> Dot:
         """Filled where its SLOs hold, ringed where not decided, crossed where it is no measurement."""
         value, ends, tokens = self.value(point), self.interval(point), point.tokens_per_s
         y = self.height(point) or 0.0
         if value is None:
             title = f"{point.label}: {self.name} not estimable, mean {duration(y)}, {point.verdict}"
-            return Dot(x, y, x_ends, None, "strong halo", label=label, title=title, sign="?")
+            return Dot(x, y, css="strong halo", title=title, sign="?")
         known = f" ({bounds(*ends)})" if ends else ""
         rate = significant(tokens) if tokens else "–"
         title = f"{point.label}: {self.name} {duration(value)}{known}, {rate} tokens/s, {point.verdict}"
         if point.verdict == INVALID:
-            return Dot(x, y, x_ends, ends, "failed", label=label, title=title, sign="✕")
+            return Dot(x, y, y_ends=ends, css="failed", title=title, sign="✕")
         return Dot(
-            x, y, x_ends, ends, _MARKS.get(point.verdict, "point open"), 6 if self.is_knee(point) else 4.5, label,
-            title, data={"data_point": point.index, "data_ms": f"{value:.6g}"},
+            x, y, y_ends=ends, css=_MARKS.get(point.verdict, "point open"), size=6 if self.is_knee(point) else 4.5,
+            title=title, data={"data_point": point.index, "data_ms": f"{value:.6g}"},
         )  # fmt: skip
 
     def repeats(self, point: Point, x: float) -> list[Dot]:

@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gapmeter.analysis.numbers import duration, significant, ticks
-from gapmeter.analysis.requests.metrics import final
+from gapmeter.analysis.requests.metrics import final, issued
 from gapmeter.report.charts import Axis, Plot, Point, Scale, band, limit, line, points, shade, stairs
 from gapmeter.report.document import Block, Chart, Column, Figure, Headers, Heading, Row, Section, Table
 from gapmeter.report.percentiles import main_limit
@@ -28,7 +28,6 @@ from gapmeter.report.words import METRICS
 
 _DOTS, _COLUMNS, _FAILED = 2000, 500, 5000
 _ROWS = 20  # of a table
-_ENDED = ("ok", "unsent", "abandoned")  # outcomes that are no failure
 _OPEN = "Larger dots open: click one, or reach them with Tab, move with the arrows, and press Enter."
 Floats = NDArray[np.float64]
 
@@ -83,6 +82,7 @@ def _exact(value: float | None) -> Figure:
 def over_time(run: Run) -> Section:
     """TTFT and E2E by due time, arrivals, requests in flight, and what the engine held."""
     requests, origin = final(run.requests), run.origin_ns
+    requests = requests[issued(requests)]
     span = span_of(requests, origin)
     openable = frozenset(picked(run)) if run.result.stages else frozenset()
     blocks: list[Block] = []
@@ -94,7 +94,7 @@ def over_time(run: Run) -> Section:
         blocks += [Heading(table.name), chart]
     for key, counts in _counts(run, requests, span).items():
         blocks += [Heading(counts.title), Chart(f"timeline-{key}", counts, counts.note, counts.table(), "levels")]
-    failed = int((~requests["outcome"].isin(("ok", "unsent", "abandoned"))).sum())
+    failed = int((requests["outcome"] != "ok").sum())
     lead = f"Seconds from the first due time; {len(requests):,} requests were issued"
     lead += f", {failed:,} of them failed (✕ along the top)." if failed else ", none failed."
     if span.warmup_s > 0:
@@ -172,7 +172,7 @@ class Dots:
 
     @property
     def failed(self) -> NDArray[np.bool_]:
-        return np.asarray([outcome not in _ENDED for outcome in self.outcome], dtype=np.bool_)
+        return np.asarray([outcome != "ok" for outcome in self.outcome], dtype=np.bool_)
 
     def _drawn(self) -> NDArray[np.int64]:
         rows = np.flatnonzero(self.good)
@@ -194,7 +194,7 @@ class Dots:
         """Of each stretch: how many were due, how many failed; least, median and largest of those answered."""
         failed, rows = self.failed, list[Row]()
         for low, high in stretches(self.span.length_s):
-            inside = (self.at_s >= low) & (self.at_s < high)
+            inside = (self.at_s >= low) & ((self.at_s < high) | (high >= self.span.length_s))
             ms = self.ms[inside & self.good]
             known = [float(ms.min()), float(np.median(ms)), float(ms.max())] if len(ms) else [None] * 3
             due, lost = int(inside.sum()), int((inside & failed).sum())

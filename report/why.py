@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from gapmeter.analysis.command import Command
 from gapmeter.analysis.judge.warnings import STRANGERS, held_by
-from gapmeter.analysis.ledger.tail import UNEXPLAINED_OWNER
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.latency import Anatomy, OwnerPart, UpgradeBracket
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import FAIL, INVALID, RunFigures, RunResult, SloAnswer
-from gapmeter.analysis.stages import owner_words
+from gapmeter.analysis.stages import UNEXPLAINED_OWNER, owner_words
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import BRIEF, Block, Column, Figure, Row, Section, Table

@@ -55,7 +55,6 @@ from gapmeter.scenarios.slo import Slo
 
 # Rules of validity.py that speak of the load tester's own limits; and others without which nothing was measured.
 CLIENT_RULES = ("delivered", "dispersion", "client_cpu", "token_rate", "request_rate")
-FIRST_LOOK = 20  # requests that suffice to find an overload
 BURSTS = ("gamma", "onoff")  # arrivals that a search keeps as they are; all else is searched as a Poisson process
 _OTHER_RULES = ("requests", "records", "rate")
 
@@ -73,7 +72,7 @@ def goal_of(manifest: SearchManifest) -> Goal:
     asked = manifest.capacity
     return Goal(
         promises_of(manifest.slo), asked.start, asked.confidence, asked.within, asked.longest,
-        budget_s=asked.budget_s, lost_s=asked.lost_s, first_look=FIRST_LOOK,
+        budget_s=asked.budget_s, lost_s=asked.lost_s,
     )  # fmt: skip
 
 

@@ -75,8 +75,7 @@ class Goal:
     While the budget lasts the search goes on until it is 0.4 of that, and a rate was held.
 
     ``start``: the first rate; ``longest``: the most requests of a trial that count; ``budget_s``: how long all trials
-    may take; ``lost_s``: how long a trial takes beside the requests that count; ``first_look``: after so many measured
-    requests a trial is looked at for the first time.
+    may take; ``lost_s``: how long a trial takes beside the requests that count.
     """
 
     promises: tuple[Promise, ...]
@@ -86,7 +85,6 @@ class Goal:
     longest: int = 40_000
     budget_s: float = 240.0
     lost_s: float = 8.0
-    first_look: int = FIRST_LOOK
 
 
 def least_budget_s(goal: Goal) -> float:
@@ -163,7 +161,7 @@ def search(goal: Goal, oracle: Oracle, trials: Sequence[Trial] = ()) -> tuple[li
 
 def run_trial(goal: Goal, oracle: Oracle, ask: Ask, number: int) -> Trial:
     """One trial, only as long as what it is for needs."""
-    first = max(goal.first_look, math.ceil(ask.rate * (1.0 if ask.aim == "ceiling" else 2.0)))
+    first = max(FIRST_LOOK, math.ceil(ask.rate * (1.0 if ask.aim == "ceiling" else 2.0)))
     looks = plan_looks(goal.promises, ask.most, first)
 
     def enough(at: int, counts: Sequence[Count]) -> bool:
@@ -215,7 +213,7 @@ def _level(trial: Trial, at: int, share: float) -> Level:
 
 def _brief(goal: Goal, rate: float) -> Ask:
     seconds = min(max(BRIEF_S, _FEWEST / rate), _LONGEST_BRIEF_S)
-    return Ask(rate, max(math.ceil(rate * seconds), 2 * goal.first_look), "ceiling")
+    return Ask(rate, max(math.ceil(rate * seconds), 2 * FIRST_LOOK), "ceiling")
 
 
 def _narrow(goal: Goal, valid: Sequence[Trial], known: Posterior | None, left_s: float) -> Ask | Ended:
@@ -270,7 +268,7 @@ def _hold(goal: Goal, valid: Sequence[Trial], middle: float, left_s: float) -> A
 
 
 def _most(goal: Goal, rate: float, seconds: float) -> int:
-    return min(goal.longest, max(int(rate * seconds), 2 * goal.first_look))
+    return min(goal.longest, max(int(rate * seconds), 2 * FIRST_LOOK))
 
 
 def _requests(goal: Goal, valid: Sequence[Trial], rate: float) -> float:

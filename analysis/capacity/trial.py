@@ -170,7 +170,7 @@ class Oracle(Protocol):
         """
 
 
-FIRST_LOOK = 60
+FIRST_LOOK = 20  # requests that suffice to find an overload
 GROWTH = 1.5
 SURE = 0.95  # a trial stops at this confidence
 MOST_SURE = 0.99  # what no trial may exceed: n_eff is an estimate, and a machine drifts

@@ -12,7 +12,6 @@ from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.protocol import Protocol
 from gapmeter.analysis.compare.sides import AnalysedRun, Side, late_ns, why_refused
 from gapmeter.analysis.judge.evidence import floor_of
-from gapmeter.analysis.ledger.tail import owner_of
 from gapmeter.analysis.provenance import hardware_words
 from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.results.comparison import (
@@ -47,6 +46,7 @@ from gapmeter.analysis.results.comparison import (
 from gapmeter.analysis.results.cost import AnyCost, AnyEnergy
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.run import Provenance
+from gapmeter.analysis.stages import owner_of
 from gapmeter.analysis.stats.estimate import CONFIDENCE, POWER, Difference
 from gapmeter.analysis.stats.series import Series, pooled
 
@@ -98,7 +98,7 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
     )  # fmt: skip
     if not (comparable or asked.force):
         return result
-    slos = slos_of(sides[0].first)
+    slos = list(dict.fromkeys(slo for side in sides for slo in slos_of(side.first)))
     percentiles = {m: tuple(sorted({*_DECILES, *_SHOWN, *(p for s, p in slos if s == m)})) for m in METRICS}
     runs = [[each.run for each in side.runs] for side in sides]
     found = [compare_sides(runs[0], own, percentiles, _STAGE_PERCENTILES) for own in runs[1:]]
@@ -149,16 +149,15 @@ def _protocol(baseline: Side, side: Side, factors: Sequence[str]) -> Protocol:
         for own in (baseline, side)
         for each in own.runs[1:]
         for fact in _check(own.first, each).facts
-        if fact.meaning != NOTED and fact.key != VALIDITY
+        if fact.meaning != NOTED
     ]
-    facts = [fact for fact in found.facts if fact.key != VALIDITY]
     a, b = _soundness(baseline), _soundness(side)
     sound = [] if a == b == VALID else [Fact(key=VALIDITY, a=a, b=b, meaning=BLOCKS)]
-    return Protocol(found.factors, found.recognized, (*strays, *facts, *sound))
+    return Protocol(found.factors, found.recognized, (*strays, *found.facts, *sound))
 
 
 def _check(a: AnalysedRun, b: AnalysedRun, factors: Sequence[str] = ()) -> Protocol:
-    return protocol.check(a.manifest, b.manifest, a.result, b.result, factors)
+    return protocol.check(a.manifest, b.manifest, a.result.floor, b.result.floor, factors)
 
 
 def _soundness(side: Side) -> str:

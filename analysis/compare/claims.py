@@ -50,13 +50,13 @@ from gapmeter.analysis.results.comparison import (
     Word,
 )
 from gapmeter.analysis.results.distribution import percentile_key
-from gapmeter.analysis.stages import BY_NAME, owner_words
+from gapmeter.analysis.stages import owner_of, owner_words
 from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL, Difference, Spread, holm, power_quantile
 
 FAMILY: tuple[float, ...] = (50.0, 90.0, 99.0)
-# Waits whose length others decide: they follow from what somebody's work takes, and are never its first cause.
 _MOST_LOG = 50.0  # more is no growth any more
 LEAST_CAUSE = 0.1  # of the difference: work that changed by less is no cause of it
+# Waits whose length others decide: they follow from what somebody's work takes, and are never its first cause.
 WAITS = frozenset(
     {"retry", "accept_wait", "core_wait", "engine_wait", "queue", "other_step", "interference", "preempted"}
 )
@@ -217,18 +217,13 @@ def what_changed(found: Differences, verdict: Verdict, device: str) -> Change | 
         metric=metric,
         event=event,
         stage=stage,
-        owner=_owner(stage, device),
+        owner=owner_words(owner_of(stage), device),
         share=shares[stage],
         share_ci=part.known[1:] if part else None,
         cause=cause,
-        cause_owner=_owner(cause, device) if cause else None,
+        cause_owner=owner_words(owner_of(cause), device) if cause else None,
         cause_share=shares[cause] if cause else None,
     )
-
-
-def _owner(stage: str, device: str) -> str:
-    owner = BY_NAME[stage].owner if stage in BY_NAME else "nobody yet"
-    return owner_words(owner, device)
 
 
 _WORST_FIRST: tuple[RegressionStatus, ...] = (REGRESSED, UNDECIDED, NOT_ESTIMABLE, WITHIN)

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, FOLLOWS, NOTED, VALIDITY, Fact
+from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, FOLLOWS, NOTED, Fact
 from gapmeter.analysis.results.run import INVALID
 from gapmeter.analysis.results.trust import FloorShares
 
@@ -55,8 +55,10 @@ class Protocol:
         return all(fact.meaning != BLOCKS for fact in self.facts)
 
 
-def check(a: Manifest, b: Manifest, result_a: RunResult, result_b: RunResult, factors: Sequence[str] = ()) -> Protocol:
-    """Judge two runs by what their manifests and results say.
+def check(
+    a: Manifest, b: Manifest, floor_a: FloorShares | None, floor_b: FloorShares | None, factors: Sequence[str] = ()
+) -> Protocol:
+    """Judge two runs by what their manifests say, and by the load tester's own floors.
 
     ``factors``: keys that may differ, a scenario's (``server.max_batch``) or the protocol's own (``hardware``,
     ``engine``, ``versions.gapmeter``); a key stands for all that begin with it and a point. Without any, a scenario key
@@ -70,10 +72,7 @@ def check(a: Manifest, b: Manifest, result_a: RunResult, result_b: RunResult, fa
         Fact(key=key, a=_words(one.get(key)), b=_words(other.get(key)), meaning=_meaning(key, named, repeats=repeats))
         for key in differing
     ]
-    facts += _floor(result_a.floor, result_b.floor, named)
-    unsound = unsound_because(a, result_a), unsound_because(b, result_b)
-    if any(unsound):
-        facts.append(Fact(key=VALIDITY, a=_words(unsound[0]), b=_words(unsound[1]), meaning=BLOCKS))
+    facts += _floor(floor_a, floor_b, named)
     order = (FACTOR, BLOCKS, FOLLOWS, NOTED)
     found = tuple(sorted(facts, key=lambda fact: order.index(fact.meaning)))
     return Protocol(named, not factors and bool(named), found)
@@ -175,7 +174,7 @@ def _words(value: Any) -> str:
     if value is None:
         return NOT_RECORDED
     if value == "":
-        return "valid"
+        return "none"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {_words(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, float):

@@ -17,8 +17,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Floats, Ints
-from gapmeter.analysis.device.use import describe_device
-from gapmeter.analysis.ledger.critical_path import union
+from gapmeter.analysis.device.use import by_step, describe_device, length, within
 from gapmeter.analysis.ledger.trace import STEP_SPAN, Trace
 from gapmeter.analysis.results.device import (
     EnergyWindow,
@@ -356,13 +355,9 @@ def describe_utilisation(
     forward = spans[spans["code"] == Span.FORWARD]
     computed, of_steps = None, None
     if len(forward) and window[1] > window[0]:
-        computed = _covered_ns(forward["start"], forward["end"], window)
-        # From each step's first stamp to its last: what lies between two parts of a step is the step's too.
-        parts = spans[np.isin(spans["code"], _PARTS_OF_A_STEP)]
-        parts = parts[np.argsort(parts["step"], kind="stable")]
-        _, first = np.unique(parts["step"], return_index=True)
-        start, end = np.minimum.reduceat(parts["start"], first), np.maximum.reduceat(parts["end"], first)
-        worked = _covered_ns(start, end, window)
+        computed = length(within(forward, window))
+        # What lies between two parts of a step is the step's too.
+        worked = length(by_step(spans[np.isin(spans["code"], _PARTS_OF_A_STEP)], window))
         of_steps = min(computed / worked, 1.0) if worked else None
     device = describe_device(trace, window)
     return Utilisation(
@@ -376,9 +371,3 @@ def describe_utilisation(
         forward_by_device=len(forward) > 0 and bool((forward["n"] == 1).all()),
         device=device,
     )
-
-
-def _covered_ns(start: Ints, end: Ints, window: tuple[int, int]) -> int:
-    """Nanoseconds of the window that lie in any of the spans."""
-    low, high = union(np.clip(start, *window).astype(np.int64), np.clip(end, *window).astype(np.int64))
-    return int((high - low).sum())

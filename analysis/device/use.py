@@ -31,17 +31,17 @@ def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse |
     if not len(stays):
         return None
     whole = window[1] - window[0]
-    work = {code: _within(spans[(spans["code"] == code)], window) for code in DEVICE_WORK}
+    work = {code: within(spans[(spans["code"] == code)], window) for code in DEVICE_WORK}
     busy = union(*(np.concatenate(side) for side in zip(*work.values(), strict=True)))
     of_host = np.isin(spans["code"], (Span.SCHEDULE, Span.UPDATE, Span.INPUT_PREP, Span.HOST_LAUNCH, Span.SAMPLING))
     steps = np.isin(spans["step"], stays["step"])
-    at_step = _by_step(spans[steps & (of_host | (spans["code"] == Span.DEVICE_STEP))], window)
-    lasted, forwards = _length(busy), timed_forwards(trace)
-    parts = {code: _length(stretches) / whole for code, stretches in work.items()}
+    at_step = by_step(spans[steps & (of_host | (spans["code"] == Span.DEVICE_STEP))], window)
+    lasted, forwards = length(busy), timed_forwards(trace)
+    parts = {code: length(stretches) / whole for code, stretches in work.items()}
     return DeviceUse(
         busy_share=lasted / whole,
         idle_share=1 - lasted / whole,
-        waiting_share=float(_length(at_step) - covered(*at_step, *busy).sum()) / whole,
+        waiting_share=float(length(at_step) - covered(*at_step, *busy).sum()) / whole,
         input_share=parts[Span.DEVICE_INPUT],
         forward_share=parts[Span.FORWARD],
         sampling_share=parts[Span.DEVICE_SAMPLING],
@@ -56,16 +56,18 @@ def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse |
     )
 
 
-def _within(rows: Table, window: tuple[int, int]) -> Stretches:
+def within(rows: Table, window: tuple[int, int]) -> Stretches:
+    """The part of the window that lies in any of these spans."""
     start, end = (np.clip(rows[name], *window).astype(np.int64) for name in ("start", "end"))
     return union(start[end > start], end[end > start])
 
 
-def _length(stretches: Stretches) -> int:
+def length(stretches: Stretches) -> int:
+    """In ns."""
     return int((stretches[1] - stretches[0]).sum())
 
 
-def _by_step(rows: Table, window: tuple[int, int]) -> Stretches:
+def by_step(rows: Table, window: tuple[int, int]) -> Stretches:
     """From each step's first stamp to its last."""
     rows = rows[np.argsort(rows["step"], kind="stable")]
     _, first = np.unique(rows["step"], return_index=True)

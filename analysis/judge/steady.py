@@ -16,7 +16,7 @@ Three looks that fail in different ways; stats.changes has the methods and their
   outgrow its users, so its slope is not asked for.
 
 *Drift* compares the first ten seconds with the rest: the ratio of the geometric means of TTFT and TPOT, by due time,
-and for tokens the ratio of mean rates a second, of successes' tokens as they arrived (stats.means has both intervals).
+and for tokens the ratio of mean rates a second, of successes' tokens as they arrived (stats.series has both intervals).
 The whole run counts, warm-up included, since the warm-up is what may differ. The canary is the fixed piece of CPU work
 that each generator process times once a second: its ratio says whether the machine itself slowed down. Why it did is
 said only where telemetry recorded a reason. PELT also looks for a change of its level: where a machine became slower in

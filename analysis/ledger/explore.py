@@ -15,10 +15,11 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Bools, Floats, Ranked
-from gapmeter.analysis.ledger.tail import owner_of, stage_parts, stages_in
+from gapmeter.analysis.ledger.tail import stage_parts, stages_in
 from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.requests.metrics import good_requests
 from gapmeter.analysis.results.latency import Difference, GroupPair, StageDifference
+from gapmeter.analysis.stages import owner_of
 from gapmeter.analysis.stats.bootstrap import drawn_means, stretches, with_draws
 
 FEWEST = 5

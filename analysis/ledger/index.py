@@ -11,7 +11,7 @@ from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.ledger.trace import FIRST_PROCESS_CODE, FIRST_STEP_CODE, MISSING, Table, Trace
 from gapmeter.records import Span
 
-FAR = np.int64(1) << 40  # more tokens than any request has
+MOST_TOKENS = np.int64(1) << 40  # more tokens than any request has
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Index:
         self.evicted = self.spans[self.spans["code"] == Span.PREEMPT]
         emissions = trace.emissions[trace.emissions["request"] >= 0]
         emissions = emissions[np.lexsort((emissions["at"], emissions["request"]))]
-        self.emission_key = emissions["request"] * FAR + _cumulative(emissions["request"], emissions["tokens"])
+        self.emission_key = emissions["request"] * MOST_TOKENS + _cumulative(emissions["request"], emissions["tokens"])
         self.emission_step = emissions["step"]
         self.scheduled_ns = np.sort(trace.steps["schedule_ns"])
         self.seqs = np.unique(trace.steps["seq"].astype(np.int64))
@@ -59,7 +59,7 @@ class Index:
         calls["end"] = np.minimum(calls["end"], calls["start"] + calls["n"])
         self.call_ends = {code: self._dense(calls, code)[1] for code in (Span.EXECUTE, Span.SAMPLE_CALL)}
         entries = trace.entries[(trace.entries["request"] >= 0) & (trace.entries["tokens"] > 0)]
-        key = entries["request"] * FAR + entries["step"]
+        key = entries["request"] * MOST_TOKENS + entries["step"]
         order = np.argsort(key, kind="stable")
         self.entry_key, self.entry_flags = key[order], entries["flags"][order]
         self.entries = entries[order]
@@ -97,7 +97,7 @@ class Index:
         several, new = by_request[order], new[order]
         whose = self.rows[several["request"]]
         so_far = _cumulative(whose, new)
-        at = np.searchsorted(whose * FAR + so_far, request * FAR + n)
+        at = np.searchsorted(whose * MOST_TOKENS + so_far, request * MOST_TOKENS + n)
         inside = np.flatnonzero(at < len(several))
         same = inside[whose[at[inside]] == request[inside]]
         found = at[same]
@@ -122,24 +122,24 @@ class Index:
             self._by_token[code] = self._in_order_of_tokens(code)
         rows, key = self._by_token[code]
         out = np.full(len(events), MISSING, dtype=self.spans.dtype)
-        at = np.searchsorted(key, events.request * FAR + events.n)
+        at = np.searchsorted(key, events.request * MOST_TOKENS + events.n)
         inside = np.flatnonzero(at < len(key))
-        same = inside[key[at[inside]] // FAR == events.request[inside]]
+        same = inside[key[at[inside]] // MOST_TOKENS == events.request[inside]]
         out[same] = self.spans[rows[at[same]]]
         return out
 
     def _in_order_of_tokens(self, code: int) -> tuple[Ints, Ints]:
         """The spans of ``code`` by request and count: their rows, and that as a key."""
         rows = np.flatnonzero(self.spans["code"] == code)
-        key = self.spans["request"][rows] * FAR + self.spans["n"][rows]
+        key = self.spans["request"][rows] * MOST_TOKENS + self.spans["n"][rows]
         order = np.argsort(key, kind="stable")
         return rows[order], key[order]
 
     def step_of_token(self, events: Events) -> Ints:
         """Position in ``seqs`` of the step that made each event's token, or MISSING."""
-        at = np.searchsorted(self.emission_key, events.request * FAR + events.n)
+        at = np.searchsorted(self.emission_key, events.request * MOST_TOKENS + events.n)
         inside = np.flatnonzero(at < len(self.emission_key))
-        same = inside[self.emission_key[at[inside]] // FAR == events.request[inside]]
+        same = inside[self.emission_key[at[inside]] // MOST_TOKENS == events.request[inside]]
         positions = np.full(len(events), MISSING)
         positions[same] = self.position(self.emission_step[at[same]])
         return positions

@@ -15,7 +15,7 @@ import numpy as np
 from gapmeter.analysis.arrays import Bools, Ints, each_of
 from gapmeter.analysis.ledger.critical_path import Intervals
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
-from gapmeter.analysis.ledger.index import FAR, Events, Index
+from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
 from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.analysis.stages import UNEXPLAINED
 from gapmeter.records import EntryFlag, Span
@@ -355,7 +355,7 @@ class _Maker:
         index = self.index
         if not len(index.entry_key):
             return (none := np.zeros(len(event), dtype=np.bool_)), none
-        key = self.events.request[event] * FAR + index.seqs[position]
+        key = self.events.request[event] * MOST_TOKENS + index.seqs[position]
         at = np.minimum(np.searchsorted(index.entry_key, key), len(index.entry_key) - 1)
         own = index.entry_key[at] == key
         return own, own & ((index.entry_flags[at] & EntryFlag.PROMPT) != 0)

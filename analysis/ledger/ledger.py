@@ -14,7 +14,7 @@ import pandas as pd
 from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints, each_of
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import pieces, sweep, with_holes
-from gapmeter.analysis.ledger.index import FAR, Events, Index
+from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
 from gapmeter.analysis.ledger.interference import Interference, fit_interference
 from gapmeter.analysis.ledger.intervals import CLASSES, FORWARD_CLASSES, HOST_CLASSES, Causes, Client, build
 from gapmeter.analysis.ledger.launching import launch_waits
@@ -23,7 +23,7 @@ from gapmeter.analysis.ledger.support import support_of
 from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.analysis.requests.metrics import arrivals_of
 from gapmeter.analysis.results.run import REFUSED, Supported
-from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
+from gapmeter.analysis.stages import NAMES, STAGES, UNEXPLAINED, column
 from gapmeter.records import EntryFlag, Span
 
 CLOCK_ERROR_NS = 1_000  # one host, one clock: stamps of different processes agree to well below a microsecond
@@ -136,7 +136,7 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
     rows = np.flatnonzero(shown & _answered(requests))
     events = _events(requests, rows, "last_token_ns", _tokens(requests, rows))
     _, dropped = _dropped(inputs.unmeasured)
-    stages, kinds = [*(s.name for s in STAGES), UNEXPLAINED], ["measured", "transit", UNEXPLAINED]
+    stages, kinds = list(NAMES), ["measured", "transit", UNEXPLAINED]
     parts = []
     for low, block in _blocks(inputs.index, events):
         causes = build(inputs.trace, inputs.client, block, dropped, inputs.index)
@@ -365,8 +365,8 @@ class _OwnSteps:
     def sums(self, causes: Causes) -> Floats:
         """Over the steps behind each event."""
         low, high, request = causes.first_seq, causes.last_seq, causes.request
-        begin = np.searchsorted(self.key, request * FAR + np.maximum(low, 0), side="left")
-        end = np.searchsorted(self.key, request * FAR + high, side="right")
+        begin = np.searchsorted(self.key, request * MOST_TOKENS + np.maximum(low, 0), side="left")
+        end = np.searchsorted(self.key, request * MOST_TOKENS + high, side="right")
         return np.where(high >= low, self.total[np.maximum(end, begin)] - self.total[begin], 0).astype(np.float64)
 
 
@@ -377,7 +377,7 @@ def _own_steps(trace: Trace, seqs: Ints, ns: Ints | Floats, *, prompt: bool) -> 
     own = entries[wanted & (entries["tokens"] > 0) & (entries["request"] >= 0)]
     own = own[np.lexsort((own["step"], own["request"]))]
     total = np.concatenate([[0], np.cumsum(ns[np.searchsorted(seqs, own["step"])])])
-    return _OwnSteps(own["request"] * FAR + own["step"], total)
+    return _OwnSteps(own["request"] * MOST_TOKENS + own["step"], total)
 
 
 def _own_times(trace: Trace | None, fit: Interference | None, unmeasured: frozenset[str]) -> dict[str, _OwnSteps]:

@@ -29,7 +29,7 @@ from gapmeter.analysis.results.latency import (
     Tail,
 )
 from gapmeter.analysis.results.run import FAIL, SloAnswer
-from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, column
+from gapmeter.analysis.stages import STAGES, UNEXPLAINED, UNEXPLAINED_OWNER, column, owner_of
 from gapmeter.analysis.stats.bootstrap import drawn_means, share_with_draws, stretches
 from gapmeter.scenarios.slo import Slo
 
@@ -38,15 +38,9 @@ SLOW_FROM = 0.985
 FEWEST_SLOW = 7
 FEWEST = 4 * FEWEST_SLOW
 SLOW: tuple[float, ...] = (90.0, 98.5, 99.0, 99.9)  # the fields of SlowBands
-UNEXPLAINED_OWNER = "nobody yet"
 _FAR = 1.5  # times a percentile, or a part of it: no mean of requests around it stands for it
 _TELLING = 0.05  # a stage with less of the difference is not named
 _SPREAD: tuple[float, ...] = (0, 25, 50, 75, 90, 95, 99, 99.9, 100)
-
-
-def owner_of(stage: str) -> str:
-    """The owner's key, as summary.json has it; for people see ``analysis.stages.owner_words``."""
-    return BY_NAME[stage].owner if stage in BY_NAME else UNEXPLAINED_OWNER
 
 
 def stages_in(ledgers: pd.DataFrame) -> list[str]:

@@ -25,7 +25,7 @@ from gapmeter.analysis.results.distribution import (
     Percentile,
     percentile_key,
 )
-from gapmeter.analysis.stages import GROUPS, STAGES, UNEXPLAINED, column
+from gapmeter.analysis.stages import GROUPS, NAMES, STAGES, column
 from gapmeter.analysis.stats import hdr
 from gapmeter.analysis.stats.series import Series
 
@@ -142,7 +142,7 @@ def ledgers_by_metric(
     """TTFT's and E2E's ledgers of these requests, and ITL's, which are those of token gaps, where there are any."""
     ledgers = {metric: ledgers_of(ledger, requests, event) for metric, event in LEDGER_OF.items()}
     if gaps is not None and len(gaps):
-        times = [name for stage in (*(s.name for s in STAGES), UNEXPLAINED) if (name := column(stage)) in gaps]
+        times = [name for stage in NAMES if (name := column(stage)) in gaps]
         known = [name for name in times if gaps[name].notna().any()]
         whose = gaps["request_id"].astype("category").cat
         mine = _rows((pd.Index(requests["request_id"]).get_indexer(whose.categories) >= 0)[whose.codes])
@@ -167,12 +167,12 @@ def _taken(values: AnyArray, rows: Ints | slice) -> AnyArray:
 def write_histograms(
     folder: Path, requests: pd.DataFrame, ledger: pd.DataFrame | None, start_s: float, length_s: float,
     about: str = "", series: MetricSeries | None = None,
-) -> dict[str, int]:  # fmt: skip
-    """One V2 log for each metric, stage and group under ``folder``; return the values refused for each, if any.
+) -> None:  # fmt: skip
+    """One V2 log for each metric, stage and group under ``folder``.
 
     ``requests`` as from ``measured_requests``; successes only. Names: ``ttft``, ``ttft-from-sent``, ``stage-queue``,
     ``stage-queue-to-first-token``, ``group-queueing``; the tag in the file is the same.
-    ``about`` says in each file where its values are from; ``series``: the requests'.
+    ``about`` says in each file where its values are from, and how many it could not hold; ``series``: the requests'.
     """
     series = series or MetricSeries(requests)
     samples: dict[str, Floats] = {}
@@ -183,11 +183,8 @@ def write_histograms(
         samples |= {f"stage-{name}{suffix}": own for name, own in stage_values_ns(ledgers).items() if len(own)}
     samples |= {f"group-{name}": sums for name, (sums, _) in group_values_ns(to_last).items() if len(sums)}
     folder.mkdir(parents=True, exist_ok=True)
-    refused = {}
     made = dict[int, tuple[HdrHistogram, int]]()  # gaps and TPOT are the same from due and from sent
     for name, values in samples.items():
         histogram, lost = made.get(id(values)) or made.setdefault(id(values), hdr.histogram_of(values))
-        hdr.write_hlog(folder / f"{name}.hlog", {name: histogram}, start_s, length_s, about)
-        if lost:
-            refused[name] = lost
-    return refused
+        beyond = f"; {lost:,} values beyond one hour are not counted" if lost else ""
+        hdr.write_hlog(folder / f"{name}.hlog", {name: histogram}, start_s, length_s, f"{about}{beyond}")

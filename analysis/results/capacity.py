@@ -189,7 +189,7 @@ class Search(Result):
 
 
 class SearchWords(Result):
-    """The answer in sentences; nothing of ours reads them."""
+    """The answer in sentences."""
 
     headline: tuple[str, ...]
 

@@ -398,7 +398,7 @@ class Regression(Result):
     """Runs (B) against their baseline (A). ``limit``: the growth that is allowed, as a fraction.
 
     ``status`` is the worst row's, or NOT COMPARABLE, without rows; ``folder`` the comparison's; ``runs`` of each side.
-    ``sentence`` is there once the report has made it, for people: no program of ours reads it.
+    ``sentence``, for people, is there once the report has made it.
     """
 
     baseline: str

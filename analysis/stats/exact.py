@@ -41,18 +41,12 @@ def share_bounds(hits: float, count: float) -> tuple[float, float]:
     return low, high
 
 
-def rate_bounds(count: float, seconds: float, dispersion: float = 1.0) -> tuple[float, float]:
-    """Garwood's 95 % bounds of a Poisson rate, events per second, from ``count / dispersion`` events.
+def rate_at_least(count: float, seconds: float, dispersion: float = 1.0) -> float:
+    """The lower end of Garwood's 95 % interval of a Poisson rate, events a second, from ``count / dispersion``.
 
-    ``dispersion``: of arrivals that are more (above 1) or less even than Poisson's; 0: as even as can be, no interval.
+    ``dispersion``: of arrivals that are more (above 1) or less even than Poisson's.
     """
-    rate = count / seconds
-    if dispersion <= 0:
-        return rate, rate
-    events = count / dispersion
-    low = float(special.gammaincinv(events, TAIL)) if events > 0 else 0.0
-    high = float(special.gammaincinv(events + 1, 1 - TAIL))
-    return low / events * rate, high / events * rate
+    return float(special.gammaincinv(count / dispersion, TAIL)) * dispersion / seconds
 
 
 @functools.lru_cache(maxsize=4096)

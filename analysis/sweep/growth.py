@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Bools, Ranked
-from gapmeter.analysis.ledger.tail import FEWEST_SLOW, owner_of, slow_count
+from gapmeter.analysis.ledger.tail import FEWEST_SLOW, slow_count, stage_parts, stages_in
 from gapmeter.analysis.results.sweep import CurveKnee, Growth
-from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
+from gapmeter.analysis.stages import column, owner_of
 from gapmeter.analysis.stats.bootstrap import drawn_means, share_with_draws, stretches, with_draws
 from gapmeter.analysis.stats.estimate import Estimate
 from gapmeter.analysis.sweep.curves import GROWS_WITH, Axis, Seen
@@ -30,11 +30,8 @@ def means_ms(ledgers: pd.DataFrame) -> dict[str, float]:
     """Mean time by stage, the residual last, in the order of the timeline; they add up to the mean total."""
     if not len(ledgers):
         return {}
-    # What is unmeasured lies in the residual.
-    known = [s.name for s in STAGES if column(s.name) in ledgers and ledgers[column(s.name)].notna().any()]
-    names = [*known, UNEXPLAINED]
-    rows = ledgers[[column(name) for name in names]].to_numpy(np.float64, na_value=0.0)
-    return dict(zip(names, (np.nan_to_num(rows).mean(axis=0) / 1e6).tolist(), strict=True))
+    names = stages_in(ledgers)
+    return dict(zip(names, (stage_parts(ledgers, names).mean(axis=0) / 1e6).tolist(), strict=True))
 
 
 def slow_band(ledgers: pd.DataFrame, percentile: float | None) -> pd.DataFrame:

@@ -98,7 +98,7 @@ def _maker(run: Run) -> Make:
 
     about = run.provenance.facts()
     attributes = {"service.name": "gapmeter", **{f"gapmeter.{key}": value for key, value in about.items()}}
-    resource, scope = Resource(attributes), InstrumentationScope("gapmeter", about.get("gapmeter", ""))
+    resource, scope = Resource(attributes), InstrumentationScope("gapmeter", run.result.made_by.gapmeter)
     wall_ns = run.manifest.started_wall_ns - run.manifest.started_ns  # since the epoch
 
     def context(trace_id: int, span_id: int) -> SpanContext:

@@ -177,30 +177,47 @@ PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str]]
     "another gapmeter": ({"versions__gapmeter": "0.2.0"}, (), False, {"versions.gapmeter": BLOCKS}),
     "another engine flag": ({"scenario__server__args__x": 2}, (), True, {"server.args.x": FACTOR}),
     "its device's speed measured again": ({"target__peaks": kit.PEAKS}, (), True, {}),
-    "an incomplete run": ({"status": "incomplete", "ended_because": "killed"}, (), False, {"validity": BLOCKS}),
+    "settings beside none": ({"target__env": {}}, (), False, {"engine.env": BLOCKS}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", PROTOCOL)
 def test_only_what_is_meant_to_differ_may(case: str) -> None:
     changes, factors, comparable, meanings = PROTOCOL[case]
-    found = check(manifest(), manifest(**changes), VALID, VALID, factors)
+    found = check(manifest(), manifest(**changes), None, None, factors)
     assert found.comparable is comparable, found.facts
     told = {fact.key: fact.meaning for fact in found.facts}
     assert {key: told.get(key) for key in meanings} == meanings
 
 
-def test_an_invalid_run_and_another_floor_of_the_load_tester_are_told() -> None:
+def test_an_invalid_run_is_told(folders: list[Path]) -> None:
+    a, b = (read_run(path) for path in folders[1:])
+    invalid = b.result.model_copy(update={"verdict": "INVALID", "invalid_reasons": ("late",)})
+    killed = b.manifest.model_copy(update={"status": "incomplete", "ended_because": "killed"})
+    for other, why in ((replace(b, result=invalid), "late"), (replace(b, manifest=killed), "incomplete: killed")):
+        (protocol,) = compare([Side((a,)), Side((other,))]).protocol
+        assert [(fact.a, fact.b) for fact in protocol.facts if fact.key == "validity"] == [("valid", why)]
+        assert not protocol.comparable
+
+
+def test_what_only_the_second_side_s_slos_name_is_compared_too(folders: list[Path]) -> None:
+    a, b = (read_run(path) for path in folders[:2])
+    slo = b.manifest.slo[0].model_copy(update={"percentile": 97.0, "text": "ttft p97 <= 9 s"})
+    asked = replace(b, manifest=b.manifest.model_copy(update={"slo": (slo,)}))
+    result = compare([Side((a,)), Side((asked,))])
+    (row,) = judge_regression(result, [("ttft", 97.0)], 0.05, "base", "compare/1").rows
+    assert row.name == "ttft p97"
+
+
+def test_another_floor_of_the_load_tester_is_told() -> None:
     about = manifest()
     floor = FloorShares(
         ttft_p50_ms=0.1, ttft_p99_ms=0.2, itl_p50_ms=0.1, itl_p99_ms=0.1, e2e_p50_ms=0.1, e2e_p99_ms=0.2, chunk_us=9.0,
         tokens_per_s=1e5, requests_per_s=1e3, tokens_share=0.1, requests_share=0.1, quick=False, measured="",
     )  # fmt: skip
-    near, far = (VALID.model_copy(update={"floor": floor.model_copy(update={"ttft_p99_ms": ms})}) for ms in (0.2, 0.5))
-    invalid = VALID.model_copy(update={"verdict": "INVALID", "invalid_reasons": ("late",)})
-    assert blocking(check(about, about, VALID, invalid)) == ["validity"]
+    near, far = (floor.model_copy(update={"ttft_p99_ms": ms}) for ms in (0.2, 0.5))
     assert blocking(check(about, about, near, far)) == ["floor"]
-    one = check(about, about, near, VALID)
+    one = check(about, about, near, None)
     assert one.comparable
     assert [fact.meaning for fact in one.facts] == [NOTED]
 

@@ -32,7 +32,7 @@ from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Goodput, Throughput
 from gapmeter.analysis.results.run import RunFigures, RunResult
 from gapmeter.analysis.results.trust import Steady
-from gapmeter.analysis.stats.exact import rate_bounds
+from gapmeter.analysis.stats.exact import rate_at_least
 from gapmeter.report.cost import cost_sentence, energy_sentence
 from tests.kit import results as kit
 from tests.kit.runs import simulate, slo
@@ -192,7 +192,7 @@ def test_a_rate_that_nobody_asked_for_is_counted_and_taken_at_its_lower_end(
 ) -> None:
     found = rate_of(passed.model_copy(update={"load": passed.load.model_copy(update=load)}))
     assert isinstance(found, SlaRate)
-    assert found.low == rate_bounds(800, 100.0, dispersion)[0]
+    assert found.low == rate_at_least(800, 100.0, dispersion)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_tokens_per_request_are_means_over_successes_with_student_s_interval() -
 def window(joules: float, low: float | None, high: float | None, idle: float | None, source: str) -> EnergyWindow:
     return EnergyWindow(
         joules=joules, low_j=low, high_j=high, seconds=10.0, method="counter", source=source, idle_w=None, parts_j={},
-        idle_j=idle, idle_share=None,
+        idle_j=idle, idle_share=None if idle is None else idle / joules,
     )  # fmt: skip
 
 

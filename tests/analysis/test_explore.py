@@ -11,6 +11,8 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.ledger.explore import describe_pairs, difference, pairs
 from gapmeter.analysis.ledger.tail import describe_bands
 from gapmeter.analysis.ledger.upgrade import describe_compute
+from gapmeter.analysis.results.latency import Difference, StageDifference
+from gapmeter.analysis.stages import owner_of
 from gapmeter.report.compute import compute_sentence
 from gapmeter.report.explore import difference_sentence
 from tests.kit.series import ar1
@@ -34,6 +36,31 @@ def test_the_stage_that_was_made_longer_is_ranked_first_and_its_interval_holds_t
     assert first.ci_ms[0] < 7 < first.ci_ms[1]
     assert found.difference_ci_ms[0] > 0
     assert difference_sentence(found, "these", "those").startswith("these waited 7")
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        ({"queue": 4.0, "prefill": -5.0, "decode": 3.0},
+         "longer than b; queue (capacity) took 4.00 ms longer, all others together less"),
+        ({"queue": 1.0, "decode": 1.0}, "2.00 ms longer than b, 1.00 ms of it queue (capacity)"),
+        ({"queue": 1.0, "decode": -3.0},
+         "2.00 ms less than b; decode (GPU) took 3.00 ms less, all others together longer"),
+    ],
+)  # fmt: skip
+def test_the_stage_that_is_named_went_the_way_of_the_difference(stages: dict[str, float], said: str) -> None:
+    ranked = [
+        StageDifference(
+            stage=stage, owner=owner_of(stage), a_ms=9.0, b_ms=9.0 - ms, ms=ms, ci_ms=(None, None), share=None
+        )
+        for stage, ms in sorted(stages.items(), key=lambda item: -abs(item[1]))
+    ]  # fmt: skip
+    whole = sum(stages.values())
+    found = Difference(
+        a_count=50, b_count=50, a_ms=20.0, b_ms=20.0 - whole, difference_ms=whole, difference_ci_ms=(None, None),
+        stretches=9, ranked=tuple(ranked),
+    )  # fmt: skip
+    assert said in difference_sentence(found, "a", "b")
 
 
 @settings(max_examples=30, deadline=None)

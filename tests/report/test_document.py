@@ -113,6 +113,7 @@ def test_the_terminal_has_signs_for_answers_letters_for_pictures_and_no_line_tha
 
 
 def test_markdown_has_the_tables_behind_the_pictures_and_cannot_be_broken_out_of() -> None:
+    assert markdown.escaped("[x](http://y) `c` **b** <i>") == r"\[x\](http://y) \`c\` \*\*b\*\* &lt;i&gt;"
     said = markdown.text(_document())
     assert said.startswith("### FAIL: chat @ vllm\n\n8 req/s\n\np99 TTFT 612 ms.\n")
     assert "| FAIL | `ttft p99 <= 500 ms` | 612 ms | &lt;/script&gt;&lt;img src=x&gt;\\|\"'&amp; |" in said

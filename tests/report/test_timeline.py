@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.requests.metrics import final
-from gapmeter.report.document import Figure, Table
+from gapmeter.report.document import Chart, Figure, Table
 from gapmeter.report.run_folder import Run
-from gapmeter.report.timeline import Counts, Level, Levels, Span, dots_of, in_flight, stretches
+from gapmeter.report.timeline import Counts, Level, Levels, Span, dots_of, in_flight, over_time, stretches
 from tests.kit.runs import write_run
 
 
@@ -57,6 +57,28 @@ def test_every_request_is_in_one_row_and_the_largest_wait_is_there_unrounded(tmp
     assert max(v for v in raw(table, 6) if v is not None) == float(dots.ms[dots.good].max())
     flights = Counts("Requests in flight", "req", span, *in_flight(run.requests, run.origin_ns))
     assert max(raw(flights.table(), 4)) == flights.value.max()
+
+
+def test_a_turn_that_was_never_sent_is_neither_issued_nor_failed_and_the_last_failure_is_in_the_table(
+    tmp_path: Path,
+) -> None:
+    folder = write_run(tmp_path / "r", count=300, rate=20.0)
+    requests = pd.read_parquet(folder.path / "requests.parquet")
+    due = requests["due_ns"].max()
+    late = requests.index[requests["due_ns"] == due]
+    requests.loc[late, ["outcome", "first_token_ns", "last_token_ns", "end_ns"]] = ["connection_lost", None, None, due]
+    requests.loc[requests.index[:2], ["outcome", "first_token_ns", "last_token_ns", "sent_ns"]] = [
+        "abandoned", None, None, None,
+    ]  # fmt: skip
+    ends = requests["last_token_ns"].notna()
+    requests.loc[ends, "last_token_ns"] = np.minimum(requests.loc[ends, "last_token_ns"], due)  # nothing came later
+    requests.to_parquet(folder.path / "requests.parquet")
+    section = over_time(Run.read(folder))
+    due_and_failed = len(requests) - 2, 1  # the warm-up's are drawn too
+    assert f"{len(requests) - 2} requests were issued, 1 of them failed" in str(section.lead)
+    (table, *_) = [block.table for block in section.blocks if isinstance(block, Chart)]
+    assert isinstance(table, Table)
+    assert tuple(sum(int(str(row[column])) for row in table.rows) for column in (2, 3)) == due_and_failed
 
 
 def test_a_stretch_without_a_sample_has_a_dash_and_no_zero() -> None:
