@@ -128,7 +128,8 @@ class Watch:
         self._line = ProgressLine(sys.stderr, as_json=as_json)
         self._plan, self._t0 = plan, t0_ns
         self._slo = next((slo for slo in scenario.slo if slo.metric == "ttft"), None)
-        self._due = (plan.due_ns[plan.due_ns >= 0] + t0_ns).tolist()
+        # Of a conversation only the first turn has a time of its own, so that no rate of requests is asked for.
+        self._due = [] if len(plan.turns) else (plan.due_ns[plan.due_ns >= 0] + t0_ns).tolist()
 
     def update(self) -> None:
         """Read on in the records, not for long; show a line if one is due. To be called a few times a second."""

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.worker import API_KEY, Exit, Locustfile, Spec
-from gapmeter.records.reader import dropped_records
 
 _START_AHEAD_NS = 200_000_000
 _WORKERS_AHEAD_NS = 3_000_000_000  # the start must have reached every worker before it comes
@@ -67,11 +66,6 @@ class Fleet:
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
-
-    @property
-    def dropped(self) -> int:
-        """Records that did not fit on the disk."""
-        return sum(map(dropped_records, self.record_paths))
 
     def troubles(self) -> list[str]:
         """A sentence for every process that neither finished nor was stopped."""

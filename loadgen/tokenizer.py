@@ -61,7 +61,7 @@ class PromptTokenizer:
         """Tokens of each chat as the template renders it, generation prompt included. Raises PlanError without one."""
         try:
             rendered = [self._backend.render(chat) for chat in chats]
-        except (ValueError, TemplateError) as error:
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:  # a template is a program
             reason = f"the chat template of {self.name} cannot be used: {error}"
             raise PlanError(f"{reason}; write workload.kind: completion") from error
         return np.array(self._backend.lengths(rendered, special=False), np.int64)
@@ -167,7 +167,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     def refuse(reason: str) -> NoReturn:
         raise TemplateError(reason)
 
-    environment.filters["tojson"] = lambda value, **how: json.dumps(value, ensure_ascii=False, **how)
+    environment.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False, **how})
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda shape: datetime.now().strftime(shape)
     return environment

@@ -330,6 +330,7 @@ class Scenario(Part):
     """Runs the scenario at many points: a mapping of keys to lists (every combination), or a list of mappings. The
     server is started anew only where one of its keys changes; repeat runs every point so often."""
     source: SkipJsonSchema[Path | None] = Field(None, exclude=True)
+    model_asked_for: SkipJsonSchema[bool] = Field(False, exclude=True)  # beyond what the file says
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved scenario as it could stand in a file: JSON-able, and it reads back to the same values."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import json
 import os
 import stat
 import zlib
 from pathlib import Path
+from typing import Any
 
 MOST_TEXT = 64 << 20
 MOST_UNZIPPED = 1 << 30
@@ -42,6 +44,14 @@ def read_plain(path: str | os.PathLike[str], most: int = MOST_TEXT, *, links: bo
     """The content of a file that ``open_plain`` opens. Raises OSError."""
     with open_plain(path, most, links=links) as file:
         return file.read(most)  # it may have grown since
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """What a JSON file says. Raises OSError, ValueError."""
+    try:
+        return json.loads(read_plain(path))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:

@@ -200,7 +200,14 @@ class _Draft:
             scenario = Scenario.model_validate(document, context=READ_FILES)
         except ValidationError as error:
             raise self.mistake(bad_value(error)) from error
-        scenario = scenario.model_copy(update={"load": whole_trace(scenario.load), "source": self.path})
+        model = self.entries.get("server.model")
+        scenario = scenario.model_copy(
+            update={
+                "load": whole_trace(scenario.load),
+                "source": self.path,
+                "model_asked_for": model is not None and model.layer > _FILE,
+            }
+        )
         for key, text in problems(scenario):
             raise ScenarioError(text, place=self.place(key), key=key)
         return scenario

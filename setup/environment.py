@@ -91,14 +91,16 @@ def parts_for_run() -> tuple[str, ...]:
     scenario, args = os.environ.get("SCENARIO", ""), os.environ.get("ARGS", "")
     path = Path(scenario) if scenario.endswith((".yaml", ".yml")) else ROOT / "scenarios" / f"{scenario}.yaml"
     text = path.read_text() if path.is_file() else ""
-    issuing = ("locust",) if _names_locust(args, text) else ()
+    issuing = ("locust",) if _needs_locust(args, text) else ()
     if os.environ.get("URL") or re.search(r"--url\b|server\.url=", args):
         return ("core", *issuing)
     named = os.environ.get("ENGINE") or _engine_in_args(args) or _engine_in_scenario(text)
     return (*ENGINE_PARTS.get(named, ("core",)), *issuing)
 
 
-def _names_locust(args: str, scenario: str) -> bool:
+def _needs_locust(args: str, scenario: str) -> bool:
+    if os.environ.get("UI") or os.environ.get("LOCUSTFILE") or re.search(r"--(ui|locustfile|workers)\b", args):
+        return True
     in_args = re.findall(r"load\.generator=[\"']*([a-z]+)", args)
     in_scenario = re.findall(r"^[^#\n]*\bgenerator:\s*[\"']?([a-z]+)", scenario, re.MULTILINE)
     named = os.environ.get("GENERATOR") or "".join(in_args[-1:]) or "".join(in_scenario[-1:])

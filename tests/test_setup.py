@@ -177,12 +177,15 @@ def test_no_python_that_is_new_enough_is_a_sentence(checkout: Path) -> None:
         ({"SCENARIO": "chat-p99", "GENERATOR": "locust"}, ("core", "transformers", "locust")),
         ({"SCENARIO": "chat-p99", "ENGINE": "simulated", "ARGS": "--set load.generator=locust"}, ("core", "locust")),
         ({"SCENARIO": "chat-p99", "URL": "http://127.0.0.1:8000", "GENERATOR": "locust"}, ("core", "locust")),
+        ({"SCENARIO": "chat-p99", "ENGINE": "simulated", "UI": "1"}, ("core", "locust")),
+        ({"SCENARIO": "chat-p99", "ENGINE": "simulated", "LOCUSTFILE": "mine.py"}, ("core", "locust")),
+        ({"SCENARIO": "chat-p99", "ENGINE": "simulated", "ARGS": "--workers 2"}, ("core", "locust")),
     ],
 )
 def test_a_run_sets_up_the_engine_that_it_will_use(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], parts: tuple[str, ...]
 ) -> None:
-    for name in ("SCENARIO", "ENGINE", "URL", "GENERATOR", "ARGS"):
+    for name in ("SCENARIO", "ENGINE", "URL", "GENERATOR", "ARGS", "UI", "LOCUSTFILE"):
         monkeypatch.setenv(name, variables.get(name, ""))
     assert load(checkout).parts_for_run() == parts
 

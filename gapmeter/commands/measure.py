@@ -110,6 +110,8 @@ def _run(arguments: argparse.Namespace) -> int:
         command=flags.command_of(arguments),
     )
     if scenario.sweep:
+        if arguments.live or arguments.ui:
+            raise UserError("--live and --ui show a single run; for a sweep's runs use gapmeter ui", errors.USAGE)
         return _publish(arguments, lambda: [run_sweep(arguments.scenario, changed, options, arguments.resume)])
 
     def conclusions() -> Iterable[Conclusion[Any]]:
@@ -335,7 +337,7 @@ def _add_doctor(commands: Commands) -> None:
 def _doctor(arguments: argparse.Namespace) -> int:
     from gapmeter.machine.doctor import print_findings
 
-    return print_findings(as_json=arguments.json)
+    return say_exit(print_findings(as_json=arguments.json))
 
 
 def _add_calibrate(commands: Commands) -> None:

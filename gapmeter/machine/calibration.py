@@ -69,11 +69,6 @@ def cache_file() -> Path:
     return Path(home) / "gapmeter" / "calibration.json"
 
 
-def load_calibration() -> Calibration | None:
-    """What a run's manifest keeps: this machine's calibration, or None when it has none that can be read."""
-    return read_calibration()[0]
-
-
 def read_calibration() -> tuple[Calibration | None, str]:
     """This machine's calibration or None, and where one is there that cannot be read, why not."""
     kept, why = _kept()
@@ -90,7 +85,7 @@ def save_calibration(calibration: Calibration) -> Path:
     """Keep it; other machines' stay, and what it does not hold of this machine's other generators. Raises OSError."""
     path = cache_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    earlier = load_calibration()
+    earlier, _ = read_calibration()
     generators = {**(earlier.generators if earlier else {}), **calibration.generators}
     own = calibration.model_copy(update={"generators": generators})
     kept = _KeptFile(machines={**_kept()[0], key_of(this_machine()): own.to_json()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -43,15 +44,21 @@ def describe_hardware() -> dict[str, Any]:
     """CPU, memory and GPUs, in words."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    gpus = output_of(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
     return {
         "cpu": next(models, platform.machine()),
         "cores": psutil.cpu_count(logical=True),
         "affinity": sorted(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
-        "gpus": [line.strip() for line in gpus.splitlines()],
+        "gpus": list(gpus_here()),
     }
+
+
+@functools.cache
+def gpus_here() -> tuple[str, ...]:
+    """As nvidia-smi names them, with memory and driver. It takes up to a second, and they do not change."""
+    lines = output_of(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
+    return tuple(line.strip() for line in lines.splitlines())
 
 
 def describe_versions() -> dict[str, str]:

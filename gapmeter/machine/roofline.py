@@ -100,7 +100,7 @@ def _weights(
     used = [t for t in text if not (tied and _is_head(t.name))]
     stored = _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), 4.0)
     routed = [t for t in used if ".experts." in t.name]
-    step = [t for t in used if t not in set(routed) and (tied or not _is_embedding(t.name))]
+    step = [t for t in used if ".experts." not in t.name and (tied or not _is_embedding(t.name))]
     heads = int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
     kv_heads = int(config.get("num_key_value_heads") or heads)

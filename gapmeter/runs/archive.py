@@ -19,7 +19,7 @@ from gapmeter import errors
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import tell
 from gapmeter.records.compression import SUFFIX, open_record
-from gapmeter.scenarios.plain_file import check_folder, open_plain, read_plain, sha256_of, unzipped
+from gapmeter.scenarios.plain_file import check_folder, open_plain, read_json, sha256_of, unzipped
 from gapmeter.study.keys import Keys
 
 HASHES = "hashes.json"
@@ -45,8 +45,8 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
     if target.exists():
         raise UserError(f"{target} exists; write another with -o", errors.USAGE)
     try:
-        keys = Keys.within(json.loads(read_plain(folder / "manifest.json")))
-    except (ValueError, RecursionError) as error:
+        keys = Keys.within(read_json(folder / "manifest.json"))
+    except ValueError as error:
         raise UserError(f"{folder}: manifest.json is damaged: {error}", errors.NOT_VALID) from error
     part = target.with_name(f".{target.name}.part")
     try:
@@ -118,6 +118,8 @@ def _write(tar: tarfile.TarFile, name: str, folder: Path, keys: Keys) -> int:
 
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):
         inside = path.relative_to(folder).as_posix()
+        if inside == HASHES:  # of the archive that this was unpacked from
+            continue
         data = _without_keys(path, inside, keys)
         hashes[inside] = hashlib.sha256(data).hexdigest()
         add(inside, data, path.stat().st_mtime)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import NotReadable
 from gapmeter.analysis.results.brief import BriefScenario, ManifestBrief, RunBrief, StudyBrief
 from gapmeter.errors import UserError, reason_of
-from gapmeter.scenarios.plain_file import is_plain, read_plain
+from gapmeter.scenarios.plain_file import is_plain, read_json
 
 _FRESH_S = 120.0  # a run that goes on writes telemetry or a log more often than that
 _MANIFEST, _SUMMARY, _COMPARISON = "manifest.json", "summary.json", "compare.json"
@@ -185,8 +184,8 @@ def _load(scenario: BriefScenario, kind: str) -> str:
 def _object(path: Path) -> dict[str, Any]:
     """A JSON object. Raises OSError when it cannot be read, ValueError when it is none."""
     try:
-        loaded = json.loads(read_plain(path))
-    except (ValueError, RecursionError) as error:
+        loaded = read_json(path)
+    except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from error
     if not isinstance(loaded, dict):
         raise ValueError(f"{path.name} is not a JSON object")

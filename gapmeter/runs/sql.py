@@ -103,22 +103,26 @@ def ask(query: str, runs: str | Path = "runs") -> tuple[list[str], list[tuple[An
 
     DuckDB hears no signal while it works, so that it does so in a thread of its own, and is told.
     """
-    connection = connect(Path(runs))
     answer: Future[tuple[list[str], list[tuple[Any, ...]]]] = Future()
+    connections: list[DuckDBPyConnection] = []
 
     def work() -> None:
-        with connection:
-            try:
-                answer.set_result(_answer(connection, query))
-            except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-                answer.set_exception(error)
+        try:
+            with connect(Path(runs)) as connection:
+                connections.append(connection)
+                found = _answer(connection, query)
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            answer.set_exception(error)
+        else:
+            answer.set_result(found)
 
     thread = Thread(target=work, daemon=True)
     thread.start()
     try:
         thread.join()
     except KeyboardInterrupt:
-        connection.interrupt()
+        for connection in connections:
+            connection.interrupt()
         thread.join(_INTERRUPTED_WITHIN_S)  # it may be too deep in one value to notice
         raise
     return answer.result()

@@ -24,7 +24,7 @@ from gapmeter.records.reader import NotRecords
 from gapmeter.runs.archive import HASHES, unpacked
 from gapmeter.runs.listing import is_run, run_folders
 from gapmeter.runs.run import UNDERIVABLE
-from gapmeter.scenarios.plain_file import check_folder, read_plain, sha256_of, unzipped
+from gapmeter.scenarios.plain_file import check_folder, read_json, read_plain, sha256_of, unzipped
 from gapmeter.study.comparison import DOCUMENT, compare_again, read_comparison
 from gapmeter.study.conclusion import analyse_run
 
@@ -169,10 +169,10 @@ def _check_hashes(folder: RunFolder, manifest: Manifest) -> list[Check]:
 def _check_archive(folder: Path) -> Check:
     """Every file of an unpacked archive against the list of hashes that travelled in it."""
     try:
-        noted = dict(json.loads(read_plain(folder / HASHES))["files"])
+        noted = dict(read_json(folder / HASHES)["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return Check("archive", False, f"it has no {HASHES}: it was not made by gapmeter archive")
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != HASHES]
+    files = [path for path in folder.rglob("*") if path.is_file() and path != folder / HASHES]
     found = {str(path.relative_to(folder)): sha256_of(path) for path in files}
     bad = _unlike(noted, found, "was added", "was changed")
     return _summed_up("archive", bad, f"{len(noted)} files have the SHA-256 that the archive says")
@@ -215,7 +215,7 @@ def _check_versions(manifest: Manifest, summary: Mapping[str, Any]) -> Check:
 
 def _summary(folder: RunFolder) -> dict[str, Any]:
     try:
-        loaded = json.loads(read_plain(folder.summary))
+        loaded = read_json(folder.summary)
     except (OSError, ValueError):
         return {}
     return loaded if isinstance(loaded, dict) else {}
@@ -266,7 +266,7 @@ def compare_file(published: Path, derived: Path) -> Check:
 def _differences(published: Path, derived: Path) -> list[str]:
     """What differs between two files of one kind; empty where they hold the same values. Raises ValueError."""
     if published.suffix == ".json":
-        values = [json.loads(path.read_text()) for path in (published, derived)]
+        values = [read_json(path) for path in (published, derived)]
         for value in values:
             if isinstance(value, dict):
                 value.pop(_MAKER, None)  # the check of versions speaks of it

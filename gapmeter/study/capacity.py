@@ -16,7 +16,6 @@ from gapmeter.analysis.capacity import search
 from gapmeter.analysis.capacity.read import BURSTS, count_all, goal_of, read_outcome, read_trials
 from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Trial
 from gapmeter.analysis.command import Command
-from gapmeter.analysis.requests.attempts import request_rows
 from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, INVALID, CapacityResult, Ended
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, TrialNote, TrialPlace
 from gapmeter.errors import UserError, unless_refused
@@ -29,7 +28,7 @@ from gapmeter.study.conclusion import INTERRUPTED as STOPPED
 from gapmeter.study.conclusion import Conclusion, conclude, describe, show
 from gapmeter.study.keys import Keys
 from gapmeter.study.patience import RequestsSoFar
-from gapmeter.study.resolve import asks_for_model, check_searchable, resolve
+from gapmeter.study.resolve import check_searchable, resolve
 from gapmeter.study.session import Session, Visit
 from gapmeter.study.study import Study, afresh, make_study_folder, manifest_to_resume
 
@@ -202,24 +201,22 @@ class TrialMonitor:
         self.ended = len(looks)
         self.from_ns = 0
         self._so_far = RequestsSoFar()
-        self._ended: dict[int, RequestRecord] = {}  # by request: its last attempt
 
     def is_enough(self, seen: Sequence[tuple[int, RequestRecord]]) -> bool:
         """A ``StopWhen``."""
         if not seen:
             return False
         self.from_ns = seen[0][1].due_ns + self._warmup_ns
-        self._ended.update((record.index, record) for record in self._so_far.read(seen))
+        self._so_far.read(seen)
         if self._next >= len(self._looks) - 1:
             return False
         until_ns = self._so_far.oldest_in_flight_ns or math.inf
-        counted = [record for record in self._ended.values() if self.from_ns <= record.due_ns < until_ns]
+        counted = self._so_far.ended(self.from_ns, until_ns)
         if len(counted) < self._looks[self._next]:
             return False
-        counted.sort(key=lambda record: record.due_ns)
         while self._next < len(self._looks) - 1 and self._looks[self._next] <= len(counted):
             at, self._next = self._next, self._next + 1
-        table = pd.DataFrame(request_rows(counted[: self._looks[at]], timeout_ns=0))
+        table = pd.DataFrame(counted[: self._looks[at]])
         if not self._enough(at, count_all(self._slos, table, self._rate)):
             return False
         self.ended = at + 1
@@ -271,7 +268,7 @@ def begin_search(
         )  # fmt: skip
         manifest = SearchManifest(**describe(scenario, command, keys), slo=scenario.slo, capacity=facts)
     manifest.write(folder.path)
-    return Study(folder, manifest, options, model_asked_for=asks_for_model(overrides))
+    return Study(folder, manifest, options)
 
 
 def _search(trials: Trials) -> Ended:

@@ -184,10 +184,8 @@ def locust_page(asked: LocustPageOptions | None, say: Say) -> Iterator[LocustPag
         with companion(
             "gapmeter.web.locust_page", str(asked.port), log, grace_s=_PAGE_LEAVES_S, environment=environment
         ) as process:
-            assert process.stdout is not None
-            word, _, port = process.stdout.readline().decode().partition(" ")
+            word, _, port = _first_line(process, _READY_S).partition(" ")
             if word != "ready":
-                process.wait()
                 why = _last_words(log)
                 missing = ": pip install 'gapmeter[locust]'" if "No module named" in why else ""
                 raise UserError(f"--ui: {why}{missing}", errors.USAGE)

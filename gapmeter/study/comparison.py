@@ -23,7 +23,7 @@ from gapmeter.runs.run import UNDERIVABLE, in_a_line, manifest_of, require_one_r
 from gapmeter.scenarios import Scenario
 from gapmeter.scenarios.plain_file import read_plain
 from gapmeter.study.conclusion import Conclusion
-from gapmeter.study.resolve import asks_for_model, resolve
+from gapmeter.study.resolve import check_changeable, resolve
 
 if TYPE_CHECKING:
     from gapmeter.analysis.compare.searches import Found
@@ -184,6 +184,8 @@ def compare_in_turn(
     factors = [*factors, *dict.fromkeys(override.partition("=")[0].strip() for override in (*a, *b))]
     changes = [[*overrides, *a], [*overrides, *b]]
     scenarios = [resolve(scenario, each) for each in changes]  # a mistake is reported before a second goes into imports
+    for each in scenarios:
+        check_changeable(each, factors)
     from gapmeter.study.session import Visit
     from gapmeter.study.study import visit_in_turn
 
@@ -193,11 +195,12 @@ def compare_in_turn(
     def visits() -> Iterator[Visit]:
         for number, side in enumerate(order, 1):
             options.say(f"run {number} of {len(order)}: {'AB'[side]}, {' '.join((a, b)[side])}")
-            yield Visit(scenarios[side], 0, command=Command.of("run", scenario, changes[side]))
+            # A server that goes on remembers what it was asked: each run there has texts of its own.
+            texts = number if scenarios[side].server.engine == "attach" else 0
+            yield Visit(scenarios[side], texts, command=Command.of("run", scenario, changes[side]))
 
     quiet = Options(runs=options.runs, quiet=True, api_key=options.api_key, probe_dir=options.probe_dir)
-    asked_for = asks_for_model([*overrides, *a, *b])
-    for side, conclusion in zip(order, visit_in_turn(visits(), quiet, model_asked_for=asked_for), strict=False):
+    for side, conclusion in zip(order, visit_in_turn(visits(), quiet), strict=False):
         if conclusion.exit_code == errors.INTERRUPTED:
             whole = len(made[0]) + len(made[1])
             raise UserError(f"interrupted; {whole} runs are whole, in {options.runs}", errors.INTERRUPTED)
@@ -265,9 +268,6 @@ class Baseline:
     factors: tuple[str, ...] = ()
     force: bool = False
 
-    def __str__(self) -> str:
-        return ",".join(map(str, self.folders))
-
     def repeats(self, scenario: Scenario) -> int:
         """How many runs to hold against it: as many as the scenario says; three where it says nothing."""
         return scenario.repeat if self.force or scenario.repeat > 1 else RUNS_A_SIDE
@@ -308,7 +308,7 @@ def _judged(
     run: Conclusion[RunResult], folders: Sequence[Path], baseline: Baseline, runs: Path, *, quiet: bool
 ) -> Conclusion[RunResult]:
     compared = compare_runs([baseline.folders, folders], baseline.factors, runs=runs)
-    found, code = _growth(compared.result, compared.folder, run.result, baseline.limit, str(baseline), quiet=quiet)
+    found, code = _growth(compared.result, compared.folder, run.result, baseline.limit, baseline.folders, quiet=quiet)
     if not quiet:
         tell(f"{compared.folder / 'report.html'}")
     return replace(run, regression=found, exit_code=max(run.exit_code, code))
@@ -328,11 +328,12 @@ def gate(result: Comparison | CostTable, folder: Path, limit: float, *, quiet: b
         raise UserError(
             "--max-regression judges the percentiles that SLOs name, and these runs name none", errors.USAGE
         )
-    return _growth(result, folder, run, limit, ",".join(os.path.normpath(path) for path in sides[0]), quiet=quiet)
+    baseline = [Path(os.path.normpath(path)) for path in sides[0]]
+    return _growth(result, folder, run, limit, baseline, quiet=quiet)
 
 
 def _growth(
-    result: Comparison, folder: Path, run: RunResult, limit: float, baseline: str, *, quiet: bool
+    result: Comparison, folder: Path, run: RunResult, limit: float, baseline: Sequence[Path], *, quiet: bool
 ) -> tuple[Regression, int]:
     """Whether the second side grew by more than ``limit``, by the SLOs of ``run``; its exit code."""
     from gapmeter.analysis.compare.claims import judge_regression
@@ -340,10 +341,10 @@ def _growth(
     from gapmeter.report.comparison import with_sentences
 
     slos = [(slo.metric, slo.percentile) for slo in run.slo if slo.percentile is not None]
-    names = ", ".join(Path(path).name for path in baseline.split(","))
+    names = ", ".join(path.name for path in baseline)
     found = with_sentences(judge_regression(result, slos, limit, names, str(folder)), result)
     if not quiet:
-        tell(f"{found.status} against {baseline}: {found.sentence}")
+        tell(f"{found.status} against {', '.join(map(str, baseline))}: {found.sentence}")
     code = {REGRESSED: errors.SLO_MISSED, NOT_COMPARABLE: errors.NOT_VALID}.get(found.status, errors.OK)
     if code == errors.OK and any(row.late_ms is not None for row in found.rows):
         code = errors.NOT_VALID  # nobody knows what was asked

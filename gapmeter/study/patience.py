@@ -35,14 +35,15 @@ class RequestsSoFar:
         self._read = 0
         self._due_ns: dict[int, int] = {}
         self._in_flight: set[int] = set()
+        self._ended: dict[int, dict[str, Any]] = {}  # by request: its last attempt
 
     @property
     def oldest_in_flight_ns(self) -> int | None:
         """When the oldest request that is in flight was due."""
         return min((self._due_ns[index] for index in self._in_flight), default=None)
 
-    def read(self, seen: Sequence[tuple[int, RequestRecord]]) -> list[RequestRecord]:
-        """Attempts that have ended since the last call. ``seen``: all that was written, the same list every time."""
+    def read(self, seen: Sequence[tuple[int, RequestRecord]]) -> None:
+        """What has come since the last call. ``seen``: all that was written, the same list every time, longer."""
         ended = []
         for code, record in seen[self._read :]:
             if record.outcome is Outcome.ABANDONED:  # never asked
@@ -54,7 +55,12 @@ class RequestsSoFar:
             else:
                 self._in_flight.add(record.index)
         self._read = len(seen)
-        return ended
+        self._ended.update(zip([r.index for r in ended], request_rows(ended, timeout_ns=0), strict=True))
+
+    def ended(self, from_ns: int, until_ns: float) -> list[dict[str, Any]]:
+        """Rows of a table of requests: the last attempts of those that were due then and have ended, by due time."""
+        rows = [row for row in self._ended.values() if from_ns <= row["due_ns"] < until_ns]
+        return sorted(rows, key=lambda row: row["due_ns"])
 
 
 class Patience:
@@ -68,15 +74,13 @@ class Patience:
         self._looks_ns = [self._from_ns + load.duration_ns + round(step_ns * n) for n in range(LOOKS - 1)]
         self._asked = [(slo.metric, slo.percentile) for slo in scenario.slo if slo.metric in METRICS and slo.percentile]
         self._so_far = RequestsSoFar()
-        self._rows: dict[int, dict[str, Any]] = {}  # by request: its last attempt
 
     def until_ns(self, seen: Sequence[tuple[int, RequestRecord]], now_ns: int) -> int | None:
         """Where the load may end: requests due until then are enough, and have been answered. None: it goes on.
 
         ``seen``: all that the generators have written by ``now_ns``, the same list every time, longer.
         """
-        ended = self._so_far.read(seen)
-        self._rows.update(zip([r.index for r in ended], request_rows(ended, timeout_ns=0), strict=True))
+        self._so_far.read(seen)
         if not self._looks_ns or now_ns < self._looks_ns[0]:
             return None
         look_ns, oldest_ns = self._looks_ns[0], self._so_far.oldest_in_flight_ns
@@ -86,10 +90,9 @@ class Patience:
         return look_ns if self._is_enough(look_ns) else None
 
     def _is_enough(self, look_ns: int) -> bool:
-        rows = [row for row in self._rows.values() if self._from_ns <= row["due_ns"] < look_ns]
-        if not rows:
+        table = pd.DataFrame(self._so_far.ended(self._from_ns, look_ns))
+        if not len(table):
             return False
-        table = pd.DataFrame(rows).sort_values("due_ns", ignore_index=True)
         asked = ((metric_series(table, metric, failures=True), percentile) for metric, percentile in self._asked)
         return all(not values.more_values(percentile) for values, percentile in asked)
 

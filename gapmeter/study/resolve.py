@@ -32,11 +32,16 @@ def resolve_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
     with _as_user_errors():
         points = load_points(name, overrides)
     for point in points:
-        fixed = [key for key in point.values if key.startswith(_OURS)]
-        if point.scenario.server.engine == "attach" and fixed:  # the points would be the same one
-            text = f"{fixed[0]} cannot be swept over on a server that runs already; launch it, or sweep over the load"
-            raise UserError(f"sweep: {text}", errors.BAD_SCENARIO)
+        check_changeable(point.scenario, list(point.values))
     return points
+
+
+def check_changeable(scenario: Scenario, keys: Sequence[str]) -> None:
+    """Raises UserError for a key of a launched server's that is to differ on one that runs already: nothing would."""
+    fixed = [key for key in keys if key.startswith(_OURS)]
+    if scenario.server.engine == "attach" and fixed:
+        text = f"{fixed[0]} cannot be changed on a server that runs already; launch it, or change the load"
+        raise UserError(text, errors.BAD_SCENARIO)
 
 
 def searchable_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
@@ -74,11 +79,6 @@ def _as_user_errors() -> Iterator[None]:
         yield
     except ScenarioError as error:
         raise UserError(str(error), errors.BAD_SCENARIO) from error
-
-
-def asks_for_model(overrides: Sequence[str]) -> bool:
-    """Whether the overrides ask for a model, beyond what the scenario's file says."""
-    return any(override.partition("=")[0].strip() == "server.model" for override in overrides)
 
 
 def check_searchable(scenario: Scenario, name: str) -> None:

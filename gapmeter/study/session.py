@@ -27,7 +27,7 @@ from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.machine.calibration import COMMAND, read_calibration
-from gapmeter.machine.hardware import describe_hardware, place, suspended_ns
+from gapmeter.machine.hardware import gpus_here, place, suspended_ns
 from gapmeter.options import Options
 from gapmeter.records import RunFolder
 from gapmeter.records.workers import LocustWorkers
@@ -199,7 +199,7 @@ class Session:
             **describe(scenario, command, self.keys), repeat=visit.number, slo=scenario.slo,
             target=Target.model_validate(self.keys.out_of_value(self.target.about.to_json())),
             placement=placed(scenario), calibration=self.calibration,
-            device="device" if unseen else "GPU" if describe_hardware()["gpus"] else "CPU", plan=facts,
+            device="device" if unseen else "GPU" if gpus_here() else "CPU", plan=facts,
             sweep=sweep, capacity_of=visit.capacity_of,
         )  # fmt: skip
         return OpenManifest(folder, manifest)
@@ -256,7 +256,10 @@ def _import_analysis() -> None:
 
 
 def check_options(scenario: Scenario, options: Options) -> None:
-    """Raises UserError for options that do not go with the scenario."""
+    """Raises UserError for options that do not go with the scenario, and for a scenario of several points."""
+    if scenario.sweep:
+        text = f"{scenario.name} is a sweep, which this does not run; name one point of it with --set 'sweep=[]'"
+        raise UserError(text, errors.USAGE)
     if options.probe_dir is not None and scenario.server.engine != "attach":
         raise UserError("--probe-dir: a server that we launch has its own; leave it out, or write --url", errors.USAGE)
     path, load, problem = options.locustfile, scenario.load, ""
@@ -278,13 +281,11 @@ def check_options(scenario: Scenario, options: Options) -> None:
         raise UserError(f"--locustfile: {problem}", errors.USAGE)
 
 
-def prepare_session(scenario: Scenario, options: Options, *, model_asked_for: bool = False) -> Session:
+def prepare_session(scenario: Scenario, options: Options) -> Session:
     """Prepare all that needs no running server. Raises UserError as ``prepare_target`` does."""
     check_options(scenario, options)
     placement = placed(scenario)
-    target = prepare_target(
-        scenario, placement.server, options.say, api_key=options.api_key, model_asked_for=model_asked_for
-    )
+    target = prepare_target(scenario, placement.server, options.say, options.api_key)
     session = Session(scenario, options, placement, target)
     if target.spec is None and (folder := find_probe_folder(target.about.url, options.probe_dir)):
         session.probes = ProbeFolder(folder)
@@ -292,15 +293,13 @@ def prepare_session(scenario: Scenario, options: Options, *, model_asked_for: bo
 
 
 @contextlib.contextmanager
-def open_session(
-    scenario: Scenario, options: Options = Options(), *, home: Path, model_asked_for: bool = False
-) -> Iterator[Session]:
+def open_session(scenario: Scenario, options: Options = Options(), *, home: Path) -> Iterator[Session]:
     """A server that is up for several loads; ``home`` is the folder for its log and records.
 
     The records are removed at the end: each load has its part. Raises UserError when it cannot be started, or the
     folder cannot be made.
     """
-    session = prepare_session(scenario, options, model_asked_for=model_asked_for)
+    session = prepare_session(scenario, options)
     folder = RunFolder(home)
     with unless_refused(f"{home} cannot be made"):
         for part in (folder.logs, folder.probe):

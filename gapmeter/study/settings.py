@@ -41,7 +41,7 @@ def find_capacities(
     rng = random.Random(f"settings {scenario.seed}")
     order = [at for _ in range(scenario.repeat) for at in rng.sample(range(len(points)), len(points))]
     found: list[list[Conclusion[CapacityResult]]] = [[] for _ in points]
-    rate: float | None = None
+    rate = goal.start
     options.say(f"capacity of {len(points)} settings: {len(order)} searches, {goal.budget_s:g} s of trials each")
     for number, at in enumerate(order, 1):
         point, resumable = points[at], earlier[points[at].scenario.digest()]

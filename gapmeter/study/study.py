@@ -19,19 +19,19 @@ from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable, RunRe
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
-from gapmeter.runs.run import STUDIES
+from gapmeter.runs.run import STUDIES, manifest_of
 from gapmeter.scenarios import Scenario
 from gapmeter.study.companions import LocustPage, address_of, locust_page, runs_page
 from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.patience import shortage
-from gapmeter.study.resolve import asks_for_model, resolve
+from gapmeter.study.resolve import resolve
 from gapmeter.study.session import Session, Visit, check_options, open_session, placed, prepare_session
 
 M = TypeVar("M", bound=ManifestBase)
 
 
 def visit_in_turn(
-    visits: Iterable[Visit], options: Options, *, model_asked_for: bool, page: LocustPage | None = None,
+    visits: Iterable[Visit], options: Options, *, page: LocustPage | None = None,
     begun: Callable[[Path], None] = lambda _: None,
 ) -> Iterator[Conclusion[RunResult]]:  # fmt: skip
     """Each on a server of its own, one after the other; ends after one that was interrupted. Raises UserError.
@@ -39,7 +39,7 @@ def visit_in_turn(
     ``page`` shows each load, ``begun`` gets each run's folder.
     """
     for visit in visits:
-        session = prepare_session(visit.scenario, options, model_asked_for=model_asked_for)
+        session = prepare_session(visit.scenario, options)
         session.page = page
         yield (conclusion := session.visit(visit, alone=True, show=True, begun=begun))
         if conclusion.exit_code == errors.INTERRUPTED:
@@ -49,9 +49,8 @@ def visit_in_turn(
 class Study(Generic[M]):
     """A folder of many runs and its manifest, which says what is to be run and what has been."""
 
-    def __init__(self, folder: RunFolder, manifest: M, options: Options, *, model_asked_for: bool) -> None:
+    def __init__(self, folder: RunFolder, manifest: M, options: Options) -> None:
         self.folder, self.manifest, self.options = folder, manifest, options
-        self._model_asked_for = model_asked_for
 
     @property
     def path(self) -> Path:
@@ -69,7 +68,7 @@ class Study(Generic[M]):
 
     def server(self, scenario: Scenario, home: Path) -> contextlib.AbstractContextManager[Session]:
         """A server that is up for several visits. Raises UserError when it cannot be started."""
-        return open_session(scenario, self.options, home=home, model_asked_for=self._model_asked_for)
+        return open_session(scenario, self.options, home=home)
 
 
 @contextlib.contextmanager
@@ -97,14 +96,13 @@ def make_study_folder(runs: Path, scenario: Scenario, kind: str) -> RunFolder:
 
 def manifest_to_resume(path: Path, scenario: Scenario, manifest_type: type[M]) -> M:
     """The manifest of an earlier study of the same scenario. Raises UserError for any other folder."""
-    kind = str(manifest_type.model_fields["kind"].default)
-    what, _ = STUDIES[kind]
+    what, _ = STUDIES[str(manifest_type.model_fields["kind"].default)]
     try:
-        if RunFolder(path).read_manifest().get("kind") != kind:
-            raise UserError(f"--resume: {path} is not the folder of {what}", errors.USAGE)
-        manifest = manifest_type.read(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--resume: {path} is not the folder of {what}: {error}", errors.USAGE) from error
+        manifest = manifest_of(path)
+    except UserError as error:
+        raise UserError(f"--resume: {error}", errors.USAGE) from error
+    if not isinstance(manifest, manifest_type):
+        raise UserError(f"--resume: {path} is not the folder of {what}", errors.USAGE)
     if manifest.scenario_digest != scenario.digest():
         text = f"--resume: {path} is {what} of another scenario; begun with: {manifest.command}"
         raise UserError(text, errors.USAGE)
@@ -165,9 +163,7 @@ def _run(
                 if live:
                     tell(f"live: {address_of(run, live)}")
 
-            for conclusion in visit_in_turn(
-                visits(), options, model_asked_for=asks_for_model(overrides), page=page, begun=begun
-            ):
+            for conclusion in visit_in_turn(visits(), options, page=page, begun=begun):
                 yield conclusion
                 interrupted = conclusion.exit_code == errors.INTERRUPTED
         if page is not None and options.locust_page is not None and not interrupted:

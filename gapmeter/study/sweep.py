@@ -25,7 +25,7 @@ from gapmeter.records import RunFolder
 from gapmeter.scenarios import Point, Scenario
 from gapmeter.study.conclusion import Conclusion, describe, show
 from gapmeter.study.keys import Keys
-from gapmeter.study.resolve import asks_for_model, point_overrides, resolve, resolve_points
+from gapmeter.study.resolve import point_overrides, resolve, resolve_points
 from gapmeter.study.session import Session, Visit
 from gapmeter.study.study import Study, afresh, is_finished, make_study_folder, manifest_to_resume, server_key
 
@@ -201,7 +201,7 @@ def _prepared(name: str, overrides: tuple[str, ...], options: Options, resumed: 
         about = describe(scenario, command, keys) | {"points": keys.out_of_value(described)}
         manifest = SweepManifest.model_validate({**about, "repeat": scenario.repeat, "order": order})
         manifest.write(folder.path)
-    study = Study(folder, manifest, options, model_asked_for=asks_for_model(overrides))
+    study = Study(folder, manifest, options)
     return _Sweep(name, overrides, scenario, points, order, study)
 
 

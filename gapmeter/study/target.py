@@ -19,7 +19,7 @@ from gapmeter.analysis.device.devices import CPU, CPU_FLAGS, catalogue, recognis
 from gapmeter.analysis.results import manifest
 from gapmeter.errors import UserError
 from gapmeter.loadgen.exchange import Address, authorization
-from gapmeter.machine.hardware import describe_hardware
+from gapmeter.machine.hardware import gpus_here
 from gapmeter.machine.roofline import describe_weights, measure_peaks
 from gapmeter.options import Say
 from gapmeter.records import RunFolder
@@ -54,18 +54,15 @@ class Target:
     spec: LaunchSpec | None = None
 
 
-def prepare_target(
-    scenario: Scenario, cores: tuple[int, ...], say: Say, *, api_key: str | None = None, model_asked_for: bool = False
-) -> Target:
+def prepare_target(scenario: Scenario, cores: tuple[int, ...], say: Say, api_key: str | None) -> Target:
     """Find out all that can be known, and refuse what cannot work, before anything is launched.
 
-    ``cores`` are the server's; ``model_asked_for``: by the user, beyond what the scenario says. Raises UserError for a
-    model, precision, port, engine or address that cannot be had.
+    ``cores`` are the server's. Raises UserError for a model, precision, port, engine or address that cannot be had.
     """
     server = scenario.server
     if server.engine == "attach":
         url, models = served_models(scenario, api_key)
-        model = choose_model(server.model, model_asked_for, models, url)
+        model = choose_model(server.model, scenario.model_asked_for, models, url)
         say(f"attached to {url}, model {model}")
         about = manifest.Target(url=url, model=model, dialect=server.dialect, models=tuple(models))
         return Target(about, server.tokenizer)
@@ -123,7 +120,7 @@ def _roofline_facts(scenario: Scenario, model: str, cores: tuple[int, ...]) -> d
     parallel = args.get("tensor_parallel_size", "1")
     facts: dict[str, Any] = {"weights": weights}
     facts["tensor_parallel"] = int(parallel) if parallel.isdecimal() else 1  # the engine will refuse what is no number
-    if not describe_hardware()["gpus"]:
+    if not gpus_here():
         facts["peaks"] = measure_peaks(cores, weights.step_bytes if weights else None)
     return facts
 
@@ -275,7 +272,7 @@ def check_precision(scenario: Scenario) -> manifest.PrecisionSupport | None:
 
 def own_support(precision: str) -> manifest.PrecisionSupport:
     """What this machine's first GPU, or without one its CPU, makes of a precision."""
-    gpus = describe_hardware()["gpus"]
+    gpus = gpus_here()
     device = recognise(gpus[0]) if gpus else catalogue()[CPU]
     return support(precision, device, cpu_flags())
 

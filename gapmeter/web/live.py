@@ -143,7 +143,7 @@ def _state(manifest: Manifest, seen: Follower, t0_ns: int, now_ns: int) -> dict[
         "elapsed_s": round((now_ns - t0_ns) / 1e9, 1),
         "end_s": end_ns / 1e9 if end_ns else None,
         "warmup_s": warmup_ns / 1e9,
-        "asked_per_s": manifest.asked.load.rate,
+        "asked_per_s": None if manifest.asked.workload.kind == "conversation" else manifest.asked.load.rate,
         "sent_per_s": round(seen.sent_per_s(), 2),
         "done_per_s": round(seen.done_per_s(), 2),
         "in_flight": seen.in_flight,

@@ -27,6 +27,7 @@ from locust.runners import STATE_RUNNING, STATE_STOPPED, LocalRunner
 from locust.stats import stats_history
 
 from gapmeter.analysis.results.run import RunResult
+from gapmeter.analysis.stats.exact import values_needed
 from gapmeter.loadgen.worker import Exit, leave
 from gapmeter.records import RunFolder
 from gapmeter.records.follow import ReportFollower, count_in, follow_run, new_histograms
@@ -41,7 +42,6 @@ _COLUMNS = {
     "p95": "p95 (ms)", "p99": "p99 (ms)", "p999": "p99.9 (ms)", "max": "Max (ms)",
 }  # fmt: skip
 _UNKNOWN = "–"
-_TAIL = 0.025  # of a 95 % interval, on either side
 
 Row = dict[str, str]
 Tell = Callable[[float | None, str], None]  # E2E in ms, None for a failure; of which class the failure was
@@ -56,18 +56,9 @@ def _live(name: str, histogram: HdrHistogram) -> Row:
     count = histogram.get_total_count()
 
     def ms(percentile: float) -> float | None:
-        return histogram.get_value_at_percentile(percentile) / 1e6 if supported(count, percentile) else None
+        return histogram.get_value_at_percentile(percentile) / 1e6 if count >= values_needed(percentile) else None
 
     return _row(name, "", "so far", count, ms, histogram.get_max_value() / 1e6 if count else None)
-
-
-def supported(count: int, percentile: float) -> bool:
-    """Whether a sample of ``count`` has an order statistic on either side of the percentile's 95 % interval.
-
-    That is: p^n and (1 - p)^n are at most 2.5 % (David and Nagaraja, Order Statistics, 7.1).
-    """
-    share = percentile / 100
-    return count > 0 and max(share, 1 - share) ** count <= _TAIL
 
 
 def result_rows(result: RunResult) -> list[Row]:

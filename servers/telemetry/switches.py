@@ -18,13 +18,13 @@ import errno
 import mmap
 import os
 import platform
-import resource
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
+from gapmeter.records.process import allow_many_files
 from gapmeter.servers.telemetry import About, Absent, Row
 
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
@@ -50,7 +50,7 @@ class Switches:
     name = "switches"
 
     def __init__(self, folder: Path, pids: Iterable[int], beside: Iterable[int]) -> None:
-        _allow_many_files()
+        allow_many_files()  # one a thread and core
         self._roots = dict.fromkeys(beside, LOAD_TESTER) | dict.fromkeys(pids, SERVER)
         self._named: set[int] = set()
         servers = sorted({thread for pid in pids for thread in _threads(pid)})
@@ -204,9 +204,3 @@ def _cores(threads: Iterable[int]) -> set[int]:
         except ProcessLookupError:
             continue
     return found
-
-
-def _allow_many_files() -> None:
-    """One descriptor a thread and core."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ def medians_ms(run: Conclusion[RunResult]) -> dict[str, float]:
 
 def test_the_generators_differ_by_no_more_than_two_runs_do(engine: Delayed, tmp_path: Path) -> None:
     found = runs(engine.engine, tmp_path)
-    plans = [RunFolder(run.folder).read_manifest()["plan"] for run in found]
+    plans = [json.loads(RunFolder(run.folder).manifest.read_text())["plan"] for run in found]
     assert len({(plan["planned"], plan["prompt_tokens"], plan["output_tokens"]) for plan in plans}) == 1
     assert [run.result.counts.succeeded for run in found] == [20] * 3
     assert [run.result.ledger.refused for run in found] == [()] * 3

@@ -229,7 +229,7 @@ def _read_scenario(data: bytes) -> None:
 
 
 _SEAL = Seal("secret", "nonce", "worker")
-_ORDER = Order(0, 2, "http://127.0.0.1:8000", "asyncio", "0123456789ab", 8089)
+_ORDER = Order(0, 2, "http://127.0.0.1:8000", "asyncio", "0123456789ab", 4096, 8089)
 _RESULT = Result(["a sentence"], 1, Report(3, 2, 2, 1, {"ttft": "HISTFAAAACV42pJpmSzMwMDAxQABzFCaEUoz2X+AMIwBAQAA"}))
 
 

@@ -179,7 +179,7 @@ def test_repeats_that_hold_their_slos_are_0_and_print_a_line_and_leave_a_folder_
 
 def test_repeats_are_the_same_trace_with_other_prompts(commands: dict[str, Future[Done]]) -> None:
     folders = [RunFolder(Path(line)) for line in commands["repeats"].result().out.splitlines()]
-    first, second = (folder.read_manifest() for folder in folders)
+    first, second = (json.loads(folder.manifest.read_text()) for folder in folders)
     assert (first["repeat"], second["repeat"]) == (0, 1)
     assert (first["status"], second["status"]) == ("complete", "complete")
     assert first["plan"]["digest"] != second["plan"]["digest"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import random
 import signal
@@ -124,7 +125,7 @@ def test_a_run_whose_terminal_is_closed_is_reported_and_leaves_nothing(tmp_path:
     assert command.wait() == 105
     assert await_gone(mark) == []
     (folder,) = tmp_path.iterdir()
-    assert RunFolder(folder).read_manifest()["ended_because"] == "interrupted"
+    assert json.loads(RunFolder(folder).manifest.read_text())["ended_because"] == "interrupted"
     assert RunFolder(folder).report.exists()
 
 
@@ -138,7 +139,7 @@ def test_a_run_to_whom_nobody_listens_any_more_goes_to_its_end(tmp_path: Path) -
         folder = RunFolder(Path(said.read().strip()))
     assert command.process.wait() in (0, 98, 99)
     assert folder.report.exists()
-    assert folder.read_manifest()["status"] == "complete"
+    assert json.loads(folder.manifest.read_text())["status"] == "complete"
 
 
 @pytest.mark.whole_run

@@ -130,7 +130,7 @@ def test_every_point_is_a_run_of_its_own_with_fresh_texts_and_balanced_ledgers(s
     for point in swept.summary["sweep"]["points"][:3]:
         for run in point["repeats"]:
             folder = RunFolder(swept.folder.path / run["folder"])
-            summary, manifest = json.loads(folder.summary.read_text()), folder.read_manifest()
+            summary, manifest = json.loads(folder.summary.read_text()), json.loads(folder.manifest.read_text())
             assert summary["counts"]["succeeded"] == REQUESTS
             assert summary["ledger"]["refused"] == []
             assert folder.report.exists()
@@ -220,7 +220,7 @@ def test_an_interrupted_sweep_is_taken_up_where_it_was_left(tmp_path: Path) -> N
     assert resumed.out.strip() == str(folder), resumed.err
     assert [bool(point["metrics"]) for point in resumed.summary["sweep"]["points"]] == [True] * 3
     assert {path: (path / "manifest.json").stat().st_mtime_ns for path in done} == before, "finished runs are kept"
-    assert RunFolder(folder).read_manifest()["status"] == "complete"
+    assert json.loads(RunFolder(folder).manifest.read_text())["status"] == "complete"
 
 
 @pytest.mark.whole_run
@@ -254,7 +254,7 @@ def test_the_settings_of_a_server_that_runs_already_cannot_be_swept_over(tmp_pat
     url = ("--url", "http://127.0.0.1:9")
     done = gapmeter("run", "smoke", *url, *sweep_of({"server.max_batch": [1, 2]}), runs=tmp_path)
     assert done.code == 104, done.err
-    assert "server.max_batch cannot be swept over on a server that runs already" in done.err
+    assert "server.max_batch cannot be changed on a server that runs already" in done.err
     assert not list(tmp_path.iterdir())
 
 

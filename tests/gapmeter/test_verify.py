@@ -205,6 +205,24 @@ def test_an_archive_is_verified_as_it_is(run_copy: Copy, tmp_path: Path) -> None
         archive(run_copy(), packed)
 
 
+def test_an_unpacked_archive_is_packed_and_verified_again(run_copy: Copy, tmp_path: Path) -> None:
+    packed = archive(run_copy(), tmp_path / "a.tar.gz")
+    with tarfile.open(packed) as tar:
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    (folder,) = (tmp_path / "unpacked").iterdir()
+    assert failed(verify(archive(folder, tmp_path / "b.tar.gz"))) == {}
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs" / "hashes.json").write_text("{}")  # of that name elsewhere is a file like any other
+    assert failed(verify(archive(folder, tmp_path / "c.tar.gz"))) == {}
+
+
+@pytest.mark.parametrize("name", ["summary.json", "verdict.json"])
+def test_lists_in_lists_without_end_are_no_summary(name: str, run_copy: Copy) -> None:
+    folder = run_copy()
+    (folder / name).write_text("[" * 100_000)
+    assert failed(verify(folder))[name].startswith("cannot be read: it is nested too deeply")
+
+
 def test_a_changed_file_inside_an_archive_is_found(
     run_copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,7 +66,7 @@ class Done:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        return self.folder.read_manifest()
+        return json.loads(self.folder.manifest.read_text())
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def await_gone(mark: str) -> list[str]:
 
 def _t0_ns(run: Path) -> int:
     try:
-        return int(RunFolder(run).read_manifest()["plan"]["t0_ns"])
+        return int(json.loads(RunFolder(run).manifest.read_text())["plan"]["t0_ns"])
     except (OSError, KeyError):
         return 0
 

@@ -153,6 +153,21 @@ def test_a_template_that_refuses_a_lone_user_message_is_named(tmp_path: Path) ->
         make_prompts(tokenizer, "chat", np.array([50]), 0.0, stream(1))
 
 
+@pytest.mark.parametrize(
+    "template", ["{{ messages | tojson(x=2) }}", "{{ messages[0].content + 1 }}", "{{ nothing.at.all }}"]
+)
+def test_a_template_that_breaks_is_named_whatever_it_raises(template: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_model(tmp_path, template=template))
+    with pytest.raises(PlanError, match=r"the chat template of .* cannot be used"):
+        make_prompts(tokenizer, "chat", np.array([50]), 0.0, stream(1))
+
+
+def test_a_template_may_say_how_json_is_written(tmp_path: Path) -> None:
+    template = "{{ messages[0].content | tojson(ensure_ascii=false) }}"
+    tokenizer = load_tokenizer(write_model(tmp_path, template=template))
+    assert tokenizer.count_messages([[{"role": "user", "content": "hello"}]])[0] > 0
+
+
 def test_a_folder_without_a_usable_tokenizer_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(PlanError, match=r"holds no tokenizer: tokenizer.json is missing"):

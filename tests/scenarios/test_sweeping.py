@@ -95,6 +95,19 @@ def test_a_point_is_a_scenario_of_its_own_without_the_sweep(tmp_path: Path) -> N
     assert load_scenario(path, (), {}).repeat == 2
 
 
+def test_whether_a_model_was_asked_for_beyond_the_file_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    workload = "workload: {kind: chat, prompt_tokens: 9, output_tokens: 9}"
+    path.write_text(f"server: {{model: a}}\n{workload}\nload: {{arrivals: constant, rate: 1, requests: 1}}\n")
+    asked = "server.model=b"
+    swept = load_points(path, ["sweep={server.model: [a, b]}"], {})
+    assert [point.scenario.model_asked_for for point in swept] == [True, True]
+    assert load_scenario(path, [asked], {}).model_asked_for
+    assert load_scenario(path, [], {"GAPMETER_SERVER_MODEL": "b"}).model_asked_for
+    assert not load_scenario(path, [], {}).model_asked_for
+    assert load_scenario(path, [], {}).digest() == load_scenario(path, ["server.model=a"], {}).digest()
+
+
 def test_what_a_sweep_sets_need_not_be_set_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
