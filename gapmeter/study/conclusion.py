@@ -124,7 +124,8 @@ class Conclusion(Generic[R]):
 
 def _raise_if_gone(path: Path) -> None:
     if not path.is_dir():
-        raise UserError(f"{path} was deleted during the run; nothing of it is left", errors.NOT_VALID) from None
+        text = f"{path} was deleted or renamed during the run: nothing can be written there"
+        raise UserError(text, errors.NOT_VALID) from None
 
 
 def conclude(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -102,7 +103,8 @@ def running(
             on_wait=lambda s: say(f"waiting for the server, {s:.0f} s") if int(s) % _TELL_EVERY_S == 0 else None,
         )  # fmt: skip
     except ServerFailed as error:
-        raise UserError(str(error), errors.UNREACHABLE) from error
+        is_full = os.strerror(errno.ENOSPC) in str(error)  # of our disk, which holds its log and its records
+        raise UserError(str(error), errors.NOT_VALID if is_full else errors.UNREACHABLE) from error
     with process:
         try:
             yield process
