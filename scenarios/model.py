@@ -154,7 +154,8 @@ class Server(Part):
     max_batch: Annotated[StrictInt, Field(ge=1, le=65536), integer("a batch size", 8)] = 8
     """The engine's cap on requests that run together."""
     max_model_len: _ContextLength | None = None
-    """Cap on prompt and output tokens of one request; longer prompts are cut to fit. The model's own when left out."""
+    """Cap on prompt and output tokens of one request; longer prompts are cut to fit. Left out: the engine's
+    default, 2,048 at most on Transformers and vLLM."""
     args: Arguments = Field({})
     """Further engine flags by name, passed through and recorded."""
     url: Url | None = None
