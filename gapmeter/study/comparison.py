@@ -181,11 +181,11 @@ def compare_in_turn(
     for override in (*a, *b):
         if "=" not in override:
             raise UserError(f"{override!r} is not KEY=VALUE; write server.max_batch=4", errors.USAGE)
-    factors = [*factors, *dict.fromkeys(override.partition("=")[0].strip() for override in (*a, *b))]
+    varied = list(dict.fromkeys(override.partition("=")[0].strip() for override in (*a, *b)))
     changes = [[*overrides, *a], [*overrides, *b]]
     scenarios = [resolve(scenario, each) for each in changes]  # a mistake is reported before a second goes into imports
     for each in scenarios:
-        check_changeable(each, factors)
+        check_changeable(each, varied)
     from gapmeter.study.session import Visit
     from gapmeter.study.study import visit_in_turn
 
@@ -205,7 +205,7 @@ def compare_in_turn(
             whole = len(made[0]) + len(made[1])
             raise UserError(f"interrupted; {whole} runs are whole, in {options.runs}", errors.INTERRUPTED)
         made[side].append(conclusion.folder)
-    return compare_runs(made, factors, force=force, in_turn=True, runs=options.runs, command=command)
+    return compare_runs(made, [*factors, *varied], force=force, in_turn=True, runs=options.runs, command=command)
 
 
 def alternating(pairs: int) -> Iterator[int]:

@@ -223,6 +223,8 @@ def test_what_cannot_be_compared_is_told_with_its_remedy(
     [
         (("smoke", "--set", "server.url=http://127.0.0.1:9", "--a", "server.max_batch=1", "--b", "server.max_batch=2"),
          104, "server.max_batch cannot be changed on a server that runs already"),
+        (("smoke", "--set", "server.url=http://127.0.0.1:9", "--set", "server.ready_timeout=1s", "--a", "seed=1", "--b",
+          "seed=2", "--factor", "server.max_batch"), 106, "no server answers at"),
         (("concurrency", "--set", "server.engine=simulated", "--a", "seed=1", "--b", "seed=2"),
          2, "concurrency is a sweep, which this does not run; name one point of it with --set 'sweep=[]'"),
     ],
