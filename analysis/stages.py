@@ -55,7 +55,7 @@ STAGES: tuple[Stage, ...] = tuple(
 )
 UNEXPLAINED, UNEXPLAINED_OWNER = "unexplained", "nobody yet"
 BY_NAME: dict[str, Stage] = {stage.name: stage for stage in STAGES}
-NAMES = (*BY_NAME, UNEXPLAINED)  # in the order of the timeline, the remainder last
+STAGE_NAMES = (*BY_NAME, UNEXPLAINED)  # in the order of the timeline, the remainder last
 GROUPS: tuple[str, ...] = (
     "queueing", "tokenization", "framework", "gpu_prefill", "gpu_decode", "network", "load_tester",
 )  # fmt: skip

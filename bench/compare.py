@@ -29,7 +29,7 @@ from gapmeter.analysis.compare import claims
 from gapmeter.analysis.compare.build import pair_of
 from gapmeter.analysis.compare.claims import FAMILY, judge_pair
 from gapmeter.analysis.compare.differences import EVENTS, Differences, compare_sides
-from gapmeter.analysis.compare.sides import STAGE_NAMES, Run
+from gapmeter.analysis.compare.sides import Run
 from gapmeter.analysis.results.comparison import (
     FASTER,
     NAMES,
@@ -40,6 +40,7 @@ from gapmeter.analysis.results.comparison import (
     WITHIN,
     RegressionStatus,
 )
+from gapmeter.analysis.stages import STAGE_NAMES
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import StageTimes

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Ints
-from gapmeter.analysis.stages import NAMES, column
+from gapmeter.analysis.stages import STAGE_NAMES, column
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Figure, Name, Paragraph, Row, Section, Table, in_ms
@@ -24,7 +24,6 @@ _SLOWEST = 100  # by each of the two events
 _SAMPLE = 60
 _PIECES = 90_000  # stretches of time in the page, about eight bytes each
 _STEPS = 9_000  # engine steps in the page, about 35 bytes each
-STAGE_NAMES = list(NAMES)
 _OF_REQUEST = ["due_ns", "first_token_ns", "last_token_ns", "prompt_tokens", "output_tokens", "token_ns"]
 _IN_STEP = ("requests", "prompt_tokens", "decode_tokens", "waiting")
 _INDEX = {name: i for i, name in enumerate(STAGE_NAMES)}

@@ -38,9 +38,10 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from gapmeter.analysis.arrays import Floats, Ints
-from gapmeter.analysis.compare.sides import PER_REQUEST, STAGE_NAMES, Run, late_ns, why_refused
+from gapmeter.analysis.compare.sides import PER_REQUEST, Run, late_ns, why_refused
 from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.results.comparison import FailedShares
+from gapmeter.analysis.stages import STAGE_NAMES
 from gapmeter.analysis.stats import bootstrap
 from gapmeter.analysis.stats.bootstrap import Resampled, pooled_harrell_davis
 from gapmeter.analysis.stats.dependence import autocorrelation_time

@@ -25,14 +25,13 @@ from gapmeter.analysis.requests.metrics import (
     succeeded,
 )
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.stages import NAMES, column
+from gapmeter.analysis.stages import STAGE_NAMES, column
 from gapmeter.analysis.stats.series import Series, time_blocks
 from gapmeter.analysis.tables import read_table
 
 PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")
 _UNREAD = frozenset({"chunk_tokens", "receive_wait_ns"})  # half of a table of requests
 _UNKNOWN_NS = 3600e9  # that a failed request took, where nothing says how long it was given: an hour, beyond any limit
-STAGE_NAMES = NAMES
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,7 +23,7 @@ from gapmeter.analysis.ledger.support import support_of
 from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.analysis.requests.metrics import arrivals_of
 from gapmeter.analysis.results.run import REFUSED, Supported
-from gapmeter.analysis.stages import NAMES, STAGES, UNEXPLAINED, column
+from gapmeter.analysis.stages import STAGE_NAMES, STAGES, UNEXPLAINED, column
 from gapmeter.records import EntryFlag, Span
 
 CLOCK_ERROR_NS = 1_000  # one host, one clock: stamps of different processes agree to well below a microsecond
@@ -136,7 +136,7 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
     rows = np.flatnonzero(shown & _answered(requests))
     events = _events(requests, rows, "last_token_ns", _tokens(requests, rows))
     _, dropped = _dropped(inputs.unmeasured)
-    stages, kinds = list(NAMES), ["measured", "transit", UNEXPLAINED]
+    stages, kinds = list(STAGE_NAMES), ["measured", "transit", UNEXPLAINED]
     parts = []
     for low, block in _blocks(inputs.index, events):
         causes = build(inputs.trace, inputs.client, block, dropped, inputs.index)

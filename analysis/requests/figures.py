@@ -25,7 +25,7 @@ from gapmeter.analysis.results.distribution import (
     Percentile,
     percentile_key,
 )
-from gapmeter.analysis.stages import GROUPS, NAMES, STAGES, column
+from gapmeter.analysis.stages import GROUPS, STAGE_NAMES, STAGES, column
 from gapmeter.analysis.stats import hdr
 from gapmeter.analysis.stats.series import Series
 
@@ -142,7 +142,7 @@ def ledgers_by_metric(
     """TTFT's and E2E's ledgers of these requests, and ITL's, which are those of token gaps, where there are any."""
     ledgers = {metric: ledgers_of(ledger, requests, event) for metric, event in LEDGER_OF.items()}
     if gaps is not None and len(gaps):
-        times = [name for stage in NAMES if (name := column(stage)) in gaps]
+        times = [name for stage in STAGE_NAMES if (name := column(stage)) in gaps]
         known = [name for name in times if gaps[name].notna().any()]
         whose = gaps["request_id"].astype("category").cat
         mine = _rows((pd.Index(requests["request_id"]).get_indexer(whose.categories) >= 0)[whose.codes])

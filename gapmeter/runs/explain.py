@@ -23,7 +23,7 @@ from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
 from gapmeter.analysis.results.latency import Difference
 from gapmeter.analysis.results.run import Provenance
-from gapmeter.analysis.stages import NAMES, column, owner_words
+from gapmeter.analysis.stages import STAGE_NAMES, column, owner_words
 from gapmeter.analysis.tables import read_table
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
@@ -131,7 +131,7 @@ def columns_of(requests: pd.DataFrame, rows: pd.DataFrame) -> dict[str, pd.Serie
     for metric in ("ttft", "tpot", "e2e"):
         columns[f"{metric}_ms"] = pd.Series(request_values_ns(requests, metric) / 1e6)
     columns["rank_percent"] = rows["total_ns"].rank(pct=True) * 100
-    for stage in NAMES:
+    for stage in STAGE_NAMES:
         if column(stage) in rows:
             columns[f"{stage}_ms"] = rows[column(stage)] / 1e6
     return columns

@@ -19,7 +19,7 @@ from gapmeter.analysis.compare.build import compare, pair_of
 from gapmeter.analysis.compare.claims import FAMILY, judge_pair, judge_regression
 from gapmeter.analysis.compare.differences import compare_sides
 from gapmeter.analysis.compare.protocol import Protocol, check
-from gapmeter.analysis.compare.sides import STAGE_NAMES, Run, Side, read_run
+from gapmeter.analysis.compare.sides import Run, Side, read_run
 from gapmeter.analysis.judge.lateness import ToldLateness
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import RunResult
@@ -50,6 +50,7 @@ from gapmeter.analysis.results.comparison import (
 )
 from gapmeter.analysis.results.distribution import Distribution, Percentile
 from gapmeter.analysis.results.trust import FloorShares
+from gapmeter.analysis.stages import STAGE_NAMES
 from gapmeter.analysis.stats.bootstrap import Resampled
 from gapmeter.analysis.stats.estimate import Difference, Spread
 from gapmeter.analysis.stats.exact import share_bounds
