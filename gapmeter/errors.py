@@ -53,7 +53,7 @@ def remedy_of(error: OSError) -> str:
 
 @contextlib.contextmanager
 def unless_refused(what: str, exit_code: int = USAGE) -> Iterator[None]:
-    """Raises UserError, ``what`` and the system's reason, where a disk, a name or a right stands in the way."""
+    """Raises UserError, ``what``, the file and the system's reason, where a disk, a name or a right is in the way."""
     try:
         yield
     except OSError as error:
