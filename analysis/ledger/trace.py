@@ -13,7 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Floats, Ints
-from gapmeter.analysis.ledger.cores import CoreUse, core_use
+from gapmeter.analysis.ledger.core_use import core_use
+from gapmeter.analysis.ledger.cores import CoreUse
 from gapmeter.analysis.ledger.critical_path import covered
 from gapmeter.analysis.ledger.device_time import anchors_of, device_spans
 from gapmeter.records import EntryFlag, RecordFile, Span, StepFlag, read_records

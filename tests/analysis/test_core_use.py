@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gapmeter.analysis.ledger.cores import CORE, CoreUse, core_use
+from gapmeter.analysis.ledger import who_ran
+from gapmeter.analysis.ledger.core_use import core_use
+from gapmeter.analysis.ledger.cores import CORE, CoreUse
 from gapmeter.analysis.ledger.switches import Watched, read_watched
 from gapmeter.records import RecordFile, RecordWriter, Span, read_records
 
@@ -239,3 +241,28 @@ def test_where_the_kernel_lost_many_records_nobody_is_known(tmp_path: Path) -> N
     _switches(tmp_path, (90, API, "in"), (100, API, "out"))
     path.write_bytes(first + LOST + path.read_bytes())
     assert read_watched(tmp_path) is None
+
+
+def test_a_run_that_is_looked_at_in_many_windows_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(8)
+    rows: list[list[Row]] = [[], []]
+    for core, threads in enumerate(((API, SENDER, OTHER_PID), (ENGINE, TESTER))):
+        at = 0
+        while at < 3000:
+            tid, ran = int(rng.choice(threads)), int(rng.integers(1, 9))
+            rows[core] += [(at, tid, "in"), (at + ran, tid, str(rng.choice(["out", "off"])))]
+            at += ran + int(rng.choice([0, 1, 30], p=[0.7, 0.25, 0.05]))
+        _switches(tmp_path, *rows[core], whole=True, core=core)
+    begun = np.cumsum(rng.integers(1, 12, 400)).tolist()
+    api = [((Span.EGRESS, Span.OUTPUT_RECEIVE)[at % 2], at, at + int(rng.integers(1, 9))) for at in begun]
+    steps = [(code, at, at + 5) for at in begun for code in (Span.LOOP, Span.OUTPUT_SEND, Span.CORE_RECEIVE)]
+    forwards = [(Span.FORWARD, at + 1, at + 4) for at in begun]
+    files = [_probe(tmp_path, "api", API, *api), _probe(tmp_path, "core", ENGINE, *steps, *forwards)]
+    whole = core_use(tmp_path, files, [0, 1])
+    monkeypatch.setattr(who_ran, "_RUNS", 7)
+    cut = core_use(tmp_path, files, [0, 1])
+    assert cut.reasons == whole.reasons
+    assert {key for key, kept in whole.of.items() if len(kept.start)} >= {("loop", API), ("engine woken", ENGINE)}
+    for key, kept in whole.of.items():
+        for name in ("start", "end", "reason"):
+            np.testing.assert_array_equal(getattr(cut.of[key], name), getattr(kept, name), str(key))

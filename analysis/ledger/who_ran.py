@@ -1,0 +1,353 @@
+"""Who had the cores while a thread would have gone on, from the kernel's records of every switch.
+
+From the records (gapmeter.servers.telemetry.switches) come, for each thread, the stretches in which it ran, in which it
+had been put off its core while it would have gone on, and in which it slept; from the probes' spans what it was at.
+A run is looked at some seconds at a time: all at once would fill the memory, and overflow the processor's caches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+
+import numpy as np
+
+from gapmeter.analysis.arrays import Bools, Ints
+from gapmeter.analysis.ledger.cores import CORE, LIMIT, LOCK, NOBODY, WORK, CoreUse, Culprit, Reason, Stretches
+from gapmeter.analysis.ledger.critical_path import (
+    FAR,
+    Intervals,
+    Times,
+    at_least,
+    covered,
+    outside,
+    overlaps,
+    pieces,
+    union,
+)
+from gapmeter.analysis.ledger.processes import ServerProcess, loop_work, pool_full
+from gapmeter.analysis.ledger.switches import ANOTHER, Watched
+from gapmeter.records import Span
+from gapmeter.records.reader import Table
+
+_RUNS = 20_000  # that begin within a window
+_AT_ONCE = 2  # windows that are looked at side by side
+_LETS_GO_NS = 100_000  # within this a thread runs again that waited for its interpreter
+_LONGEST_HOLD_NS = 1_000_000_000  # of an interpreter, that is followed beyond a window's end
+_MOST_STAMPS, _STRAY_STAMPS = 5_000, 0.02  # looked at for whose they are; the share that may be nobody's
+
+# What a thread was at, in the order in which overlapping spans own it, and whose stage that is: an API server's event
+# loop and its pool, an engine's stepping thread and those that receive and send.
+_MAIN: dict[str, dict[Span, str]] = {
+    "api": {
+        Span.DETOKENIZE: "detokenize", Span.EGRESS: "egress", Span.TEMPLATE: "template", Span.TOKENIZE: "tokenize",
+        Span.OUTPUT_RECEIVE: "output", Span.HANDOFF: "handoff", Span.INGRESS: "ingress",
+    },
+    "engine": {
+        Span.FORWARD: "forward", Span.HOST_LAUNCH: "forward", Span.SAMPLING: "sampling", Span.INPUT_PREP: "input_prep",
+        Span.OUTPUT_PUT: "output",
+        Span.LOOP: "scheduling",
+    },
+}  # fmt: skip
+_BESIDE: dict[str, dict[Span, str]] = {
+    "api": {Span.TEMPLATE: "template", Span.TOKENIZE: "tokenize"},
+    "engine": {Span.OUTPUT_SEND: "output", Span.CORE_RECEIVE: "handoff"},
+}
+_POOLED = tuple(_BESIDE["api"].values())
+
+
+def who_ran(watched: Watched, processes: Sequence[ServerProcess], cores: Sequence[int]) -> CoreUse:
+    """What kept each of the server's threads. ``cores`` are the server's (none: all that it ran on)."""
+    threads = _Threads(watched, processes, cores)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        parts = list(pool.map(lambda times: _Window(threads, *times).found(), threads.windows()))
+    of = {key: _one_after_the_other([part.pop(key) for part in parts]) for key in tuple(parts[0])}
+    for pid, computing in threads.computing.items():
+        of["worker", pid] = of["engine" if computing == [threads.main[pid]] else "forward", pid]
+    return CoreUse(threads.reasons, of, "switches")
+
+
+def _one_after_the_other(parts: Sequence[Stretches]) -> Stretches:
+    """As one: what a window's end has cut in two is whole again."""
+    start, end = (np.concatenate([getattr(part, side) for part in parts]) for side in ("start", "end"))
+    reason = np.concatenate([part.reason for part in parts])
+    cut = (start[1:] == end[:-1]) & (reason[1:] == reason[:-1])
+    first, last = np.append(True, ~cut)[: len(start)], np.append(~cut, True)[: len(start)]
+    return Stretches(start[first], end[last], reason[first])
+
+
+class _Threads:
+    """Of the whole run: which threads do what, who may have a core, and the windows in which that is looked at."""
+
+    def __init__(self, watched: Watched, processes: Sequence[ServerProcess], cores: Sequence[int]) -> None:
+        self.watched, self.runs, self.processes = watched, watched.runs, processes
+        self.cores = sorted(set(cores) or set(self.runs["cpu"].tolist()))
+        self.kind = {process.pid: process.kind for process in processes}
+        self.main = {pid: pid if kind == "api" else self._busiest(pid) for pid, kind in self.kind.items()}
+        self.pool = {process.pid: self._beside(process.pid, *_POOLED) for process in processes if process.kind == "api"}
+        engines = {process.pid for process in processes if process.role in ("core", "engine")}
+        self.sender, self.receiver = (
+            {pid: self._beside(pid, stage) for pid in self.kind if pid in engines} for stage in ("output", "handoff")
+        )
+        self.computing = {pid: self._computing(pid) for pid in self.sender}
+        whose = {int(pid): self._whose(int(pid)) for pid in np.unique(self.runs["pid"])}
+        stages = [(kind, name) for of in (_MAIN, _BESIDE) for kind, codes in of.items() for name in codes.values()]
+        known = list(dict.fromkeys([*(Culprit(kind, stage) for kind, stage in stages), *whose.values()]))
+        self.number = {who: number for number, who in enumerate(known)}
+        self.limit, self.unknown = len(known), len(known) + 1  # the last: known ones come before them
+        self.culprits = (*known, Culprit(LIMIT), Culprit(NOBODY if watched.whole else ANOTHER))
+        self.idle_at = {pid: self.number[who] for pid, who in whose.items()}  # where a process is at no stage
+        self.forwards = [number for number, who in enumerate(self.culprits) if who.stage == "forward"]
+        self._begun = np.ascontiguousarray(self.runs["start"])
+        beside = itertools.chain(*self.pool.values(), *self.sender.values(), *self.receiver.values())
+        self._by_thread = self._by("tid", {*self.main.values(), *beside})
+        self._by_core = self._by("cpu", set(self.runs["cpu"].tolist()))
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        return (*(Reason(CORE, who) for who in self.culprits), Reason(LOCK), Reason(WORK))
+
+    def windows(self) -> Iterator[tuple[int, int]]:
+        """From when to when each is; together they are all time."""
+        return itertools.pairwise([-FAR, *self._begun[_RUNS::_RUNS].tolist(), FAR])
+
+    def near(self, low: int, high: int) -> tuple[int, Ints]:
+        """Until when to look, to say what kept a thread in a window, and at which runs.
+
+        A thread that sleeps at the window's end may wait for an interpreter that is held beyond it. Of each thread and
+        core the run before is among them, and of each thread the next.
+        """
+        following = [begun[np.searchsorted(begun, high) :][:1] for _, begun in self._by_thread]
+        until = min(high + _LONGEST_HOLD_NS, int(np.concatenate([[high], *following]).max()))
+        rows = [np.arange(*np.searchsorted(self._begun, (low, until)))]
+        for own, begun in (*self._by_thread, *self._by_core):
+            rows.append(own[: np.searchsorted(begun, low)][-1:])
+        for own, begun in self._by_thread:
+            rows.append(own[np.searchsorted(begun, until) :][:1])
+        return until, np.unique(np.concatenate(rows))
+
+    def _by(self, name: str, values: Iterable[int]) -> list[tuple[Ints, Ints]]:
+        """The runs of each, in order, and when they began."""
+        rows = [np.flatnonzero(self.runs[name] == value) for value in sorted(values)]
+        return [(own, self._begun[own]) for own in rows]
+
+    def _whose(self, pid: int) -> Culprit:
+        of, name = self.watched.programs.get(pid, (ANOTHER, ""))
+        process = self.kind.get(pid, of)
+        return Culprit(process, "", name if process == ANOTHER else "")
+
+    def _busiest(self, pid: int) -> int:
+        """The thread of a process that ran the longest: the one that steps an engine."""
+        mine = self.runs[self.runs["pid"] == pid]
+        tids, at = np.unique(mine["tid"], return_inverse=True)
+        return int(tids[np.argmax(np.bincount(at, mine["end"] - mine["start"]))]) if len(tids) else pid
+
+    def _computing(self, engine: int) -> list[int]:
+        """The threads that compute an engine's forwards: of several ranks that of the one that answers."""
+        every = [process for process in self.processes if process.role == "worker"]
+        answering = [process for process in every if len(process.spans(Span.WORKER))] or every
+        of = next((p.engine for p in self.processes if p.pid == engine and p.role == "core"), None)
+        return [self.main[pid] for pid in sorted({p.pid for p in answering if p.engine == of})] or [self.main[engine]]
+
+    def _beside(self, pid: int, *stages: str) -> list[int]:
+        """A process's threads other than the main one that stamped these stages: fewest that were on a core then."""
+        codes = [code for code, stage in _BESIDE[self.kind[pid]].items() if stage in stages]
+        spans = [_of(process, code, own=False) for process in self.processes for code in codes if process.pid == pid]
+        none = np.empty(0, np.int64)
+        moments = np.concatenate([none, *(span[f"{side}_ns"] for span in spans for side in ("start", "end"))])
+        moments = moments[:: len(moments) // _MOST_STAMPS + 1]
+        mine = self.runs[(self.runs["pid"] == pid) & (self.runs["tid"] != self.main[pid])]
+        on_core: dict[int, Bools] = {}
+        for tid in np.unique(mine["tid"]):
+            runs = mine[mine["tid"] == tid]
+            run = np.maximum(np.searchsorted(runs["start"], moments, side="right") - 1, 0)
+            on_core[int(tid)] = (runs["start"][run] <= moments) & (moments <= runs["end"][run])
+        found, left = list[int](), np.ones(len(moments), np.bool_)
+        while on_core and left.sum() > _STRAY_STAMPS * len(moments):
+            best = max(on_core, key=lambda tid: int((on_core[tid] & left).sum()))
+            if not (on_core[best] & left).any():
+                break
+            left &= ~on_core.pop(best)
+            found.append(best)
+        return sorted(found)
+
+
+def _of(process: ServerProcess, code: Span, *, own: bool) -> Table:
+    """A process's spans of one kind: of its main thread, or of the others."""
+    spans = process.spans(code)
+    if code in (Span.TEMPLATE, Span.TOKENIZE):  # in the event loop, or handed to the pool
+        return spans[(spans["queued_ns"] == spans["start_ns"]) == own]
+    return spans
+
+
+class _Window:
+    """Who was at what on which core in a part of the run, and from it what kept each thread then."""
+
+    def __init__(self, threads: _Threads, low: int, high: int) -> None:
+        until, near = threads.near(low, high)
+        self.threads, self.low, self.high = threads, low, high
+        self.runs, self.watched = threads.runs[near], threads.watched
+        self.processes = [process.within(low, until) for process in threads.processes]
+        self.work = self._at_work()  # every run, cut into what it was at: the run's row, and the culprit's number
+        self.tid, self.cpu = self.runs["tid"][self.work.event], self.runs["cpu"][self.work.event]
+
+    def found(self) -> dict[tuple[str, int], Stretches]:
+        """By kind of thread and process id."""
+        of: dict[tuple[str, int], Stretches] = {}
+        for process in self.processes:
+            if process.kind == "api":
+                of |= {(kind, process.pid): kept for kind, kept in self._of_api(process).items()}
+        for pid in self.threads.computing:
+            of |= {(kind, pid): kept for kind, kept in self._of_engine(pid).items()}
+        return of
+
+    def _of_api(self, process: ServerProcess) -> dict[str, Stretches]:
+        main, pool = [self.threads.main[process.pid]], self.threads.pool[process.pid]
+        running, pooled = self._on_core(main), self._on_core(pool)
+        preempted, locked = self._preempted(main), self._locked(main, pool)
+        held = self._all_held(~np.isin(self.tid, [*main, *pool]))
+        # Who sleeps in the middle of a call takes no message, whoever has the cores.
+        called, full = loop_work(process, (Span.DETOKENIZE,)), pool_full(process, len(pool))
+        at_work = union(*map(np.concatenate, zip(running, called, strict=True)))
+        busy = outside(*running, *full)[1:]
+        return {
+            "loop": self._join(preempted, lock=locked),
+            "loop turn": self._join(preempted, lock=locked, work=loop_work(process)),
+            "pool": self._join(self._preempted(pool), lock=self._locked(pool, main)),
+            "loop woken": self._join(preempted, held.outside(*called), lock=pooled, work=at_work),
+            "pool woken": self._join(self._preempted(pool), held.outside(*full), lock=busy, work=full),
+        }
+
+    def _of_engine(self, pid: int) -> dict[str, Stretches]:
+        threads = self.threads
+        main, sender, receiver = [threads.main[pid]], threads.sender[pid], threads.receiver[pid]
+        python = self._python(main)
+        held = self._all_held(~np.isin(self.tid, main) | np.isin(self.work.cls, threads.forwards))
+        return {
+            "engine": self._join(self._preempted(main), lock=self._locked(main, [*sender, *receiver])),
+            "forward": self._join(self._preempted(threads.computing[pid])),
+            "sender": self._join(self._preempted(sender), lock=self._locked(sender, main, python)),
+            "receiver": self._join(self._preempted(receiver), lock=self._locked(receiver, main, python)),
+            "engine woken": self._join(held, lock=python),
+        }
+
+    def _at_work(self) -> Intervals:
+        parts = [
+            self._within(process, code, own=own, number=self.threads.number[Culprit(process.kind, stage)])
+            for stages_of, own in ((_MAIN, True), (_BESIDE, False))
+            for process in self.processes
+            for code, stage in stages_of[process.kind].items()
+        ]
+        pids, at = np.unique(self.runs["pid"], return_inverse=True)
+        idle = np.array([self.threads.idle_at[pid] for pid in pids.tolist()], np.int64)
+        every = Intervals(np.arange(len(self.runs)), self.runs["start"], self.runs["end"], idle[at])
+        return pieces(Intervals.join([*parts, every]), len(self.runs), len(self.threads.culprits))
+
+    def _within(self, process: ServerProcess, code: Span, *, own: bool, number: int) -> Intervals:
+        """Parts of the runs of a process's main thread (or of its others) that lie in its spans of one kind."""
+        pid = process.pid
+        rows = np.flatnonzero((self.runs["pid"] == pid) & ((self.runs["tid"] == self.threads.main[pid]) == own))
+        spans = _of(process, code, own=own)
+        begun = spans["start_ns"] if code == Span.OUTPUT_SEND or not own else spans["queued_ns"]
+        stretches = union(np.where(begun > 0, begun, spans["start_ns"]), spans["end_ns"])
+        run, _, low, high = overlaps(self.runs["start"][rows], self.runs["end"][rows], *stretches)
+        return Intervals(rows[run], low, high, np.full(len(run), number))
+
+    # -- threads
+
+    def _on_core(self, tids: Sequence[int]) -> Times:
+        mine = self.runs[np.isin(self.runs["tid"], tids)]
+        return union(mine["start"], mine["end"])
+
+    def _python(self, main: Sequence[int]) -> Times:
+        """When an engine's thread ran anything but a forward, which leaves the interpreter to others."""
+        rows = np.isin(self.tid, main) & ~np.isin(self.work.cls, self.threads.forwards)
+        return union(self.work.start[rows], self.work.end[rows])
+
+    def _locked(self, tids: Sequence[int], holders: Sequence[int], python: Times | None = None) -> Times:
+        """When one thread slept until ``holders`` of its interpreter, who ran Python, let it go.
+
+        Never, where the thread may have been one of several. A sleep that ends long after they ran had another cause.
+        ``python``: when they ran Python; all that they ran, if None.
+        """
+        ran = self._on_core(holders)
+        start, end, _, preempted = self._gaps(tids if len(tids) == 1 else ())
+        since, until, _, put_off = self._gaps(holders)  # a holder that is put off its core holds on
+        held = union(np.concatenate([ran[0], since[put_off]]), np.concatenate([ran[1], until[put_off]]) + _LETS_GO_NS)
+        row, _, low, high = overlaps(start[~preempted], end[~preempted], *held)
+        last = high == end[~preempted][row]
+        _, _, start, end = overlaps(low[last], high[last], *(python or ran))
+        return start, end
+
+    def _gaps(self, tids: Iterable[int]) -> tuple[Ints, Ints, Ints, Bools]:
+        """Between each run of these threads and its next: start, end, core of the former, whether it was preempted."""
+        start, end, cpu, preempted = ([np.empty(0, kind)] for kind in (np.int64, np.int64, np.int64, np.bool_))
+        for tid in tids:
+            mine = self.runs[self.runs["tid"] == tid]
+            start.append(mine["end"][:-1])
+            end.append(mine["start"][1:])
+            cpu.append(mine["cpu"][:-1])
+            preempted.append(mine["preempted"][:-1])
+        begun, ended = np.concatenate(start), np.concatenate(end)
+        known = covered(begun, ended, *self.watched.lost) == 0
+        return begun[known], ended[known], np.concatenate(cpu)[known], np.concatenate(preempted)[known]
+
+    # -- reasons
+
+    def _join(self, *cores: Intervals, lock: Times | None = None, work: Times | None = None) -> Stretches:
+        """One list of the window's stretches; of several reasons a wait for a core comes first, then the lock."""
+        rows, known = list(cores), len(self.threads.culprits)
+        for number, times in ((known, lock), (known + 1, work)):
+            if times is not None:
+                rows.append(Intervals(np.zeros(len(times[0]), np.int64), *times, np.full(len(times[0]), number)))
+        whole = pieces(Intervals.join(rows), 1, known + 2)
+        start, end = (np.clip(at, self.low, self.high) for at in (whole.start, whole.end))
+        inside = end > start
+        return Stretches(start[inside], end[inside], whole.cls[inside].astype(np.int16))
+
+    def _preempted(self, tids: Iterable[int]) -> Intervals:
+        start, end, cpu, preempted = self._gaps(tids)
+        return self._instead(start[preempted], end[preempted], cpu[preempted])
+
+    def _instead(self, start: Ints, end: Ints, cpu: Ints) -> Intervals:
+        """Stretches of waiting for a core, each divided among those who ran on it; rows of event 0."""
+        row, _, low, high = overlaps(start, end, *self.watched.limited)
+        parts = [Intervals(row, low, high, np.full(len(row), self.threads.limit))]
+        for one, rows in self._on_cpu.items():
+            mine = np.flatnonzero(cpu == one)
+            row, at, low, high = overlaps(start[mine], end[mine], self.work.start[rows], self.work.end[rows])
+            parts.append(Intervals(mine[row], low, high, self.work.cls[rows][at]))
+        parts.append(Intervals(np.arange(len(start)), start, end, np.full(len(start), self.threads.unknown)))
+        owned = pieces(Intervals.join(parts), len(start), len(self.threads.culprits))
+        return Intervals(np.zeros(len(owned.start), np.int64), owned.start, owned.end, owned.cls)
+
+    @cached_property
+    def _on_cpu(self) -> dict[int, Ints]:
+        """Rows of ``work`` by core, in order."""
+        rows = {int(one): np.flatnonzero(self.cpu == one) for one in np.unique(self.cpu)}
+        return {one: at[np.argsort(self.work.start[at], kind="stable")] for one, at in rows.items()}
+
+    def _all_held(self, rows: Bools) -> Intervals:
+        """When each of the server's cores was held by ``rows`` of work; the first core's is named. And at a CPU limit.
+
+        Threads of the server that carry messages don't count: they may bring the very one that is waited for.
+        """
+        held = np.flatnonzero(rows & ~self._carries & np.isin(self.cpu, self.threads.cores))
+        start, end = at_least(len(self.threads.cores), self.work.start[held], self.work.end[held])
+        return Intervals.join([self._instead(start, end, np.full(len(start), self.threads.cores[0])), self._at_limit])
+
+    @cached_property
+    def _at_limit(self) -> Intervals:
+        """When one of the main threads was off its core at the control group's limit: then all were."""
+        rows = self._preempted(self.threads.main.values())
+        at = rows.cls == self.threads.limit
+        return Intervals(rows.event[at], rows.start[at], rows.end[at], rows.cls[at])
+
+    @cached_property
+    def _carries(self) -> Bools:
+        """Work of the server's processes by other threads than the main ones and an API server's pool."""
+        working = itertools.chain(self.threads.main.values(), *self.threads.pool.values())
+        own = np.isin(self.runs["pid"][self.work.event], list(self.threads.kind))
+        return own & ~np.isin(self.tid, list(working))
