@@ -21,8 +21,8 @@ from gapmeter.records.request import ISSUED, RequestRecord, decode
 from gapmeter.records.stream import outcome_of, parse_answer
 from gapmeter.records.workers import LocustWorkers
 from gapmeter.scenarios.plain_file import open_plain
+from gapmeter.scenarios.slo import TIMES
 
-METRICS = ("ttft", "itl", "tpot", "e2e")
 RATE_WINDOW_NS = 5_000_000_000
 _REPORTS_WINDOW_NS = 10_000_000_000  # workers report every three seconds
 _RECENT = 1000
@@ -264,8 +264,8 @@ def follow_run(folder: RunFolder, t0_ns: int, *, whole: bool) -> Follower:
 
 
 def new_histograms() -> dict[str, HdrHistogram]:
-    """Empty ones, of each of METRICS."""
-    return {name: new_histogram() for name in METRICS}
+    """Empty ones, of each of TIMES."""
+    return {name: new_histogram() for name in TIMES}
 
 
 def count_in(histograms: Mapping[str, HdrHistogram], answered: Answered) -> None:

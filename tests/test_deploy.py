@@ -81,7 +81,20 @@ def test_the_service_and_the_policy_of_the_cluster_open_the_masters_two_ports_an
     assert rule["from"] == [{"podSelector": {"matchLabels": {"app": "gapmeter-worker"}}}]
 
 
-@pytest.mark.parametrize("text", ["", ":5557", "host:port", "host:70000"])
+@pytest.mark.parametrize("text", ["", ":5557", "host:port", "host:70000", "[::1", "[::1]5557"])
 def test_an_address_that_is_none_is_a_sentence(text: str) -> None:
     with pytest.raises(Exception, match=r"--listen .* is not an address; write"):
         address_of("--listen", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("host", "host", 5557),
+        ("[::1]:5600", "::1", 5600),
+        ("[fe80::1%eth0]", "fe80::1%eth0", 5557),
+        ("::1", "::1", 5557),
+    ],
+)
+def test_an_ipv6_address_is_written_bare_or_in_brackets_before_a_port(text: str, host: str, port: int) -> None:
+    assert address_of("--master", text) == (host, port)

@@ -22,11 +22,11 @@ from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
 from gapmeter.analysis.results.requests import ENDED_BY_US
 from gapmeter.analysis.stats.hdr import nearest_rank
 from gapmeter.analysis.stats.series import Series, time_blocks
-from gapmeter.scenarios.slo import Slo
+from gapmeter.scenarios.slo import TIMES, Slo
 
 _LONGEST_IS_P99 = 50  # gaps, at most
 _BLOCK = 1_000  # requests
-METRICS: tuple[str, ...] = ("ttft", "itl", "tpot", "e2e")
+METRICS = TIMES
 
 
 @dataclass(frozen=True, slots=True)

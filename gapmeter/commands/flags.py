@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes h
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 DEFAULT_PORT = 5557
+_ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^][]+)\]|(?P<host>[^][:]+|[^][:]*:[^][:]*:[^][]*))(?::(?P<port>[0-9]{1,5}))?")
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
@@ -149,9 +150,10 @@ def port_of(flag: str, port: int) -> int:
 
 
 def address_of(flag: str, text: str) -> tuple[str, int]:
-    """HOST, or HOST:PORT. Raises UserError."""
-    host, colon, port = text.rpartition(":") if text.count(":") == 1 else (text, "", "")
-    if not host or (colon and not (port.isdecimal() and int(port[:9]) < 65536)):
+    """HOST, or HOST:PORT; an IPv6 address bare, or in brackets. Raises UserError."""
+    found = _ADDRESS.fullmatch(text)
+    host, port = (found["ipv6"] or found["host"], found["port"]) if found else ("", None)
+    if not host or int(port or 0) >= 65536:
         raise UserError(
             f"{flag} {text} is not an address; write HOST or HOST:PORT, for instance 10.0.0.5:{DEFAULT_PORT}",
             errors.USAGE,
