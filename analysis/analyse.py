@@ -31,7 +31,6 @@ from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests import load
 from gapmeter.analysis.requests.definitions import describe_definitions
 from gapmeter.analysis.requests.metrics import (
-    METRICS,
     MetricSeries,
     ended_by_us,
     generator_lag_ns,
@@ -72,7 +71,7 @@ from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.series import Series
 from gapmeter.analysis.tables import cut_short_ns, read_requests, steps_table, write_table
 from gapmeter.records import RunFolder
-from gapmeter.scenarios.slo import Slo
+from gapmeter.scenarios.slo import LATENCIES, Slo
 
 
 @dataclass(frozen=True)
@@ -255,7 +254,7 @@ def build_figures(
         outage = find_outage(measured)
         lateness = lateness_of(measured, evidence.client_loop_lag_ns, series)
         pools = _Pools(measured, series, lateness, asked)
-        metrics = {metric: pools.metric(metric, "due") for metric in METRICS}
+        metrics = {metric: pools.metric(metric, "due") for metric in LATENCIES}
         anatomies = dissected.result()
     answers = verdict.judge(slos, measured, anatomies, lateness=lateness, outage=outage, series=series)
     checks = validity.check_run(measured, evidence, answers, lateness, outage, series)

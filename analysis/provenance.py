@@ -11,9 +11,7 @@ from pathlib import Path
 from gapmeter.analysis.numbers import rate
 from gapmeter.analysis.results.manifest import Manifest, SearchManifest, SweepManifest
 from gapmeter.analysis.results.requests import LoadFacts
-from gapmeter.analysis.results.run import INVALID, MadeBy, RunFigures
-from gapmeter.analysis.results.run import UNKNOWN as UNKNOWN
-from gapmeter.analysis.results.run import Provenance as Provenance
+from gapmeter.analysis.results.run import INVALID, UNKNOWN, MadeBy, Provenance, RunFigures
 
 _CODE_OF_FIGURES = ("analysis", "records")
 

@@ -32,7 +32,6 @@ from gapmeter.analysis.compare.differences import EVENTS, Differences, compare_s
 from gapmeter.analysis.compare.sides import Run
 from gapmeter.analysis.results.comparison import (
     FASTER,
-    NAMES,
     NOTHING,
     REGRESSED,
     SLOWER,
@@ -42,6 +41,7 @@ from gapmeter.analysis.results.comparison import (
 )
 from gapmeter.analysis.stages import STAGE_NAMES
 from gapmeter.analysis.stats.exact import share_bounds
+from gapmeter.scenarios.slo import LATENCIES
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import StageTimes
 
@@ -116,7 +116,7 @@ def _run(job: Job, service: int, arrivals: int, times: StageTimes) -> Run:
 
 
 def _row(kind: str, job: Job, a: Run, b: Run, expected: str = "") -> dict[str, Any]:
-    found = compare_sides([a], [b], dict.fromkeys(NAMES, FAMILY), resamples=RESAMPLES)
+    found = compare_sides([a], [b], dict.fromkeys(LATENCIES, FAMILY), resamples=RESAMPLES)
     (verdict,) = claims.judge([found], {})
     change = claims.what_changed(found, verdict, "GPU")
     figures = {str(c.figure): c.difference.p for c in verdict.claims}
@@ -172,7 +172,7 @@ def _null(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         },
         "metrics": {
             metric: _share(sum(row["metrics"][metric] not in (NOTHING, UNKNOWN) for row in rows), len(rows))
-            for metric in NAMES
+            for metric in LATENCIES
         },
         "figures_alone": figures,
     }

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from gapmeter.runs.listing import list_runs
     from gapmeter.runs.run import open_run as open
     from gapmeter.runs.sql import ask as sql
-    from gapmeter.runs.verify import verify
     from gapmeter.study.capacity import CapacityGoal
     from gapmeter.study.capacity import find_capacity as capacity
     from gapmeter.study.comparison import compare_folders as compare
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from gapmeter.study.settings import find_capacities as capacities
     from gapmeter.study.study import run_scenario as run
     from gapmeter.study.sweep import run_sweep as sweep
+    from gapmeter.study.verify import verify
 
 # Where each public name is: imported when it is first used, since some take a second.
 _PLACES = {
@@ -49,7 +49,7 @@ _PLACES = {
     "session": ("study.session", "open_session"),
     "sql": ("runs.sql", "ask"),
     "sweep": ("study.sweep", "run_sweep"),
-    "verify": ("runs.verify", "verify"),
+    "verify": ("study.verify", "verify"),
 }
 
 __all__ = [

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gapmeter.analysis.printable import printable
+from gapmeter.report.printable import printable
 
 if TYPE_CHECKING:
-    from gapmeter.analysis.command import Command
     from gapmeter.loadgen.fleet import Workers
+    from gapmeter.report.command import Command
 
 Say = Callable[[str], None]
 _LONGEST = 2000  # letters of a line for people

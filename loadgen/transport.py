@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gapmeter.loadgen.receive import MOST_READ, out_of_order, reader, stamp_arrivals
+from gapmeter.records.timer import Readers
 
 if TYPE_CHECKING:
     from gapmeter.loadgen.client import Connection
@@ -17,12 +18,8 @@ if TYPE_CHECKING:
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class SocketLoop(Protocol):
+class SocketLoop(Readers, Protocol):
     """What sockets need of an event loop; asyncio's loops have it."""
-
-    def add_reader(self, fd: int, callback: Callable[[], Any], /) -> Any: ...
-
-    def remove_reader(self, fd: int, /) -> Any: ...
 
     def add_writer(self, fd: int, callback: Callable[[], Any], /) -> Any: ...
 

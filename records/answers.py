@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapmeter.records.request import RequestRecord
-from gapmeter.records.stream import MOST_TOKENS, Answer, Ints, engine_metrics, parse_answer, printable
+from gapmeter.records.stream import MOST_TOKENS, Answer, Ints, engine_metrics, parse_answer, storable
 
 Bools = NDArray[np.bool_]
 _Read = tuple[bytes, bytes | None, bytes | None, int, int, int, int]
@@ -77,7 +77,7 @@ def _answers(found: Sequence[tuple[RequestRecord, _Read]]) -> list[Answer]:
                 prompt_tokens=_known(prompt),
                 output_tokens=token_end - token if output < 0 and counted else _known(output),
                 cached_tokens=_known(cached),
-                finish_reason=printable((finish_reason or b"").decode()),
+                finish_reason=storable((finish_reason or b"").decode()),
                 counted="usage" if counted else "unmeasured",
                 request_metrics=engine_metrics(json.loads(metrics)) if metrics else None,
                 done=bool(done),

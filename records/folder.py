@@ -95,13 +95,14 @@ class RunFolder:
             compress(path)
         return self.hashes()
 
-    def write_json(self, path: Path, value: Any) -> None:
-        """Replace ``path`` in one step, so that a reader or a kill never meets half a file."""
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
-        os.replace(part, path)
-
     def hashes(self) -> dict[str, str]:
         """SHA-256 of every raw file, by its path in the folder."""
         raw = [file for part in (self.requests, self.probe, self.telemetry) for file in sorted(part.rglob("*"))]
         return {str(f.relative_to(self.path)): sha256_of(f) for f in raw if f.is_file()}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` in one step, so that a reader or a kill never meets half a file."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
+    os.replace(part, path)

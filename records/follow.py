@@ -21,7 +21,7 @@ from gapmeter.records.request import ISSUED, RequestRecord, decode
 from gapmeter.records.stream import outcome_of, parse_answer
 from gapmeter.records.workers import LocustWorkers
 from gapmeter.scenarios.plain_file import open_plain
-from gapmeter.scenarios.slo import TIMES
+from gapmeter.scenarios.slo import LATENCIES
 
 RATE_WINDOW_NS = 5_000_000_000
 _REPORTS_WINDOW_NS = 10_000_000_000  # workers report every three seconds
@@ -264,8 +264,8 @@ def follow_run(folder: RunFolder, t0_ns: int, *, whole: bool) -> Follower:
 
 
 def new_histograms() -> dict[str, HdrHistogram]:
-    """Empty ones, of each of TIMES."""
-    return {name: new_histogram() for name in TIMES}
+    """Empty ones, of each of LATENCIES."""
+    return {name: new_histogram() for name in LATENCIES}
 
 
 def count_in(histograms: Mapping[str, HdrHistogram], answered: Answered) -> None:

@@ -137,7 +137,7 @@ def _read_stream(reading: _Reading, record: RequestRecord, first_token_only: boo
         if data:
             _read_event(reading, stamp, data)
             if not reading.error and b"event" in block and _EVENT_ERROR.search(block):
-                reading.error = f"the server said: {printable(data)}"
+                reading.error = f"the server said: {storable(data)}"
             if reading.error or (first_token_only and reading.spoke):
                 return
     reading.done = _is_end(_data(rest))
@@ -256,7 +256,7 @@ def _error(value: dict[str, Any]) -> str:
     if not error and (value.get("object") == "error" or (error is not None and "choices" not in value)):
         error = value
     text = error.get("message") if isinstance(error, dict) else error
-    return printable(str(text or error)) if error else ""
+    return storable(str(text or error)) if error else ""
 
 
 def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> None:
@@ -272,7 +272,7 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
         named = choice.get("token_ids")
         ids += len(named) if isinstance(named, list) else 0
         if isinstance(choice.get("finish_reason"), str):
-            reading.finish_reason = printable(choice["finish_reason"])
+            reading.finish_reason = storable(choice["finish_reason"])
     said = usage.get("completion_tokens") if usage else None
     most = max(said if type(said) is int else 0, ids)
     if most > MOST_TOKENS:
@@ -349,7 +349,7 @@ def engine_metrics(said: dict[str, Any]) -> dict[str, Any] | None:
     return {name: one for name, one in said.items() if _is_number(one) and name.isprintable()} or None
 
 
-def printable(text: str) -> str:
+def storable(text: str) -> str:
     """A server's words, not too many, as files and tables can hold them: JSON may name halves of characters."""
     return text[:300].encode(errors="replace").decode()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gapmeter.records.folder import RunFolder
+from gapmeter.records.folder import write_json
 
 _FILE = "workers.json"
 
@@ -56,4 +56,4 @@ class LocustWorkers:
 
     def write(self, requests: Path) -> None:
         """Raises OSError."""
-        RunFolder(requests.parent).write_json(requests / _FILE, asdict(self))
+        write_json(requests / _FILE, asdict(self))

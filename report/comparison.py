@@ -9,7 +9,6 @@ from gapmeter.analysis.numbers import DASH, bounds, count, duration, share, sign
 from gapmeter.analysis.results.comparison import (
     BLOCKS,
     MOST_RUNS,
-    NAMES,
     NOT_ESTIMABLE,
     REGRESSED,
     UNDECIDED,
@@ -203,7 +202,7 @@ def remedy(result: Comparison) -> str:
 def _figure_head(key: str) -> str:
     """``TTFT p99`` of ``ttft_p99``."""
     metric, _, percentile = key.partition("_")
-    return f"{NAMES[metric]} {percentile}"
+    return f"{metric.upper()} {percentile}"
 
 
 def _spreads(table: SideTable) -> list[str]:
@@ -236,7 +235,7 @@ def with_sentences(found: Regression, result: Comparison) -> Regression:
 
 def _regression_row(row: RegressionRow, found: Regression) -> str:
     is_mean = row.name == f"mean {row.metric}"
-    name = row.name.replace(row.metric, NAMES[row.metric])
+    name = row.name.replace(row.metric, row.metric.upper())
     if row.status == NOT_ESTIMABLE:
         return f"{name} cannot be compared: {row.why or 'its baseline is 0'}"
     least = "at least " if row.failed == "b" else ""

@@ -11,7 +11,6 @@ from gapmeter.analysis.results.comparison import (
     FAILS_MORE,
     FASTER,
     MIXED,
-    NAMES,
     NOTHING,
     SLOWER,
     UNKNOWN,
@@ -93,7 +92,7 @@ def _found_sentence(pair: PairComparison) -> str:
         count = f"the {able} of {len(figures)} figures that can be estimated"
     least = figure.least_ms or 0.0
     part = f" ({share(least / figure.a_ms)})" if figure.a_ms else ""
-    unknown = [NAMES[metric] for metric, known in pair.metrics.items() if known.verdict == UNKNOWN]
+    unknown = [metric.upper() for metric, known in pair.metrics.items() if known.verdict == UNKNOWN]
     of_these = f". Of {', '.join(unknown)} nothing can be said" if unknown else ""
     return (
         f"{NOTHING} in {count}; {change_of(name, figure)}. A difference of {duration(least)}{part} in {name} would "
@@ -121,7 +120,7 @@ def change_sentence(pair: PairComparison) -> str:
         return ""
     own = pair.stages[change.event]
     of_answered = " of answered requests" if pair.errors.a_share or pair.errors.b_share else ""
-    name = f"the mean {NAMES[change.metric]}{of_answered}"
+    name = f"the mean {change.metric.upper()}{of_answered}"
     told = pair.telling == FigureName(metric=change.metric, percentile=None)  # in the sentence before this one
     mean = f"the difference of {name}" if told else change_of(name, own.total)
     if change.unexplained == "opposite":
@@ -157,9 +156,9 @@ def not_estimable(pair: PairComparison) -> str:
                 reason = own[0][1].why or "not estimable"
                 if is_late:
                     reason = f"up to {duration(max(figure.late_ms or 0.0 for _, figure in own))}"
-                told.append(f"{NAMES[metric]} {names} ({reason.partition(' do not support')[0].rstrip(',')})")
+                told.append(f"{metric.upper()} {names} ({reason.partition(' do not support')[0].rstrip(',')})")
     said = [f"Not estimable, the samples being too small: {'; '.join(small)}."] if small else []
-    means = [(NAMES[metric], known.mean) for metric, known in pair.metrics.items() if known.mean is not None]
+    means = [(metric.upper(), known.mean) for metric, known in pair.metrics.items() if known.mean is not None]
     lacking = [(name, mean) for name, mean in means if mean.difference_ms is None and mean.late_ms is None]
     said += [f"No mean of {', '.join(name for name, _ in lacking)}: {lacking[0][1].why}."] if lacking else []
     said += [f"Refused, since so much may be the load tester's own lateness: {'; '.join(late)}."] if late else []
@@ -315,7 +314,7 @@ def metrics(pair: PairComparison, number: int, name: str, *, forced: bool) -> Se
         groups |= {len(rows)} if first else set()
         p = figure.p_adjusted
         rows.append([
-            NAMES[which.metric] if first else "", "mean" if which.percentile is None else f"p{which.percentile:g}",
+            which.metric.upper() if first else "", "mean" if which.percentile is None else f"p{which.percentile:g}",
             _answer(figure, forced=forced), *_cells(number, which, figure),
             DASH if p is None else "< 0.0001" if p < 1e-4 else significant(p, 2),
         ])  # fmt: skip
@@ -380,9 +379,9 @@ def shift(pair: PairComparison, number: int, name: str) -> Section:
             if not one.failed:
                 deciles.append(Decile(percentile, one.difference_ms, one.ci_ms, _with_interval(one)))
         headers: doc.Headers = ["decile", *in_ms(pair.a, pair.b, "difference"), "95 % interval"]
-        table, picture = Table(f"Shift of {NAMES[metric]}", headers, rows), Shift(NAMES[metric], deciles)
+        table, picture = Table(f"Shift of {metric.upper()}", headers, rows), Shift(metric.upper(), deciles)
         drawn = Chart(f"shift-{number}-{metric}", picture, "", table, "levels")
         supported = any(one.ci_ms is not None for one in known.shift if not one.failed)
-        parts.append([Heading(NAMES[metric]), drawn if supported else Paragraph("No decile is supported.")])
+        parts.append([Heading(metric.upper()), drawn if supported else Paragraph("No decile is supported.")])
     lead = f"{pair.b} minus {pair.a} at every decile, with its 95 % interval: above the line is slower."
     return Section(f"shift-{number}", f"Shift{name}", [doc.Columns(parts)], lead, "" if number else "shift")

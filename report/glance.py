@@ -22,7 +22,7 @@ from gapmeter.report.document import (
     in_ms,
 )
 from gapmeter.report.percentiles import figure
-from gapmeter.report.words import METRICS, of_answered
+from gapmeter.report.words import of_answered
 
 _SHOWN = (50.0, 90.0, 95.0, 99.0)
 _METRICS = ("ttft", "itl", "e2e")
@@ -36,7 +36,7 @@ def glance(result: RunResult, manifest: Manifest) -> list[Section]:
     whose = [("latency", of_answered(result))] if result.failures else []
     latencies = [*whose, ("TTFT", _line(result, "ttft")), ("E2E", _line(result, "e2e"))]
     rows: list[Row] = [
-        [METRICS[metric], *(_figure(result, metric, p) for p in _SHOWN),
+        [metric.upper(), *(_figure(result, metric, p) for p in _SHOWN),
          Figure(result.metrics[metric].max_ms, "ms", f"metrics.{metric}.max_ms")]
         for metric in _METRICS
     ]  # fmt: skip

@@ -20,7 +20,8 @@ from gapmeter.report import marks
 from gapmeter.report.curves import curve_of, named_of
 from gapmeter.report.document import Block, Figure, Name, Panel, Paragraph, Row, Section, Stage, Table, Words, in_ms
 from gapmeter.report.run_folder import Run
-from gapmeter.report.words import METRICS, UNTIL, about_minutes, late_words
+from gapmeter.report.words import UNTIL, about_minutes, late_words
+from gapmeter.scenarios.slo import LATENCIES
 
 _BETWEEN = ("itl", "tpot")  # two tokens, so that it makes no difference when the request was sent
 _LEAD = (
@@ -39,22 +40,22 @@ def percentiles(run: Run) -> Section:
     """The metrics' curves, failed requests counted as infinite, every percentile, and each stage by itself."""
     result = run.result
     curves: list[list[Block]] = []
-    for metric, title in METRICS.items():
+    for metric in LATENCIES:
         values = run.series(metric, failures=True)
         known, key = result.metrics[metric], f"metrics.{metric}"
         figures: Distribution = known
         if known.with_failures is not None:
             figures, key = known.with_failures, f"{key}.with_failures"
         sent = None if metric in _BETWEEN else run.series(metric, "sent")
-        curve = curve_of(title, values, named_of(figures, key), limits_of(result, metric), sent)
+        curve = curve_of(metric.upper(), values, named_of(figures, key), limits_of(result, metric), sent)
         if curve is None:
             none = f"{values.count:,} sample{'s support' if values.count > 1 else ' supports'} no percentile."
             if not np.isfinite(values.ordered).any():
                 none = "No request succeeded, so there is nothing to draw." if values.count else "Nothing to count."
-            curves.append([doc.Heading(title), Paragraph(none, "quiet")])
+            curves.append([doc.Heading(metric.upper()), Paragraph(none, "quiet")])
         else:
             caption = curve.caption() + ("; thin and dashed: counted from when it was sent" if sent else "")
-            curves.append([doc.Heading(title), curve.chart(f"curve-{metric}", caption)])
+            curves.append([doc.Heading(metric.upper()), curve.chart(f"curve-{metric}", caption)])
     blocks = [doc.Columns(curves), _metric_table(result), Paragraph(_NOTE, "quiet"), *_stage_curves(run)]
     return Section("percentiles", "Percentiles", blocks, _LEAD, "percentiles")
 
@@ -104,7 +105,7 @@ def _metric_table(result: RunResult) -> Table:
     """Every metric counted from due, with failures at their time-out where there are any, and counted from sent."""
     shown = sorted({*PERCENTILES, *(slo.percentile for slo in result.slo if slo.percentile is not None)})
     rows, groups = list[Row](), set[int]()
-    for metric, title in METRICS.items():
+    for metric in LATENCIES:
         groups.add(len(rows))
         origin = "token to token" if metric in _BETWEEN else "due"
         parts: list[tuple[str, str, Mapping[str, Distribution]]] = [("metrics", origin, result.metrics)]
@@ -114,7 +115,7 @@ def _metric_table(result: RunResult) -> Table:
             parts.append(("metrics_from_sent", "sent", result.metrics_from_sent))
         for at, (part, words, found) in enumerate(parts):
             cells = _figures(found[metric], shown, f"{part}.{metric}")
-            rows.append([title if not at else "", words, *cells, count(found[metric].count)])
+            rows.append([metric.upper() if not at else "", words, *cells, count(found[metric].count)])
     headers: doc.Headers = ["metric", "counted from", *in_ms(*(f"p{p:g}" for p in shown), "max"), "n"]
     return Table("Percentiles of every metric", headers, rows, words=2, groups=frozenset(groups))
 
@@ -122,7 +123,7 @@ def _metric_table(result: RunResult) -> Table:
 def metrics(result: RunResult) -> Section:
     """The percentiles that are always shown, in short."""
     rows: list[Row] = [
-        [METRICS[metric], *_figures(found, PERCENTILES, f"metrics.{metric}"), count(found.count)]
+        [metric.upper(), *_figures(found, PERCENTILES, f"metrics.{metric}"), count(found.count)]
         for metric, found in result.metrics.items()
     ]
     headers: doc.Headers = [" ", *(f"p{p:g}" for p in PERCENTILES), "max", "n"]

@@ -43,7 +43,7 @@ from gapmeter.report.document import (
 from gapmeter.report.growth import growth_sentence, headline
 from gapmeter.report.slo import slo_sentence
 from gapmeter.report.sweep_charts import Curves, PointByPoint
-from gapmeter.report.words import METRICS, as_sentence, both, interval, late_words, reproduce, tone
+from gapmeter.report.words import as_sentence, both, interval, late_words, reproduce, tone
 
 _STACKS = {"ttft": "Time to first token (TTFT)", "itl": "A token gap (ITL)", "e2e": "The whole answer (E2E)"}
 _METRICS = tuple(_STACKS)
@@ -136,7 +136,7 @@ def _latency_heads(sweep: SweepFigures, *metrics: str) -> list[str | Column]:
     """Over the cells of ``_at_level``."""
     heads: list[str | Column] = []
     for metric in metrics:
-        heads += [*in_ms(f"{METRICS[metric]} {level_key(sweep.levels[metric])}"), "95 % interval"]
+        heads += [*in_ms(f"{metric.upper()} {level_key(sweep.levels[metric])}"), "95 % interval"]
     return heads
 
 
@@ -218,7 +218,7 @@ def _stage_table(curves: Curves, stages: Sequence[str]) -> Table:
         means = [Figure(curves.stages(point).get(stage, 0.0)) for point in shown]
         rows.append([Stage(stage), marks.owner(stage, device), *means])
     headers: doc.Headers = ["stage", "owner", *in_ms(*(point.label for point in shown))]
-    return Table(f"Mean {METRICS[curves.metric]} by stage", headers, rows, words=2, groups=frozenset({3}))
+    return Table(f"Mean {curves.metric.upper()} by stage", headers, rows, words=2, groups=frozenset({3}))
 
 
 def _points(sweep: SweepFigures) -> Section:

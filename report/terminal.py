@@ -10,9 +10,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from gapmeter.analysis.printable import is_shown, printable
 from gapmeter.report import document as doc
 from gapmeter.report.document import Document, Facts, Mark, Table, Tone, plain
+from gapmeter.report.printable import is_shown, printable
 
 WIDTH = 80
 _LEAST, _MOST = 60, 100  # columns

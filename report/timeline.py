@@ -24,7 +24,6 @@ from gapmeter.report.pictures import Limit
 from gapmeter.report.requests import picked
 from gapmeter.report.run_folder import Run
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
-from gapmeter.report.words import METRICS
 
 _DOTS, _COLUMNS, _FAILED = 2000, 500, 5000
 _ROWS = 20  # of a table
@@ -88,7 +87,7 @@ def over_time(run: Run) -> Section:
     blocks: list[Block] = []
     for metric, stamp in (("ttft", "first_token_ns"), ("e2e", "last_token_ns")):
         limit = main_limit(run.result, metric)
-        dots = dots_of(METRICS[metric], requests, span, origin, stamp, openable, limit)
+        dots = dots_of(metric.upper(), requests, span, origin, stamp, openable, limit)
         table = dots.table()
         chart = Chart(f"timeline-{metric}", dots, _OPEN if openable else "", table, "levels")
         blocks += [Heading(table.name), chart]

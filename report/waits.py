@@ -25,7 +25,7 @@ from gapmeter.report.document import (
 from gapmeter.report.percentiles import main_limit
 from gapmeter.report.pictures import Band, Ranks, Stacks, stages_in
 from gapmeter.report.why import most_an_upgrade_brings
-from gapmeter.report.words import METRICS, UNTIL
+from gapmeter.report.words import UNTIL
 
 # metric: the ledger's event, what is compared
 _EVENTS = {"ttft": ("first-token", "requests"), "e2e": ("last-token", "requests"), "itl": ("token-gap", "token gaps")}
@@ -63,7 +63,7 @@ def tail(result: RunResult) -> Section | None:
     anatomy = result.tail.of(metric) if metric else None
     if metric is None or anatomy is None:
         return None
-    device, name, typical, slow = result.upgrade.device, METRICS[metric], anatomy.typical, anatomy.slow
+    device, name, typical, slow = result.upgrade.device, metric.upper(), anatomy.typical, anatomy.slow
     small, rows = (0.0, 0.0), list[Row]()
     for stage, usual in typical.stages_ms.items():
         late = slow.stages_ms[stage]
@@ -158,13 +158,13 @@ def _stacks(result: RunResult, metric: str, percentile: float, slow: ResultBand,
         _band("typical", f"{what} from p45 to p55", usual),
         _band("slow", f"{what} from p{percentile:g} up", slow),
     )
-    picture = Stacks(METRICS[metric], what, *bands, main_limit(result, metric), device)
+    picture = Stacks(metric.upper(), what, *bands, main_limit(result, metric), device)
     path, band = f"bands.{metric}", f"slow.{percentile_key(percentile)}"
     rows = [
         [Stage(stage), *_compared(path, band, stage, usual.stages_ms.get(stage, 0.0), late, device, marks.kind(stage))]
         for stage, late in slow.stages_ms.items()
     ]
-    name = "a token gap (ITL)" if metric == "itl" else METRICS[metric]
+    name = "a token gap (ITL)" if metric == "itl" else metric.upper()
     headers: doc.Headers = ["stage", "owner", "kind", *in_ms("typical", "slow", "difference")]
     table = Table(f"{name} by stage", headers, rows, words=3)
     key = f"stack-{event}" + ("" if percentile == _MAIN else f"-{percentile_key(percentile)}")
@@ -183,8 +183,8 @@ def _everyone(result: RunResult, metric: str, device: str) -> list[Block]:
         for stage in shown
     ]  # fmt: skip
     headers: doc.Headers = ["stage", "owner", *in_ms(*(one.name for one in slices))]
-    table = Table(f"{METRICS[metric]} by rank and stage", headers, rows, words=2)
-    picture = Ranks(f"{METRICS[metric]} of all {what} by rank", slices, device)
+    table = Table(f"{metric.upper()} by rank and stage", headers, rows, words=2)
+    picture = Ranks(f"{metric.upper()} of all {what} by rank", slices, device)
     said = f"All {what}, ordered by what they waited and cut into slices; each bar is the mean of its slice."
     return [Paragraph(said, "quiet"), Chart(f"spread-{event}", picture, "", table, "levels", shown)]
 

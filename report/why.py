@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gapmeter.analysis.command import Command
 from gapmeter.analysis.judge.warnings import STRANGERS, held_by
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.latency import Anatomy, OwnerPart, UpgradeBracket
@@ -11,8 +10,9 @@ from gapmeter.analysis.results.run import FAIL, INVALID, RunFigures, RunResult, 
 from gapmeter.analysis.stages import UNEXPLAINED_OWNER, owner_words
 from gapmeter.report import document as doc
 from gapmeter.report import marks
+from gapmeter.report.command import Command
 from gapmeter.report.document import BRIEF, Block, Column, Figure, Row, Section, Table
-from gapmeter.report.words import METRICS, as_sentence, shares
+from gapmeter.report.words import as_sentence, shares
 
 _NOTABLE = 0.15  # of the difference: such an owner is named beside the first
 _MOST_NAMED = 3
@@ -73,7 +73,7 @@ def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
     """What every request pays, where that is most of what those at the percentile wait; "" where it is not."""
     if anatomy.typical.total_ms < _BASE * anatomy.at.total_ms or _unstamped(anatomy):
         return ""
-    name = f"p{anatomy.percentile:g} {METRICS[metric]}"
+    name = f"p{anatomy.percentile:g} {metric.upper()}"
     typical, at = duration(anatomy.typical.total_ms), duration(anatomy.at.total_ms)
     said = f"typical {_SLOW.get(metric, 'requests')} take {typical} of the {at} around {name}"
     ranked = sorted(anatomy.owners, key=lambda part: -part.at_ms)
@@ -180,7 +180,7 @@ def owners(result: RunResult, device: str, *, in_letters: bool = False) -> Table
     anatomy = result.tail.of(metric) if metric else None
     if result.verdict == INVALID or metric is None or anatomy is None:
         return None
-    name = METRICS[metric]
+    name = metric.upper()
     parts = [part for part in anatomy.owners if max(part.at_ms, abs(part.ms)) > _SMALL * anatomy.at.total_ms]
     longest = max((part.ms for part in parts), default=0.0)
     rows: list[Row] = []

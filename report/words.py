@@ -14,7 +14,6 @@ from gapmeter.analysis.stages import owner_words
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Folded, Pre, Tone
 
-METRICS = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 UNTIL = {"ttft": "to the first token", "e2e": "to the last token", "itl": "token to token"}
 # The answers of runs, points, trials and comparisons; any other one is open.
 _TONES: Mapping[str, Tone] = {

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 from gapmeter.scenarios.errors import BadValue, did_you_mean, either, quoted
 
-TIMES = ("ttft", "itl", "tpot", "e2e")
-METRICS = (*TIMES, "errors")
+LATENCIES = ("ttft", "itl", "tpot", "e2e")
+_METRICS = (*LATENCIES, "errors")
 
 _UNIT_NS = {"us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _LONGEST_NS = 86_400_000_000_000
@@ -20,9 +20,8 @@ _EXAMPLE = "ttft p99 <= 500 ms or errors <= 1 %"
 _NUMBER = r"\d+(\.\d+)?"
 
 # What an SLO looks like, for a JSON Schema.
-SLO_PATTERN = (
-    rf"^\s*(({'|'.join(TIMES)})\s+p{_NUMBER}\s*<=\s*{_NUMBER}\s*({'|'.join(_UNIT_NS)})|errors\s*<=\s*{_NUMBER}\s*%)\s*$"
-)
+_TIME = rf"({'|'.join(LATENCIES)})\s+p{_NUMBER}\s*<=\s*{_NUMBER}\s*({'|'.join(_UNIT_NS)})"
+SLO_PATTERN = rf"^\s*({_TIME}|errors\s*<=\s*{_NUMBER}\s*%)\s*$"
 
 
 class Slo(BaseModel):
@@ -43,9 +42,9 @@ def parse_slo(value: object) -> Slo:
     if words is None:
         raise BadValue(f"{quoted(value)} is not an SLO; write {_EXAMPLE}")
     metric, percentile, unit, limit = words["metric"].lower(), words["percentile"], words["unit"], words["limit"]
-    if metric not in METRICS:
-        hint = did_you_mean(metric, METRICS)
-        raise BadValue(f"{quoted(words['metric'])} is not a metric; {hint}write {either(METRICS)}")
+    if metric not in _METRICS:
+        hint = did_you_mean(metric, _METRICS)
+        raise BadValue(f"{quoted(words['metric'])} is not a metric; {hint}write {either(_METRICS)}")
     if words["sign"] != "<=":
         raise BadValue(f"{quoted(words['sign'])} is not a comparison; an SLO is an upper limit, write <=")
     if metric != "errors":

@@ -13,7 +13,6 @@ from gapmeter.analysis.compare.protocol import Protocol
 from gapmeter.analysis.compare.sides import AnalysedRun, Side, late_ns, why_refused
 from gapmeter.analysis.judge.evidence import floor_of
 from gapmeter.analysis.provenance import hardware_words
-from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.results.comparison import (
     BLOCKS,
     FACTOR,
@@ -49,6 +48,7 @@ from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import owner_of
 from gapmeter.analysis.stats.estimate import CONFIDENCE, POWER, Difference
 from gapmeter.analysis.stats.series import Series, pooled
+from gapmeter.scenarios.slo import LATENCIES
 
 _LONGEST_NAME = 40  # characters of a value that stands in table heads
 _DECILES = tuple(float(p) for p in range(10, 100, 10))
@@ -99,7 +99,7 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
     if not (comparable or asked.force):
         return result
     slos = list(dict.fromkeys(slo for side in sides for slo in slos_of(side.first)))
-    percentiles = {m: tuple(sorted({*_DECILES, *_SHOWN, *(p for s, p in slos if s == m)})) for m in METRICS}
+    percentiles = {m: tuple(sorted({*_DECILES, *_SHOWN, *(p for s, p in slos if s == m)})) for m in LATENCIES}
     runs = [[each.run for each in side.runs] for side in sides]
     found = [compare_sides(runs[0], own, percentiles, _STAGE_PERCENTILES) for own in runs[1:]]
     verdicts = claims.judge(found, floors_of(each for side in sides for each in side.runs), slos)
@@ -123,7 +123,7 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
 
 def slos_of(run: AnalysedRun) -> list[tuple[str, float]]:
     """Metric and percentile of each of a run's SLOs that has one."""
-    return [(slo.metric, slo.percentile) for slo in run.manifest.slo if slo.percentile and slo.metric in METRICS]
+    return [(slo.metric, slo.percentile) for slo in run.manifest.slo if slo.percentile and slo.metric in LATENCIES]
 
 
 def floors_of(runs: Iterable[AnalysedRun]) -> dict[str, tuple[float, float]]:

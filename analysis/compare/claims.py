@@ -27,7 +27,6 @@ from gapmeter.analysis.results.comparison import (
     FASTER,
     MIXED,
     MOST_RUNS,
-    NAMES,
     NOT_COMPARABLE,
     NOT_ESTIMABLE,
     NOTHING,
@@ -52,6 +51,7 @@ from gapmeter.analysis.results.comparison import (
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.stages import owner_of, owner_words
 from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL, Difference, Spread, holm, power_quantile
+from gapmeter.scenarios.slo import LATENCIES
 
 FAMILY: tuple[float, ...] = (50.0, 90.0, 99.0)
 _MOST_LOG = 50.0  # more is no growth any more
@@ -106,7 +106,7 @@ def judge(
     ``floors[metric]``: the load tester's error at p50 and p99, ns. ``slos``: metric and percentile of each SLO, which
     join the family and are told first.
     """
-    wanted = {(metric, p) for metric in NAMES for p in (*FAMILY, None)} | set(slos)
+    wanted = {(metric, p) for metric in LATENCIES for p in (*FAMILY, None)} | set(slos)
     family = [
         (number, metric, p, difference)
         for number, each in enumerate(found)
@@ -152,7 +152,7 @@ def _claim(
 
 
 def _verdict(claims: Sequence[Claim], slos: Sequence[tuple[str, float]], family: int) -> Verdict:
-    metrics = {metric: _word([c for c in claims if c.metric == metric]) for metric in NAMES}
+    metrics = {metric: _word([c for c in claims if c.metric == metric]) for metric in LATENCIES}
     confirmed = [c for c in claims if _counts(c)]
     able = [c for c in claims if c.least_ns is not None and c.difference.a and not c.difference.failed]
     telling: Claim | None

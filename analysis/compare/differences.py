@@ -39,7 +39,6 @@ from scipy import sparse
 
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.compare.sides import PER_REQUEST, Run, late_ns, why_refused
-from gapmeter.analysis.requests.metrics import METRICS
 from gapmeter.analysis.results.comparison import FailedShares
 from gapmeter.analysis.stages import STAGE_NAMES
 from gapmeter.analysis.stats import bootstrap
@@ -47,6 +46,7 @@ from gapmeter.analysis.stats.bootstrap import Resampled, pooled_harrell_davis
 from gapmeter.analysis.stats.dependence import autocorrelation_time
 from gapmeter.analysis.stats.estimate import TAIL, Difference, Estimate, Spread
 from gapmeter.analysis.stats.series import Series, pooled, share_of, spread_of_mean
+from gapmeter.scenarios.slo import LATENCIES
 
 EVENTS: tuple[str, ...] = ("first_token", "last_token")
 FEWEST = 16
@@ -106,7 +106,7 @@ class Pair:
         self.too_small = math.sqrt(1 - (2 * self.block - 1) / fewest) if fewest else 1.0
         self.series = {
             metric: [pooled([run.series(metric) for run in side], "values on a side") for side in self.sides]
-            for metric in METRICS
+            for metric in LATENCIES
         }
         self._gap_values, self._gap_tables = _gap_tables(self.sides)
         measured = {event: [(~np.isnan(run.ledgers[event])).any(axis=0) for run in runs] for event in EVENTS}
@@ -216,7 +216,7 @@ class Pair:
 
 def _parts(name: str) -> int:
     """How many means there are by this name."""
-    return len(METRICS) if name == _MEAN else len(STAGE_NAMES) + 1
+    return len(LATENCIES) if name == _MEAN else len(STAGE_NAMES) + 1
 
 
 def _block(run: Run) -> float:
@@ -308,7 +308,7 @@ def compare_sides(
     stages = {event: {n: judge.mean(event, STAGE_NAMES.index(n)) for n in own} for event, own in names.items()}
     metrics: dict[str, dict[float | None, Difference]] = {
         m: {**{p: judge.percentile(m, i) for i, p in enumerate(percentiles[m])}, None: judge.mean_of(m)}
-        for m in METRICS
+        for m in LATENCIES
     }
     return Differences(
         paired=not why,
@@ -359,7 +359,7 @@ class _Judge:
             return Difference(None, None, why=why_refused(late), late=late)
         series = self._pair.series[metric]
         failed = "".join(n for n, side in zip("ab", series, strict=True) if np.isinf(side.values).any())
-        found = self.mean(_MEAN, part := METRICS.index(metric))
+        found = self.mean(_MEAN, part := LATENCIES.index(metric))
         if found.spreads and max(map(len, self._pair.sides)) == 1:
             errors = self._pair.errors_in_mean(_MEAN, part)
             worth, count = min((len(each) / autocorrelation_time(each), len(each)) for each in errors)

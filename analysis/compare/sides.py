@@ -17,7 +17,6 @@ from gapmeter.analysis.judge.lateness import ToldLateness
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.metrics import (
-    METRICS,
     gaps_of,
     measured_requests,
     request_values_ns,
@@ -28,6 +27,7 @@ from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGE_NAMES, column
 from gapmeter.analysis.stats.series import Series, time_blocks
 from gapmeter.analysis.tables import read_table
+from gapmeter.scenarios.slo import LATENCIES
 
 PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")
 _UNREAD = frozenset({"chunk_tokens", "receive_wait_ns"})  # half of a table of requests
@@ -82,8 +82,8 @@ class Run:
 
         What failed adds nothing: it waited longer than any success, so a mean of all is at least that of successes.
         """
-        amounts, counts = np.zeros((2, self.count, len(METRICS)))
-        for at, metric in enumerate(METRICS):
+        amounts, counts = np.zeros((2, self.count, len(LATENCIES)))
+        for at, metric in enumerate(LATENCIES):
             values = self.gaps_ns if metric == "itl" else self.values[metric]
             owner = self.gap_owner if metric == "itl" else np.arange(self.count)
             there = np.isfinite(values)

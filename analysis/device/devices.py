@@ -52,10 +52,8 @@ class Device:
     name: str
     aliases: tuple[str, ...]
     nvml: tuple[str, ...]
-    memory_gb: float | None
     bandwidth_gb_s: float | None
     tflops: Mapping[str, float | None] | None
-    tdp_w: float | None
     data_sheet: str | None
     price: ListPrice
 

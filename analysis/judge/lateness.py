@@ -21,7 +21,6 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.requests.metrics import (
-    METRICS,
     MetricSeries,
     elapsed_ns,
     generator_lag_ns,
@@ -33,6 +32,7 @@ from gapmeter.analysis.requests.metrics import (
 )
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stats.hdr import nearest_rank
+from gapmeter.scenarios.slo import LATENCIES
 
 LateRule = Literal["lag", "loop_lag"]
 SHARES = (0.02, 0.10)  # of a figure: worth a warning, refused
@@ -173,7 +173,7 @@ def shortens(metric: str, percentile: float | None) -> bool:
 def lateness_of(requests: pd.DataFrame, loop_ns: Floats | None, series: MetricSeries | None = None) -> Lateness:
     """``requests`` as from ``measured_requests``; ``series``: theirs."""
     good, series = succeeded(requests), series or MetricSeries(requests)
-    values = {metric: series(metric).ordered for metric in METRICS}
+    values = {metric: series(metric).ordered for metric in LATENCIES}
     tokens = numbers_of(requests, "output_tokens")[good]
     tokens = tokens[tokens >= 2]
     waits, pieces = receive_waits_ns(requests)

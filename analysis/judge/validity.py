@@ -19,7 +19,6 @@ from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.lateness import Lateness, LateRule, lateness_of
 from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import (
-    METRICS,
     MetricSeries,
     ended_by_us,
     generator_lag_ns,
@@ -32,6 +31,7 @@ from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check, CheckStatus, FloorShares, RunWarning
 from gapmeter.analysis.stats.hdr import PERCENTILES
+from gapmeter.scenarios.slo import LATENCIES
 
 HELD_NS = 100e6
 ERROR_SHARES = (0.01, 0.10)
@@ -78,7 +78,7 @@ def _instrument(
 ) -> Iterator[Check]:
     """How late and how busy the load tester was, against what it measured."""
     about = {(each.metric, each.percentile): each.late is not None for each in answers if each.percentile is not None}
-    about = about or {(metric, 99.0): True for metric in METRICS}
+    about = about or {(metric, 99.0): True for metric in LATENCIES}
 
     @functools.cache
     def is_supported(metric: str, percentile: float) -> bool:
@@ -120,7 +120,7 @@ def _lateness(
     """
     if lag_ns is None:
         return unmeasured(rule, f"{what} unmeasured")
-    always = [(metric, percentile) for metric in METRICS for percentile in PERCENTILES]
+    always = [(metric, percentile) for metric in LATENCIES for percentile in PERCENTILES]
     found = [late for figure in dict.fromkeys([*about, *always]) for late in lateness.of(*figure) if late.rule == rule]
     asked = [late for late in found if (late.metric, late.percentile) in about]
     refused = [one for one in found if one.refused and (one in asked or is_supported(one.metric, one.percentile))]
@@ -323,25 +323,28 @@ _BY_OUTCOME = {
     "wrong_length": ("the server ended answers without a token", ""),
 }
 _WITHOUT_RATE = ("ramp", "steps")  # their rates stand elsewhere
-_ALL = ("ttft", "itl", "tpot", "e2e")
 # rule: likely cause, flag to try (MORE: another generator process, LESS: half the rate), numbers touched
 _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "requests": ("the run ended during its warm-up, or every request was left out", "--set load.warmup=0", _ALL),
+    "requests": ("the run ended during its warm-up, or every request was left out", "--set load.warmup=0", LATENCIES),
     "rate": ("the plan does not hold the rate that was asked for; a bug in the load tester", "", ("load",)),
-    "delivered": ("the load tester could not keep up with its plan", "MORE", ("load", *_ALL)),
-    "dispersion": ("requests were bunched or evened out on their way to the socket", "MORE", ("load", *_ALL)),
+    "delivered": ("the load tester could not keep up with its plan", "MORE", ("load", *LATENCIES)),
+    "dispersion": ("requests were bunched or evened out on their way to the socket", "MORE", ("load", *LATENCIES)),
     "lag": ("the load tester was busy, or another process held its core", "MORE", ("ttft", "e2e")),
-    "loop_lag": ("the load tester was busy, or another process held its core", "MORE", _ALL),
-    "client_cpu": ("one generator process is not enough for this many tokens a second", "MORE", _ALL),
-    "token_rate": ("one generator process is not enough for this many tokens a second", "MORE", _ALL),
-    "request_rate": ("one generator process is not enough for this many requests a second", "MORE", ("load", *_ALL)),
-    "cores": ("this machine has too few cores to keep them apart", "--url http://HOST:PORT", _ALL),
-    "machine": ("another job ran beside this one, or the CPU changed its clock", "", _ALL),
-    "errors": ("the server refused or broke off; its own log says why", "", _ALL),
+    "loop_lag": ("the load tester was busy, or another process held its core", "MORE", LATENCIES),
+    "client_cpu": ("one generator process is not enough for this many tokens a second", "MORE", LATENCIES),
+    "token_rate": ("one generator process is not enough for this many tokens a second", "MORE", LATENCIES),
+    "request_rate": (
+        "one generator process is not enough for this many requests a second",
+        "MORE",
+        ("load", *LATENCIES),
+    ),
+    "cores": ("this machine has too few cores to keep them apart", "--url http://HOST:PORT", LATENCIES),
+    "machine": ("another job ran beside this one, or the CPU changed its clock", "", LATENCIES),
+    "errors": ("the server refused or broke off; its own log says why", "", LATENCIES),
     "output_length": ("the server ended answers on its own; lengths change what is measured", "", ("tpot", "e2e")),
     "prompt_length": ("prompts were made with another tokenizer than the server's", "--tokenizer PATH", ("ttft",)),
-    "records": ("the disk is full", "", _ALL),
-    "complete": ("", "", _ALL),  # its text says why
-    "awake": ("it was suspended; its clocks stood still, and the server's did not", "", _ALL),
+    "records": ("the disk is full", "", LATENCIES),
+    "complete": ("", "", LATENCIES),  # its text says why
+    "awake": ("it was suspended; its clocks stood still, and the server's did not", "", LATENCIES),
     "ledger": ("stamps are missing or contradict each other", "", ("stages", "tail", "upgrade")),
 }

@@ -26,7 +26,7 @@ from gapmeter.analysis.arrays import Bools
 from gapmeter.analysis.judge.lateness import Lateness, ToldLateness, shortens
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests.figures import finite_ms
-from gapmeter.analysis.requests.metrics import METRICS, MetricSeries, ended_by_us, resent_once, succeeded, window_s
+from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, resent_once, succeeded, window_s
 from gapmeter.analysis.results.distribution import AtMost, KnownPercentile, Needs
 from gapmeter.analysis.results.latency import Anatomy
 from gapmeter.analysis.results.requests import Outage
@@ -44,7 +44,7 @@ from gapmeter.analysis.stats.estimate import CONFIDENCE, MOST_SURE, TAIL, Estima
 from gapmeter.analysis.stats.exact import chance_far_from, chance_of_so_large_a_share, growth_to_decide
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.series import Series, share_of
-from gapmeter.scenarios.slo import Slo
+from gapmeter.scenarios.slo import LATENCIES, Slo
 
 _FEW = 0.1 + 1e-9  # a share of requests; half of them beyond a limit is many times as much
 _ENOUGH = 100  # requests; in fewer, half of them may well be one burst
@@ -107,8 +107,8 @@ def _judge_latency(
     slo: Slo, series: MetricSeries, requests: int, anatomy: Anatomy | None, each_s: float,
     lateness: Lateness | ToldLateness | None,
 ) -> SloAnswer:  # fmt: skip
-    if slo.metric not in METRICS:
-        raise ValueError(f"{slo.text}: {slo.metric!r} is not a metric; known are {', '.join(METRICS)} and errors")
+    if slo.metric not in LATENCIES:
+        raise ValueError(f"{slo.text}: {slo.metric!r} is not a metric; known are {', '.join(LATENCIES)} and errors")
     if slo.limit_ns is None or slo.percentile is None:
         raise ValueError(f"{slo.text}: a limit of a latency has a percentile and a time")
     values = series(slo.metric, failures=True)

@@ -29,8 +29,8 @@ from gapmeter.analysis.results.run import APPROXIMATE, Supported
 from gapmeter.analysis.results.trust import Drift, QueueSlope, RunWarning, SpeedChange, Steady
 from gapmeter.analysis.stages import column
 from gapmeter.records import Span
+from gapmeter.scenarios.slo import LATENCIES
 
-_LATENCIES = ("ttft", "itl", "tpot", "e2e")
 _STARVED = 0.03  # of all time to first tokens, waited for a core
 _WORTH_SAYING = 0.01  # of the answers
 _CACHED_BEYOND = 0.1  # of the prompts' tokens, beside what the workload repeats: a template, and whole blocks
@@ -53,7 +53,7 @@ def most_telling_first(warnings: Iterable[RunWarning]) -> tuple[RunWarning, ...]
     return tuple(sorted(warnings, key=lambda one: _LATER.index(one.code) if one.code in _LATER else -1))
 
 
-def _warning(code: str, text: str, cause: str, flag: str = "", touches: tuple[str, ...] = _LATENCIES) -> RunWarning:
+def _warning(code: str, text: str, cause: str, flag: str = "", touches: tuple[str, ...] = LATENCIES) -> RunWarning:
     return RunWarning(code=code, text=text, cause=cause, flag=flag, touches=touches)
 
 
@@ -250,7 +250,7 @@ def outage_warning(outage: Outage | None) -> Iterator[RunWarning]:
         cause = "the server died" if refused else "the server stopped serving; its own log says why"
         if outage.until_s is not None:
             cause = "the server was started again, or whatever is in front of it was"
-        yield _warning("outage", outage_text(outage), cause, touches=("errors", *_LATENCIES))
+        yield _warning("outage", outage_text(outage), cause, touches=("errors", *LATENCIES))
 
 
 def outage_text(outage: Outage) -> str:

@@ -151,31 +151,37 @@ def read_trace(
     by_engine, choices = _requests(files, request_ids)
     files, last = _in_one_numbering(files)
     silent = _silent(files)
-    use = core_use(telemetry, files, cores)  # before there are tables: it takes the most memory of all
-    parts = [_tables(file, by_engine, with_steps=file.path not in silent) for file in files]
-    tables = {name: np.concatenate([part.pop(name) for part in parts]) for name in tuple(parts[0])}
+    use = core_use(telemetry, files, cores)
+    process_spans = {
+        f"{f.process.get('role')}-{f.process.get('pid')}": f.spans[f.spans["code"] >= FIRST_PROCESS_CODE] for f in files
+    }
     notes = [note for file in files for note in file.notes]
+    roles, problems = {str(f.process.get("role")) for f in files}, _problems(files)
+    ranks_apart_ns = _ranks_apart_ns(files)
+    incomplete = tuple(Path(f.path).name for f in files if not f.complete)
+    drifts = tuple(drift for f in files if (found := anchors_of(f.notes)) and (drift := found.drift) is not None)
+    parts = []
+    while files:  # each goes when its tables are there
+        parts.append(_tables(files[0], by_engine, with_steps=files.pop(0).path not in silent))
+    tables = {name: np.concatenate([part.pop(name) for part in parts]) for name in tuple(parts[0])}
+    missing = {stage for note in notes if note.get("type") == "missing" for stage in note.get("stages", ())}
     return Trace(
         request_spans=tables["request_spans"],
         step_spans=tables["step_spans"][np.argsort(tables["step_spans"]["start"], kind="stable")],
-        process_spans={
-            f"{f.process.get('role')}-{f.process.get('pid')}": f.spans[f.spans["code"] >= FIRST_PROCESS_CODE]
-            for f in files
-        },
+        process_spans=process_spans,
         steps=tables["steps"],
         entries=tables["entries"],
         emissions=tables["emissions"],
-        roles=frozenset(str(f.process.get("role")) for f in files),
-        unmeasured=frozenset(s for note in notes if note.get("type") == "missing" for s in note.get("stages", ()))
-        | _untimed(tables["step_spans"]),
+        roles=frozenset(roles),
+        unmeasured=frozenset(missing) | _untimed(tables["step_spans"]),
         notes=notes,
-        problems=_problems(files),
-        incomplete=tuple(Path(f.path).name for f in files if not f.complete),
+        problems=problems,
+        incomplete=incomplete,
         cores=use,
         choices=choices,
         engine_steps=last,
-        ranks_apart_ns=_ranks_apart_ns(files),
-        drifts=tuple(drift for f in files if (found := anchors_of(f.notes)) and (drift := found.drift) is not None),
+        ranks_apart_ns=ranks_apart_ns,
+        drifts=drifts,
     )
 
 
@@ -274,13 +280,17 @@ def _tables(file: RecordFile, by_engine: dict[str, int], *, with_steps: bool) ->
     for ref, engine_id in file.engine_ids.items():
         row_of[ref] = by_engine.get(engine_id, -1)
     codes, process = file.spans["code"], int(file.process.get("pid", MISSING))
-    of_requests = file.spans[codes < FIRST_STEP_CODE]
-    of_steps = file.spans[with_steps & (codes >= FIRST_STEP_CODE) & (codes < FIRST_PROCESS_CODE)]
+    of_requests = np.flatnonzero(codes < FIRST_STEP_CODE)
+    of_steps = np.flatnonzero(with_steps & (codes >= FIRST_STEP_CODE) & (codes < FIRST_PROCESS_CODE))
+    refs = file.spans["ref"]
     return {
         "request_spans": _table(
-            REQUEST_SPAN, of_requests, request=row_of[of_requests["ref"]], process=np.full(len(of_requests), process)
+            REQUEST_SPAN, file.spans, rows=of_requests,
+            request=row_of[refs[of_requests]], process=np.full(len(of_requests), process),
         ),
-        "step_spans": np.concatenate([_table(STEP_SPAN, of_steps, step=of_steps["ref"]), _device_table(file)]),
+        "step_spans": np.concatenate(
+            [_table(STEP_SPAN, file.spans, rows=of_steps, step=refs[of_steps]), _device_table(file)]
+        ),
         "steps": file.steps,
         "entries": _table(ENTRY, file.entries, step=file.entry_step, request=row_of[file.entries["ref"]]),
         "emissions": _table(
@@ -299,12 +309,13 @@ def _device_table(file: RecordFile) -> Table:
     return out
 
 
-def _table(dtype: np.dtype[Any], source: Table, **columns: NDArray[Any]) -> Table:
-    """Rows of ``dtype``: what is not among ``columns`` is the source's, whose stamps are called so much ``_ns``."""
-    out = np.empty(len(source), dtype)
+def _table(dtype: np.dtype[Any], source: Table, *, rows: Ints | None = None, **columns: NDArray[Any]) -> Table:
+    """All rows or some: what is not among ``columns`` is the source's, whose stamps are called so much ``_ns``."""
+    out = np.empty(len(source) if rows is None else len(rows), dtype)
     own = source.dtype.names or ()
     for name in dtype.names or ():
-        out[name] = columns[name] if name in columns else source[name if name in own else f"{name}_ns"]
+        values = columns[name] if name in columns else source[name if name in own else f"{name}_ns"]
+        out[name] = values if rows is None or name in columns else values[rows]
     return out
 
 

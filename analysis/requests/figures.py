@@ -16,7 +16,7 @@ import pandas as pd
 from hdrh.histogram import HdrHistogram
 
 from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
-from gapmeter.analysis.requests.metrics import METRICS, MetricSeries, ended_by_us, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, stamps_ns, succeeded
 from gapmeter.analysis.results.distribution import (
     AtMost,
     CensoredDistribution,
@@ -28,6 +28,7 @@ from gapmeter.analysis.results.distribution import (
 from gapmeter.analysis.stages import GROUPS, STAGE_NAMES, STAGES, column
 from gapmeter.analysis.stats import hdr
 from gapmeter.analysis.stats.series import Series
+from gapmeter.scenarios.slo import LATENCIES
 
 D = TypeVar("D", bound=Distribution)
 
@@ -176,7 +177,7 @@ def write_histograms(
     """
     series = series or MetricSeries(requests)
     samples: dict[str, Floats] = {}
-    for metric in METRICS:
+    for metric in LATENCIES:
         samples[metric], samples[f"{metric}-from-sent"] = series(metric).ordered, series(metric, "sent").ordered
     to_last, to_first = (ledgers_of(ledger, requests, event) for event in ("last_token", "first_token"))
     for ledgers, suffix in ((to_last, ""), (to_first, "-to-first-token")):

@@ -22,11 +22,10 @@ from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
 from gapmeter.analysis.results.requests import ENDED_BY_US
 from gapmeter.analysis.stats.hdr import nearest_rank
 from gapmeter.analysis.stats.series import Series, time_blocks
-from gapmeter.scenarios.slo import TIMES, Slo
+from gapmeter.scenarios.slo import LATENCIES, Slo
 
 _LONGEST_IS_P99 = 50  # gaps, at most
 _BLOCK = 1_000  # requests
-METRICS = TIMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +208,7 @@ class MetricSeries:
 
     def prepare(self) -> None:
         """Make what takes long: what every metric's values are worth."""
-        for metric in METRICS:
+        for metric in LATENCIES:
             _ = self(metric).worth
 
     def __call__(self, metric: str, origin: str = "due", *, failures: bool = False) -> Series:
@@ -221,7 +220,7 @@ def limits_of(slos: Sequence[Slo]) -> dict[str, float]:
     """The limit that goodput takes for each metric: that of the highest percentile which an SLO names."""
     limits: dict[str, tuple[float, float]] = {}
     for slo in slos:
-        if slo.metric in METRICS and slo.limit_ns is not None and slo.percentile is not None:
+        if slo.metric in LATENCIES and slo.limit_ns is not None and slo.percentile is not None:
             entry = (float(slo.percentile), float(slo.limit_ns))
             limits[slo.metric] = max(limits.get(slo.metric, entry), entry, key=lambda e: e[0])
     return {metric: limit for metric, (_, limit) in limits.items()}

@@ -11,8 +11,6 @@ from gapmeter.analysis.results.manifest import Ended as Ended
 from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.run import Provenance, SloAnswer
 
-CAPACITY_VERSION: Final = 3  # names are only ever added; counted up when one is renamed
-
 # How a search ended.
 FOUND: Final = "found"
 BUDGET: Final = "budget"
@@ -199,7 +197,7 @@ class CapacityResult(ResultFile):
 
     FILE: ClassVar[str] = "summary.json"
 
-    schema_version: Literal[3] = CAPACITY_VERSION
+    schema_version: Literal[3] = 3  # names are only ever added; counted up when one is renamed
     kind: Literal["capacity"] = "capacity"
     name: str
     exit_code: int

@@ -14,8 +14,6 @@ from gapmeter.analysis.results.codec import Number, Result, ResultFile, left_out
 from gapmeter.analysis.results.distribution import percentile_key, percentile_of_key
 from gapmeter.analysis.results.run import Provenance
 
-COMPARISON_VERSION: Final = 2  # names are only ever added; counted up when one is renamed
-
 NOT_COMPARABLE: Final = "NOT COMPARABLE"
 FORCED: Final = "NOT COMPARABLE, forced"
 
@@ -34,8 +32,6 @@ NOTED: Final = "noted"
 BLOCKS: Final = "blocks"
 VALIDITY: Final = "validity"
 VALID: Final = "valid"
-
-NAMES: Final[Mapping[str, str]] = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 
 Interval = tuple[float, float]
 
@@ -82,7 +78,7 @@ class FigureName(Result):
     percentile: Number
 
     def __str__(self) -> str:
-        name = NAMES[self.metric]
+        name = self.metric.upper()
         return f"mean {name}" if self.percentile is None else f"{name} p{self.percentile:g}"
 
     @property
@@ -346,7 +342,7 @@ class Comparison(ResultFile):
     FILE: ClassVar[str] = "compare.json"
     REMEDY: ClassVar[str] = "compare the runs again: gapmeter compare"
 
-    schema_version: Literal[2] = COMPARISON_VERSION
+    schema_version: Literal[2] = 2  # names are only ever added; counted up when one is renamed
     verdict: str
     comparable: bool
     forced: bool

@@ -14,8 +14,6 @@ from gapmeter.analysis.results.cost import Price
 from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.run import Provenance
 
-COST_TABLE_VERSION: Final = 1  # names are only ever added; counted up when one is renamed
-
 CHEAPER: Final = "CHEAPER"
 NOT_ESTABLISHED: Final = "NOT ESTABLISHED"
 
@@ -99,7 +97,7 @@ class CostTable(ResultFile):
     FILE: ClassVar[str] = "compare.json"
     REMEDY: ClassVar[str] = "compare them again: gapmeter compare"
 
-    schema_version: Literal[1] = COST_TABLE_VERSION
+    schema_version: Literal[1] = 1  # names are only ever added; counted up when one is renamed
     kind: Literal["costs"] = "costs"
     verdict: Literal["CHEAPER", "NOT ESTABLISHED", "NOT COMPARABLE"]
     cheapest: str | None

@@ -291,13 +291,10 @@ class Words(VerdictWords):
     value: str
 
 
-SUMMARY_VERSION: Final = 2  # names are only ever added; counted up when one is renamed
-
-
 class RunVerdict(Result):
     """The verdict and why."""
 
-    schema_version: Literal[2] = SUMMARY_VERSION
+    schema_version: Literal[2] = 2  # names are only ever added; counted up when one is renamed
     name: str
     verdict: Verdict
     exit_code: int

@@ -15,8 +15,6 @@ from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.requests import Throughput
 from gapmeter.analysis.results.run import INVALID, Provenance, SloAnswer, Verdict
 
-SWEEP_VERSION: Final = 2  # names are only ever added; counted up when one is renamed
-
 FAILED: Final = "FAILED"
 MISSING: Final = "MISSING"
 THROUGHPUT: Final = "throughput"  # what a knee may be found by, beside a latency
@@ -298,7 +296,7 @@ class SweepResult(ResultFile):
 
     FILE: ClassVar[str] = "summary.json"
 
-    schema_version: Literal[2] = SWEEP_VERSION
+    schema_version: Literal[2] = 2  # names are only ever added; counted up when one is renamed
     kind: Literal["sweep"] = "sweep"
     name: str
     status: str

@@ -16,7 +16,7 @@ from gapmeter.analysis.judge.lateness import ToldLateness
 from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point
 from gapmeter.analysis.provenance import provenance_of_study
 from gapmeter.analysis.requests.figures import distribution, refused
-from gapmeter.analysis.requests.metrics import METRICS, metric_series
+from gapmeter.analysis.requests.metrics import metric_series
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
 from gapmeter.analysis.results.manifest import Manifest, SweepManifest, SweepPoint
 from gapmeter.analysis.results.pareto import Pareto, ParetoPoint
@@ -46,6 +46,7 @@ from gapmeter.analysis.sweep.curves import EVENT_OF, Axis, axis_of, knees_of, la
 from gapmeter.analysis.sweep.growth import growths_of, means_ms, slow_band
 from gapmeter.analysis.sweep.read import Frames, LostRun, MeasuredRun, read_frames, read_runs
 from gapmeter.records import RunFolder
+from gapmeter.scenarios.slo import LATENCIES
 
 LEVELS = (99.0, 95.0, 90.0, 50.0)
 _NOT_VALID, _UNREACHABLE = 98, 106
@@ -75,7 +76,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
     answers = next((point.slo for point in points if isinstance(point, Point)), ())
     # What the sweep is about: the first latency that an SLO names, else TTFT.
     main = next((answer.metric for answer in answers if answer.metric in EVENT_OF), "ttft")
-    levels = {metric: common_level(points, metric) for metric in METRICS}
+    levels = {metric: common_level(points, metric) for metric in LATENCIES}
     sights = [seen(point, own, levels) for point, own in zip(points, frames, strict=True)]
     axis = axis_of(points)
     knees = tuple(knees_of(axis, points, sights, main, levels))
@@ -171,7 +172,7 @@ def _repeat(run: MeasuredRun | LostRun, folder: Path) -> Repeat:
         delivered_rate=result.load.delivered_rate,
         output_tokens_per_s=result.throughput.output_tokens_per_s,
         measured=result.counts.measured,
-        **{f"{metric}_p{p:g}_ms": result.metrics[metric].ms(p) for metric in METRICS for p in (50.0, 99.0)},
+        **{f"{metric}_p{p:g}_ms": result.metrics[metric].ms(p) for metric in LATENCIES for p in (50.0, 99.0)},
     )
 
 
@@ -181,7 +182,7 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
     asked = sorted({*PERCENTILES, *(slo.percentile for slo in manifest.slo if slo.percentile is not None)})
     seconds = sum(result.load.window_s for result in results)
     lateness = ToldLateness(results)
-    metrics = {metric: _distribution(frames, metric, asked, seconds, lateness) for metric in METRICS}
+    metrics = {metric: _distribution(frames, metric, asked, seconds, lateness) for metric in LATENCIES}
     # Between repeats other points were run.
     answers = verdict.judge(manifest.slo, frames.measured, {}, seconds, lateness)
     reasons = () if any(run.valid for run in used) else results[0].invalid_reasons
@@ -236,7 +237,7 @@ def _between(results: Sequence[RunResult]) -> dict[str, RepeatRange]:
         return (min(found), max(found)) if len(found) == len(results) else None
 
     return {
-        metric: RepeatRange(**{f"p{p:g}_ms": ends(metric, p) for p in (50.0, 90.0, 95.0, 99.0)}) for metric in METRICS
+        metric: RepeatRange(**{f"p{p:g}_ms": ends(metric, p) for p in (50.0, 90.0, 95.0, 99.0)}) for metric in LATENCIES
     }
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gapmeter import errors
-from gapmeter.analysis.command import Command
 from gapmeter.errors import UserError, reason_of, say_exit
 from gapmeter.options import tell
+from gapmeter.report.command import Command
 
 if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes have been reported
     from gapmeter.report.export.junit import Suite

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
-from gapmeter.analysis.printable import printable
 from gapmeter.commands import flags
 from gapmeter.commands.flags import Commands
 from gapmeter.errors import UserError, say_exit
 from gapmeter.options import tell
+from gapmeter.report.printable import printable
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.analysis.results.comparison import Comparison
@@ -74,7 +74,7 @@ def _add_compare(commands: Commands) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from gapmeter.study.keys import Keys
+    from gapmeter.keys import Keys
 
     if arguments.markdown is not None:
         flags.Outputs(markdown=arguments.markdown).check()
@@ -265,7 +265,7 @@ def _add_verify(commands: Commands) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from gapmeter.runs.verify import render, verify
+    from gapmeter.study.verify import render, verify
 
     checks = verify(arguments.run)
     if arguments.json:

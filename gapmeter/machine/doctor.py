@@ -26,13 +26,13 @@ from gapmeter_probe.digests import table as tested
 from gapmeter import errors
 from gapmeter.machine.calibration import COMMAND, read_calibration
 from gapmeter.machine.hardware import output_of, place
+from gapmeter.records.process import SPARE
 from gapmeter.records.timer import Timer
 from gapmeter.servers import vllm
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 STREAMS = 10_000
-_SPARE_FILES = 240  # sockets of the loop, records, logs, libraries
 _FAST_CLOCKS = {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"}
 _WATCH_S = 0.4
 _TICK_NS = 5_000_000
@@ -294,7 +294,7 @@ def room() -> list[Finding]:
 
 def judge_open_files(soft: int, hard: int) -> Finding:
     """One socket a stream, on either side. Limits as getrlimit gives them; -1 is unlimited."""
-    needed, unlimited = STREAMS + _SPARE_FILES, resource.RLIM_INFINITY
+    needed, unlimited = STREAMS + SPARE, resource.RLIM_INFINITY
     shown = ["unlimited" if limit == unlimited else f"{limit:,}" for limit in (soft, hard)]
     seen = f"{shown[0]} allowed (hard limit {shown[1]}); {STREAMS:,} streams at once need {needed:,}"
     remedy = f"ulimit -n {needed}"

@@ -17,10 +17,10 @@ from pathlib import Path, PurePosixPath
 
 from gapmeter import errors
 from gapmeter.errors import UserError, unless_refused
+from gapmeter.keys import Keys
 from gapmeter.options import tell
 from gapmeter.records.compression import SUFFIX, open_record
 from gapmeter.scenarios.plain_file import check_folder, open_plain, read_json, sha256_of, unzipped
-from gapmeter.study.keys import Keys
 
 HASHES = "hashes.json"
 _MOST_FILES = 100_000

@@ -18,7 +18,6 @@ from rich.text import Text
 from gapmeter import errors
 from gapmeter.analysis.ledger.explore import FEWEST, difference
 from gapmeter.analysis.numbers import DASH, bounds, duration, share
-from gapmeter.analysis.printable import printable
 from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
 from gapmeter.analysis.results.latency import Difference
@@ -28,6 +27,7 @@ from gapmeter.analysis.tables import read_table
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
 from gapmeter.report.explore import difference_sentence
+from gapmeter.report.printable import printable
 from gapmeter.runs.run import Run, rederivable, require_one_run
 from gapmeter.runs.sql import one_sentence
 

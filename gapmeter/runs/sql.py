@@ -16,7 +16,7 @@ from gapmeter.errors import UserError
 from gapmeter.options import tell
 from gapmeter.runs.listing import run_folders
 from gapmeter.scenarios.plain_file import is_plain, read_plain
-from gapmeter.scenarios.slo import TIMES
+from gapmeter.scenarios.slo import LATENCIES
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -90,10 +90,10 @@ _COLUMNS: dict[str, tuple[str, Callable[[_Row], Any]]] = {
     "joules_per_request": ("DOUBLE", _of_result(lambda result: result.energy.per_request_j)),
     **{
         f"{metric}_p{percentile}_ms": ("DOUBLE", _percentile(metric, percentile))
-        for metric in TIMES
+        for metric in LATENCIES
         for percentile in (50, 90, 99)
     },
-    **{f"{metric}_max_ms": ("DOUBLE", _most(metric)) for metric in TIMES},
+    **{f"{metric}_max_ms": ("DOUBLE", _most(metric)) for metric in LATENCIES},
     "summary": ("JSON", lambda row: row.text("summary.json")),
     "manifest": ("JSON", lambda row: row.text("manifest.json")),
 }  # fmt: skip

@@ -15,21 +15,20 @@ from gapmeter import errors
 from gapmeter.analysis.capacity import search
 from gapmeter.analysis.capacity.read import BURSTS, count_all, goal_of, read_outcome, read_trials
 from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Trial
-from gapmeter.analysis.command import Command
 from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, INVALID, CapacityResult, Ended
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, TrialNote, TrialPlace
 from gapmeter.errors import UserError, unless_refused
+from gapmeter.keys import Keys
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.records.request import RequestRecord
+from gapmeter.report.command import Command
 from gapmeter.scenarios import Scenario
 from gapmeter.scenarios.slo import Slo
-from gapmeter.study.conclusion import INTERRUPTED as STOPPED
-from gapmeter.study.conclusion import Conclusion, conclude, describe, show
-from gapmeter.study.keys import Keys
+from gapmeter.study.conclusion import STOPPED, Conclusion, conclude, describe, show
 from gapmeter.study.patience import RequestsSoFar
 from gapmeter.study.resolve import check_searchable, resolve
-from gapmeter.study.session import Session, Visit
+from gapmeter.study.session import Session, Visit, open_session
 from gapmeter.study.study import Study, afresh, make_study_folder, manifest_to_resume
 
 SEARCH = "capacity"
@@ -85,7 +84,7 @@ def run_search(study: Study[SearchManifest], scenario: Scenario) -> None:
     earlier = len(list(study.path.glob("server*")))  # each time that a search is taken up has a server of its own
     home = study.path / (f"server-{earlier + 1}" if earlier else "server")
     try:
-        with study.server(scenario, home) as session:
+        with open_session(scenario, study.options, home=home) as session:
             ended = _search(Trials(study, session, scenario))
     except KeyboardInterrupt:
         ended = INTERRUPTED

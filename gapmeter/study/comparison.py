@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gapmeter import errors
-from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked, Comparison, Regression
 from gapmeter.analysis.results.costs import CostTable
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
+from gapmeter.report.command import Command
 from gapmeter.runs.archive import unpacked
 from gapmeter.runs.run import UNDERIVABLE, in_a_line, manifest_of, require_one_run
 from gapmeter.scenarios import Scenario

@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gapmeter import errors
-from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.manifest import SearchManifest, SweepManifest
 from gapmeter.errors import UserError, reason_of, remedy_of
+from gapmeter.keys import Keys
 from gapmeter.machine.hardware import describe_hardware, describe_versions, output_of
 from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
+from gapmeter.report.command import Command
 from gapmeter.runs.run import manifest_of, unless_damaged
 from gapmeter.scenarios import Scenario
-from gapmeter.study.keys import Keys
 
 if TYPE_CHECKING:
     from gapmeter.analysis.results.comparison import Regression
     from gapmeter.report.document import Document
 
-INTERRUPTED = "interrupted"
+STOPPED = "interrupted"
 R = TypeVar("R")
 
 
@@ -88,7 +88,7 @@ class OpenManifest:
         try:
             yield
         except KeyboardInterrupt:
-            self._note_end(INTERRUPTED)
+            self._note_end(STOPPED)
             text = f"; what was recorded by then: {report}" if self.has_begun else " before the load had begun"
             raise UserError(f"interrupted{text}", errors.INTERRUPTED) from None
         except UserError as error:
@@ -151,7 +151,7 @@ def conclude(
             raise UserError(f"the records cannot be read: {where}: {reason_of(error)}", errors.NOT_VALID) from error
         text = f"the results cannot be written: {reason_of(error)}; the records are kept; {remedy_of(error)}, then"
         raise UserError(f"{text} gapmeter report {folder.path}", errors.NOT_VALID) from error
-    code = errors.INTERRUPTED if manifest.ended_because == INTERRUPTED else result.exit_code
+    code = errors.INTERRUPTED if manifest.ended_because == STOPPED else result.exit_code
     if not quiet:
         from gapmeter.report import run
 

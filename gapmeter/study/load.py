@@ -16,6 +16,7 @@ from pathlib import Path
 from gapmeter import errors
 from gapmeter.analysis.results.manifest import Placement, Shortened
 from gapmeter.errors import UserError
+from gapmeter.keys import Keys
 from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_cluster, make_fleet
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.worker import Locustfile
@@ -29,8 +30,7 @@ from gapmeter.scenarios import Scenario
 from gapmeter.scenarios.plain_file import is_plain
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage
-from gapmeter.study.conclusion import INTERRUPTED
-from gapmeter.study.keys import Keys
+from gapmeter.study.conclusion import STOPPED
 from gapmeter.study.patience import Patience
 from gapmeter.study.target import Target
 
@@ -136,7 +136,7 @@ class Load:
             if ended_because is not None:
                 return
             if trouble or (self.page is not None and self.page.asked_to_stop()):
-                ended_because = trouble or INTERRUPTED
+                ended_because = trouble or STOPPED
                 fleet.stop()
             elif early_end is not None and shortened is None:
                 for tail in tails:
@@ -150,7 +150,7 @@ class Load:
             try:
                 fleet.wait(check, _CHECK_EVERY_S)
             except KeyboardInterrupt:
-                ended_because = INTERRUPTED
+                ended_because = STOPPED
                 tell("stopping: what is in flight is recorded as aborted (Ctrl-C again quits at once)")
                 fleet.stop()
                 fleet.wait(check, _CHECK_EVERY_S)

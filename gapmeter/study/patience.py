@@ -15,11 +15,12 @@ from typing import Any
 import pandas as pd
 
 from gapmeter.analysis.requests.attempts import request_rows
-from gapmeter.analysis.requests.metrics import METRICS, metric_series
+from gapmeter.analysis.requests.metrics import metric_series
 from gapmeter.analysis.stats.exact import values_needed
 from gapmeter.records import Outcome
 from gapmeter.records.request import FINISHED, RequestRecord
 from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.slo import LATENCIES
 
 LOOKS = 4
 _PLANNED = 2.2  # times the independent values that both ends take: so many requests suffice in 19 runs of 20
@@ -72,7 +73,9 @@ class Patience:
         self._from_ns = t0_ns + warmup_ns
         step_ns = (load.longest_ns - load.duration_ns) / (LOOKS - 1)
         self._looks_ns = [self._from_ns + load.duration_ns + round(step_ns * n) for n in range(LOOKS - 1)]
-        self._asked = [(slo.metric, slo.percentile) for slo in scenario.slo if slo.metric in METRICS and slo.percentile]
+        self._asked = [
+            (slo.metric, slo.percentile) for slo in scenario.slo if slo.metric in LATENCIES and slo.percentile
+        ]
         self._so_far = RequestsSoFar()
 
     def until_ns(self, seen: Sequence[tuple[int, RequestRecord]], now_ns: int) -> int | None:

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gapmeter import errors
-from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.manifest import OwnUsers, Placement, PlanFacts, SweepPlace, Target, TrialPlace
 from gapmeter.errors import UserError, unless_refused
+from gapmeter.keys import Keys
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
@@ -31,11 +31,11 @@ from gapmeter.machine.hardware import gpus_here, place, suspended_ns
 from gapmeter.options import Options
 from gapmeter.records import RunFolder
 from gapmeter.records.workers import LocustWorkers
+from gapmeter.report.command import Command
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage, telemetry
 from gapmeter.study.conclusion import Conclusion, OpenManifest, conclude, describe
-from gapmeter.study.keys import Keys
 from gapmeter.study.load import Load, ProbeFolder, ServerLog, StopWhen
 from gapmeter.study.target import Target as LaunchTarget
 from gapmeter.study.target import find_probe_folder, prepare_target, running

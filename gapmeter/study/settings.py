@@ -9,20 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from gapmeter import errors
-from gapmeter.analysis.command import Command
 from gapmeter.analysis.results.capacity import BUDGET, DIED, INTERRUPTED, UNMEETABLE, CapacityResult
 from gapmeter.analysis.results.costs import CostTable
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.errors import UserError
+from gapmeter.keys import Keys
 from gapmeter.options import Options
 from gapmeter.report import costs
 from gapmeter.report.capacity import can_go_on, headline
+from gapmeter.report.command import Command
 from gapmeter.runs.run import manifest_of
 from gapmeter.scenarios import Point
 from gapmeter.study.capacity import CapacityGoal, begin_search, report_capacity, run_search
 from gapmeter.study.comparison import compare_costs
 from gapmeter.study.conclusion import Conclusion, show
-from gapmeter.study.keys import Keys
 from gapmeter.study.resolve import point_overrides, resolve, searchable_points, settings_of
 
 

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gapmeter import errors
-from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable, RunResult
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
+from gapmeter.report.command import Command
 from gapmeter.runs.run import STUDIES, manifest_of
 from gapmeter.scenarios import Scenario
 from gapmeter.study.companions import LocustPage, address_of, locust_page, runs_page
 from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.patience import shortage
 from gapmeter.study.resolve import resolve
-from gapmeter.study.session import Session, Visit, check_options, open_session, placed, prepare_session
+from gapmeter.study.session import Visit, check_options, placed, prepare_session
 
 M = TypeVar("M", bound=ManifestBase)
 
@@ -65,10 +65,6 @@ class Study(Generic[M]):
         """Write into the manifest, at once."""
         self.manifest = self.manifest.model_copy(update=fields)
         self.manifest.write(self.path)
-
-    def server(self, scenario: Scenario, home: Path) -> contextlib.AbstractContextManager[Session]:
-        """A server that is up for several visits. Raises UserError when it cannot be started."""
-        return open_session(scenario, self.options, home=home)
 
 
 @contextlib.contextmanager

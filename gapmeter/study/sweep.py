@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter import errors
-from gapmeter.analysis.command import Command
 from gapmeter.analysis.results.manifest import SweepManifest, SweepPlace
 from gapmeter.analysis.results.sweep import SweepResult
 from gapmeter.errors import UserError, unless_refused
+from gapmeter.keys import Keys
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
+from gapmeter.records.folder import write_json
+from gapmeter.report.command import Command
 from gapmeter.scenarios import Point, Scenario
 from gapmeter.study.conclusion import Conclusion, describe, show
-from gapmeter.study.keys import Keys
 from gapmeter.study.resolve import point_overrides, resolve, resolve_points
-from gapmeter.study.session import Session, Visit
+from gapmeter.study.session import Session, Visit, open_session
 from gapmeter.study.study import Study, afresh, is_finished, make_study_folder, manifest_to_resume, server_key
 
 SWEEP = "sweep"
@@ -132,7 +133,7 @@ class _Sweep:
             home = self.study.path / "servers" / f"{number}.{attempts}"
             attempts += 1
             try:
-                with self.study.server(self.points[left[0][0]].scenario, home) as session:
+                with open_session(self.points[left[0][0]].scenario, self.study.options, home=home) as session:
                     self._run(session, left.pop(0))  # even on a dead one: each start takes a run off the list
                     while left and session.alive():
                         self._run(session, left.pop(0))
@@ -166,7 +167,7 @@ class _Sweep:
             raise error
         path = self.path(place)
         path.mkdir(parents=True, exist_ok=True)
-        RunFolder(path).write_json(path / "failed.json", {"reason": str(error), "exit_code": error.exit_code})
+        write_json(path / "failed.json", {"reason": str(error), "exit_code": error.exit_code})
         self.study.options.say(f"{self._title(place, ended=False)} failed: {error}")
 
     def _title(self, place: Place, *, ended: bool) -> str:

@@ -19,6 +19,7 @@ from gapmeter import errors
 from gapmeter.analysis.device.devices import CPU, CPU_FLAGS, catalogue, recognise, refusal, support
 from gapmeter.analysis.results import manifest
 from gapmeter.errors import UserError
+from gapmeter.keys import Keys
 from gapmeter.loadgen.exchange import Address, authorization
 from gapmeter.machine.hardware import gpus_here
 from gapmeter.machine.roofline import describe_weights, measure_peaks
@@ -32,7 +33,6 @@ from gapmeter.servers.launch import LaunchSpec, ServerFailed, ServerProcess, Ser
 from gapmeter.servers.models import ModelError, resolve_model
 from gapmeter.servers.simulated import simulated_command
 from gapmeter.servers.transformers import transformers_command
-from gapmeter.study.keys import Keys
 
 SERVED_NAME = "gapmeter"
 CHECKOUT = Path(__file__).resolve().parent.parent.parent

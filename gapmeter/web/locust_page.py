@@ -35,7 +35,6 @@ from gapmeter.records.follow import ReportFollower, count_in, follow_run, new_hi
 LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.5
 _KEY = "gapmeter"
-_NAMES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 _PERCENTILES = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p999": 99.9}
 _COLUMNS = {
     "what": "What", "owner": "Owner", "kind": "Known from", "count": "n", "p50": "p50 (ms)", "p90": "p90 (ms)",
@@ -49,7 +48,7 @@ Tell = Callable[[float | None, str], None]  # E2E in ms, None for a failure; of 
 
 def live_rows(histograms: Mapping[str, HdrHistogram]) -> list[Row]:
     """So far, the warm-up included. No stages: those are known once the server's stamps are joined to ours."""
-    return [_live(_NAMES[name], histogram) for name, histogram in histograms.items()]
+    return [_live(name.upper(), histogram) for name, histogram in histograms.items()]
 
 
 def _live(name: str, histogram: HdrHistogram) -> Row:
@@ -64,7 +63,7 @@ def _live(name: str, histogram: HdrHistogram) -> Row:
 def result_rows(result: RunResult) -> list[Row]:
     """What the analysis found: the metrics, then each stage to the last token, then what nobody owns."""
     metrics = [
-        _row(_NAMES[name], "", "result", each.count, each.ms, each.max_ms) for name, each in result.metrics.items()
+        _row(name.upper(), "", "result", each.count, each.ms, each.max_ms) for name, each in result.metrics.items()
     ]
     stages = [
         _row(name, each.owner, each.kind, each.count, each.ms, each.max_ms) for name, each in result.stages.items()
@@ -205,7 +204,7 @@ class Page(Environment):
     def _ended(self, e2e_ms: float | None, why: str) -> None:
         """One event a request, with what its user waited; never one a token."""
         self.events.request.fire(
-            request_type="ask", name=_NAMES["e2e"], response_time=e2e_ms, response_length=0, context={},
+            request_type="ask", name="E2E", response_time=e2e_ms, response_length=0, context={},
             exception=RuntimeError(why) if e2e_ms is None else None,
         )  # fmt: skip
 

@@ -31,7 +31,7 @@ import gevent
 from gevent import pywsgi
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from gapmeter.errors import reason_of
+from gapmeter.loadgen.client import reason
 from gapmeter.loadgen.exchange import Address
 from gapmeter.loadgen.locust.slice_run import Report
 
@@ -306,7 +306,7 @@ def _own(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise NotKept(f"{path}: {reason_of(error)}") from error
+        raise NotKept(f"{path}: {reason(error)}") from error
 
 
 def _request(method: str, path: str, digest: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from gapmeter.analysis.results import Result, RunResult
 from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.tables import read_table
 from gapmeter.records import RunFolder
-from gapmeter.report.run_folder import Run
 
 _TABLES = ("requests", "ledger", "gaps", "timeline", "steps")
 _LISTS = ("token_ns", "chunk_tokens", "engine_metrics", "receive_wait_ns")
@@ -25,10 +24,10 @@ def write_csv(folder: RunFolder, into: Path) -> list[Path]:
 
     Raises FileNotFoundError when the run has not been analysed, OSError.
     """
-    run = Run.read(folder)
+    result = RunResult.read(folder.path)
     into.mkdir(parents=True, exist_ok=True)
-    about = run.provenance
-    written = [_write(into / f"{name}.csv", table, about) for name, table in figures(run.result).items() if len(table)]
+    about = result.provenance
+    written = [_write(into / f"{name}.csv", table, about) for name, table in figures(result).items() if len(table)]
     for name in _TABLES:
         file = folder.path / f"{name}.parquet"
         if file.exists():

@@ -31,7 +31,6 @@ from gapmeter.analysis.results.comparison import (
     FASTER,
     FOLLOWS,
     MIXED,
-    NAMES,
     NOT_ESTIMABLE,
     NOTED,
     NOTHING,
@@ -58,10 +57,11 @@ from gapmeter.report import html, markdown, terminal
 from gapmeter.report.comparison import document, headline, with_sentences, words_of
 from gapmeter.report.differences import brief, change_of, change_sentence, verdict_sentence
 from gapmeter.report.document import Table
+from gapmeter.scenarios.slo import LATENCIES
 from tests.kit import results as kit
 from tests.kit.compared import COMMAND, folder, manifest, virtual
 
-PERCENTILES = dict.fromkeys(NAMES, FAMILY)
+PERCENTILES = dict.fromkeys(LATENCIES, FAMILY)
 VALID = RunResult.model_construct(verdict="PASS", invalid_reasons=(), floor=None)
 
 
@@ -70,7 +70,7 @@ def test_swapping_the_sides_swaps_every_sign(paired: bool) -> None:
     a, b = virtual(1), virtual(1 if paired else 2, 1)
     one, other = (compare_sides([x], [y], PERCENTILES, resamples=60) for x, y in ((a, b), (b, a)))
     assert one.paired is other.paired is paired
-    pairs = [(one.metrics[m][p], other.metrics[m][p]) for m in NAMES for p in FAMILY]
+    pairs = [(one.metrics[m][p], other.metrics[m][p]) for m in LATENCIES for p in FAMILY]
     pairs += [(one.stages[e][s], other.stages[e][s]) for e in one.stages for s in one.stages[e]]
     compared = [(d, opposite) for d, opposite in pairs if d.supported]
     assert len(compared) > 20
@@ -134,7 +134,7 @@ def test_runs_that_spread_widely_about_their_side_widen_the_interval() -> None:
 
 def test_a_difference_below_the_load_testers_own_floor_is_not_claimed() -> None:
     found = compare_sides([virtual(6)], [virtual(6, 1, forward_ns=6_000_000)], PERCENTILES, resamples=100)
-    open_eyes, blind = (claims.judge([found], floors)[0] for floors in ({}, dict.fromkeys(NAMES, (1e12, 1e12))))
+    open_eyes, blind = (claims.judge([found], floors)[0] for floors in ({}, dict.fromkeys(LATENCIES, (1e12, 1e12))))
     assert open_eyes.word == SLOWER
     assert blind.word == NOTHING
 
@@ -483,7 +483,7 @@ def test_dropping_the_slowest_requests_is_neither_faster_nor_within(share: float
         assert verdict.word not in (FASTER, MIXED)
         assert judge_pair(pair, [("ttft", 90.0)], 0.05, "", "").status in (REGRESSED, UNDECIDED)
         assert "B failed" in verdict_sentence(pair)
-        means = {metric: {None: found.metrics[metric][None]} for metric in NAMES}
+        means = {metric: {None: found.metrics[metric][None]} for metric in LATENCIES}
         assert claims.judge([replace(found, metrics=means)], {})[0].word not in (FASTER, MIXED)
 
 
@@ -517,7 +517,7 @@ def test_a_mean_of_one_short_run_tells_six_times_and_identical_runs_no_differenc
         rng = np.random.default_rng(seed)
         a, same, slow = (queue_run(rng, load=0.3).rows(np.arange(30)) for _ in range(3))
         for b in (same, scaled(slow, math.log(6))):
-            mean = compare_sides([a], [b], dict.fromkeys(NAMES, ()), resamples=60).metrics["ttft"][None]
+            mean = compare_sides([a], [b], dict.fromkeys(LATENCIES, ()), resamples=60).metrics["ttft"][None]
             told.append((b is same, (mean.p if mean.supported else 1.0) < 0.05 / 16))
     assert sum(claimed for same, claimed in told if same) <= 1
     assert sum(claimed for same, claimed in told if not same) >= 30
@@ -580,7 +580,7 @@ def test_a_percentile_that_one_side_failed_is_shown_as_failed_and_makes_the_othe
         found = compare_sides([dropping(whole, 0.2, given_ns=given_ns)], [whole], PERCENTILES, resamples=50)
         (verdict,) = claims.judge([found], {})
         assert (found.metrics["ttft"][50.0].failed, found.metrics["ttft"][90.0].failed) == ("", "a")
-        reached = {metric: {90.0: found.metrics[metric][90.0]} for metric in NAMES}
+        reached = {metric: {90.0: found.metrics[metric][90.0]} for metric in LATENCIES}
         assert claims.judge([replace(found, metrics=reached)], {})[0].word not in (FASTER, MIXED)
         assert verdict.telling is not None and not verdict.telling.difference.failed
         pair = pair_of(("A", "B"), found, verdict, "GPU")
@@ -634,7 +634,7 @@ def test_stages_are_said_to_be_of_answered_requests_where_some_failed_and_what_i
 def test_a_percentile_that_a_run_refuses_is_said_to_be_refused_though_its_sample_is_too_small_besides() -> None:
     a, b = (virtual(1, service).rows(np.arange(40)) for service in (0, 1))
     late = Distribution.model_construct(percentiles={99.0: Percentile.model_construct(late_ms=2.0)}, mean_ms=9.0)
-    held = replace(a, lateness=ToldLateness((RunResult.model_construct(metrics=dict.fromkeys(NAMES, late)),)))
+    held = replace(a, lateness=ToldLateness((RunResult.model_construct(metrics=dict.fromkeys(LATENCIES, late)),)))
     small, refused = (compare_sides([one], [b], PERCENTILES, resamples=20).metrics["ttft"][99.0] for one in (a, held))
     assert (small.supported, small.late, refused.supported, refused.late) == (False, None, False, 2e6)
     assert "worth" in small.why and refused.why.startswith("refused: up to 2.00 ms")
@@ -645,7 +645,7 @@ def test_a_side_that_answers_the_rest_sooner_because_it_drops_requests_is_not_ca
     fast = scaled(a, -1.0)
     lost = dropping(fast, 0.1)
     found, dropped = (compare_sides([a], [b], {**PERCENTILES, "ttft": (50.0,)}, resamples=100) for b in (fast, lost))
-    whole = {metric: {50.0: found.metrics[metric][50.0]} for metric in NAMES}
+    whole = {metric: {50.0: found.metrics[metric][50.0]} for metric in LATENCIES}
     assert claims.judge([replace(found, metrics=whole)], {})[0].word == FASTER
     assert claims.judge([replace(dropped, metrics=whole)], {})[0].word == FAILS_MORE
 
@@ -655,7 +655,7 @@ def test_a_side_that_answers_the_rest_sooner_because_it_drops_requests_is_not_ca
 def test_with_several_runs_nothing_is_surer_than_students_test_of_the_runs_own_figures(seed: int) -> None:
     rng = np.random.default_rng(seed)
     a, b = ([scaled(queue_run(rng), rng.normal(0, 0.03)) for _ in range(3)] for _ in range(2))
-    found = compare_sides(a, b, {**dict.fromkeys(NAMES, ()), "ttft": (50.0,)}, resamples=40).metrics["ttft"][50.0]
+    found = compare_sides(a, b, {**dict.fromkeys(LATENCIES, ()), "ttft": (50.0,)}, resamples=40).metrics["ttft"][50.0]
     once = np.ones((a[0].count, 1), np.int32)
     own = [[Resampled(run.values["ttft"]).harrell_davis(once, (50.0,)).item() for run in side] for side in (a, b)]
     theirs = stats.ttest_ind(own[1], own[0])

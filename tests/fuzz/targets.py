@@ -39,9 +39,9 @@ from gapmeter.loadgen.locust.protocol import Malformed, MasterMessage, Order, Re
 from gapmeter.loadgen.locust.slice_run import Report
 from gapmeter.loadgen.plan import NotPlan, Plan
 from gapmeter.loadgen.planner import make_plan
-from gapmeter.records import Outcome, RunFolder, read_records
+from gapmeter.records import Outcome, read_records
 from gapmeter.records.answers import parse_answers
-from gapmeter.records.folder import PARTS
+from gapmeter.records.folder import PARTS, write_json
 from gapmeter.records.reader import NotRecords
 from gapmeter.records.stream import events, parse_answer
 from gapmeter.runs.archive import archive, unpacked
@@ -185,7 +185,7 @@ def _manifests() -> list[bytes]:
 def _read_manifest(data: bytes) -> None:
     manifest = read_manifest(_file("run/manifest.json", data).parent)
     assert manifest.asked.to_dict()
-    RunFolder(_scratch()).write_json(_scratch() / "again.json", manifest.to_json())
+    write_json(_scratch() / "again.json", manifest.to_json())
 
 
 def _records() -> list[bytes]:

@@ -19,10 +19,10 @@ from gapmeter.errors import UserError
 from gapmeter.machine.instrument import Cores, Timing, null_server
 from gapmeter.runs.archive import archive
 from gapmeter.runs.run import open_run
-from gapmeter.runs.verify import verify
 from gapmeter.study.capacity import at_rate
 from gapmeter.study.comparison import compare_folders
 from gapmeter.study.resolve import resolve
+from gapmeter.study.verify import verify
 from tests.kit.browser import Tab, opens_well
 from tests.kit.command import Command, Done, gapmeter, settings
 from tests.kit.wait import until

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.command import Command
+from gapmeter.keys import REDACTED, Keys
 from gapmeter.records.compression import open_record
-from gapmeter.study.keys import REDACTED, Keys
+from gapmeter.report.command import Command
 from tests.kit.command import SHORT, SIMULATED, gapmeter
 
 KEY = "sk-<secret>&0123456789"

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.printable import printable
 from gapmeter.cli import main
+from gapmeter.report.printable import printable
 from gapmeter.report.terminal import print_table
 from gapmeter.scenarios.plain_file import check_folder, open_plain, unzipped
 from tests.kit.command import ROOT

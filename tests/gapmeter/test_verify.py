@@ -20,10 +20,11 @@ from gapmeter.analysis.results.manifest import SweepManifest, SweepPoint
 from gapmeter.cli import main
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
+from gapmeter.records.folder import write_json
 from gapmeter.runs.archive import HASHES, archive
-from gapmeter.runs.verify import Check, check_all, differing, verify
 from gapmeter.study.comparison import compare_runs
 from gapmeter.study.sweep import analyse_points
+from gapmeter.study.verify import Check, check_all, differing, verify
 
 pytestmark = pytest.mark.whole_run
 Copy = Callable[[], Path]
@@ -166,7 +167,7 @@ def test_a_sweep_s_own_figures_are_made_again_from_its_points(run_copy: Copy, tm
     assert failed(check_all(home.path)) == {}
     summary = json.loads(home.summary.read_text())
     summary["sweep"]["points"][0]["delivered_rate"] = 9.0
-    home.write_json(home.summary, summary)
+    write_json(home.summary, summary)
     assert "sweep.points[0].delivered_rate is 9.0, derived " in failed(check_all(home.path))["summary.json"]
 
 

@@ -17,7 +17,7 @@ from gapmeter.records.compression import compress
 from gapmeter.records.follow import RecordFollower, RecordTail, count_in, new_histograms
 from gapmeter.records.reader import dropped_records
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
-from gapmeter.scenarios.slo import TIMES
+from gapmeter.scenarios.slo import LATENCIES
 from tests.kit.loads import write_records
 from tests.kit.streams import arrived, chat, sse
 
@@ -102,7 +102,7 @@ def test_histograms_count_what_was_answered_and_nothing_that_failed(records: Pat
     histograms = new_histograms()
     for answered in RecordFollower([records], 0, whole=True).poll():
         count_in(histograms, answered)
-    assert {name: histogram.get_total_count() for name, histogram in histograms.items()} == dict.fromkeys(TIMES, 1)
+    assert {name: histogram.get_total_count() for name, histogram in histograms.items()} == dict.fromkeys(LATENCIES, 1)
 
 
 def record(index: int, size: int = 10) -> RequestRecord:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gapmeter.analysis.command import Command
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.run import CoreHolder
 from gapmeter.report import document as doc
 from gapmeter.report import html, run
+from gapmeter.report.command import Command
 from gapmeter.report.why import advice, setting
 from gapmeter.scenarios.model import KEYS
 from tests.kit.runs import write_run

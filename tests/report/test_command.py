@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gapmeter.analysis.command import Command
+from gapmeter.report.command import Command
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import markupsafe
 
-from gapmeter.analysis.command import Command
+from gapmeter.report.command import Command
 
 REDACTED = "REDACTED"
 _VARIABLES = ("GAPMETER_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY",
