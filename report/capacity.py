@@ -20,7 +20,8 @@ from gapmeter.analysis.results.capacity import (
     SearchWords,
 )
 from gapmeter.analysis.results.manifest import SearchManifest
-from gapmeter.report import cost, pareto
+from gapmeter.records import RunFolder
+from gapmeter.report import cost, html, pareto
 from gapmeter.report import document as doc
 from gapmeter.report.capacity_charts import Goodput, Posterior, Sureness
 from gapmeter.report.document import BRIEF, PAGE, TERMINAL, Chart, Column, Figure, Mark, Name, Row, Section, Table
@@ -29,6 +30,15 @@ from gapmeter.report.words import reproduce, tone
 
 # Of the rate held, as docs/results/capacity.json has it: the upper end of the share's 95 % interval.
 _GUARANTEE = "too high in at most 2 % of searches on simulated servers of constant speed"
+
+
+def write(folder: RunFolder, result: CapacityResult) -> CapacityResult:
+    """``summary.json`` and ``report.html`` of a search's folder. Returns the result with its words. Raises OSError."""
+    result = result.model_copy(update={"words": words_of(result)})
+    result.write(folder.path)
+    page = html.page(document(result, SearchManifest.read(folder.path)))
+    folder.report.write_text(page, encoding="utf-8")
+    return result
 
 
 def document(result: CapacityResult, manifest: SearchManifest) -> doc.Document:

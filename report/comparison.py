@@ -48,7 +48,7 @@ from gapmeter.report.document import (
     Words,
     in_ms,
 )
-from gapmeter.report.words import both, tone
+from gapmeter.report.words import as_sentence, both, tone
 
 _LONGEST = 40  # characters of a value in a sentence
 _ONE_LINE = 70  # characters
@@ -103,10 +103,6 @@ def document(result: Comparison, version: str = "") -> doc.Document:
     )
 
 
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
-
-
 def _verdict(result: Comparison) -> doc.Verdict:
     first, *more = [verdict_sentence(pair) for pair in result.comparisons] or [not_comparable(result)]
     changed = [said for pair in result.comparisons if (said := change_sentence(pair))]
@@ -116,8 +112,8 @@ def _verdict(result: Comparison) -> doc.Verdict:
     return doc.Verdict(
         word=result.verdict,
         tone=tone(result.verdict),
-        sentence=_sentence(first),
-        more=[*(Said(_sentence(each)) for each in more), *(Said(_sentence(each), strong=True) for each in changed)],
+        sentence=as_sentence(first),
+        more=[*(Said(as_sentence(each)) for each in more), *(Said(as_sentence(each), strong=True) for each in changed)],
         trust=trust,
     )
 
@@ -143,7 +139,7 @@ def headline(result: Comparison) -> str:
     changed = result.comparisons[0].changed
     if len(said) == 1 and changed and changed.stage:
         said.append(change_sentence(result.comparisons[0]))
-    return f"{'. '.join(each[0].upper() + each[1:] for each in said)}."
+    return " ".join(map(as_sentence, said))
 
 
 def not_comparable(result: Comparison) -> str:

@@ -28,7 +28,7 @@ from gapmeter.report.document import (
     Table,
     Words,
 )
-from gapmeter.report.words import tone
+from gapmeter.report.words import as_sentence, tone
 
 _LEAD: Final = (
     "The rate at which every SLO holds, what a request costs at that rate (the estimate, with the interval that the "
@@ -51,7 +51,7 @@ def document(result: CostTable, version: str = "") -> doc.Document:
     established = result.verdict == CHEAPER
     doubts = [doc.Said(text) for text in _doubts(result)]
     simulated = ["the simulated engine does not represent a real one"] * any(row.simulated for row in result.rows)
-    notes = [Paragraph(f"{text[0].upper()}{text[1:]}.") for text in (*result.notes, *simulated)]
+    notes = [Paragraph(as_sentence(text)) for text in (*result.notes, *simulated)]
     several = len({row.device for row in result.rows}) > 1
     sides = {row.name: f"{row.device}, {row.setting}" if several else row.setting for row in result.rows}
     return doc.Document(

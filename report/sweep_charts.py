@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gapmeter.analysis.numbers import bounds, duration, share, significant
+from gapmeter.analysis.numbers import DASH, bounds, duration, share, significant
 from gapmeter.analysis.results.run import INVALID
 from gapmeter.analysis.results.sweep import Point, SweepResult, figure_name
 from gapmeter.analysis.stages import UNEXPLAINED
@@ -102,7 +102,7 @@ class Curves:
             title = f"{point.label}: {self.name} not estimable, mean {duration(y)}, {point.verdict}"
             return Dot(x, y, css="strong halo", title=title, sign="?")
         known = f" ({bounds(*ends)})" if ends else ""
-        rate = significant(tokens) if tokens else "–"
+        rate = significant(tokens) if tokens else DASH
         title = f"{point.label}: {self.name} {duration(value)}{known}, {rate} tokens/s, {point.verdict}"
         if point.verdict == INVALID:
             return Dot(x, y, y_ends=ends, css="failed", title=title, sign="✕")

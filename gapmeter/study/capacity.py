@@ -136,14 +136,9 @@ def analyse_trials(path: Path, manifest: SearchManifest, say: Callable[[str], No
 def analyse_search(folder: RunFolder) -> CapacityResult:
     """What a search found, with its page, into its folder. Raises NotReadable, OSError."""
     from gapmeter.analysis.capacity.build import analyse_capacity
-    from gapmeter.report import capacity, html
+    from gapmeter.report import capacity
 
-    result = analyse_capacity(folder)
-    result = result.model_copy(update={"words": capacity.words_of(result)})
-    result.write(folder.path)
-    page = html.page(capacity.document(result, SearchManifest.read(folder.path)))
-    folder.report.write_text(page, encoding="utf-8")
-    return result
+    return capacity.write(folder, analyse_capacity(folder))
 
 
 class Trials:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gapmeter.analysis.compare.searches import Found
     from gapmeter.analysis.compare.sides import AnalysedRun
 
-DOCUMENT = "compare.json"
+Compared = TypeVar("Compared", Comparison, CostTable)
 RUNS_A_SIDE = 3  # with two, Student's t has 2 degrees of freedom and finds next to nothing
 
 
@@ -61,10 +61,7 @@ def compare_runs(
 
     paths = _distinct(sides)
     result, version = derive(paths, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
-    folder = _make_folder(Path(runs), paths)
-    result = result.model_copy(update={"asked": _placed(result.asked, paths, folder)})
-    with unless_refused(f"{folder} cannot be written"):
-        result = comparison.write(folder, result, version)
+    folder, result = _written(Path(runs), paths, result, lambda path, placed: comparison.write(path, placed, version))
     return Conclusion(folder, result, errors.OK if result.comparable or result.forced else errors.NOT_VALID)
 
 
@@ -80,10 +77,7 @@ def compare_costs(
 
     paths = _distinct(sides)
     result, version = derive_costs(paths, Asked(factors=tuple(factors), force=force), command)
-    folder = _make_folder(Path(runs), paths)
-    result = result.model_copy(update={"asked": _placed(result.asked, paths, folder)})
-    with unless_refused(f"{folder} cannot be written"):
-        result = costs.write(folder, result, version)
+    folder, result = _written(Path(runs), paths, result, lambda path, placed: costs.write(path, placed, version))
     return Conclusion(folder, result, errors.NOT_VALID if result.verdict == NOT_COMPARABLE else errors.OK)
 
 
@@ -113,10 +107,15 @@ def _distinct(sides: Sequence[Sequence[str | Path]]) -> list[list[Path]]:
     return paths
 
 
-def _make_folder(runs: Path, sides: Sequence[Sequence[Path]]) -> Path:
+def _written(
+    runs: Path, sides: list[list[Path]], result: Compared, write: Callable[[Path, Compared], Compared]
+) -> tuple[Path, Compared]:
+    """The folder that is made for it, and the result with what was written there."""
     names = "|".join(",".join(path.resolve().name for path in side) for side in sides)
     with unless_refused(f"no comparison's folder can be made in {runs}"):
-        return RunFolder.create(runs, "compare", hashlib.sha256(names.encode()).hexdigest(), parts=()).path
+        folder = RunFolder.create(runs, "compare", hashlib.sha256(names.encode()).hexdigest(), parts=()).path
+    with unless_refused(f"{folder} cannot be written"):
+        return folder, write(folder, result.model_copy(update={"asked": _placed(result.asked, sides, folder)}))
 
 
 def _placed(asked: Asked, sides: Sequence[Sequence[Path]], folder: Path) -> Asked:
@@ -251,9 +250,9 @@ def _unless_unreadable(path: Path) -> Iterator[None]:
 
 def read_comparison(folder: Path) -> Comparison | CostTable:
     """An earlier comparison's ``compare.json``. Raises NotReadable, OSError."""
-    text = read_plain(folder / DOCUMENT)
+    text = read_plain(folder / Comparison.FILE)
     of_costs = b'"kind": "costs"' in text[:200]  # a comparison of runs has no kind
-    return (CostTable if of_costs else Comparison).parse(text, folder / DOCUMENT)
+    return (CostTable if of_costs else Comparison).parse(text, folder / Comparison.FILE)
 
 
 @dataclass(frozen=True, slots=True)

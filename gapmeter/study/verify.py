@@ -16,6 +16,7 @@ from typing import Any
 from gapmeter import errors
 from gapmeter.analysis.provenance import made_by
 from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable
+from gapmeter.analysis.results.comparison import Comparison
 from gapmeter.analysis.results.manifest import SweepManifest, read_manifest
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.machine.hardware import describe_versions
@@ -25,7 +26,7 @@ from gapmeter.runs.archive import HASHES, unpacked
 from gapmeter.runs.listing import is_run, run_folders
 from gapmeter.runs.run import UNDERIVABLE
 from gapmeter.scenarios.plain_file import check_folder, read_json, read_plain, sha256_of, unzipped
-from gapmeter.study.comparison import DOCUMENT, compare_again, read_comparison
+from gapmeter.study.comparison import compare_again, read_comparison
 from gapmeter.study.conclusion import analyse_run
 
 _OTHER = "made by other versions"
@@ -73,7 +74,7 @@ def check_all(folder: Path) -> list[Check]:
     """Every check of a run's folder; of a folder of several, one for each run within and those of its own figures."""
     if is_run(folder):
         return check_run(folder)
-    if (folder / DOCUMENT).exists():
+    if (folder / Comparison.FILE).exists():
         return _check_comparison(folder)
     inside = list(run_folders(folder))
     if not inside:
@@ -86,7 +87,8 @@ def _check_comparison(folder: Path) -> list[Check]:
     try:
         kept = read_comparison(folder)
     except (OSError, NotReadable) as error:
-        return [Check(DOCUMENT, False, f"does not say where its runs are, so it cannot be derived again: {error!r}")]
+        text = f"does not say where its runs are, so it cannot be derived again: {error!r}"
+        return [Check(Comparison.FILE, False, text)]
     sides = [[folder / path for path in side] for side in kept.asked.folders or ()]
     checks, lost = [], "is not where the comparison found it; the comparison cannot be derived again without it"
     for path in (path for side in sides for path in side):
@@ -99,8 +101,8 @@ def _check_comparison(folder: Path) -> list[Check]:
         try:
             compare_again(folder, again)
         except _FAILURES as error:
-            return [*checks, Check(DOCUMENT, False, f"cannot be derived from these runs: {error}")]
-        return [*checks, *(compare_file(folder / name, again / name) for name in (DOCUMENT, "report.html"))]
+            return [*checks, Check(Comparison.FILE, False, f"cannot be derived from these runs: {error}")]
+        return [*checks, *(compare_file(folder / name, again / name) for name in (Comparison.FILE, "report.html"))]
 
 
 def _check_whole(run: Path, name: str) -> Check:

@@ -26,8 +26,10 @@ from locust.env import Environment
 from locust.runners import STATE_RUNNING, STATE_STOPPED, LocalRunner
 from locust.stats import stats_history
 
+from gapmeter.analysis.numbers import DASH
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stats.exact import values_needed
+from gapmeter.errors import reason_of
 from gapmeter.loadgen.worker import Exit, leave
 from gapmeter.records import RunFolder
 from gapmeter.records.follow import ReportFollower, count_in, follow_run, new_histograms
@@ -40,7 +42,6 @@ _COLUMNS = {
     "what": "What", "owner": "Owner", "kind": "Known from", "count": "n", "p50": "p50 (ms)", "p90": "p90 (ms)",
     "p95": "p95 (ms)", "p99": "p99 (ms)", "p999": "p99.9 (ms)", "max": "Max (ms)",
 }  # fmt: skip
-_UNKNOWN = "–"
 
 Row = dict[str, str]
 Tell = Callable[[float | None, str], None]  # E2E in ms, None for a failure; of which class the failure was
@@ -80,13 +81,13 @@ def _row(
 ) -> Row:
     values = {key: ms(percentile) for key, percentile in _PERCENTILES.items()} | {"max": max_ms}
     texts = {key: _text(value) for key, value in values.items()}
-    return {"what": name, "owner": owner, "kind": kind, "count": _UNKNOWN if count is None else f"{count:,}", **texts}
+    return {"what": name, "owner": owner, "kind": kind, "count": DASH if count is None else f"{count:,}", **texts}
 
 
 def _text(value: float | None) -> str:
     """Three significant figures, as the histograms have; a dash where the sample does not support a figure."""
     if value is None or not math.isfinite(value):
-        return _UNKNOWN
+        return DASH
     digits = 0 if not value else max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(digits, 4)}f}"
 
@@ -226,7 +227,7 @@ def main(arguments: list[str]) -> int:
     try:
         port = page.serve(port)
     except OSError as error:
-        return leave(Exit.BAD_SPEC, f"{LOOPBACK}:{port} cannot be listened on: {error.strerror or error}")
+        return leave(Exit.BAD_SPEC, f"{LOOPBACK}:{port} cannot be listened on: {reason_of(error)}")
     print(f"ready {port}", flush=True)
     for line in FileObject(sys.stdin.fileno(), "rb", close=False):
         page.show(json.loads(line))

@@ -18,7 +18,7 @@ from pathlib import Path
 from aiohttp import web
 
 from gapmeter import errors
-from gapmeter.errors import UserError
+from gapmeter.errors import UserError, reason_of
 from gapmeter.options import tell
 from gapmeter.records import RunFolder
 from gapmeter.runs.listing import ListedRun, find_listed, list_known
@@ -185,7 +185,7 @@ def serve_until_interrupted(runs: Path, port: int) -> None:
         try:
             asyncio.run(serve())
         except OSError as error:
-            raise UserError(f"--port {port}: {error.strerror or error}", errors.USAGE) from error
+            raise UserError(f"--port {port}: {reason_of(error)}", errors.USAGE) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ def main(arguments: list[str]) -> int:
     try:
         asyncio.run(serve())
     except OSError as error:
-        print(error.strerror or error, file=sys.stderr)
+        print(reason_of(error), file=sys.stderr)
         return 1
     return 0
 
