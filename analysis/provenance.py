@@ -79,7 +79,8 @@ def users_words(load: LoadFacts) -> str:
     """Who asks in a closed loop. The shape of a locustfile may change how many users there are."""
     if load.locustfile:
         return f"users of {load.locustfile}"
-    return f"{load.concurrency} users{'' if load.unit == 'requests' else ' in conversations'}"
+    users = f"{load.concurrency} user{'' if load.concurrency == 1 else 's'}"
+    return users if load.unit == "requests" else f"{users} in conversations"
 
 
 def _asked(load: LoadFacts) -> str:

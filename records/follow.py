@@ -120,7 +120,7 @@ class RecordFollower:
         self._sent: deque[int] = deque()
         self._ended: deque[int] = deque()
         self.recent: dict[str, deque[float]] = {
-            name: deque(maxlen=_RECENT * (16 if name == "itl" else 1)) for name in ("ttft", "itl", "e2e", "lag")
+            name: deque(maxlen=_RECENT * (16 if name == "itl" else 1)) for name in (*LATENCIES, "lag")
         }
         self.failed: Counter[str] = Counter()
         self.issued = self.done = self.unread = 0
@@ -157,7 +157,7 @@ class RecordFollower:
         return self._rate(self._ended)
 
     def percentile(self, name: str, percentile: float) -> float | None:
-        """Of the last requests' ttft, e2e, lag (ms) or of their gaps (itl); None when there are none yet."""
+        """Of the last requests' ttft, tpot, e2e, lag (ms) or of their gaps (itl); None when there are none yet."""
         values = sorted(self.recent[name])
         return values[min(len(values) - 1, int(len(values) * percentile / 100))] if values else None
 
@@ -187,6 +187,8 @@ class RecordFollower:
         if self._whole and answer.output_tokens and answer.output_tokens > 1 and last_ns > first_ns:
             tpot_ns = (last_ns - first_ns) // (answer.output_tokens - 1)
         self.recent["ttft"].append(ttft_ns / 1e6)
+        if tpot_ns is not None:
+            self.recent["tpot"].append(tpot_ns / 1e6)
         if self._whole:
             self.recent["e2e"].append((last_ns - record.due_ns) / 1e6)
             self.recent["itl"].extend(gap / 1e6 for gap in gaps_ns)

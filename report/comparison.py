@@ -103,6 +103,13 @@ def document(result: Comparison, version: str = "") -> doc.Document:
     )
 
 
+def with_gate(document: doc.Document, regression: Regression) -> doc.Document:
+    """The same, with what a gate found."""
+    assert document.verdict is not None
+    said = Said(as_sentence(f"{regression.status}: {regression.sentence}"), strong=True)
+    return replace(document, verdict=replace(document.verdict, more=[*document.verdict.more, said]))
+
+
 def _verdict(result: Comparison) -> doc.Verdict:
     first, *more = [verdict_sentence(pair) for pair in result.comparisons] or [not_comparable(result)]
     changed = [said for pair in result.comparisons if (said := change_sentence(pair))]

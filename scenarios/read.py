@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -101,13 +101,23 @@ def environment_name(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One key as somebody wrote it. ``node`` leads from a part of the value to its own line and column."""
+    """One key as somebody wrote it. ``node`` leads from a part of the value to its own line and column.
+
+    ``layers``: of a mapping that several layers wrote, which wrote each part last.
+    """
 
     key: str
     value: Any
     place: Place
     layer: int
     node: yaml.Node | None = None
+    layers: Mapping[str, int] = field(default_factory=dict)
+
+    def layer_of(self, part: str) -> int:
+        """Of the mapping's part of this name, or of the whole; below all where the mapping has none such."""
+        if part and not (isinstance(self.value, dict) and part in self.value):
+            return -1
+        return self.layers.get(part, self.layer)
 
     def place_in(self, path: tuple[str | int, ...]) -> Place:
         """Where the part of the value at ``path`` was written."""
@@ -147,9 +157,10 @@ class _Draft:
             raise self.mistake(BadValue(error.text, ("sweep", *error.path))) from error
         points = list(spelled_points(sweep.value))
         for key in {key: None for point in points for key in point}:
-            if key in self.entries and self.entries[key].layer > sweep.layer:
+            whole = next((known for known in self.entries if key == known or key.startswith(f"{known}.")), None)
+            if whole and self.entries[whole].layer_of(key[len(whole) + 1 :]) > sweep.layer:
                 text = f"the sweep sets it; write --set sweep=[] to run one point, or leave {key} to the sweep"
-                raise ScenarioError(text, place=self.entries[key].place, key=key)
+                raise ScenarioError(text, place=self.entries[whole].place, key=key)
         return points
 
     def at(self, point: Mapping[str, PointValue]) -> _Draft:
@@ -244,7 +255,10 @@ def _overlaid(below: Mapping[str, _Entry], layer: Iterable[_Entry]) -> dict[str,
         if entry.value is None:  # null unsets what lower layers said
             continue
         if lower is not None and key != "sweep":
-            entry = replace(entry, value=_merged(lower.value, entry.value, may_grow=key in _GROWING))
+            value = _merged(lower.value, entry.value, may_grow=key in _GROWING)
+            if value is not entry.value:  # both are mappings
+                parts = {part: lower.layer_of(part) for part in lower.value} | dict.fromkeys(entry.value, entry.layer)
+                entry = replace(entry, value=value, layers=parts)
         entries[key] = entry
     return entries
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -56,7 +57,7 @@ def parse_slo(value: object) -> Slo:
         raise BadValue(f"the limit {quoted(limit + unit)} lacks its unit; write {percent:.12g} %")
     if percent > 100:
         raise BadValue(f"{percent:.12g} % is more than every request; write at most 100 %")
-    text = f"errors <= {percent:.12g} %"
+    text = f"errors <= {_plain(percent)} %"
     return Slo(metric=metric, percentile=None, limit_ns=None, limit_share=percent / 100, text=text)
 
 
@@ -74,8 +75,13 @@ def _time(metric: str, percentile: str | None, limit: float, unit: str) -> Slo:
         raise BadValue(f"a limit of {limit:.12g} {unit} can never hold; write what users can wait, for instance 500 ms")
     if limit_ns > _LONGEST_NS:
         raise BadValue(f"the limit {limit:.12g} {unit} is out of range; write at most 24 hours (86400 s)")
-    text = f"{metric} p{rank:.12g} <= {limit:.12g} {unit}"
+    text = f"{metric} p{_plain(rank)} <= {_plain(limit)} {unit}"
     return Slo(metric=metric, percentile=rank, limit_ns=round(limit_ns), limit_share=None, text=text)
+
+
+def _plain(number: float) -> str:
+    """As it can be read back: 0.00005 and not 5e-05."""
+    return format(Decimal(f"{number:.12g}"), "f")
 
 
 def _number(digits: str) -> float:

@@ -33,10 +33,15 @@ class BriefLoad(_Part):
     arrivals: str | None = None
 
 
+class BriefWorkload(_Part):
+    kind: str | None = None
+
+
 class BriefScenario(_Part):
     name: str
     server: BriefServer
     load: BriefLoad
+    workload: BriefWorkload = BriefWorkload()
     sweep: tuple[Mapping[str, Any], ...] | None = None
 
 

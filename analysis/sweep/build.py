@@ -49,7 +49,7 @@ from gapmeter.records import RunFolder
 from gapmeter.scenarios.slo import LATENCIES
 
 LEVELS = (99.0, 95.0, 90.0, 50.0)
-_NOT_VALID, _UNREACHABLE = 98, 106
+_NOT_VALID, _INTERRUPTED, _UNREACHABLE = 98, 105, 106
 
 
 def analyse_sweep(folder: RunFolder) -> SweepResult:
@@ -58,10 +58,12 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
     points: list[AnyPoint] = []
     frames: list[Frames | None] = []
     made_on: dict[int, Manifest] = {}
+    failures = set[int]()
     device = ""
     for index, point in enumerate(manifest.points):
         runs = read_runs(folder.path / point.folder)
         measured = [run for run in runs if isinstance(run, MeasuredRun)]
+        failures |= {run.exit_code for run in runs if isinstance(run, LostRun) and run.exit_code is not None}
         used = [run for run in measured if run.valid] or measured
         facts = _facts(index, point, runs, used, manifest, folder.path)
         if used:
@@ -94,7 +96,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
     return SweepResult(
         name=str(manifest.scenario["name"]),
         status=manifest.status,
-        exit_code=_exit_code(points),
+        exit_code=_INTERRUPTED if manifest.status == "interrupted" else _exit_code(points, failures),
         device=device or "GPU",
         slo=tuple(
             SweptSlo(
@@ -284,11 +286,16 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _exit_code(points: Sequence[AnyPoint]) -> int:
-    """0 when every point was measured, whatever its SLOs say: to see them missed is what a sweep is for."""
+def _exit_code(points: Sequence[AnyPoint], failures: set[int]) -> int:
+    """0 when every point was measured, whatever its SLOs say: to see them missed is what a sweep is for.
+
+    ``failures``: what the runs ended with that have no figures.
+    """
     if all(point.verdict in (PASS, FAIL, INCONCLUSIVE) for point in points):
         return 0 if not any(point.missing for point in points) else _NOT_VALID
-    return _NOT_VALID if any(isinstance(point, Point) for point in points) else _UNREACHABLE
+    if any(isinstance(point, Point) for point in points):
+        return _NOT_VALID
+    return failures.pop() if len(failures) == 1 else _UNREACHABLE
 
 
 def _provenance(points: Sequence[AnyPoint], manifest: SweepManifest, made_on: Mapping[int, Manifest]) -> Provenance:

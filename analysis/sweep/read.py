@@ -21,10 +21,11 @@ BLOCKS = 48  # of a run's window
 
 @dataclass(frozen=True, slots=True)
 class LostRun:
-    """A run of a point that has no figures."""
+    """A run of a point that has no figures. ``exit_code``: what it ended with by itself, None where it did not."""
 
     folder: Path
     reason: str
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ def read_runs(point: Path) -> list[MeasuredRun | LostRun]:
     for path in sorted(point.glob("r*"), key=lambda path: int(path.name[1:] or 0)):
         failed = path / "failed.json"
         if failed.exists():
-            runs.append(LostRun(path, str(json.loads(failed.read_text())["reason"])))
+            why = json.loads(failed.read_text())
+            runs.append(LostRun(path, str(why["reason"]), why.get("exit_code")))
             continue
         try:
             runs.append(MeasuredRun(path, RunResult.read(path), Manifest.read(path)))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes h
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 DEFAULT_PORT = 5557
+REGRESSED = "regressed against its baseline"  # what exit code 99 means of a gate
 _ADDRESS = re.compile(r"(?:\[(?P<ipv6>[^][]+)\]|(?P<host>[^][:]+|[^][:]*:[^][:]*:[^][]*))(?::(?P<port>[0-9]{1,5}))?")
 
 
@@ -85,13 +86,13 @@ def overrides(arguments: argparse.Namespace) -> list[str]:
         ("server.tokenizer", arguments.tokenizer),
         ("load.generator", "locust" if getattr(arguments, "locustfile", None) else None),
     ]
-    return [f"{key}={json.dumps(value)}" for key, value in named if value] + written
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in named if value] + written
 
 
 def sweep_of(over: Sequence[str]) -> str:
     """``--over KEY=VALUE,VALUE …`` as the sweep that it stands for. Raises UserError."""
     for each in over:
-        if not re.fullmatch(r"\s*[\w.]+\s*=.*\S.*", each):
+        if not re.fullmatch(r"\s*[\w.-]+\s*=.*\S.*", each):
             raise UserError(f"--over {each}: write KEY=VALUE,VALUE, for instance server.max_batch=4,8", errors.USAGE)
     grid = (f"{key.strip()}: [{values}]" for key, _, values in (each.partition("=") for each in over))
     return f"sweep={{{', '.join(grid)}}}"

@@ -295,7 +295,7 @@ def _publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[C
     code = max(conclusion.exit_code for conclusion in done)
     regression = done[-1].regression
     regressed = regression and regression.status == "REGRESSED" and code == errors.SLO_MISSED
-    meaning = "regressed against its baseline" if regressed else ""
+    meaning = flags.REGRESSED if regressed else ""
     last = arguments.quiet or outputs.annotated or regression or len(done) > 1  # else a single summary ends with it
     return flags.exit_unless_written(say_exit(code, meaning) if last else code, is_written=is_written)
 

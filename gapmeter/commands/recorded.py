@@ -81,6 +81,11 @@ def _compare(arguments: argparse.Namespace) -> int:
     limit = arguments.max_regression
     allowed = None if limit is None else flags.share_of("--max-regression", limit, 0.0, 10.0)
     command = str(Keys.within({}).out_of_command(flags.command_of(arguments)))
+    if arguments.run and allowed is not None:
+        from gapmeter.study.comparison import check_percentiles
+        from gapmeter.study.resolve import resolve
+
+        check_percentiles(resolve(arguments.run, [*arguments.overrides, *arguments.b]).slo)
     compared = _compared_in_turn(arguments, command) if arguments.run else _compared_folders(arguments, command)
     from gapmeter.analysis.results.costs import CostTable
     from gapmeter.report import comparison, costs, markdown
@@ -89,15 +94,17 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     result = compared.result
     document = costs.document(result) if isinstance(result, CostTable) else comparison.document(result)
-    is_written = not arguments.markdown or flags.write_file(arguments.markdown, markdown.text(document))
     if not arguments.quiet:
         show(document, compared.folder)
-    written, code = {**result.to_json(), "folder": str(compared.folder)}, compared.exit_code
+    written, code, meaning = {**result.to_json(), "folder": str(compared.folder)}, compared.exit_code, ""
     if allowed is not None:
         regression, code = gate(result, compared.folder, allowed, quiet=arguments.quiet)
         written["regression"] = regression.to_json()
+        document = comparison.with_gate(document, regression)
+        meaning = flags.REGRESSED if code == errors.SLO_MISSED else ""
+    is_written = not arguments.markdown or flags.write_file(arguments.markdown, markdown.text(document))
     print(json.dumps(written) if arguments.json else compared.folder, flush=True)
-    return flags.exit_unless_written(say_exit(code), is_written=is_written)
+    return flags.exit_unless_written(say_exit(code, meaning), is_written=is_written)
 
 
 def _compared_in_turn(arguments: argparse.Namespace, command: str) -> Conclusion[Comparison]:

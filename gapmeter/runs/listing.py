@@ -16,7 +16,7 @@ from gapmeter.analysis.results.brief import BriefScenario, ManifestBrief, RunBri
 from gapmeter.errors import UserError, reason_of
 from gapmeter.scenarios.plain_file import is_plain, read_json
 
-_FRESH_S = 120.0  # a run that goes on writes telemetry or a log more often than that
+_FRESH_S = 120.0  # a run that goes on writes records, telemetry or a log more often than that
 _MANIFEST, _SUMMARY, _COMPARISON = "manifest.json", "summary.json", "compare.json"
 
 
@@ -68,11 +68,11 @@ def list_runs(runs: str | Path = "runs") -> list[ListedRun]:
 
 
 def newest_run(runs: Path) -> Path:
-    """The run, sweep or search in ``runs`` whose manifest was written last. Raises UserError for none."""
+    """The run, sweep or search in ``runs`` that was begun last. Raises UserError for none."""
     found = [path for path in runs.iterdir() if is_plain(path / _MANIFEST)] if runs.is_dir() else []
     if not found:
         raise UserError(f"there is no run in {runs} yet; name a folder", errors.USAGE)
-    return max(found, key=lambda path: _written_ns(path / _MANIFEST))
+    return max(found, key=lambda path: (_begun(path), path.name))
 
 
 def list_known(runs: Path) -> list[ListedRun]:
@@ -95,8 +95,7 @@ def read_listed(path: Path) -> ListedRun:
         return replace(listed, state="damaged")
     if (path / _SUMMARY).exists() or listed.kind == "compare":
         return listed
-    files = [path / _MANIFEST, *(path / "telemetry").glob("*"), *(path / "logs").glob("*")]
-    is_fresh = time.time() - max(map(_written_ns, files)) / 1e9 < _FRESH_S
+    is_fresh = time.time() - max(map(_written_ns, path.rglob("*"))) / 1e9 < _FRESH_S  # of a study also its runs'
     return replace(listed, state="running" if is_fresh else "unfinished")
 
 
@@ -108,6 +107,11 @@ def run_folders(runs: Path) -> Iterator[Path]:
 def is_run(folder: Path) -> bool:
     """Whether a folder is that of one run, readable or not, and not of several."""
     return (folder / _MANIFEST).exists() and (folder / "requests").is_dir()
+
+
+def _begun(path: Path) -> str:
+    """When, by the folder's name; one that was renamed was begun when its manifest was written, as far as is known."""
+    return _time_of(path) or time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(_written_ns(path / _MANIFEST) / 1e9))
 
 
 def _sorted(listed: Iterator[ListedRun]) -> list[ListedRun]:
@@ -176,7 +180,7 @@ def _load(scenario: BriefScenario, kind: str) -> str:
     if kind == "capacity":
         return "searched"
     if load.rate:
-        return f"{load.rate:g} req/s"
+        return f"{load.rate:g} {'conversations' if scenario.workload.kind == 'conversation' else 'req'}/s"
     users = load.concurrency
     return f"{users} user{'s' if users != 1 else ''}" if users else load.arrivals or ""
 

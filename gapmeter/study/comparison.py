@@ -14,6 +14,7 @@ from gapmeter import errors
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked, Comparison, Regression
 from gapmeter.analysis.results.costs import CostTable
+from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
@@ -22,6 +23,7 @@ from gapmeter.runs.archive import unpacked
 from gapmeter.runs.run import UNDERIVABLE, in_a_line, manifest_of, require_one_run
 from gapmeter.scenarios import Scenario
 from gapmeter.scenarios.plain_file import read_plain
+from gapmeter.scenarios.slo import Slo
 from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import check_changeable, resolve
 
@@ -283,8 +285,13 @@ def check_baseline(baseline: Baseline, scenario: Scenario) -> None:
         require_one_run(folder)
     if scenario.sweep:
         raise UserError("--baseline compares one scenario with earlier runs of it; leave out the sweep", errors.USAGE)
-    if not any(slo.percentile is not None for slo in scenario.slo):
-        text = "--baseline judges the percentiles that SLOs name, and the scenario names none"
+    check_percentiles(scenario.slo)
+
+
+def check_percentiles(slos: Iterable[Slo | SloAnswer]) -> None:
+    """Raises UserError where a gate would have nothing to judge."""
+    if all(slo.percentile is None for slo in slos):
+        text = "a gate judges the percentiles that SLOs name, and these runs name none"
         raise UserError(f"{text}; --set 'slo=[\"ttft p99 <= 1 s\"]'", errors.USAGE)
 
 
@@ -323,10 +330,7 @@ def gate(result: Comparison | CostTable, folder: Path, limit: float, *, quiet: b
         raise UserError("--max-regression judges runs, B against A", errors.USAGE)
     with opened(sides) as folders:
         run = RunResult.read(folders[1][0])
-    if not any(slo.percentile is not None for slo in run.slo):
-        raise UserError(
-            "--max-regression judges the percentiles that SLOs name, and these runs name none", errors.USAGE
-        )
+    check_percentiles(run.slo)
     baseline = [Path(os.path.normpath(path)) for path in sides[0]]
     return _growth(result, folder, run, limit, baseline, quiet=quiet)
 

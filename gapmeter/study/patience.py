@@ -106,8 +106,8 @@ def shortage(scenario: Scenario) -> str:
     How alike neighboring requests are shows only in the run; if they were independent it would take this many.
     """
     load = scenario.load
-    asked = [slo.percentile for slo in scenario.slo if slo.percentile is not None]
-    if not asked or not load.rate:
+    asked = [slo.percentile for slo in scenario.slo if slo.percentile is not None and slo.metric != "itl"]
+    if not asked or not load.rate or scenario.workload.kind == "conversation":  # of many gaps or turns each
         return ""
     highest, longest_s = max(asked), (load.longest_ns or 0) / 1e9
     planned = load.requests or load.rate * longest_s

@@ -84,28 +84,34 @@ def _as_user_errors() -> Iterator[None]:
 def check_searchable(scenario: Scenario, name: str) -> None:
     """Raises UserError for a scenario whose load has no rate to search, or without SLOs."""
     load = scenario.load
-    again = f"gapmeter capacity {name}"
+    single = f"gapmeter capacity {name}" + " --set 'sweep=[]'" * bool(scenario.sweep)
+    again = f"{single} --set load.arrivals=poisson --set load.rate=1"
     if load.loop == "closed":
         raise UserError(
-            f"{name} is a closed loop ({load.concurrency} users): its users wait for their answers, so the load "
-            f"never exceeds what the server can do; capacity needs an open loop. Write: {again} "
-            f"--set load.arrivals=poisson --set load.concurrency=null --set load.rate=1",
+            f"{name} is a closed loop: its users wait for their answers, so the load never exceeds what the server can "
+            f"do; capacity needs an open loop. Write: {again}",
             errors.USAGE,
         )
     if load.arrivals not in RATED_ARRIVALS or load.rate is None:
+        of_trace = " --set load.duration=60s --set workload.prompt_tokens=64 --set workload.output_tokens=32"
         raise UserError(
-            f"{name} has arrivals of its own ({load.arrivals}), and no single rate to search. Write: {again} "
-            f"--set load.arrivals=poisson --set load.{load.arrivals}=null --set load.rate=1",
+            f"{name} has arrivals of its own ({load.arrivals}), and no single rate to search. Write, with lengths and "
+            f"a duration of yours: {again}{of_trace * (load.arrivals == 'trace')}",
+            errors.USAGE,
+        )
+    if scenario.workload.kind == "conversation":
+        raise UserError(
+            f"{name} has conversations: its rate is one of conversations, and what a search finds is one of requests. "
+            f"Write: {single} --set workload.kind=chat --set load.think_time=0",
             errors.USAGE,
         )
     if not scenario.slo:
         raise UserError(
-            f"{name} has no SLO, so any rate would pass. Write: {again} --set 'slo=[\"ttft p99 <= 500 ms\"]'",
+            f"{name} has no SLO, so any rate would pass. Write: {single} --set 'slo=[\"ttft p99 <= 500 ms\"]'",
             errors.USAGE,
         )
     if scenario.sweep:
         raise UserError(
-            f"{name} is a sweep; a capacity search needs a single point. Write: {again} --set 'sweep=[]', "
-            f"or --over KEY=VALUE,VALUE",
+            f"{name} is a sweep; a capacity search needs a single point. Write: {single}, or --over KEY=VALUE,VALUE",
             errors.USAGE,
         )

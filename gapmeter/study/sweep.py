@@ -74,19 +74,16 @@ def run_sweep(
             text = f"interrupted before a point was finished; continue with: {again}"
             raise UserError(text, errors.INTERRUPTED) from None
         tell(f"interrupted; what is finished is kept, continue with: {again}")
-        return report_sweep(study.path, quiet=options.quiet, code=errors.INTERRUPTED)
+        return report_sweep(study.path, quiet=options.quiet)
     study.note(status="complete")
     return report_sweep(study.path, quiet=options.quiet)
 
 
-def report_sweep(path: Path, *, quiet: bool = False, code: int | None = None) -> Conclusion[SweepResult]:
-    """Summary and page of a sweep from its points' folders.
-
-    ``code``: the exit code, None for what the points say. Raises UserError when the results cannot be written.
-    """
+def report_sweep(path: Path, *, quiet: bool = False) -> Conclusion[SweepResult]:
+    """Summary and page of a sweep from its points' folders. Raises UserError when they cannot be written."""
     with unless_refused(f"{path}: the results cannot be written", errors.NOT_VALID):
         result = analyse_points(RunFolder(path))
-    code = result.exit_code if code is None else code
+    code = result.exit_code
     if not quiet:
         from gapmeter.report import sweep
 

@@ -2,7 +2,8 @@
 
 Another site's page may make a browser send requests to 127.0.0.1, and a name that it controls may be made to mean
 127.0.0.1 (DNS rebinding). Against the first stand the token and a SameSite cookie, against the second the Host header,
-which then names the other site; what changes something also needs our own page as its origin.
+which then names the other site; what changes something also needs our own page as its origin. The cookie is Lax, since
+a link in a report, whose sandbox makes it nobody's page, is a link from another site to a browser.
 """
 
 from __future__ import annotations
@@ -86,5 +87,5 @@ class LocalAuth:
             return None
         rest = {key: value for key, value in request.query.items() if key != "token"}
         response = web.Response(status=303, headers={"Location": str(request.rel_url.with_query(rest))})
-        response.set_cookie(self.cookie, self.token, httponly=True, samesite="Strict", path="/")
+        response.set_cookie(self.cookie, self.token, httponly=True, samesite="Lax", path="/")
         return response

@@ -20,7 +20,7 @@ from gapmeter.records import RunFolder
 from gapmeter.records.follow import Follower, follow_run, phase
 from gapmeter.report import html
 from gapmeter.report.document import Document, Header, Html, Section
-from gapmeter.scenarios.slo import Slo
+from gapmeter.scenarios.slo import LATENCIES, Slo
 
 _EVERY_S = 1.0
 _READING_S = 0.8  # of it, at most
@@ -164,7 +164,7 @@ def _slo(seen: Follower, slo: Slo) -> dict[str, Any]:
         share = seen.failed.total() / seen.done if seen.done else None
         return {"text": slo.text, "value_share": share, "limit_share": slo.limit_share}
     value_ms = None
-    if slo.percentile is not None and slo.metric in _METRICS:
+    if slo.percentile is not None and slo.metric in LATENCIES:
         value_ms = seen.percentile(slo.metric, slo.percentile)
     return {"text": slo.text, "value_ms": value_ms, "limit_ms": slo.limit_ns / 1e6}
 
@@ -183,9 +183,10 @@ def _thinned(dots: list[list[Any]]) -> list[list[Any]]:
 
 def _provenance(manifest: Manifest) -> Provenance:
     scenario, server, load = manifest.asked, manifest.asked.server, manifest.asked.load
+    unit = "conversations" if scenario.workload.kind == "conversation" else "req"
     return Provenance(
         scenario=scenario.name, digest=manifest.scenario_digest, model=server.model, precision=server.precision,
-        engine=server.engine, hardware=UNKNOWN, load=f"{load.rate:g} req/s, open loop" if load.rate else load.arrivals,
+        engine=server.engine, hardware=UNKNOWN, load=f"{load.rate:g} {unit}/s, open loop" if load.rate else load.arrivals,
         n=UNKNOWN, validity="not judged yet: the run goes on", date=manifest.started_wall.partition("T")[0],
         command=manifest.command,
     )  # fmt: skip

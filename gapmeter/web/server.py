@@ -66,14 +66,18 @@ class RunsSite:
         run = await self._named(request.match_info["name"])
         if (run.path / "report.html").is_file():
             raise web.HTTPSeeOther("report.html")
-        if run.state == "running":
+        if run.state == "running" and run.kind == "run":
             return _html(self._follow(run).page())
+        if run.state == "running":
+            return _html(message_page(run.path.name, "still running: its page is written when it ends"))
         return _html(
             message_page(run.path.name, f"{run.state}: {run.reason or 'no report yet'}. gapmeter report {run.path}")
         )
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         run = await self._named(request.match_info["name"])
+        if run.kind != "run":
+            raise web.HTTPNotFound(text="only a single run is followed\n")
         return await self._follow(run).events(request)
 
     def _follow(self, run: ListedRun) -> LiveRun:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gapmeter.analysis.numbers import count, share
-from gapmeter.analysis.results.capacity import CapacityResult
+from gapmeter.analysis.results.capacity import UNMEETABLE, CapacityResult
 from gapmeter.analysis.results.comparison import Regression
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult, SloAnswer
 from gapmeter.analysis.results.sweep import Point, SweepResult
@@ -76,11 +76,14 @@ def suites_of_sweep(sweep: SweepResult) -> list[Suite]:
 
 
 def suite_of_search(result: CapacityResult, *, found: bool) -> Suite:
-    """A search that did not find what was asked is a run that is not valid, with its answer as the reason."""
+    """No rate that meets every SLO is a failure; what else was not found is a run that is not valid."""
     headline = " ".join(result.words.headline) if result.words else result.capacity.ended
+    about, name = result.provenance.facts(), f"{result.name}: capacity"
+    if result.capacity.ended == UNMEETABLE:
+        cases = [Case("a rate meets every SLO", "failure", FAIL, headline)]
+        return Suite(name, cases, result.capacity.seconds or 0.0, (), about)
     reasons = () if found else (headline,)
-    about = result.provenance.facts()
-    return Suite(f"{result.name}: capacity", _cases((), reasons), result.capacity.seconds or 0.0, reasons, about)
+    return Suite(name, _cases((), reasons), result.capacity.seconds or 0.0, reasons, about)
 
 
 def _cases(slos: Sequence[SloAnswer], reasons: Sequence[str]) -> list[Case]:

@@ -23,8 +23,10 @@ def prometheus(result: RunResult) -> str:
     about = result.provenance.facts()
     base = {"scenario": about["scenario"], "engine": about["engine"], "verdict": result.verdict}
     verdicts: list[Sample] = [({"is": verdict}, float(result.verdict == verdict)) for verdict in _VERDICTS]
+    load = result.load
     rates = {
-        "requested": result.load.requested_rate, "delivered": result.load.delivered_rate, "good": result.goodput.per_s,
+        "requested": load.requested_rate if load.unit == "requests" else None, "delivered": load.delivered_rate,
+        "good": result.goodput.per_s,
     }  # fmt: skip
     families: list[tuple[str, str, Iterable[Sample]]] = [
         ("run_info", "What was measured, as labels.", [(about, 1.0)]),

@@ -88,6 +88,14 @@
     svg.replaceChildren(...parts);
   }
 
+  // Failures and the slowest tenth stay, of the others every second one.
+  function thinned(all) {
+    const waits = all.map((dot) => dot[1]).filter((ms) => ms !== null).sort((a, b) => a - b);
+    const slow = waits[Math.floor(0.9 * waits.length)] ?? 0;
+    let others = 0;
+    return all.filter((dot) => dot[1] === null || dot[1] >= slow || others++ % 2).slice(-4000);
+  }
+
   const source = new EventSource("events");
   let first = true;
   source.addEventListener("message", (event) => {
@@ -100,7 +108,7 @@
     }
     dots = first ? told.dots : dots.concat(told.dots);
     first = false;
-    if (dots.length > 4000) dots = dots.slice(-4000);
+    if (dots.length > 4000) dots = thinned(dots);
     state = told;
     show();
   });
