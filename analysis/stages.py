@@ -54,6 +54,7 @@ STAGES: tuple[Stage, ...] = tuple(
     Stage(*(cell.strip() for cell in line.split("|"))) for line in _TABLE.strip().splitlines()
 )
 UNEXPLAINED, UNEXPLAINED_OWNER = "unexplained", "nobody yet"
+OF_THE_CLIENT = frozenset({"retry", "generator_lag", "connect"})  # stamped without any server's help
 BY_NAME: dict[str, Stage] = {stage.name: stage for stage in STAGES}
 STAGE_NAMES = (*BY_NAME, UNEXPLAINED)  # in the order of the timeline, the remainder last
 GROUPS: tuple[str, ...] = (

@@ -296,7 +296,8 @@ def setting(stage: str, manifest: Manifest) -> tuple[str, str, str] | None:
         return "server.max_batch", f"{server.max_batch}", f"{2 * server.max_batch}"
     if stage == "preempted" and server.max_batch and server.max_batch > 1:
         return "server.max_batch", f"{server.max_batch}", f"{server.max_batch // 2}"
-    if stage in ("prefill", "decode") and server.precision == "float32":
+    supported = manifest.target.precision.supported if manifest.target.precision else ()
+    if stage in ("prefill", "decode") and server.precision == "float32" and "bfloat16" in supported:
         return "server.precision", "float32", "bfloat16"
     if stage in ("interference", "engine_wait") and server.engine == "vllm":
         now = server.args.get("max_num_batched_tokens", 2048)

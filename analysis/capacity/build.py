@@ -252,4 +252,7 @@ def _economy(folder: RunFolder, search: Search, measured: Sequence[Measured]) ->
     if not usable:
         return None
     manifest = Manifest.read(folder.path / usable[0][0])
-    return describe_search(search.held or search.low, search.high, manifest, [trial for _, trial in usable])
+    low, high = search.held or search.low, search.high
+    if low is not None and high is not None:
+        high = max(low, high)  # a rate that was held may lie above the curve's interval
+    return describe_search(low, high, manifest, [trial for _, trial in usable])

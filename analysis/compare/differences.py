@@ -424,6 +424,8 @@ class _Judge:
         drawn: list[Floats] = [self._drawn[f"{name}/{side}"][:, part] for side in (0, 1)]
         if a is None or b is None or np.isnan(drawn).any():
             return Difference(a, b, why="no values on a side")
+        if not self._pair.too_small:
+            return Difference(a, b, why="a single request has no spread")
         df = max(1.0, min(self._blocks, most_df))
         alone = [np.array([own[f"{name}/{side}"][0, part] for own in runs]) for side, runs in enumerate(self._alone)]
         spreads = self._spreads(drawn[1] - drawn[0], alone, df)
@@ -444,9 +446,8 @@ class _Judge:
 
 def _failed(side_a: Sequence[Run], side_b: Sequence[Run]) -> FailedShares:
     """The share of each side's requests that failed; of bursts of failures, each request says less."""
-    shares = [share_of(~np.concatenate([run.good for run in side])).known for side in (side_a, side_b)]
-    (a, *a_ci), (b, *b_ci) = shares
-    return FailedShares(a_share=a, b_share=b, a_ci=(a_ci[0], a_ci[1]), b_ci=(b_ci[0], b_ci[1]))
+    a, b = (share_of(~np.concatenate([run.good for run in side])) for side in (side_a, side_b))
+    return FailedShares(a_share=a.value or 0.0, b_share=b.value or 0.0, a_ci=(a.low, a.high), b_ci=(b.low, b.high))
 
 
 def _beyond(series: Sequence[Series], percentile: float) -> float:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from gapmeter.analysis.numbers import share
 from gapmeter.analysis.results.device import Binding, Roofline, Telemetry
 from gapmeter.analysis.results.trust import BROKEN, Check
-from gapmeter.analysis.stages import BY_NAME
+from gapmeter.analysis.stages import BY_NAME, OF_THE_CLIENT
 
 LOAD_TESTER, QUEUE, KV_MEMORY, HOST, NETWORK, DEVICE = (
     "load tester", "queue", "KV memory", "host", "network", "device",
@@ -87,7 +87,7 @@ def decide(
         return Binding(
             resource=LOAD_TESTER, share=None, behind=None, parts=shares, unmeasured=(), why=broken.text
         )  # fmt: skip
-    if not sums or whole <= 0 or set(sums) <= {LOAD_TESTER}:
+    if whole <= 0 or not stages_ms.keys() & BY_NAME.keys() - OF_THE_CLIENT:
         return Binding(
             resource=UNMEASURED, share=None, behind=None, parts={}, unmeasured=("the server's stages",),
             why="no stage of the server was measured",

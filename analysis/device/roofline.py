@@ -110,7 +110,8 @@ def describe_roofline(trace: Trace | None, manifest: Manifest, window: tuple[int
     weights = manifest.target.weights
     peaks = _missing(trace, manifest) or peaks_of(manifest)
     if isinstance(peaks, str) or trace is None or window is None or weights is None:
-        return Roofline(decode=None, prefill=None, device=None, why=str(peaks))
+        why = peaks if isinstance(peaks, str) else "no request was measured"
+        return Roofline(decode=None, prefill=None, device=None, why=why)
     steps = step_work(trace, weights)
     steps = steps[(steps["start_ns"] >= window[0]) & (steps["start_ns"] <= window[1])]
     return Roofline(

@@ -69,12 +69,13 @@ _NOTABLE_CHANGE = 0.15  # of the machine's speed
 class Warmup:
     """What to leave out. ``state``: steady (nothing to leave out), warmed (the first ``excluded`` requests), unsteady.
 
-    ``until_ns`` is the due time of the first request that is kept; ``ratio`` the mean of what is left out over the
-    mean of what is kept; ``metric`` the one that showed it.
+    ``from_ns`` is the due time of the first request that was looked at, ``until_ns`` of the first that is kept;
+    ``ratio`` the mean of what is left out over the mean of what is kept; ``metric`` the one that showed it.
     """
 
     state: str
     excluded: int
+    from_ns: int
     until_ns: int
     metric: str
     ratio: float
@@ -95,13 +96,14 @@ def _warmup_of(ordered: pd.DataFrame, metric: str) -> Warmup:
     rows, values, logs = _latencies(ordered, metric)
     due = ordered["due_ns"].to_numpy(np.int64)
     cut, edge = mser5(logs)
+    begun = int(due[0]) if len(due) else 0
     if not cut or not differs(logs[:cut], logs[cut:]):
-        return Warmup("steady", 0, int(due[0]) if len(due) else 0, metric, 1.0)
+        return Warmup("steady", 0, begun, begun, metric, 1.0)
     ratio = float(values[:cut].mean() / values[cut:].mean())
     if edge or cut > MOST_LEFT_OUT * len(values):
-        return Warmup("unsteady", 0, int(due[0]), metric, ratio)
+        return Warmup("unsteady", 0, begun, begun, metric, ratio)
     first_kept = int(rows[cut])
-    return Warmup("warmed", first_kept, int(due[first_kept]), metric, ratio)
+    return Warmup("warmed", first_kept, begun, int(due[first_kept]), metric, ratio)
 
 
 def _latencies(requests: pd.DataFrame, metric: str) -> tuple[Ints, Floats, Floats]:
@@ -128,7 +130,10 @@ def describe_steady(requests: pd.DataFrame, warmup: Warmup | None, *, loop: str,
         return Steady(state="unknown", methods=unasked, valid_for_capacity=False)
     slope = queue_slope(requests) if loop == "open" else None
     seen = detect_warmup(window) if warmup is None else warmup
-    changes = level_changes(window if warmup is None else sent)
+    asked = window  # what MSER-5 was asked of
+    if warmup is not None:
+        asked = final(sent[(sent["due_ns"] >= warmup.from_ns) & (sent["due_ns"] <= window["due_ns"].max())])
+    changes = level_changes(asked)
     # They agree where no change is certain but where MSER-5 cut (a tenth later). Where MSER-5 gave up, any change
     # supports it: latency that climbs all the time has no two levels.
     later = [change for change in changes if change.certain and change.request > 1.1 * seen.excluded + 5]

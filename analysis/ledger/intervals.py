@@ -345,7 +345,11 @@ class _Maker:
     def _before_own(self, ok: Bools) -> None:
         """Steps of others that a device is still at when an event's first own step is put behind them."""
         start, end = self.index.step_spans[Span.DEVICE_STEP]
-        first = np.searchsorted(np.maximum.accumulate(end), self.scheduled, side="right")
+        first = self.first.copy()
+        for low, high in self.index.engines:
+            mine = (first >= low) & (first < high)
+            done = np.maximum.accumulate(end[low:high])
+            first[mine] = low + np.searchsorted(done, self.scheduled[mine], side="right")
         event, nth = each_of(np.where(ok, np.maximum(self.first - first, 0), 0))
         position = nth + first[event]
         self.add("other_step", np.maximum(start[position], self.scheduled[event]), end[position], event)

@@ -41,10 +41,12 @@ def timed_forwards(trace: Trace) -> Forwards:
     forward = forward[np.isin(forward["step"], launch["step"])]
     start, end = forward["start"].astype(np.int64), forward["end"].astype(np.int64)
     ended = launch["end"][np.searchsorted(launch["step"], forward["step"])]
-    rows = [part[part["code"] == Span.KERNELS] for part in trace.process_spans.values()]
-    kernels = [
-        np.concatenate([np.empty(0, np.int64), *(part[name] for part in rows)]) for name in ("start_ns", "end_ns")
-    ]
+    busy_ns = np.zeros(len(forward), np.int64)
+    for name, spans in trace.process_spans.items():
+        kernels = spans[spans["code"] == Span.KERNELS]
+        mine = trace.are_of(forward["step"], int(name.rpartition("-")[2]))
+        ran_ns = covered(start, end, *union(kernels["start_ns"], kernels["end_ns"]))
+        busy_ns = np.maximum(busy_ns, ran_ns * mine)  # of several ranks the busiest
     sampled = np.zeros(len(forward), dtype=np.bool_)
     for note in trace.notes:
         if note.get("type") == "kernels" and note.get("kernels"):
@@ -54,7 +56,7 @@ def timed_forwards(trace: Trace) -> Forwards:
         start=start,
         end=end,
         exposed_ns=np.clip(np.minimum(ended, end) - start, 0, None),
-        busy_ns=np.where(sampled, covered(start, end, *union(*kernels)), -1),
+        busy_ns=np.where(sampled, busy_ns, -1),
     )
 
 

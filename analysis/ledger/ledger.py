@@ -23,20 +23,19 @@ from gapmeter.analysis.ledger.support import support_of
 from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.analysis.requests.metrics import arrivals_of
 from gapmeter.analysis.results.run import REFUSED, Supported
-from gapmeter.analysis.stages import STAGE_NAMES, STAGES, UNEXPLAINED, column
+from gapmeter.analysis.stages import OF_THE_CLIENT, STAGE_NAMES, STAGES, UNEXPLAINED, column
 from gapmeter.records import EntryFlag, Span
 
 CLOCK_ERROR_NS = 1_000  # one host, one clock: stamps of different processes agree to well below a microsecond
 MOST_SHOWN = 2000  # requests one by one: a run of a million has no page and no trace file for all of them
 
-_CLIENT_STAGES = frozenset({"retry", "generator_lag", "connect"})
 _API_STAGES = frozenset(
     {"network_in", "accept_wait", "ingress", "template", "tokenize", "detokenize", "egress", "network_out"}
 )
 # A stage that could not be stamped lies inside another's stamps: that one's time is then ambiguous and joins the rest.
 _SPOILS: dict[str, tuple[str, ...]] = {
-    "template": ("ingress",),
-    "tokenize": ("ingress",),
+    "template": ("ingress", "ingress_part"),
+    "tokenize": ("ingress", "ingress_part"),
     "detokenize": ("egress", "egress_turn"),
     **dict.fromkeys(("prefill", "decode", "input_prep", "sampling"), ("worker", "executor", "executor_call", "loop")),
 }
@@ -188,7 +187,7 @@ def _client(requests: pd.DataFrame) -> Client:
 
 def _unmeasured(trace: Trace | None) -> frozenset[str]:
     """Stages that nobody could stamp in this run."""
-    engine = frozenset(s.name for s in STAGES) - _CLIENT_STAGES - _API_STAGES
+    engine = frozenset(s.name for s in STAGES) - OF_THE_CLIENT - _API_STAGES
     if trace is None:
         return engine | _API_STAGES
     missing = trace.unmeasured

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.ledger.core_use import core_use
 from gapmeter.analysis.ledger.cores import CoreUse
 from gapmeter.analysis.ledger.critical_path import covered
@@ -64,6 +64,7 @@ class Trace:
     cores: CoreUse | None = None
     choices: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     engine_steps: tuple[int, ...] = ()
+    engine_of: Mapping[int, int] = field(default_factory=dict)  # by process id, its engine's place among those
     ranks_apart_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     drifts: tuple[float, ...] = ()  # of each device's clock against the host's, a fraction of 1
 
@@ -93,6 +94,12 @@ class Trace:
         steps, codes = self.step_spans["step"], self.step_spans["code"]
         return np.setdiff1d(steps[codes == Span.HOST_LAUNCH], steps[codes == Span.FORWARD])
 
+    def are_of(self, steps: Ints, process: int) -> Bools:
+        """Which steps are those of a process's engine; all, where that is not known."""
+        if process not in self.engine_of:
+            return np.ones(len(steps), np.bool_)
+        return np.asarray(np.searchsorted(self.engine_steps, steps) == self.engine_of[process])
+
     def step_loads(self) -> pd.DataFrame:
         """A row a step that ran tokens, by ``step``: what was in it.
 
@@ -115,9 +122,10 @@ class Trace:
         graph[np.searchsorted(seqs, launched["step"])] = launched["n"] >> 30
         lasted_ns = forwards["end"] - forwards["start"]
         if self.cores is not None and not self.on_device:
-            for (kind, _), waits in self.cores.of.items():
+            for (kind, pid), waits in self.cores.of.items():
                 if kind == "forward":
-                    lasted_ns = lasted_ns - covered(forwards["start"], forwards["end"], waits.start, waits.end)
+                    kept_ns = covered(forwards["start"], forwards["end"], waits.start, waits.end)
+                    lasted_ns = lasted_ns - kept_ns * self.are_of(forwards["step"], pid)
 
         def total(rows: Ints, values: NDArray[Any]) -> Floats:
             return np.bincount(rows, values, len(seqs)).astype(np.float64)
@@ -149,7 +157,7 @@ def read_trace(
     if not files:
         return None
     by_engine, choices = _requests(files, request_ids)
-    files, last = _in_one_numbering(files)
+    files, last, engine_of = _in_one_numbering(files)
     silent = _silent(files)
     use = core_use(telemetry, files, cores)
     process_spans = {
@@ -180,6 +188,7 @@ def read_trace(
         cores=use,
         choices=choices,
         engine_steps=last,
+        engine_of=engine_of,
         ranks_apart_ns=ranks_apart_ns,
         drifts=drifts,
     )
@@ -209,10 +218,11 @@ def _engine(file: RecordFile) -> int:
     return int(file.process.get("engine", 0))
 
 
-def _in_one_numbering(files: Sequence[RecordFile]) -> tuple[list[RecordFile], tuple[int, ...]]:
-    """The files with their steps counted on from one engine to the next, each of which counts from 1; the last of each.
+def _in_one_numbering(files: Sequence[RecordFile]) -> tuple[list[RecordFile], tuple[int, ...], dict[int, int]]:
+    """The files with their steps counted on from one engine to the next, each of which counts from 1.
 
-    ``engine`` in a file's head says whose steps it speaks of; without it there is only one.
+    Also the last step of each, and by process id which of them is its. ``engine`` in a file's head says whose steps it
+    speaks of; without it there is only one.
     """
     most: dict[int, int] = {}
     for file in files:
@@ -220,7 +230,10 @@ def _in_one_numbering(files: Sequence[RecordFile]) -> tuple[list[RecordFile], tu
             most[_engine(file)] = max(most.get(_engine(file), 0), int(file.steps["seq"].max()))
     last = np.cumsum([most[engine] for engine in sorted(most)], dtype=np.int64)
     before = dict(zip(sorted(most), (last - [most[engine] for engine in sorted(most)]).tolist(), strict=True))
-    return [_counted_on(file, before.get(_engine(file), 0)) for file in files], tuple(last.tolist())
+    places = {engine: place for place, engine in enumerate(sorted(most))}
+    known = [file for file in files if "pid" in file.process and _engine(file) in places]
+    engine_of = {int(file.process["pid"]): places[_engine(file)] for file in known}
+    return [_counted_on(file, before.get(_engine(file), 0)) for file in files], tuple(last.tolist()), engine_of
 
 
 def _counted_on(file: RecordFile, before: int) -> RecordFile:

@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Bools, Floats, Ranked
+from gapmeter.analysis.ledger.critical_path import union
 from gapmeter.analysis.ledger.tail import FEWEST, FEWEST_SLOW, stage_parts, stages_in, typical
 from gapmeter.analysis.requests.figures import finite_ms
 from gapmeter.analysis.results.distribution import MainPercentiles, percentile_key
@@ -130,5 +131,8 @@ def _busy_share(steps: pd.DataFrame | None) -> float | None:
     if steps is None or not len(steps) or "forward_start_ns" not in steps:
         return None
     forwards = steps[["forward_start_ns", "forward_end_ns"]].dropna().to_numpy(np.float64)
-    start, end = forwards[forwards[:, 0] > 0].T
-    return float((end - start).sum() / (end.max() - start.min())) if len(start) > 1 else None
+    start, end = forwards[forwards[:, 0] > 0].astype(np.int64).T
+    if len(start) < 2:
+        return None
+    begun, ended = union(start, end)  # of several engines some are at it at once
+    return float((ended - begun).sum() / (ended[-1] - begun[0]))

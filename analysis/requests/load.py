@@ -102,7 +102,7 @@ def count_requests(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evi
         unissued=left,
         planned=len(requests_alone) if evidence.planned is None else evidence.planned,
         issued=sent,
-        warmup=sent - len(measured),
+        warmup=_before_measured(requests_alone, measured),
         abandoned=abandoned,
         beyond_end=evidence.beyond_end,
         measured=len(measured),
@@ -110,6 +110,12 @@ def count_requests(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evi
         attempts=count_attempts(requests, measured),
         failed=_by_class(measured[~good]),
     )
+
+
+def _before_measured(requests: pd.DataFrame, measured: pd.DataFrame) -> int:
+    """Requests that were sent and do not count, since the load had not settled yet: not those after an early end."""
+    left_out = requests[issued(requests) & ~requests["measured"].to_numpy(bool)]
+    return int((left_out["due_ns"] <= measured["due_ns"].max()).sum()) if len(measured) else len(left_out)
 
 
 def count_attempts(requests: pd.DataFrame, measured: pd.DataFrame) -> Attempts:

@@ -142,10 +142,10 @@ def _facts(
     index: int, point: SweepPoint, runs: Sequence[MeasuredRun | LostRun], used: Sequence[MeasuredRun],
     manifest: SweepManifest, folder: Path,
 ) -> PointFacts:  # fmt: skip
-    """The load of a point that never ran, by its values."""
+    """The load of a point that never ran is that which was asked for."""
     values = point.resolved
-    closed = values.get("load.concurrency") is not None
     load = used[0].result.load if used else None
+    asked = {name: values.get(f"load.{name}", value) for name, value in manifest.scenario["load"].items()}
     return PointFacts(
         index=index,
         label=label(values),
@@ -155,9 +155,9 @@ def _facts(
         reason=next((run.reason for run in runs if isinstance(run, LostRun)), "not run yet") if not used else None,
         repeats=tuple(_repeat(run, folder) for run in runs),
         missing=max(manifest.repeat - sum(isinstance(run, MeasuredRun) for run in runs), 0),
-        loop=load.loop if load else "closed" if closed else "open",
-        concurrency=load.concurrency if load else values.get("load.concurrency"),
-        requested_rate=load.requested_rate if load else values.get("load.rate"),
+        loop=load.loop if load else "closed" if asked["arrivals"] == "closed" else "open",
+        concurrency=load.concurrency if load else asked["concurrency"],
+        requested_rate=load.requested_rate if load else asked["rate"],
     )
 
 

@@ -82,7 +82,7 @@ def read_frames(runs: list[MeasuredRun]) -> Frames:
     joined: dict[str, pd.DataFrame] = {}
     for name in ("measured", "first", "last", "gaps", "steps"):
         tables = [table for part in parts if len(table := getattr(part, name))]
-        joined[name] = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+        joined[name] = pd.concat(tables, ignore_index=True) if tables else getattr(parts[0], name)
     return Frames(**joined, rates=np.concatenate(rates) if rates and len(rates) == len(parts) else None)
 
 

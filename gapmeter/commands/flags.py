@@ -99,8 +99,24 @@ def sweep_of(over: Sequence[str]) -> str:
 
 
 def command_of(arguments: argparse.Namespace) -> Command:
-    """What repeats this command, as it was typed; a key has no place in it."""
-    return Command(("gapmeter", *arguments.words)).without("--api-key")
+    """What repeats this command, as it was typed, with what the environment set; a key has no place in it."""
+    return Command(("gapmeter", *arguments.words)).without("--api-key").with_set(*_from_environment(arguments))
+
+
+def _from_environment(arguments: argparse.Namespace) -> list[str]:
+    """Keys of a scenario that an environment variable sets and no flag does."""
+    if not hasattr(arguments, "overrides"):
+        return []
+    from gapmeter.scenarios.model import KEYS
+    from gapmeter.scenarios.read import environment_name
+
+    named = [each.partition("=")[0].strip() for each in overrides(arguments)]
+    written = {key: os.environ.get(environment_name(key), "") for key in KEYS}
+    return [
+        f"{key}={text}"
+        for key, text in written.items()
+        if text.strip() and not any(f"{key}.".startswith(f"{name}.") for name in named)
+    ]
 
 
 def api_key_of(arguments: argparse.Namespace) -> str | None:

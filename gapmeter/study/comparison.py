@@ -187,9 +187,11 @@ def compare_in_turn(
     scenarios = [resolve(scenario, each) for each in changes]  # a mistake is reported before a second goes into imports
     for each in scenarios:
         check_changeable(each, varied)
-    from gapmeter.study.session import Visit
+    from gapmeter.study.session import Visit, prepare_session
     from gapmeter.study.study import visit_in_turn
 
+    quiet = Options(runs=options.runs, quiet=True, api_key=options.api_key, probe_dir=options.probe_dir)
+    prepare_session(scenarios[1], quiet)  # what B cannot be is told before A's first run
     made: list[list[Path]] = [[], []]
     order = list(alternating(pairs))
 
@@ -200,7 +202,6 @@ def compare_in_turn(
             texts = number if scenarios[side].server.engine == "attach" else 0
             yield Visit(scenarios[side], texts, command=Command.of("run", scenario, changes[side]))
 
-    quiet = Options(runs=options.runs, quiet=True, api_key=options.api_key, probe_dir=options.probe_dir)
     for side, conclusion in zip(order, visit_in_turn(visits(), quiet), strict=False):
         if conclusion.exit_code == errors.INTERRUPTED:
             whole = len(made[0]) + len(made[1])

@@ -184,9 +184,10 @@ def _thinned(dots: list[list[Any]]) -> list[list[Any]]:
 def _provenance(manifest: Manifest) -> Provenance:
     scenario, server, load = manifest.asked, manifest.asked.server, manifest.asked.load
     unit = "conversations" if scenario.workload.kind == "conversation" else "req"
+    how = f"{load.rate:g} {unit}/s, open loop" if load.rate else load.arrivals
     return Provenance(
         scenario=scenario.name, digest=manifest.scenario_digest, model=server.model, precision=server.precision,
-        engine=server.engine, hardware=UNKNOWN, load=f"{load.rate:g} {unit}/s, open loop" if load.rate else load.arrivals,
+        engine=server.engine, hardware=UNKNOWN, load=how,
         n=UNKNOWN, validity="not judged yet: the run goes on", date=manifest.started_wall.partition("T")[0],
         command=manifest.command,
     )  # fmt: skip
