@@ -201,7 +201,7 @@ class Connection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
-        if self._stamps:
+        if self._headed or self._final:  # of an interim answer it is none
             exchange.status = self._status()
         exchange.keep(self._stamps, self._trusted(), self._marks, self._parts)
         exchange.end(outcome, error, now)
@@ -376,15 +376,11 @@ class Client(Pool):
         self._opened += 1
         number, address = self._opened, self._address
         loop = asyncio.get_running_loop()
-        if address.tls is not None:
-            _, secured = await loop.create_connection(
-                lambda: Connection(self, number), self._host, address.port, ssl=address.tls,
-                server_hostname=address.host,
-            )  # fmt: skip
-            return secured
         sock = new_socket(self._family)
         try:
             await loop.sock_connect(sock, (self._host, address.port))
+            if address.tls is not None:
+                sock = await _secured(sock, address.tls, address.host)
         except BaseException:
             sock.close()
             raise
@@ -405,3 +401,28 @@ class Client(Pool):
             self._not_opened(exchange, error)
         else:
             self._send_opened(connection, exchange)
+
+
+async def _secured(sock: socket.socket, tls: ssl.SSLContext, host: str) -> ssl.SSLSocket:
+    """Shake hands. Raises OSError, ssl.SSLError among them."""
+    loop = asyncio.get_running_loop()
+    secure = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+    try:
+        while True:
+            ready = asyncio.Event()
+            try:
+                secure.do_handshake()
+            except ssl.SSLWantReadError:
+                loop.add_reader(secure.fileno(), ready.set)
+                await ready.wait()
+            except ssl.SSLWantWriteError:
+                loop.add_writer(secure.fileno(), ready.set)
+                await ready.wait()
+            else:
+                return secure
+            finally:
+                loop.remove_reader(secure.fileno())
+                loop.remove_writer(secure.fileno())
+    except BaseException:
+        secure.close()
+        raise

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _NO_READS: array[int] = array("q")
 _NO_MARKS: list[int] = []
 _NO_PARTS: list[bytes] = []
+_NO_ANSWER = (b"<", b'{"error"', b'data: {"error"', b"event: error")  # how such bodies begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,10 @@ class Exchange(RequestRecord):
     def release(self) -> None:
         """Let go of the bytes that were to be sent."""
         self.data = b""
+
+    def is_plainly_none(self) -> bool:
+        """Whether what came is no answer at first sight: nothing, a page, or an error in place of one."""
+        return not self.parts or b"".join(self.parts[:2]).lstrip().startswith(_NO_ANSWER)
 
     def mark(self, flag: Flag) -> None:
         self.flags |= flag

@@ -65,6 +65,8 @@ def _at_due_times(sender: Sender, t0_ns: int, done: Callable[[], None]) -> Close
 
     def wake() -> None:
         nonlocal at
+        if sender.stopped.is_set():
+            return
         last = min(at + _BURST, count)
         while at < last and due[at] <= monotonic_ns() + EARLY_NS:
             while monotonic_ns() < due[at]:
@@ -85,6 +87,8 @@ def _after_answers(sender: Sender, users: Conversations | Users, done: Callable[
     """Requests whose due times depend on answers."""
 
     def wake() -> None:
+        if sender.stopped.is_set():
+            return
         for _ in range(_BURST):
             due = users.take(monotonic_ns() + EARLY_NS)
             if due is None:
@@ -123,7 +127,8 @@ def _on_answer(sender: Sender, users: Conversations | Users, arm: Callable[[], N
 
     def answered(exchange: Exchange) -> None:
         index = sender.plan.local_index(exchange.index)
-        unsent = users.answered(index, exchange.end_ns, ok=exchange.outcome is Outcome.OK)
+        good = exchange.outcome is Outcome.OK and not exchange.is_plainly_none()
+        unsent = users.answered(index, exchange.end_ns, ok=good)
         if unsent is not None:
             for index in unsent.turns:
                 sender.abandon(index, unsent.due_ns)
@@ -212,8 +217,9 @@ class Users:
         self._plan = plan
         self._end_ns = t0_ns + plan.end_ns if plan.end_ns else None
         over_ns = min(_STAGGER_NS, plan.think_time_ns or _STAGGER_NS, plan.end_ns // 10 or _STAGGER_NS)
-        users = range(plan.concurrency)
-        self._waiting: list[tuple[int, int]] = [(t0_ns + user * over_ns // plan.concurrency, _ANEW) for user in users]
+        places = range(plan.worker, plan.concurrency * plan.workers, plan.workers)  # those of other processes between
+        waits_ns = [place * over_ns // (plan.concurrency * plan.workers) for place in places]
+        self._waiting: list[tuple[int, int]] = [(t0_ns + wait_ns, _ANEW) for wait_ns in waits_ns]
         self._firsts = np.flatnonzero(plan.turns == 1) if len(plan.turns) else None
         self._begun = 0
         self._unanswered: set[int] = set()  # turns without an answer yet that others follow

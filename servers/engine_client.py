@@ -131,14 +131,17 @@ class Channel:
 
     def _parse(self) -> Iterator[Message]:
         data, at = self._unparsed, 0
-        while len(data) - at >= _LENGTH.size:
-            end = at + _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
-            if end > len(data):
-                break
-            yield marshal.loads(memoryview(data)[at + _LENGTH.size : end])
-            at = end
-        if at:
-            del data[:at]
+        try:
+            while len(data) - at >= _LENGTH.size:
+                end = at + _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
+                if end > len(data):
+                    break
+                message = marshal.loads(memoryview(data)[at + _LENGTH.size : end])
+                at = end
+                yield message
+        finally:  # also where whoever takes them fails at one: none comes twice
+            if at:
+                del data[:at]
 
 
 def _frame(message: Message) -> bytes:

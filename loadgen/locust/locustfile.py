@@ -97,19 +97,21 @@ class GapmeterUser(User):
         gevent.sleep(self._pause(seconds))
 
     def _pause(self, seconds: float) -> float:
-        """Add to the think time; returns how long to sleep for it."""
-        self._thought_ns += round(seconds * 1e9)
+        """Add to the think time; returns how long to sleep for it. Before the first request there is none to add to."""
         if not self._answered_ns:
             return seconds
+        self._thought_ns += round(seconds * 1e9)
         return max(0.0, (self._answered_ns + self._thought_ns - monotonic_ns()) / 1e9 - _SLEEP_EARLY_S)
 
 
 def _text_of(data: str) -> str:
-    if data == "[DONE]":
+    """Of one event; "" where it is none of an answer: a failure has no text, and ends no user."""
+    try:
+        choices = json.loads(data).get("choices") or [{}]
+        part = choices[0].get("delta") or choices[0].get("message") or choices[0]
+        return str(part.get("content") or part.get("text") or "")
+    except (ValueError, AttributeError, LookupError, TypeError):
         return ""
-    choices = json.loads(data).get("choices") or [{}]
-    part = choices[0].get("delta") or choices[0].get("message") or choices[0]
-    return str(part.get("content") or part.get("text") or "")
 
 
 class RequestQueue:
@@ -160,6 +162,8 @@ class RequestQueue:
         self._due.clear()
 
     def _wake(self) -> None:
+        if self._sender.stopped.is_set():
+            return
         while self._due and self._due[0][0] <= monotonic_ns() + EARLY_NS:
             due_ns, index, exchange = heapq.heappop(self._due)
             if index not in self._answers:

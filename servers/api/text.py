@@ -13,6 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+_NO_PREFIX = "Invalid prefix"  # of tokens: what DecodeStream says of bytes that it cannot go on from
 _WITHHELD_MOST = 16  # tokens without a complete character after which the text is given as it is
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -85,7 +86,13 @@ class Decoder:
         """The text that became complete with ``ids``; what is left of an incomplete character comes with the last."""
         text = ""
         for token in ids:
-            piece = self._stream.step(self._tokenizer, token)
+            try:
+                piece = self._stream.step(self._tokenizer, token)
+            except Exception as error:  # bytes that are no character and end in none: the library has no type for it
+                if _NO_PREFIX not in str(error):
+                    raise
+                text += self._give_up()
+                piece = self._stream.step(self._tokenizer, token)
             if piece is None:
                 self._withheld.append(token)
                 if len(self._withheld) >= _WITHHELD_MOST:

@@ -68,6 +68,7 @@ class EngineLoop:
         self._depth = 2 if scheduler.limits.asynchronous else 1
         self._inbox: deque[Request] = deque()
         self._aborts: list[int] = []
+        self._outside: set[int] = set()  # requests that the scheduler does not know yet
         self._flying: deque[StepPlan] = deque()  # dispatched, not yet updated
         self._undone: deque[tuple[StepPlan, _Work]] = deque()  # dispatched, not yet started by the worker
         self._worked: deque[StepPlan] = deque()  # done by the worker, not yet looked at
@@ -82,6 +83,7 @@ class EngineLoop:
         start = max(self._timeline.now(), self._input_free)
         meant = self._durations.draw("handoff", self._times.handoff_ns)
         self._begin(Span.CORE_RECEIVE, request.key)
+        self._outside.add(request.key)
 
         def queued(t: int) -> None:
             self._end(Span.CORE_RECEIVE, request.key, meant)
@@ -127,8 +129,9 @@ class EngineLoop:
             request = self._inbox.popleft()
             self._begin(Span.CORE_ADD, request.key)
             self._scheduler.add(request)
+            self._outside.discard(request.key)
             self._end(Span.CORE_ADD, request.key, 0)
-        self._drop_aborted(everything=True)
+        self._drop_aborted()
         if len(self._scheduler) and len(self._flying) < self._depth:
             self._schedule(t)
         elif self._flying:
@@ -136,14 +139,14 @@ class EngineLoop:
         else:
             self._idle = True
 
-    def _drop_aborted(self, *, everything: bool) -> None:
-        """Forget aborted requests. Those not yet taken in are kept for later, unless ``everything`` has been."""
+    def _drop_aborted(self) -> None:
+        """Forget aborted requests. Those not yet taken in are kept for later."""
         kept = []
         for key in self._aborts:
             if self._scheduler.abort(key):
                 for listener in self._listeners:
                     listener.aborted(key)
-            elif not everything:
+            elif key in self._outside:
                 kept.append(key)
         self._aborts = kept
 
@@ -204,7 +207,7 @@ class EngineLoop:
         self._flying.popleft()
         meant = self._durations.draw("update", self._times.update_ns)
         self._end(Span.EXECUTE, plan.seq, 0)
-        self._drop_aborted(everything=False)
+        self._drop_aborted()
         self._begin(Span.UPDATE, plan.seq)
         emissions = self._scheduler.update(plan)
         if plan.seq not in self._iteration:

@@ -41,6 +41,7 @@ _from_config: Any = AutoModelForCausalLM.from_config
 _SEED_BITS = 63
 _FREE_SHARE = 0.85  # the scheduler admits no prompt into the last 15 % of its cache
 _MOST_KV_TOKENS = 131_072  # beyond this, say so with --kv-tokens: on a CPU the attention mask grows with it, too
+_WARMING = "warm-up-"  # how the ids of such requests begin
 _WARM_UP = ((4, 4), (96, 4), (1, 8), (300, 2))  # prompt and output tokens of the requests before the first real one
 
 
@@ -123,8 +124,9 @@ class Mailbox(OutputRouter):
         entries, emitted, over = [], [], []
         for output in outputs:
             request = self.open.get(output.request_id)
-            if request is None:
-                super().deliver(output)
+            if request is None:  # the warm-up's, or one that was cancelled and is in its last step
+                if output.request_id.startswith(_WARMING):
+                    super().deliver(output)
                 continue
             ids = output.generated_tokens[request.sent :]
             request.sent += len(ids)
@@ -252,7 +254,7 @@ class TransformersEngine:
         for number, (prompt, output) in enumerate(_WARM_UP):
             ids = [(7 * at + number) % vocabulary for at in range(min(prompt, longest - output))]
             for twin in range(1 + number % 2):
-                manager.add_request(ids, f"warm-up-{number}-{twin}", output, temperature=0.5 * number, seed=1)
+                manager.add_request(ids, f"{_WARMING}{number}-{twin}", output, temperature=0.5 * number, seed=1)
             left = 1 + number % 2
             while left:
                 output = manager.get_result(timeout=1)
