@@ -101,8 +101,6 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        # Write at once, not at the end of the loop's round (uvloop also sets TCP_NODELAY on every socket).
-        self._transport.set_write_buffer_limits(high=0)
 
     def connection_lost(self, error: Exception | None) -> None:
         now = monotonic_ns()

@@ -92,9 +92,6 @@ class Transport(asyncio.Transport):
         plain = reader(sock, connection.received, self._lose)
         loop.add_reader(self._fd, self._read_secured if self._secure else plain)
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is held back here: what the socket does not take at once follows as soon as it does."""
-
     def write(self, data: bytes | bytearray | memoryview) -> None:
         rest = self._push(bytes(data)) if not self._unsent else b""
         self._unsent = rest if not self._unsent else self._unsent + bytes(data)
