@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.latency import Difference, GroupPair
 from gapmeter.analysis.results.run import RunResult
@@ -43,7 +41,7 @@ def difference_sentence(difference: Difference, a: str, b: str, device: str = "G
     return f"{said}, {part} of it {who}"
 
 
-def explorer(result: RunResult, name: str, device: str) -> Section | None:
+def explorer(result: RunResult, device: str) -> Section | None:
     """Pairs of groups on a switch, each with its stages ranked."""
     found = {metric: pairs for metric in ("ttft", "e2e") if (pairs := result.explore.get(metric))}
     if not found:
@@ -68,8 +66,9 @@ def explorer(result: RunResult, name: str, device: str) -> Section | None:
             for key in titles
         ],
     )  # fmt: skip
-    command = f"gapmeter explain {shlex.quote(name)} --group 'prompt_tokens > 64' --against rest"
-    more = Paragraph(("Any other groups: ", Code(command)), "quiet")
+    more = Paragraph(
+        ("Any other groups: ", Code("gapmeter explain RUN --group 'prompt_tokens > 64' --against rest")), "quiet"
+    )
     return Section("explore", "What makes some requests slower?", [choice, more], _EXPLORE, "explore")
 
 

@@ -116,7 +116,7 @@ def document(folder: RunFolder, series: MetricSeries | None = None) -> Document:
         trust.trust(result),
         waits.upgrade(result),
         one_request(run),
-        explore.explorer(result, folder.path.name, run.device),
+        explore.explorer(result, run.device),
         _repeat(manifest, folder.path),
     ]
     return _around(result, manifest, sections, folder.path.name)

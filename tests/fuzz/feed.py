@@ -21,9 +21,6 @@ class Wire(asyncio.Transport):
     def write(self, data: Any) -> None:
         pass
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
     def abort(self) -> None:
         self.ended = True
 
