@@ -673,3 +673,12 @@ def test_runs_that_differ_from_run_to_run_raise_no_alarm_and_hide_no_regression(
     assert found["any_difference"]["hits"] <= 2
     assert found["within"]["0.1"]["hits"] <= 1
     assert found["regressed"]["0.2"]["hits"] >= 15
+
+
+def test_a_single_request_a_side_has_no_interval_and_no_error() -> None:
+    a, b = (alike(seed, 1) for seed in (1, 2))
+    found = compare_sides([a], [b], dict.fromkeys(LATENCIES, (50.0,)), resamples=20)
+    assert not found.metrics["ttft"][None].spreads
+    nothing = a.rows(np.empty(0, np.int64))
+    empty = compare_sides([nothing], [b], dict.fromkeys(LATENCIES, (50.0,)), resamples=20)
+    assert (empty.failed.a_share, empty.failed.a_ci) == (0.0, (0.0, 1.0))

@@ -31,6 +31,7 @@ def _requests(**changes: Any) -> pd.DataFrame:
 def _api(writer: RecordWriter) -> None:
     ref = writer.request("engine-r1", "r1")
     writer.span(Span.INGRESS, ref, 1300, 2000)
+    writer.span(Span.HTTP, ref, 1300, 1340)
     writer.span(Span.TEMPLATE, ref, 1400, 1500, queued_ns=1350)
     writer.span(Span.TOKENIZE, ref, 1600, 1800)
     writer.span(Span.HANDOFF, ref, 2000, 2100)

@@ -173,6 +173,10 @@ BINDINGS: dict[str, tuple[dict[str, float], list[Any], BindingEvidence, str, str
     "preemptions": ({"preempted": 80, "decode": 30}, [], KNOWN, "GPU", "KV memory", None, "preempted"),
     "the load tester": ({"decode": 80}, CHECKS, KNOWN, "GPU", "load tester", None, "12 were sent"),
     "no stages": ({"unexplained": 80}, [], NOT_KNOWN, "GPU", "unmeasured", None, "no stage"),
+    "the client's alone": (
+        {"retry": 0, "generator_lag": 0.2, "connect": 0.1, "unexplained": 80}, [], NOT_KNOWN, "GPU", "unmeasured", None,
+        "no stage",
+    ),
     "a busy link": (
         {"decode": 80}, [], replace(KNOWN, pcie_share=0.7), "GPU", "PCIe transfer", None, "PCIe",
     ),

@@ -18,7 +18,7 @@ from gapmeter.report.trust import steady_sentence
 from tests.kit.runs import timed
 
 Floats = NDArray[np.float64]
-STEADY = Warmup("steady", 0, 0, "ttft", 1.0)
+STEADY = Warmup("steady", 0, 0, 0, "ttft", 1.0)
 
 
 def run(ttft_ms: Floats) -> pd.DataFrame:
@@ -123,3 +123,12 @@ def test_what_cannot_be_asked_is_not_answered(count: int, how: dict[str, Any], s
     assert told.state == state
     assert told.methods.queue_slope is None
     assert told.valid_for_capacity is (state == "steady")
+
+
+def test_a_slow_start_that_the_fixed_warm_up_left_out_already_is_no_disagreement() -> None:
+    rng = np.random.default_rng(3)
+    requests = run(np.where(np.arange(700) < 100, 200.0, 40.0) * rng.lognormal(0, 0.1, 700))
+    requests["measured"] = np.arange(700) >= 100
+    found = detect_warmup(requests[requests["measured"]])
+    told = steady.describe_steady(requests, found, loop="open", searched=True)
+    assert told.methods.pelt is not None and told.methods.pelt.agrees

@@ -236,7 +236,7 @@ def test_token_gaps_have_an_anatomy_of_their_own(frames: Frames) -> None:
 
 
 def test_what_was_left_out_as_warm_up_is_a_warning_with_the_flag_that_keeps_it(frames: Frames) -> None:
-    left_out = Warmup("warmed", 31, 0, "ttft", 4.2)
+    left_out = Warmup("warmed", 31, 0, 0, "ttft", 4.2)
     other = RunWarning(code="hook", text="a hook is missing", cause="a newer version", flag="", touches=("stages",))
     told = build_figures(RunTables(frames.requests, frames.ledger), [], EVIDENCE, warmup=left_out, warnings=[other])
     assert [w.code for w in told.warnings] == ["warmup", "hook"]

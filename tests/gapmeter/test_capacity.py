@@ -21,7 +21,7 @@ from gapmeter.runs.archive import archive
 from gapmeter.runs.run import open_run
 from gapmeter.study.capacity import at_rate
 from gapmeter.study.comparison import compare_folders
-from gapmeter.study.resolve import resolve
+from gapmeter.study.resolve import check_searchable, resolve
 from gapmeter.study.verify import verify
 from tests.kit.browser import Tab, opens_well
 from tests.kit.command import Command, Done, gapmeter, settings
@@ -278,3 +278,16 @@ def test_ctrl_c_reports_what_is_known(tmp_path: Path) -> None:
     found = json.loads(done.folder.summary.read_text())["capacity"]
     assert found["ended"] == "interrupted"
     assert found["trials"]
+
+
+@pytest.mark.parametrize("name", ["concurrency", "replay-chat", "dialogue", "batch-size", "rush-hour"])
+def test_what_a_search_advises_for_a_scenario_that_it_refuses_can_be_searched(name: str) -> None:
+    flags: list[str] = []
+    for _ in range(3):  # one thing is told at a time
+        try:
+            check_searchable(resolve(name, flags), name)
+            break
+        except UserError as error:
+            words = shlex.split(str(error).split(f"gapmeter capacity {name}")[1].split(", or")[0])
+            flags += words[1::2]
+    check_searchable(resolve(name, flags), name)

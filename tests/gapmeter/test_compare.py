@@ -105,8 +105,11 @@ def test_a_comparison_is_a_gate_where_it_is_told_how_much_b_may_grow(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], b: str, status: str, code: int
 ) -> None:
     words = ["compare", str(runs / "twin"), str(runs / b), "--max-regression", "10%", "--json"]
+    words += ["--markdown", str(tmp_path / "said.md")]
     assert main([*words, "--factor", "server.max_batch", "--runs", str(tmp_path)]) == code
     out, err = capsys.readouterr()
+    assert f"{status}: " in (tmp_path / "said.md").read_text()
+    assert ("exit=99 regressed against its baseline" in err) == (code == errors.SLO_MISSED)
     assert json.loads(out)["regression"]["status"] == status
     assert f"gapmeter: {status} against {runs / 'twin'}: " in err
 
@@ -227,6 +230,8 @@ def test_what_cannot_be_compared_is_told_with_its_remedy(
           "seed=2", "--factor", "server.max_batch"), 106, "no server answers at"),
         (("concurrency", "--set", "server.engine=simulated", "--a", "seed=1", "--b", "seed=2"),
          2, "concurrency is a sweep, which this does not run; name one point of it with --set 'sweep=[]'"),
+        (("smoke", "--set", "slo=[errors <= 1 %]", "--a", "seed=1", "--b", "seed=2", "--max-regression", "5%"),
+         2, "a gate judges the percentiles that SLOs name, and these runs name none"),
     ],
 )  # fmt: skip
 def test_what_would_compare_nothing_is_refused_before_any_load(

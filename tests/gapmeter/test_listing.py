@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gapmeter.runs.listing import ListedRun, list_known
+from gapmeter.runs.listing import ListedRun, list_known, newest_run
 
 pytestmark = pytest.mark.whole_run
 
@@ -75,6 +75,22 @@ def test_a_run_without_results_is_running_while_it_writes_and_unfinished_later(
     assert list_known(tmp_path)[0].state == "running"
     os.utime(made / "manifest.json", (1, 1))
     assert list_known(tmp_path)[0].state == "unfinished"
+
+
+def test_a_study_runs_while_one_of_its_runs_does(tmp_path: Path, manifest: dict[str, Any]) -> None:
+    made = folder(tmp_path, "s", manifest | {"status": "running"})
+    os.utime(made / "manifest.json", (1, 1))
+    record = made / "p0" / "r1" / "requests" / "worker-0.gap"
+    record.parent.mkdir(parents=True)
+    record.write_bytes(b"")
+    assert list_known(tmp_path)[0].state == "running"
+
+
+def test_the_newest_run_is_the_one_that_was_begun_last(tmp_path: Path, manifest: dict[str, Any]) -> None:
+    old, new = (folder(tmp_path, f"20260102-03040{n}-chat-abc", manifest) for n in (5, 6))
+    os.utime(new / "manifest.json", (1, 1))  # the old one was reported again
+    assert newest_run(tmp_path) == new
+    assert old.exists()
 
 
 def test_what_was_written_again_is_read_again(

@@ -96,6 +96,8 @@ def test_a_look_waits_for_the_answers_that_belong_to_it() -> None:
         (("load.rate=64",), ""),
         (("load.rate=1", "load.duration=20m", "load.patience=30m"), ""),
         (("load.rate=2", 'slo=["ttft p50 <= 50 ms"]'), ""),
+        (("load.rate=1", 'slo=["itl p99 <= 50 ms"]'), ""),
+        (("load.rate=1", "workload.kind=conversation"), ""),
     ],
 )
 def test_a_load_too_short_for_its_percentiles_is_told_so_beforehand(overrides: tuple[str, ...], told: str) -> None:

@@ -108,6 +108,7 @@ def test_a_sweep_measures_what_it_can_and_says_why_the_rest_failed(swept: Done) 
     assert [len(point["repeats"]) for point in points] == [2, 2, 2, 2]
     assert [bool(point["metrics"]) for point in points] == [True, True, True, False]
     assert points[3]["verdict"] == "FAILED"
+    assert points[3]["loop"] == points[0]["loop"], "the load that it would have had"
     assert "no_such_flag" in points[3]["reason"] or "no-such-flag" in points[3]["reason"]
     assert "exit=98 not every point is a valid measurement" in swept.err
     assert "Traceback" not in swept.err

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gapmeter.loadgen.issue import issue
+from gapmeter.loadgen.exchange import Exchange
+from gapmeter.loadgen.issue import Users, begin, issue
 from gapmeter.loadgen.worker import Heartbeat
 from gapmeter.records import Outcome, Span, read_records
 from gapmeter.records.request import ISSUED, RequestRecord
@@ -166,3 +168,31 @@ async def test_the_index_on_disk_is_the_place_in_the_whole_plan(tmp_path: Path, 
     assert [record.index for record in records] == list(range(workers - 1, 9, workers))
     assert all(record.request_id == f"r-{record.index:06d}" for record in records)
     assert {record.worker for record in records} == {workers - 1}
+
+
+async def test_what_falls_due_after_the_stop_is_not_sent(tmp_path: Path) -> None:
+    async with bed(plan([0, 40 * MS, 41 * MS]), tmp_path, "stall") as on:
+        over = asyncio.Event()
+        close = begin(on.sender, time.monotonic_ns(), over.set)
+        await on.seen(1)
+        on.sender.stop("enough")  # nobody has closed the timer yet
+        await asyncio.sleep(0.1)
+        close()
+        assert on.sender.issued == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "none"),
+    [(b"", True), (b"<html>log in", True), (b'{"error": "no"}', True), (b'data: {"error": {}}\n\n', True),
+     (b'data: {"choices": []}\n\n', False), (b'{"choices": []}', False)],
+)  # fmt: skip
+def test_a_200_that_is_plainly_no_answer_is_told_from_one(body: bytes, none: bool) -> None:
+    exchange = Exchange(0, "r0", b"")
+    exchange.keep(array("q", [1]), array("q"), [1], [body] if body else [])
+    assert exchange.is_plainly_none() is none
+
+
+def test_users_of_several_processes_do_not_start_in_step() -> None:
+    whole = plan([-1] * 8, users=4, think_ns=40 * MS)
+    starts = sorted(Users(whole.slice(worker, 2), 0).next_ns or 0 for worker in range(2))
+    assert starts == [0, 10 * MS]

@@ -98,6 +98,12 @@ def test_answers_beyond_what_can_be_read_are_counted_all_the_same(
     assert (follower.done, follower.unread, follower.failed) == (901, 901 - len(came), {"cut": 1})
 
 
+def test_every_latency_of_the_last_requests_is_followed(records: Path) -> None:
+    follower = RecordFollower([records], 0, whole=True)
+    follower.poll()
+    assert all(follower.percentile(name, 99) is not None for name in LATENCIES)
+
+
 def test_histograms_count_what_was_answered_and_nothing_that_failed(records: Path) -> None:
     histograms = new_histograms()
     for answered in RecordFollower([records], 0, whole=True).poll():

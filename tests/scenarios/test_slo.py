@@ -58,6 +58,11 @@ def test_a_limit_is_the_same_in_any_unit_and_spacing(
     assert [parse_slo(slo.text) for slo in parsed] == parsed
 
 
+@pytest.mark.parametrize("text", ["errors <= 0.00005 %", "itl p99 <= 0.00005 s", "ttft p50 <= 86400 s"])
+def test_a_limit_of_any_size_can_be_read_back(text: str) -> None:
+    assert parse_slo(parse_slo(text).text) == parse_slo(text)
+
+
 def test_errors_are_a_share() -> None:
     assert parse_slo("errors <= 0.5%") == Slo(
         metric="errors", percentile=None, limit_ns=None, limit_share=0.005, text="errors <= 0.5 %"

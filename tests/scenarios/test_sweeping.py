@@ -123,6 +123,12 @@ def test_a_flag_may_bring_the_sweep_replace_it_and_not_contradict_it(tmp_path: P
     assert values(path, "sweep=[]") == []
     with pytest.raises(ScenarioError, match=r"--set load\.concurrency: the sweep sets it; write --set sweep=\[\]"):
         load_points(path, ["load.concurrency=3"], {})
+    text = "sweep: {server.args.forward_ms: [20, 40]}\nserver: {args: {update_ms: 1}}\nload: {rate: 1, duration: 9s}\n"
+    path.write_text(f"{text}workload: {{prompt_tokens: 9, output_tokens: 9}}\n")
+    first, _ = load_points(path, ["server.args.update_ms=2"], {})
+    assert first.scenario.server.args == {"forward_ms": 20, "update_ms": 2}
+    with pytest.raises(ScenarioError, match=r"--set server\.args: the sweep sets it"):
+        load_points(path, ["server.args.forward_ms=10"], {})
 
 
 @given(st.lists(st.integers(1, 999), min_size=1, max_size=5, unique=True))

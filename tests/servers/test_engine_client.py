@@ -61,3 +61,14 @@ def _frame(message: Any) -> bytes:
     with here, there:
         Channel(here).send(*message)
         return there.recv(1 << 20)
+
+
+def test_a_message_whose_taker_fails_does_not_come_again() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        channel = Channel(there)
+        here.sendall(b"".join(_frame(("n", number)) for number in range(3)))
+        taken = channel.receive()
+        assert next(taken) == ("n", 0)
+        taken.close()  # as where it raised
+        assert list(channel.receive()) == [("n", 1), ("n", 2)]
