@@ -184,6 +184,14 @@ async def test_a_folder_whose_name_is_no_utf_8_is_listed_and_hides_no_other(
     assert all(name in page for name in [*names(site), "20200101-000001-?"])
 
 
+async def test_a_link_in_a_report_is_followed(site: Site, tab: Tab) -> None:
+    await tab.open(site.address)
+    await tab.open(f"{site.base}/runs/{names(site)[0]}/report.html")
+    await tab.evaluate('[...document.links].find((link) => link.href.endsWith("/verdict.json")).click()')
+    shown = await tab.until('location.pathname.endsWith("/verdict.json") && document.body.innerText')
+    assert '"verdict"' in shown
+
+
 async def test_ticked_runs_are_compared(site: Site, tab: Tab) -> None:
     await tab.open(site.address)
     for name in names(site):
