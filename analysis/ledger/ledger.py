@@ -100,8 +100,9 @@ def make_ledger(inputs: LedgerInputs) -> Ledger:
     good = np.flatnonzero(_answered(requests))
     to_first = _events(requests, good, "first_token_ns", np.ones(len(good), np.int64))
     to_last = _events(requests, good, "last_token_ns", _tokens(requests, good))
-    first, last = (_tables(inputs, [(events, {})]) for events in (to_first, to_last))
-    gaps = _tables(inputs, _gap_events(requests, good)).columns
+    first, last = (_tables(inputs, [(events, {})], len(good)) for events in (to_first, to_last))
+    came = sum(len(stamps) for stamps in requests["token_ns"].iloc[good] if stamps is not None)
+    gaps = _tables(inputs, _gap_events(requests, good), came).columns
     ids = requests["request_id"].to_numpy()[good]
     whose = pd.Categorical.from_codes(gaps.pop("request_id"), pd.Index(ids))
     named = {"request_id": whose} | {name: gaps.pop(name) for name in ("k", "tokens", "end_ns")}
@@ -251,23 +252,49 @@ def _folded(values: AnyArray) -> AnyArray:
     return repeated if np.array_equal(values, repeated, equal_nan=True) else values
 
 
-def _joined(blocks: list[dict[str, AnyArray]]) -> dict[str, AnyArray]:
-    """The columns of several blocks, which are emptied. What is one array in every block under two names stays one."""
-    whole, made = dict[str, AnyArray](), dict[tuple[int, ...], AnyArray]()
-    shared = Counter(tuple(id(block[name]) for block in blocks) for name in blocks[0])
-    for name in list(blocks[0]):
-        parts = [block.pop(name) for block in blocks]
-        which = tuple(map(id, parts))
-        ends = np.concatenate([part[:1] for part in parts])
-        if which in made:
-            whole[name] = made[which]
-        elif not any(part.strides[0] for part in parts) and not _folded(ends).strides[0]:
-            whole[name] = np.broadcast_to(ends[:1], sum(map(len, parts)))
+class _Columns:
+    """Columns that come some rows at a time, up to ``most``.
+
+    Each has its array from the first row on that differs: parts that are joined at the end would be in memory twice.
+    What is one array under two names stays one.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._rows = most, 0
+        self._of: dict[str, AnyArray] = {}
+
+    def add(self, block: Mapping[str, AnyArray]) -> None:
+        grown, taken = dict[tuple[int, int], AnyArray](), set[int]()
+        rows = len(next(iter(block.values())))
+        for name, part in block.items():
+            before = self._of.get(name)
+            both = id(before), id(part)
+            if both not in grown:
+                grown[both] = self._with(before, part, alone=id(before) not in taken)
+                taken.add(id(before))
+            self._of[name] = grown[both]
+        self._rows += rows
+
+    def whole(self) -> dict[str, AnyArray]:
+        """All rows of each."""
+        return {
+            name: values[: self._rows] if values.strides[0] else np.broadcast_to(values[:1], self._rows)
+            for name, values in self._of.items()
+        }
+
+    def _with(self, before: AnyArray | None, part: AnyArray, *, alone: bool) -> AnyArray:
+        """``before``: what is there of this column; not ``alone``: another one goes on with that."""
+        if before is None and not part.strides[0]:
+            return part
+        if before is not None and before.strides[0]:
+            values = before if alone else before.copy()
+        elif before is not None and not part.strides[0] and np.array_equal(before[:1], part[:1], equal_nan=True):
+            return before
         else:
-            whole[name] = np.concatenate(parts)
-        if shared[which] > 1:
-            made[which] = whole[name]
-    return whole
+            values = np.empty(self._most, part.dtype)
+            values[: self._rows] = part[:0] if before is None else before[:1]
+        values[self._rows : self._rows + len(part)] = part
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,21 +306,21 @@ class _Tables:
     held: Mapping[Culprit, int]
 
 
-def _tables(inputs: LedgerInputs, events: Iterable[_Named]) -> _Tables:
-    """Of events that come some at a time, each time with columns that name them."""
-    blocks, negative, held = [], dict[str, list[Ints]](), Counter[Culprit]()
+def _tables(inputs: LedgerInputs, events: Iterable[_Named], most: int) -> _Tables:
+    """Of events, up to ``most``, that come some at a time, each time with columns that name them."""
+    columns, negative, held = _Columns(most), dict[str, list[Ints]](), Counter[Culprit]()
     named = (
         (block, {name: values[low : low + len(block)] for name, values in names.items()})
         for some, names in events
         for low, block in _blocks(inputs.index, some)
     )
     for made in _in_turn(inputs, named):
-        blocks.append(made.columns)
+        columns.add(made.columns)
         for name, gap in made.negative.items():
             negative.setdefault(name, []).append(gap)
         held.update(made.held)
     gaps = {name: np.concatenate(parts) for name, parts in negative.items()}
-    return _Tables(_joined(blocks), gaps, dict(held.most_common()))
+    return _Tables(columns.whole(), gaps, dict(held.most_common()))
 
 
 def _in_turn(inputs: LedgerInputs, blocks: Iterable[_Named]) -> Iterator[_Tables]:
