@@ -234,7 +234,7 @@ def price_of(manifest: Manifest) -> Price:
         except UnknownDevice as error:  # written by a version with another catalogue
             raise NoPrice(str(error)) from error
     elif attached:
-        raise NoPrice("somebody else's server: nobody said which device it has; write cost.gpu, for instance H100-SXM")
+        raise NoPrice("the attached server's device is unknown; set cost.gpu, for example H100-SXM")
     label = device.key if device is not None else gpus[0].partition(",")[0]
     units = _gpus(manifest)
     if asked.usd_per_hour is not None:

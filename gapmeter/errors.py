@@ -48,7 +48,7 @@ def reason_of(error: OSError) -> str:
 
 def remedy_of(error: OSError) -> str:
     """What to do first when something could not be written."""
-    return "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "mend that"
+    return "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "fix that"
 
 
 @contextlib.contextmanager

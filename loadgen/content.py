@@ -80,8 +80,8 @@ def _ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int,
     notes = []
     if prompts.lengthened > _FEW * count:
         notes.append(
-            f"{prompts.lengthened} of {count} prompts were asked shorter than the shortest that the chat template "
-            f"allows; they have {prompts.words.shortest} tokens"
+            f"{prompts.lengthened} of {count} prompts were asked shorter than the chat template's minimum; they have "
+            f"{prompts.words.shortest} tokens"
         )
     if cut := int(np.count_nonzero(fitting < asked)):
         notes.append(f"{cut} of {count} prompts were cut to fit server.max_model_len {context}")
@@ -127,9 +127,7 @@ def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
     notes = []
     if count > len(firsts):
         held = f"{len(firsts)} {'different ' * (len(firsts) < min(count, len(file.entries)))}prompts"
-        notes.append(
-            f"{file.path} holds {held} for {count} requests: they come round again, and a prefix cache knows them then"
-        )
+        notes.append(f"{file.path} holds {held} for {count} requests: they repeat, so a prefix cache will know them")
     return Content(
         CHAT if file.chat else COMPLETION, [asks[index] for index in which], once[which], output,
         tokenizer is not None, repeated, _notes(tokenizer, notes),

@@ -123,8 +123,8 @@ def _interval(search: Search) -> str:
     """The estimate, and what it assumes; what is wider than was asked says so."""
     low, high = ("unknown" if end is None else significant(end) for end in (search.low, search.high))
     text = (
-        f"Capacity {rate(search.rate)}, {100 * search.confidence:g} % interval {low} .. {high}, if latency grows like "
-        "that of a queue"
+        f"Capacity {rate(search.rate)}, {100 * search.confidence:g} % interval {low} .. {high}, assuming latency "
+        "grows like a queue's"
     )
     return (
         f"{text}." if _is_narrow(search) else f"{text} (wider than the {share(search.within)} asked: {_why(search)})."
@@ -143,7 +143,7 @@ def _held(search: Search) -> str:
     if search.held is None:
         return f"No rate was proven to hold: there was not enough time left to prove one.{drift}"
     part = share(search.held / (search.rate or search.held))
-    return f"Proven to hold: {rate(search.held)}, {part} of that ({_GUARANTEE}).{drift}"
+    return f"Proven to hold: {rate(search.held)}, {part} of the estimate ({_GUARANTEE}).{drift}"
 
 
 def _one_end(search: Search) -> str:
@@ -285,7 +285,7 @@ def _trials(search: Search) -> Section:
 def _how(search: Search, manifest: SearchManifest) -> Section:
     text = (
         f"{len(search.trials)} trials with {count(search.requests)} requests in {duration(1000 * search.seconds)}, one "
-        f"server. A trial's looks are fixed before it starts and share its chance to be wrong, so that stopping early "
-        f"does not flatter it; docs/capacity.md has the rules."
+        f"server. When a trial may be looked at is fixed before it starts, and its looks share its chance to be wrong "
+        f"(alpha spending): stopping early adds no bias. docs/capacity.md has the rules."
     )
     return Section("how", "How it was searched", reproduce(manifest), text, "how")

@@ -61,7 +61,7 @@ _SIDES = (
     "As each run's own report has them: percentiles are order statistics. Differences above are of smoother estimates "
     "(Harrell and Davis), so the two can lie a little apart."
 )
-_ONE_RUN = "one run a side, forced: the interval leaves out how much repeated runs differ"
+_ONE_RUN = "one run per side, forced: the interval leaves out how much repeated runs differ"
 _RARE: doc.Headers = ["per request at the SLA", "energy a request"]
 
 
@@ -246,19 +246,19 @@ def _regression_row(row: RegressionRow, found: Regression) -> str:
     grew = f"{name} {duration(row.a_ms)} -> {least}{duration(row.b_ms)}"
     grew += "" if row.failed else f", {relative(row)} (95 % interval {growth_interval(row)})"
     meaning = {REGRESSED: ": a regression", UNDECIDED: f": undecided; {_what_decides(row, found)}"}.get(row.status, "")
-    stands_in = ", told by the mean, since the sample cannot support its percentile" if is_mean else ""
+    stands_in = ", judged by the mean: the sample is too small for the percentile" if is_mean else ""
     return f"{grew}, allowed +{share(found.limit)}{meaning}{stands_in}"
 
 
 def _what_decides(row: RegressionRow, found: Regression) -> str:
     """How many runs a side would, and what these could have seen."""
     a, b = reversed(found.runs or (1, 1))
-    seen = f"these ({a} against {b}) find a regression of {share(row.least)} or more in 80 of 100 cases"
+    seen = f"{a} against {b} runs find a regression of {share(row.least)} or more 80 % of the time"
     if row.runs_needed is not None:
-        return f"{seen}, and {row.runs_needed} a side would decide this one as often, at this growth and spread"
+        return f"{seen}; to decide this one takes about {row.runs_needed} per side, at this growth and spread"
     if found.one_run_a_side:
-        return f"{seen}, if runs did not differ; three runs a side would show how much they do"
-    return f"{seen}; more than {MOST_RUNS} a side would be needed to decide this one, at this growth and spread"
+        return f"{seen}, if runs did not differ; three runs per side would show how much they do"
+    return f"{seen}; to decide this one takes more than {MOST_RUNS} per side, at this growth and spread"
 
 
 # --- may they be compared?

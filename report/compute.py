@@ -34,10 +34,10 @@ def compute_sentence(found: ComputeShares, metric: str, device: str) -> str | No
         return None
     few = found.slow.count != math.ceil(found.all.count / 100)
     who = f"the slowest {found.slow.count}" if few else "the slowest 1 %"
-    event = {"ttft": "their first token", "e2e": "their last token", "itl": "a token"}[metric]
+    event = {"ttft": "to the first token", "e2e": "to the last token", "itl": "between tokens"}[metric]
     low, high = part.share_ci
     ends = f" ({100 * low:.0f} to {100 * high:.0f} %)" if low is not None and high is not None else ""
-    return f"of what {who} waited for {event}, the {device} computed for them during {100 * part.share:.0f} %{ends}"
+    return f"the {device} computed for {who} during {100 * part.share:.0f} %{ends} of their time {event}"
 
 
 def compute(result: RunResult) -> Section | None:
@@ -63,12 +63,12 @@ def compute(result: RunResult) -> Section | None:
     on_gpu = "gaps between kernels included unless sampled. "
     busy += "the wall time of the call, on a CPU. " if device == "CPU" else on_gpu
     if (part := result.compute.busy_share) is not None:
-        busy += f"Over the whole run some forward was going on {share(part)} of the time, whoever it was for. "
+        busy += f"Over the whole run a forward pass was running {share(part)} of the time, for any request. "
     used = result.telemetry.utilisation.nvml_busy_share if result.telemetry else None
     if used is None:
         busy += f"The {device}'s own utilization figure is unmeasured here."
     else:  # NVML says that some kernel ran, not for whom
-        busy += f"NVML, the {device}'s own counter, calls it busy {share(used)} of the time, for whomever."
+        busy += f"NVML reports the {device} busy {share(used)} of the time, for any work."
     blocks: list[doc.Block] = [choice, doc.Key(there), Paragraph(busy, "quiet")]
     return Section("compute", title, blocks, as_sentence(lead), short)
 

@@ -94,7 +94,7 @@ class Curve:
         )  # fmt: skip
 
     def caption(self) -> str:
-        worth = "" if self.n_eff >= 0.95 * self.count else f", worth {count(self.n_eff)} independent ones"
+        worth = "" if self.n_eff >= 0.95 * self.count else f", effective n {count(self.n_eff)}"
         lost = f"; {count(self.unanswered)} never answered, counted as infinite" if self.unanswered else ""
         return f"{self.count:,} samples{worth}; largest {duration(self.max_ms)}{lost}"
 

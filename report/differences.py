@@ -47,8 +47,8 @@ from gapmeter.report.words import both, shares
 _EVENTS = {"first_token": "the first token (TTFT)", "last_token": "the last token (E2E)"}
 _STAMP = "NOT COMPARABLE"
 _HOLM = (
-    "Each interval holds for itself; an answer holds for all of them together (Holm). In brackets: the smallest "
-    "difference that would have been found with 80 % probability."
+    "Intervals are for each figure by itself; answers are corrected for all figures together (Holm). In brackets: the "
+    "smallest difference that would have been found 80 % of the time."
 )
 _NO_LEDGER = "No ledger on both sides: the server's stages were not recorded, or not shown."
 
@@ -84,7 +84,7 @@ def _found_sentence(pair: PairComparison) -> str:
     figure = figures[name]
     if figure.confirmed:
         others = [str(other) for other, each in figures.items() if each.confirmed and not each.failed and other != name]
-        rest = f"; also beyond chance: {', '.join(others)}" if others else ""
+        rest = f"; also significant: {', '.join(others)}" if others else ""
         return f"{_head(pair, figure)}{change_of(name, figure)}{rest}"
     able = sum(each.least_ms is not None and bool(each.a_ms) and not each.failed for each in figures.values())
     count = "1 figure" if able == 1 else f"{able} figures"
@@ -130,7 +130,7 @@ def change_sentence(pair: PairComparison) -> str:
     if change.stage is None:
         interval = both(own.total.ci_ms)
         clear = interval is not None and interval[0] * interval[1] > 0
-        none = "beyond its own interval, but not beyond chance among all figures, so no stage is named"
+        none = "beyond its own interval, but not significant among all figures, so no stage is named"
         return f"{mean}: {none if clear else 'no difference to explain'}"
     ends = f" ({within})" if (within := shares(change.share_ci, " .. ")) else ""
     owner = "" if change.stage == UNEXPLAINED else f" ({change.owner})"
@@ -157,7 +157,7 @@ def not_estimable(pair: PairComparison) -> str:
                 if is_late:
                     reason = f"up to {duration(max(figure.late_ms or 0.0 for _, figure in own))}"
                 told.append(f"{metric.upper()} {names} ({reason.partition(' do not support')[0].rstrip(',')})")
-    said = [f"Not estimable, the samples being too small: {'; '.join(small)}."] if small else []
+    said = [f"Samples too small: {'; '.join(small)}."] if small else []
     means = [(metric.upper(), known.mean) for metric, known in pair.metrics.items() if known.mean is not None]
     lacking = [(name, mean) for name, mean in means if mean.difference_ms is None and mean.late_ms is None]
     said += [f"No mean of {', '.join(name for name, _ in lacking)}: {lacking[0][1].why}."] if lacking else []
@@ -281,7 +281,7 @@ def _unclaimed(figure: ClaimedFigure) -> str:
     """Its own interval may leave 0 out where the correction for so many figures does not."""
     low, high = figure.ci_ms or (0.0, 0.0)
     alone = low * high > 0 and figure.p_adjusted is not None and figure.p_adjusted > 1 - CONFIDENCE
-    return "not beyond chance among all figures" if alone else NOTHING
+    return "not significant among all figures" if alone else NOTHING
 
 
 def brief(pair: PairComparison, number: int, *, forced: bool) -> Section:

@@ -14,8 +14,8 @@ from gapmeter.report.words import UNTIL, as_sentence, whose
 
 _SHOWN = 10
 _EXPLORE = (
-    "Two groups of the measured requests: by how much longer the one waited on average, and which stages that was. "
-    "Thin lines: 95 % intervals from drawing whole stretches of the run again, since neighbors are alike."
+    "Two groups of the measured requests: how much longer one waited on average, and in which stages. Thin lines: 95 % "
+    "block-bootstrap intervals, because neighboring requests are correlated."
 )
 
 
@@ -37,7 +37,7 @@ def difference_sentence(difference: Difference, a: str, b: str, device: str = "G
         return said
     who, part = whose(first.stage, first.owner, device), duration(abs(first.ms))
     if abs(first.ms) > abs(difference.difference_ms):
-        return f"{said}; {who} took {part} {more}, all others together {other}"
+        return f"{said}; {who} took {part} {more}, the other stages together {other}"
     return f"{said}, {part} of it {who}"
 
 

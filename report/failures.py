@@ -15,7 +15,7 @@ from gapmeter.report.words import as_sentence, of_all, of_answered
 _MOST_CLASSES = 4  # in the terminal; the page has them all
 _FAILED = {
     "refused": "refused the connection",
-    "timeout": "not complete in time",
+    "timeout": "timed out",
     "stalled": "stalled mid-stream",
     "cut": "cut off",
     "http_4xx": "answered 4xx",
@@ -46,7 +46,7 @@ def failed(result: RunResult) -> Section | None:
         "class", "request", "status", "what was said", "requests", "share", doc.Column("due at", "due at (s)"),
         "tokens by then", *in_ms("ended after"),
     ]  # fmt: skip
-    note = "Of each class the first by due time. How the percentiles change when they count is in their table."
+    note = "The first of each class, by due time. The percentile table shows the effect of counting failures."
     lead = " ".join(as_sentence(words) for words in (_how_many(result), _censored(result)) if words)
     table = Table("Requests that failed", headers, rows, words=4, groups=frozenset(groups))
     return Section("failed", table.name, [table, Paragraph(note, "quiet")], lead, "failures")
@@ -75,7 +75,7 @@ def _how_many(result: RunResult) -> str:
     counts = result.counts
     by_server = f"{count(counts.failed_by_server)} of {count(counts.ended)}"
     parts = [f"{by_server}: {classes(ours=False)}" if counts.failed_by_server else f"{by_server} by the server"]
-    return "; ".join([*parts, *([f"beside them {classes(ours=True)}"] if counts.ended_by_us else ())])
+    return "; ".join([*parts, *([f"also {classes(ours=True)}"] if counts.ended_by_us else ())])
 
 
 def _censored(result: RunResult) -> str:

@@ -25,8 +25,8 @@ from gapmeter.report.words import interval, shares, whose
 
 _WHOLE = 1.005  # a share above this is shown with what goes the other way
 _GROWTH = (
-    "From each point to the next, and which stage makes up most of it. Intervals draw stretches of consecutive "
-    "requests, since neighbors in a queue are alike. More than 100 %: the other stages together went the other way."
+    "From each point to the next, and which stage makes up most of it. 95 % block-bootstrap intervals, "
+    "because neighboring requests are correlated. More than 100 %: the other stages together went the other way."
 )
 _KNEE = (
     "The knee is one of the measured points: where throughput stops growing (doubling the load brings less than 15 % "

@@ -30,9 +30,9 @@ _LEAD = (
 )
 _NOTE = (
     "Over requests that succeeded, unless it says otherwise: with failures at their time-out, each of them counts as "
-    "at least that long, and a percentile that falls among them is only known to be longer. ≤ : the sample bounds "
-    "this percentile from above, at 90 % or more, and – not even that; each is judged by how alike "
-    "its own neighbors are, so that a higher one can be known."
+    "at least that long, and a percentile that falls among them is only known to be longer. ≤: only an upper bound "
+    "is supported (90 % confidence or more); –: no bound. How correlated neighbors are is estimated for each "
+    "percentile, so a higher one may be known where a lower one is not."
 )
 
 

@@ -88,7 +88,7 @@ def brief_answer(answer: SloAnswer) -> str:
         value = f"{value}, at least {_time(answer.low)}" if answer.basis == "interval" else value
     said = f"{name} {value}, limit {limit}"
     if answer.basis == "share" and answer.beyond:
-        said += f", which {share(answer.beyond / answer.count)} of {_values(answer)} exceeded"
+        said += f"; {share(answer.beyond / answer.count)} of {_values(answer)} exceeded it"
     return said
 
 
@@ -136,10 +136,10 @@ def slo_sentence(answer: SloAnswer) -> str:
         said += f", since {outage_text(answer.outage)}"
     if (far := answer.far) is not None:
         few = count(far.beyond) if far.beyond else "none"
-        near = f"and {few} its half" if far.part == 0.5 else f"and none took more than {_time(far.part * answer.limit)}"
-        said += f", which no request exceeded, {near}"
+        near = f"{few} exceeded half of it" if far.part == 0.5 else f"none took over {_time(far.part * answer.limit)}"
+        said += f"; no request exceeded it, and {near}"
     if answer.basis == "share" and answer.beyond:
-        said += f", which {share(answer.beyond / answer.count)} of {_values(answer)} exceeded"
+        said += f"; {share(answer.beyond / answer.count)} of {_values(answer)} exceeded it"
     return said
 
 
@@ -147,7 +147,7 @@ def _in_doubt(answer: SloAnswer) -> str:
     """What the share of failures may be, if the server dropped the requests that were sent a second time."""
     again = answer.resent or 0
     most = share((again + (answer.beyond or 0)) / answer.count)
-    return f"{most} if the server dropped the {count(again)} that were sent a second time"
+    return f"{most} if the {count(again)} resent requests count as dropped"
 
 
 def _values(answer: SloAnswer) -> str:
@@ -159,10 +159,10 @@ def _latency(answer: SloAnswer) -> str:
     if answer.status == INVALID:
         return not_judged(answer)
     worth = count(answer.n_eff) if answer.n_eff >= 1 else "less than one"
-    size = f"n = {count(answer.count)}, worth {worth} independent"
+    size = f"n = {count(answer.count)}, effective n = {worth}"
     if answer.among_failures:
         least = f", and is at least {_time(answer.low)}" if answer.low is not None else ""
-        return f"{name} has no value, since {_failures(answer)}{least} ({size})"
+        return f"{name} is undefined, since {_failures(answer)}{least} ({size})"
     if answer.value is not None:
         # An end above the value that is no number is one that answers which never came reach.
         value, low, high = (_time(ms if ms is not None else math.inf) for ms in (answer.value, answer.low, answer.high))

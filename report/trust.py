@@ -50,8 +50,7 @@ _RESIDUAL = (
 _STATES = {"steady": "Steady", "unsteady": "No steady state", "unknown": "Too short to tell"}
 _LITTLE = 0.001
 _RATIO_LEAD = (
-    "A ratio of 1 means that the first seconds were like the rest. For times above 1 they were slower, for tokens a "
-    "second below 1."
+    "1: the first seconds were like the rest. Above 1 for times, or below 1 for tokens per second: they were slower."
 )
 
 
@@ -84,7 +83,7 @@ def trust_figures(result: RunFigures) -> str:
         parts.append(f"receive wait p99 {duration(trust.receive_wait.p99_ms)}")
     if trust.client_cpu_share is not None:
         parts.append(f"client CPU {share(trust.client_cpu_share)}")
-    parts.append(floor_sentence(result.floor) if result.floor else "floor unmeasured")
+    parts.append(floor_sentence(result.floor) if result.floor else "not calibrated")
     return ", ".join(parts)
 
 
@@ -98,11 +97,11 @@ def received_sentence(wait: ReceiveWait | None) -> str:
     """Whose stamps arrivals have, and how long the bytes then waited for the load tester."""
     if wait is None:
         return "Bytes count as arrived when the load tester read them: the kernel's timestamps were not available here."
-    whole = "Bytes" if wait.stamped == 1 else f"{share(wait.stamped)} of the pieces of answers"
+    whole = "all pieces" if wait.stamped == 1 else f"{share(wait.stamped)} of the pieces"
     return (
-        f"{whole} count as arrived when they reached the client's kernel. They then waited {duration(wait.p50_ms)} "
-        f"(p50), {duration(wait.p99_ms)} (p99), at most {duration(wait.max_ms)} for the load tester to read "
-        "them; no latency includes that."
+        f"Arrival times of {whole} of answers are the client kernel's. The load tester read them "
+        f"{duration(wait.p50_ms)} (p50), {duration(wait.p99_ms)} (p99), {duration(wait.max_ms)} (max) later; latencies "
+        "do not include that."
     )
 
 

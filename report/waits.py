@@ -35,7 +35,7 @@ _KEY = (
     "Every bar is the mean of real requests (or token gaps), so its stages add up to the bar. A color means an owner. "
     "Light hatch: in transit between two processes; gray hatch: unexplained."
 )
-_FEW = "typical and slow requests need 28 to be told apart. The requests themselves are below, under One request."
+_FEW = "it takes at least 28 requests to tell typical from slow. The requests themselves are below, under One request."
 _NO_PROBE = (
     "The server's stages are unmeasured here, and their time is unexplained: no probe wrote inside the server. Install "
     "probe into its environment and start it with GAPMETER_PROBE_DIR; the next run then shows them."
@@ -43,8 +43,8 @@ _NO_PROBE = (
 
 
 _BRACKET = (
-    "The lower end takes queues and other requests' steps out too, as if every request met an idle engine; the upper "
-    "one leaves them as they are and only takes the forwards out, less the host's work that they hid."
+    "Lower end: an idle engine, without queues and other requests' steps. Upper end: queues as they are, forward "
+    "passes taken out, except for the host work that they hid."
 )
 
 

@@ -75,12 +75,12 @@ def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
         return ""
     name = f"p{anatomy.percentile:g} {metric.upper()}"
     typical, at = duration(anatomy.typical.total_ms), duration(anatomy.at.total_ms)
-    said = f"typical {_SLOW.get(metric, 'requests')} take {typical} of the {at} around {name}"
+    said = f"typical {_SLOW.get(metric, 'requests')} already take {typical} of the {at} around {name}"
     ranked = sorted(anatomy.owners, key=lambda part: -part.at_ms)
     if anatomy.payer is not None and anatomy.payer != UNEXPLAINED_OWNER:
-        return f"{said}: the largest part of every request is {owner_words(ranked[0].owner, device)} ({_at(ranked[0])})"
+        return f"{said}, most of it {owner_words(ranked[0].owner, device)} ({_at(ranked[0])})"
     named = [f"{owner_words(part.owner, device)} {_at(part)}" for part in ranked[:2]]
-    return f"{said}: in every request, mainly {' and '.join(named)}"
+    return f"{said}, mostly {' and '.join(named)}"
 
 
 def tail_sentences(result: RunFigures) -> dict[str, str]:
@@ -103,7 +103,9 @@ def upgrade_sentence(bracket: UpgradeBracket, metric: str, device: str) -> str:
     ends = (bracket.now, bracket.lower, bracket.upper)
     now, low, high = (duration(end.at(bracket.percentile) or 0.0) for end in ends)
     name = f"p{bracket.percentile:g} {metric.upper()}"
-    return f"an infinitely fast {device} would cut {name} from {now} to {low} .. {high} at best"
+    if device == "CPU":  # what else a CPU does stays
+        return f"with instant forward passes {name} would fall from {now} to {low} .. {high}"
+    return f"an infinitely fast {device} would cut {name} from {now} to {low} .. {high}"
 
 
 def most_an_upgrade_brings(result: RunFigures) -> str:
@@ -137,7 +139,7 @@ def _part_of(part: OwnerPart, whole: str, who: str) -> str:
     """A share with its interval; in milliseconds where it is more than the whole, since others went the other way."""
     value = part.share or 0.0
     if value > _MORE_THAN_ALL:
-        return f"{who} takes {duration(part.ms)} longer, all others together less"
+        return f"{who} takes {duration(part.ms)} longer; the other stages together take less"
     ends = shares(part.share_ci)
     return f"{'all' if value > _ALMOST_ALL else share(value)}{f' ({ends})' if ends else ''} of {whole} is {who}"
 
@@ -281,9 +283,9 @@ def _stranger(result: RunResult, anatomy: Anatomy) -> str:
         return ""
     who = held_by(held.process, held.stage, held.program)
     return (
-        f"Before any setting, try {STRANGERS[held.process][1]}: typical requests wait {duration(waited)} of "
-        f"{duration(typical.total_ms)} for a core, for {share(held.share)} of that time because {who} was using it; "
-        "queues build up behind it."
+        f"Before changing settings, try {STRANGERS[held.process][1]}: typical requests spend {duration(waited)} of "
+        f"{duration(typical.total_ms)} waiting for a core, {share(held.share)} of it while {who} was using it, and "
+        "queues build up."
     )
 
 

@@ -146,7 +146,7 @@ def _workload(workload: Workload, load: Load) -> Iterator[tuple[str, str]]:
         yield "workload.file", "missing; write for instance file: prompts.jsonl"
     if own is not None and (workload.prompt_tokens is not None or workload.shared_prefix):
         key = "prompt_tokens" if workload.prompt_tokens is not None else "shared_prefix"
-        yield f"workload.{key}", "the prompts of a file are what they are; leave it out"
+        yield f"workload.{key}", "a prompt file already fixes this; remove it"
     if load.trace is not None:
         return
     if own is not None:

@@ -101,7 +101,7 @@ def _check_hz(hz: float) -> float:
 
 def _check_metrics_every(ns: int) -> int:
     if 0 < ns < SECOND_NS // 20:
-        raise BadValue("so often is a load of its own; write 50ms or more, or 0 for never")
+        raise BadValue("scraping so often adds load; write 50ms or more, or 0 for never")
     return ns
 
 
@@ -119,7 +119,7 @@ _Slos = Annotated[tuple[_WrittenSlo, ...], Wording("a list of SLOs", 'for instan
 
 
 def _read_sweep(value: object) -> tuple[Mapping[str, object], ...]:
-    """The points of a grid or a list, empty for no sweep. Raises BadValue, also for a point that is there twice."""
+    """The points of a grid or a list, empty for no sweep. Raises BadValue, also for a point that appears twice."""
     points: list[Mapping[str, object]] = []
     for spelled in spelled_points(value):
         for key, part in spelled.items():
@@ -130,7 +130,7 @@ def _read_sweep(value: object) -> tuple[Mapping[str, object], ...]:
         point = {key: part.value for key, part in spelled.items()}
         if point in points:
             named = ", ".join(f"{key}: {quoted(part)}" for key, part in point.items())
-            raise BadValue(f"{named} is there twice; repeat: 2 repeats every point")
+            raise BadValue(f"{named} appears twice; repeat: 2 repeats every point")
         points.append(point)
     return tuple(points)
 

@@ -127,8 +127,8 @@ def compose(text: str, shown: str, *, lines: bool = True) -> yaml.Node | None:
     except yaml.reader.ReaderError as error:
         before = text[: error.position].split("\n")
         place = Place(shown, len(before), len(before[-1]) + 1) if lines else Place(shown)
-        unseen = f"character {ord(text[error.position]):#04x} cannot stand in a text"
-        raise ScenarioError(f"not valid YAML: {unseen}; take it out", place=place) from error
+        unseen = f"character {ord(text[error.position]):#04x} is not allowed in a text"
+        raise ScenarioError(f"not valid YAML: {unseen}; remove it", place=place) from error
     try:
         node: yaml.Node | None = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
@@ -192,7 +192,7 @@ def _check_nodes(node: yaml.Node, shown: str, sizes: dict[int, int], above: list
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")
         raise fail(f"{quoted(tag)} is not for scenarios; write the value without a tag")
     if isinstance(node, yaml.ScalarNode) and (bad := _UNWRITABLE.search(node.value)):
-        raise fail(f"character {ord(bad[0]):#04x} cannot stand in a text; take it out")
+        raise fail(f"character {ord(bad[0]):#04x} is not allowed in a text; remove it")
     children = list(_children(node, key))
     for child, name in children:
         _check_nodes(child, shown, sizes, [*above, id(node)], name)
@@ -208,7 +208,7 @@ def _check_duplicates(node: yaml.MappingNode, shown: str, key: str) -> None:
     for key_node, _ in node.value:
         name = str(key_node.value)
         if name in first:
-            text = f"the key stands twice, first in line {first[name].start_mark.line + 1}; take one out"
+            text = f"duplicate key, first in line {first[name].start_mark.line + 1}; remove one"
             raise ScenarioError(text, place=place_of_node(shown, key_node), key=f"{key}.{name}".lstrip("."))
         first[name] = key_node
 

@@ -56,8 +56,8 @@ _SHOWN = (50.0, 90.0, 95.0, 99.0, 99.9)
 _STAGE_PERCENTILES = (50.0, 99.0)
 _REAL = frozenset({"prefill", "decode", "queue", "scheduling", "tokenize", "input_prep", "sampling", "network_in"})
 _FEW_RUNS = (
-    "one run a side: the intervals hold for these runs, and do not contain how much a repeated run differs on this "
-    "machine; gapmeter compare --run SCENARIO --a KEY=VALUE --b KEY=VALUE measures that too, with three runs a side"
+    "one run per side: the intervals do not include how much repeated runs differ; gapmeter compare --run SCENARIO "
+    "--a KEY=VALUE --b KEY=VALUE measures that too, with three runs per side"
 )
 
 
@@ -264,8 +264,8 @@ def _warnings(sides: Sequence[Side], found: Sequence[Differences]) -> Iterable[s
         yield _FEW_RUNS
     if any(side.failed for side in sides):
         yield (
-            "requests failed: in percentiles each counts as longer than any success; one that falls among them is at "
-            "least what they were given (the time-out). Means and stages are of the answers that came"
+            "requests failed: in percentiles each counts as slower than any success, and a percentile among them is at "
+            "least the time-out; means and stages cover successful requests only"
         )
     for each in found:
         lost = set(each.unmeasured.get("last_token", ())) & _REAL

@@ -85,10 +85,10 @@ def _instrument(
         return series(metric).percentile(percentile).supported
 
     lag = percentile_of(generator_lag_ns(requests), 99)
-    yield _lateness("lag", lag, lateness, about, is_supported, "requests were sent late: generator lag p99")
+    yield _lateness("lag", lag, lateness, about, is_supported, "generator lag p99")
     lags = evidence.client_loop_lag_ns
     loop = None if lags is None else percentile_of(lags, 99)
-    check = _lateness("loop_lag", loop, lateness, about, is_supported, "the load tester's event loop was late: p99")
+    check = _lateness("loop_lag", loop, lateness, about, is_supported, "event loop lag p99")
     # A stall too short for a p99, but longer than what was measured, is in the highest percentiles and the maxima.
     ttft = percentile_of(lateness.values_ns["ttft"], 99) or 0.0
     if check.status == OK and lags is not None and (longest := lags.max()) > max(HELD_NS, ttft):
@@ -104,7 +104,7 @@ def _instrument(
         text = "server and load tester shared cores" if shared else "the load tester had its own cores"
         yield _graded("cores", float(shared), (0.0, 0.0), text, only_warn=True)
     if (spread := evidence.canary_spread) is not None:
-        text = f"a fixed piece of CPU work took {spread:.2f} times as long at p95 as at p50"
+        text = f"CPU speed: a fixed task took {spread:.2f} times as long at p95 as at p50"
         yield _graded("machine", spread, (CANARY_SPREAD, CANARY_SPREAD), text, only_warn=True)
 
 
@@ -144,9 +144,7 @@ def _lateness(
 def _floor(requests: pd.DataFrame, floor: GeneratorFloor | None) -> Iterator[Check]:
     """The busiest second against what one generator process of this machine was measured to do."""
     if floor is None:
-        text = (
-            "what the load tester can do on this machine is not known: gapmeter calibrate measures it in four minutes"
-        )
+        text = "the load tester is not calibrated on this machine; run gapmeter calibrate (four minutes)"
         yield unmeasured("floor", text)
         return
     tokens, sent = busiest_second(requests)

@@ -89,10 +89,7 @@ def device_warnings(trace: Trace) -> Iterator[RunWarning]:
     said = [note for note in trace.notes if note.get("type") == "warning"]
     if lost := len(trace.untimed_steps):
         steps = len(np.unique(trace.step_spans["step"][trace.step_spans["code"] == Span.HOST_LAUNCH]))
-        text = (
-            f"of {count(lost)} of {count(steps)} steps the device did not tell when it computed them: "
-            "their time is unexplained"
-        )
+        text = f"the device reported no times for {count(lost)} of {count(steps)} steps: their time is unexplained"
         errors = [str(note.get("error")) for note in said if str(note.get("what", "")).startswith("device timing")]
         cause = errors[-1] if errors else "the server was killed, or closed before the device was done"
         yield _warning("device-untimed", text, cause, touches=("prefill", "decode", "launch_gap"))
@@ -154,8 +151,8 @@ def core_warning(rows: pd.DataFrame, held: Mapping[Culprit, int]) -> Iterator[Ru
     most = [(who, ns / whole) for who, ns in held.items() if ns >= _STARVED * whole][:3]
     names = ", ".join(f"{held_by(who.process, who.stage, who.program)} ({share(part)})" for who, part in most)
     cause, flag = STRANGERS.get(most[0][0].process, _SHARED) if most else _SHARED
-    text = f"{share(part)} of the time to {event.replace('_', ' ')}s, the server's processes waited for a CPU core"
-    yield _warning("cores", text + (f" that others were using: {names}" if names else ""), cause, flag, ("core_wait",))
+    text = f"the server waited for a CPU core for {share(part)} of the time to the {event.replace('_', ' ')}"
+    yield _warning("cores", text + (f"; the cores were running {names}" if names else ""), cause, flag, ("core_wait",))
 
 
 def held_by(process: str, stage: str, program: str) -> str:
@@ -341,9 +338,8 @@ def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
         reads, chunks = reads + int(streamed.sum()), chunks + int(came[streamed].sum())
     if reads and (each := chunks / reads) >= _GATHERED:
         text = (
-            f"{significant(each)} chunks with tokens arrived together on average: a first token waited for those "
-            "after it, ITL is the time between such groups, not between tokens, and TPOT comes out shorter than "
-            "the time between tokens"
+            f"chunks arrived in groups of {significant(each)} on average: TTFT includes the wait for a whole group, "
+            "ITL is the time between groups, and TPOT comes out too short"
         )
         cause = "something in front of the server buffers what it sends (a proxy); or the load tester read late"
         yield _warning("gathered", text, cause, touches=("ttft", "itl", "tpot"))

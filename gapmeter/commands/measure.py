@@ -236,7 +236,7 @@ def _capacity(arguments: argparse.Namespace) -> int:
 
 
 def _add_worker(commands: Commands) -> None:
-    parser = commands.add_parser("worker", help="send a share of the load of a run on another machine")
+    parser = commands.add_parser("worker", help="send part of a run's load from this machine")
     parser.add_argument("--master", required=True, metavar="HOST[:PORT]", help="where gapmeter run --workers listens")
     parser.add_argument("--cores", default="", help="run the generator on these cores only, for instance 2 or 2,3")
     parser.add_argument("--api-key", help="sent to the server as a bearer token (or GAPMETER_API_KEY)")

@@ -159,7 +159,7 @@ def timer() -> Finding:
     try:
         late_ns = uvloop.run(_lateness(60))
     except OSError as error:
-        remedy = "run on Linux 2.6.25 or newer, outside a filter"
+        remedy = "run on Linux 2.6.25 or newer, without a seccomp filter that blocks timerfd"
         return Finding("timer", False, f"no timerfd: {error}", remedy, needed=True)
     return judge_timer(late_ns)
 
@@ -254,7 +254,9 @@ def judge_other_work(busy: float, stolen: float, load: float, busiest: Sequence[
     """``busy`` and ``stolen`` are in cores, ``load`` is the one-minute load average, ``busiest`` names processes."""
     seen = f"{busy:.1f} cores busy right now, load average {load:.1f}"
     if stolen > 0.05:
-        remedy = "other guests of this host take that time away, unseen by any probe here: use a host of your own"
+        remedy = (
+            "other virtual machines on this host take that time, and no probe here can see it: use a dedicated host"
+        )
         return Finding("other work", False, f"{seen}, {stolen:.2f} cores stolen by the hypervisor", remedy)
     remedy = f"let it finish, or keep it off these cores. Busiest: {', '.join(busiest)}"
     return judged("other work", busy < 0.25, seen, remedy)

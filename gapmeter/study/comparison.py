@@ -292,7 +292,7 @@ def check_baseline(baseline: Baseline, scenario: Scenario) -> None:
 def check_percentiles(slos: Iterable[Slo | SloAnswer]) -> None:
     """Raises UserError where a gate would have nothing to judge."""
     if all(slo.percentile is None for slo in slos):
-        text = "a gate judges the percentiles that SLOs name, and these runs name none"
+        text = "a regression check needs an SLO on a percentile; these runs have none"
         raise UserError(f"{text}; --set 'slo=[\"ttft p99 <= 1 s\"]'", errors.USAGE)
 
 

@@ -117,7 +117,7 @@ def shortage(scenario: Scenario) -> str:
     minutes = math.ceil(needed / load.rate / 60)
     remedy = f"load.duration={minutes}m" if load.requests is None else f"load.requests={math.ceil(needed)}"
     return (
-        f"a full interval of p{highest:g} takes about {needed:,.0f} requests, {minutes} min at {load.rate:g} req/s, "
-        f"more if neighboring requests are alike; this load has about {planned:,.0f}, so expect a bound or less "
+        f"p{highest:g} with a full interval needs about {needed:,.0f} requests ({minutes} min at {load.rate:g} req/s), "
+        f"more if latencies are correlated; this load has about {planned:,.0f}, so expect a bound or less "
         f"(--set {remedy})"
     )

@@ -95,8 +95,8 @@ def check_searchable(scenario: Scenario, name: str) -> None:
     if load.arrivals not in RATED_ARRIVALS or load.rate is None:
         of_trace = " --set load.duration=60s --set workload.prompt_tokens=64 --set workload.output_tokens=32"
         raise UserError(
-            f"{name} has arrivals of its own ({load.arrivals}), and no single rate to search. Write, with lengths and "
-            f"a duration of yours: {again}{of_trace * (load.arrivals == 'trace')}",
+            f"{name} uses {load.arrivals} arrivals, which have no single rate to search. Write, with your own lengths "
+            f"and duration: {again}{of_trace * (load.arrivals == 'trace')}",
             errors.USAGE,
         )
     if scenario.workload.kind == "conversation":

@@ -108,7 +108,7 @@ def _details(slo: SloAnswer) -> list[tuple[str, str]]:
         ("expression", slo.text),
         ("value", slo_value(slo)),
         ("95 % interval", slo_interval(slo)),
-        ("n", f"{count(slo.count)} (worth {count(slo.n_eff)} independent ones)"),
+        ("n", f"{count(slo.count)} (effective n {count(slo.n_eff)})"),
         ("owner", f"{slo.owner} ({slo.stage})" if slo.owner else "not known"),
         *needs,
     ]

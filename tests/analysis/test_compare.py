@@ -394,7 +394,7 @@ def test_where_no_percentile_can_be_estimated_a_mean_may_prove_a_regression_and_
 
 def test_one_run_a_side_is_marked_and_asks_for_three() -> None:
     found = held(figure(0.04), runs=(1, 1))
-    assert "one run a side, forced" in found.sentence
+    assert "one run per side, forced" in found.sentence
     assert "three runs a side would show how much they do" in found.rows[0].sentence
     assert found.rows[0].runs_needed is None
 

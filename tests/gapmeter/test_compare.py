@@ -231,7 +231,7 @@ def test_what_cannot_be_compared_is_told_with_its_remedy(
         (("concurrency", "--set", "server.engine=simulated", "--a", "seed=1", "--b", "seed=2"),
          2, "concurrency is a sweep, which this does not run; name one point of it with --set 'sweep=[]'"),
         (("smoke", "--set", "slo=[errors <= 1 %]", "--a", "seed=1", "--b", "seed=2", "--max-regression", "5%"),
-         2, "a gate judges the percentiles that SLOs name, and these runs name none"),
+         2, "a regression check needs an SLO on a percentile; these runs have none"),
     ],
 )  # fmt: skip
 def test_what_would_compare_nothing_is_refused_before_any_load(
@@ -319,7 +319,7 @@ def test_a_run_that_regressed_ends_with_99_and_one_that_did_not_with_0(case: str
     baseline = Baseline((runs / against,), 0.05, ("server.max_batch",))
     (judged,) = judged_against([result], 1, baseline, tmp_path, quiet=True)
     assert judged.regression is not None
-    assert "one run a side, forced" in judged.regression.sentence
+    assert "one run per side, forced" in judged.regression.sentence
     assert (judged.regression.status, judged.exit_code) == (status, code)
 
 

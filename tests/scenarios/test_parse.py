@@ -247,7 +247,7 @@ FILE_MISTAKES = {
     ),
     "a key twice": (
         "  rate: 8", "  rate: 8\n  rate: 9",
-        "mine.yaml:9:3 load.rate: the key stands twice, first in line 8; take one out",
+        "mine.yaml:9:3 load.rate: duplicate key, first in line 8; remove one",
     ),
     "a group that is a list": (
         "server:\n  engine: transformers", "server: [transformers]",
@@ -288,7 +288,7 @@ FILE_MISTAKES = {
     ),
     "a control character": (
         "  rate: 8", "  rate: \x01 8",
-        "mine.yaml:8:9: not valid YAML: character 0x01 cannot stand in a text; take it out",
+        "mine.yaml:8:9: not valid YAML: character 0x01 is not allowed in a text; remove it",
     ),
     "a Python object": (
         "  rate: 8", "  rate: !!python/name:os.system 8",
@@ -338,7 +338,7 @@ FILE_MISTAKES = {
     ),
     "half a character": (
         "server:", 'summary: "\\ud800"\nserver:',
-        "mine.yaml:1:10 summary: character 0xd800 cannot stand in a text; take it out",
+        "mine.yaml:1:10 summary: character 0xd800 is not allowed in a text; remove it",
     ),
     "lists in lists in lists": (
         "server:", f"slo: {'[' * 40}{']' * 40}\nserver:",
