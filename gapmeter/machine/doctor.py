@@ -254,9 +254,7 @@ def judge_other_work(busy: float, stolen: float, load: float, busiest: Sequence[
     """``busy`` and ``stolen`` are in cores, ``load`` is the one-minute load average, ``busiest`` names processes."""
     seen = f"{busy:.1f} cores busy right now, load average {load:.1f}"
     if stolen > 0.05:
-        remedy = (
-            "other virtual machines on this host take that time, and no probe here can see it: use a dedicated host"
-        )
+        remedy = "other virtual machines on this host take that time, which no probe here sees: use a dedicated host"
         return Finding("other work", False, f"{seen}, {stolen:.2f} cores stolen by the hypervisor", remedy)
     remedy = f"let it finish, or keep it off these cores. Busiest: {', '.join(busiest)}"
     return judged("other work", busy < 0.25, seen, remedy)

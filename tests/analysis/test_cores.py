@@ -16,7 +16,7 @@ def _rows(core_wait_ns: float | None) -> pd.DataFrame:
 
 def test_the_warning_gives_the_share_of_the_time_to_first_tokens() -> None:
     (found,) = core_warning(_rows(51_000.0), {})
-    assert found.text.startswith("5.1 % of the time to first tokens")
+    assert found.text == "the server waited for a CPU core for 5.1 % of the time to the first token"
     assert found.touches == ("core_wait",)
 
 
@@ -30,12 +30,12 @@ def test_little_or_unmeasured_waiting_is_not_worth_a_warning(waited: float | Non
     [
         (
             {Culprit("api", "egress"): 71, Culprit("engine"): 27, Culprit("load tester"): 2},
-            "a CPU core that others were using: API server at egress (71 %), engine (27 %)",
+            "; the cores were running API server at egress (71 %), engine (27 %)",
             "more cores for the server",
         ),
         (
             {Culprit("another program"): 90, Culprit("engine", "input_prep"): 10},
-            "a CPU core that others were using: another program (90 %), engine at input prep (10 %)",
+            "; the cores were running another program (90 %), engine at input prep (10 %)",
             "dedicated cores for the server",
         ),
         (

@@ -42,10 +42,10 @@ def test_the_stage_that_was_made_longer_is_ranked_first_and_its_interval_holds_t
     ("stages", "said"),
     [
         ({"queue": 4.0, "prefill": -5.0, "decode": 3.0},
-         "longer than b; queue (capacity) took 4.00 ms longer, all others together less"),
+         "longer than b; queue (capacity) took 4.00 ms longer, the other stages together less"),
         ({"queue": 1.0, "decode": 1.0}, "2.00 ms longer than b, 1.00 ms of it queue (capacity)"),
         ({"queue": 1.0, "decode": -3.0},
-         "2.00 ms less than b; decode (GPU) took 3.00 ms less, all others together longer"),
+         "2.00 ms less than b; decode (GPU) took 3.00 ms less, the other stages together longer"),
     ],
 )  # fmt: skip
 def test_the_stage_that_is_named_went_the_way_of_the_difference(stages: dict[str, float], said: str) -> None:

@@ -176,7 +176,7 @@ def test_what_every_request_pays_is_told_beside_what_slow_ones_wait_for() -> Non
     assert (found.leading, found.payer) == ("capacity", "API server")
     api = next(part for part in found.owners if part.owner == "API server")
     assert api.at_share == pytest.approx(api.at_ms / found.at.total_ms)
-    assert "the largest part of every request is API server" in pays_sentence(found, "ttft", "GPU")
+    assert ", most of it API server" in pays_sentence(found, "ttft", "GPU")
     assert pays_sentence(known(ledgers(600, queue=80.0)), "ttft", "GPU") == ""
 
 
@@ -220,5 +220,5 @@ def test_an_owner_that_takes_more_than_the_whole_is_told_in_milliseconds() -> No
     table["total_ns"] = table.drop(columns="total_ns").sum(axis=1)
     said = tail_sentence(known(table), "ttft", "GPU")
     assert "capacity (queue) takes " in said
-    assert " longer, all others together less" in said
+    assert " longer; the other stages together take less" in said
     assert "%" not in said

@@ -44,7 +44,7 @@ def test_messages_are_asked_as_they_stand_and_come_round_again(tmp_path: Path, t
     assert plan.prompt_tokens.tolist() == counts
     assert plan.prompt_tokens_exact
     (note,) = plan.notes
-    assert note.endswith("holds 2 prompts for 5 requests: they come round again, and a prefix cache knows them then")
+    assert note.endswith("holds 2 prompts for 5 requests: they repeat, so a prefix cache will know them")
     assert plan.prefix_share == pytest.approx(sum(counts[2:]) / sum(counts))
 
 
@@ -101,7 +101,7 @@ def test_an_answer_without_a_length_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"workload.output_tokens: missing, and .*mine\.jsonl:1 has no max_tokens"):
         scenario(tmp_path, CHAT, output="temperature: 0")
     assert scenario(tmp_path, [CHAT[1]], output="temperature: 0").workload.output_tokens is None
-    with pytest.raises(ScenarioError, match=r"workload.prompt_tokens: the prompts of a file are what they are"):
+    with pytest.raises(ScenarioError, match=r"workload.prompt_tokens: a prompt file already fixes this"):
         scenario(tmp_path, CHAT, "workload.prompt_tokens=7")
     with pytest.raises(ScenarioError, match=r"workload.file: missing; write for instance file: prompts.jsonl"):
         load_scenario("smoke", ["workload.kind=file"], {})

@@ -230,7 +230,7 @@ def test_prompts_shorter_than_the_template_are_lengthened_and_said_so(path: Path
     (note,) = plan.notes
     shortest = int(plan.prompt_tokens[0])
     assert shortest > 2
-    assert note.startswith(f"{len(plan)} of {len(plan)} prompts were asked shorter than the shortest")
+    assert note.startswith(f"{len(plan)} of {len(plan)} prompts were asked shorter than the chat template's minimum")
     assert note.endswith(f"they have {shortest} tokens")
 
 

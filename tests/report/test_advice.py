@@ -60,7 +60,8 @@ def test_a_run_whose_slow_requests_queue_is_advised_a_larger_batch(tmp_path: Any
 
 
 @pytest.mark.parametrize(
-    ("process", "first"), [("another program", "Before any setting, try dedicated cores"), ("engine", "Try server")]
+    ("process", "first"),
+    [("another program", "Before changing settings, try dedicated cores"), ("engine", "Try server")],
 )
 def test_another_program_on_the_servers_cores_is_told_before_any_setting(
     tmp_path: Any, process: str, first: str

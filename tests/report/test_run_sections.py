@@ -60,10 +60,10 @@ def test_the_terminal_shows_failures_with_their_first_examples_and_what_they_do_
         (
             22,
             "22 of 892 failed (2.5 %)",
-            "22 of 892: 22 cut off; beside them 8 aborted with the run",
+            "22 of 892: 22 cut off; also 8 aborted with the run",
             "all 892",
         ),
-        (0, "none failed", "0 of 870 by the server; beside them 30 aborted with the run", "all 870"),
+        (0, "none failed", "0 of 870 by the server; also 30 aborted with the run", "all 870"),
     ],
 )
 def test_what_was_aborted_with_the_run_stands_beside_what_the_server_failed(

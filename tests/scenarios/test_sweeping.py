@@ -43,7 +43,7 @@ MISTAKES = {
     ),
     "the same point twice": (
         "sweep: {load.concurrency: [2, 2]}",
-        "mine.yaml:7:8 sweep: load.concurrency: 2 is there twice; repeat: 2 repeats every point",
+        "mine.yaml:7:8 sweep: load.concurrency: 2 appears twice; repeat: 2 repeats every point",
     ),
     "no point": (
         "sweep: [3]",
