@@ -29,6 +29,7 @@ from gapmeter.records.stream import parse_answer
 # Later than that the server had the request and dropped it: that is a failure, not a stale connection.
 STALE_NS = 500_000_000
 _MOST_ERROR_BODY = 300
+_UPGRADED = 101  # nobody had asked for that
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|refusal|arguments)":\s*"[^"]')
 _NO_STAMPS: array[int] = array("q")
 _CUT = "the connection was closed before the answer was complete"
@@ -199,8 +200,9 @@ class Connection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is None:
             return
-        if self._headed or self._final:  # of an interim answer it is none
-            exchange.status = self._status()
+        status = self._status()
+        if self._stamps and (status >= 200 or status == _UPGRADED):  # an interim one is none of the answer
+            exchange.status = status
         exchange.keep(self._stamps, self._trusted(), self._marks, self._parts)
         exchange.end(outcome, error, now)
         if keep:

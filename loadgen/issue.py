@@ -217,8 +217,8 @@ class Users:
         self._plan = plan
         self._end_ns = t0_ns + plan.end_ns if plan.end_ns else None
         over_ns = min(_STAGGER_NS, plan.think_time_ns or _STAGGER_NS, plan.end_ns // 10 or _STAGGER_NS)
-        places = range(plan.worker, plan.concurrency * plan.workers, plan.workers)  # those of other processes between
-        waits_ns = [place * over_ns // (plan.concurrency * plan.workers) for place in places]
+        numbers = [nth * plan.workers + plan.worker for nth in range(plan.concurrency)]  # others' are between them
+        waits_ns = [number * over_ns // (plan.users_in_all or plan.concurrency) for number in numbers]
         self._waiting: list[tuple[int, int]] = [(t0_ns + wait_ns, _ANEW) for wait_ns in waits_ns]
         self._firsts = np.flatnonzero(plan.turns == 1) if len(plan.turns) else None
         self._begun = 0

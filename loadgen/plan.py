@@ -59,7 +59,8 @@ class Plan:
     other. Only first turns have due times. An issuer sends each later turn ``pause_ns`` after the end of the answer
     before it, if that is before ``end_ns`` (0: always), and records turns whose predecessor failed as ABANDONED. A
     closed loop's user thinks for ``pause_ns`` of the request that was answered, and holds one conversation after the
-    other. ``places``: in a slice, each request's index in the whole plan, which has ``planned_in_all``.
+    other. ``places``: in a slice, each request's index in the whole plan, which has ``planned_in_all``, and
+    ``users_in_all``.
 
     A request is measured when its global index is at least ``warmup_requests`` and it was due at or after
     t0 + ``warmup_ns``. ``end_ns`` is the end of the measured part, from t0 (0: when the last body is issued).
@@ -96,6 +97,7 @@ class Plan:
     pauses_ns: NDArray[np.int64] = field(default_factory=_none)
     places: NDArray[np.int64] = field(default_factory=_none)
     planned_in_all: int = 0
+    users_in_all: int = 0
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -164,7 +166,7 @@ class Plan:
         return replace(
             self, **taken, bodies=[self.bodies[i] for i in mine], swaps=replace(self.swaps, at=self.swaps.at[mine]),
             concurrency=self.concurrency // workers + (worker < self.concurrency % workers), worker=worker,
-            workers=workers,
+            workers=workers, users_in_all=self.concurrency,
         )  # fmt: skip
 
     def without_requests(self) -> Plan:

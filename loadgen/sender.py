@@ -262,4 +262,4 @@ def is_retryable(failed: Exchange) -> bool:
         return True
     if failed.outcome is Outcome.HTTP_4XX:
         return failed.status in _NOT_NOW
-    return failed.outcome in (Outcome.CUT, Outcome.TIMEOUT) and not failed.first_byte_ns
+    return failed.outcome in (Outcome.CUT, Outcome.TIMEOUT) and not failed.status and not failed.parts

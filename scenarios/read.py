@@ -158,7 +158,7 @@ class _Draft:
         points = list(spelled_points(sweep.value))
         for key in {key: None for point in points for key in point}:
             whole = next((known for known in self.entries if key == known or key.startswith(f"{known}.")), None)
-            if whole and self.entries[whole].layer_of(key[len(whole) + 1 :]) > sweep.layer:
+            if whole and self.entries[whole].layer_of(key[len(whole) + 1 :].partition(".")[0]) > sweep.layer:
                 text = f"the sweep sets it; write --set sweep=[] to run one point, or leave {key} to the sweep"
                 raise ScenarioError(text, place=self.entries[whole].place, key=key)
         return points

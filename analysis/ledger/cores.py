@@ -1,6 +1,6 @@
 """Why a thread did not go on: who had the cores, who held its interpreter, what an event loop was at instead.
 
-Laid beside the probes' spans it tells what took the time of a stage from it:
+What the kernel recorded, laid beside the probes' spans, tells what took the time of a stage from it:
 
 - its own thread was off its core and would have gone on: a wait for the core (``core_wait``), whatever the stage;
 - its own thread slept in the middle of Python code while another thread of the process ran Python: a wait for the

@@ -14,7 +14,7 @@ import numpy as np
 
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.ledger.critical_path import covered, union
-from gapmeter.analysis.ledger.trace import Trace
+from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.records import Span
 
 
@@ -44,7 +44,8 @@ def timed_forwards(trace: Trace) -> Forwards:
     busy_ns = np.zeros(len(forward), np.int64)
     for name, spans in trace.process_spans.items():
         kernels = spans[spans["code"] == Span.KERNELS]
-        mine = trace.are_of(forward["step"], int(name.rpartition("-")[2]))
+        pid = name.rpartition("-")[2]  # "None" of a process that never said which it is
+        mine = trace.are_of(forward["step"], int(pid) if pid.isdecimal() else MISSING)
         ran_ns = covered(start, end, *union(kernels["start_ns"], kernels["end_ns"]))
         busy_ns = np.maximum(busy_ns, ran_ns * mine)  # of several ranks the busiest
     sampled = np.zeros(len(forward), dtype=np.bool_)

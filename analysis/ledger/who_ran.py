@@ -178,7 +178,7 @@ def _of(process: ServerProcess, code: Span, *, own: bool) -> Table:
     """A process's spans of one kind: of its main thread, or of the others."""
     spans = process.spans(code)
     if code in (Span.TEMPLATE, Span.TOKENIZE):  # in the event loop, or handed to the pool
-        return spans[(spans["queued_ns"] == spans["start_ns"]) == own]
+        return np.asarray(spans[(spans["queued_ns"] == spans["start_ns"]) == own])
     return spans
 
 

@@ -133,7 +133,7 @@ def _first_run(small: NDArray[np.bool_], length: int) -> int:
 
 def draw(n: int, length: float, resamples: int, rng: np.random.Generator) -> NDArray[np.int32]:
     """Indices of ``resamples`` stationary resamples of ``n`` values in a row: shape (resamples, n)."""
-    starts = rng.integers(0, n, (resamples, n), dtype=_INDEX)
+    starts = rng.integers(0, max(n, 1), (resamples, n), dtype=_INDEX)
     if length <= 1:
         return starts
     fresh = rng.random((resamples, n), dtype=np.float32) < 1 / length

@@ -100,23 +100,29 @@ def sweep_of(over: Sequence[str]) -> str:
 
 def command_of(arguments: argparse.Namespace) -> Command:
     """What repeats this command, as it was typed, with what the environment set; a key has no place in it."""
-    return Command(("gapmeter", *arguments.words)).without("--api-key").with_set(*_from_environment(arguments))
+    words = ["gapmeter", *arguments.words]
+    name = getattr(arguments, "scenario", None) or getattr(arguments, "run", None)
+    if name in words and hasattr(arguments, "overrides"):
+        after = words.index(name) + 1  # what was typed wins over it
+        words[after:after] = [word for each in _from_environment(name, arguments) for word in ("--set", each)]
+    return Command(tuple(words)).without("--api-key")
 
 
-def _from_environment(arguments: argparse.Namespace) -> list[str]:
-    """Keys of a scenario that an environment variable sets and no flag does."""
-    if not hasattr(arguments, "overrides"):
-        return []
+def _from_environment(scenario: str, arguments: argparse.Namespace) -> list[str]:
+    """The keys of a scenario that have their values from an environment variable."""
+    from gapmeter.scenarios.errors import ScenarioError
     from gapmeter.scenarios.model import KEYS
-    from gapmeter.scenarios.read import environment_name
+    from gapmeter.scenarios.read import environment_name, provenance
 
-    named = [each.partition("=")[0].strip() for each in overrides(arguments)]
-    written = {key: os.environ.get(environment_name(key), "") for key in KEYS}
-    return [
-        f"{key}={text}"
-        for key, text in written.items()
-        if text.strip() and not any(f"{key}.".startswith(f"{name}.") for name in named)
-    ]
+    names = {key: environment_name(key) for key in KEYS}
+    if not any(os.environ.get(name, "").strip() for name in names.values()):
+        return []
+    flags = overrides(arguments) if hasattr(arguments, "engine") else arguments.overrides
+    try:
+        settings = provenance(scenario, flags)
+    except ScenarioError:  # told where the scenario is read
+        return []
+    return [f"{each.key}={os.environ[each.source]}" for each in settings if each.source == names[each.key]]
 
 
 def api_key_of(arguments: argparse.Namespace) -> str | None:

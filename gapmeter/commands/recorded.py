@@ -80,12 +80,16 @@ def _compare(arguments: argparse.Namespace) -> int:
         flags.Outputs(markdown=arguments.markdown).check()
     limit = arguments.max_regression
     allowed = None if limit is None else flags.share_of("--max-regression", limit, 0.0, 10.0)
-    command = str(Keys.within({}).out_of_command(flags.command_of(arguments)))
-    if arguments.run and allowed is not None:
+    keys = Keys.within({})
+    if arguments.run:
         from gapmeter.study.comparison import check_percentiles
         from gapmeter.study.resolve import resolve
 
-        check_percentiles(resolve(arguments.run, [*arguments.overrides, *arguments.b]).slo)
+        scenario = resolve(arguments.run, [*arguments.overrides, *arguments.b])
+        keys = Keys.within(scenario.to_dict())
+        if allowed is not None:
+            check_percentiles(scenario.slo)
+    command = str(keys.out_of_command(flags.command_of(arguments)))
     compared = _compared_in_turn(arguments, command) if arguments.run else _compared_folders(arguments, command)
     from gapmeter.analysis.results.costs import CostTable
     from gapmeter.report import comparison, costs, markdown

@@ -11,6 +11,7 @@ from gapmeter.analysis.device.devices import UnknownDevice, find_device
 from gapmeter.errors import UserError
 from gapmeter.scenarios import Point, Scenario, ScenarioError, Setting, load_points, load_scenario, place_of, provenance
 from gapmeter.scenarios.model import RATED_ARRIVALS
+from gapmeter.scenarios.shapes import FixedPause
 
 _OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server.args")
 
@@ -86,6 +87,8 @@ def check_searchable(scenario: Scenario, name: str) -> None:
     load = scenario.load
     single = f"gapmeter capacity {name}" + " --set 'sweep=[]'" * bool(scenario.sweep)
     again = f"{single} --set load.arrivals=poisson --set load.rate=1"
+    if load.think_time != FixedPause(0):
+        again += " --set load.think_time=0"
     if load.loop == "closed":
         raise UserError(
             f"{name} is a closed loop: its users wait for their answers, so the load never exceeds what the server can "

@@ -36,7 +36,7 @@ from gapmeter.loadgen.exchange import Address
 from gapmeter.loadgen.locust.slice_run import Report
 
 TYPE = "gapmeter"
-VERSION = 6
+VERSION = 7
 SECRET = "GAPMETER_WORKER_SECRET"  # the environment variable; "" only where both are on one machine
 _PIECE_BYTES = 1 << 20
 _SILENCE_S = 10.0  # a network that is cut says nothing: try again

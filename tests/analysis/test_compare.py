@@ -367,7 +367,7 @@ def test_what_is_undecided_says_how_many_runs_would_decide_it_and_what_these_cou
     )
     assert enough <= np.log(1.08 / 1.05) < fewer
     assert row.least == pytest.approx(1.05 * np.exp(stats.t.ppf([0.975, 0.8], 4).sum() * 0.02) - 1)
-    assert f"{row.runs_needed} a side would decide this one" in row.sentence
+    assert f"takes about {row.runs_needed} per side" in row.sentence
     assert held(figure(0.0505, 0.02)).rows[0].runs_needed is None
     assert held(figure(0.0)).rows[0].runs_needed is None
 
@@ -387,7 +387,7 @@ def test_where_no_percentile_can_be_estimated_a_mean_may_prove_a_regression_and_
     assert (found.status, [row.name for row in found.rows]) == (status, rows)
     if status == REGRESSED:
         assert found.sentence.startswith(f"mean TTFT 100 ms -> {'at least ' if mean.failed else ''}610 ms")
-        assert "since the sample cannot support its percentile" in found.sentence
+        assert "the sample is too small for the percentile" in found.sentence
     estimable = held(figure(0.0), mean=mean)
     assert [row.name for row in estimable.rows] == ["ttft p90"]
 
@@ -395,7 +395,7 @@ def test_where_no_percentile_can_be_estimated_a_mean_may_prove_a_regression_and_
 def test_one_run_a_side_is_marked_and_asks_for_three() -> None:
     found = held(figure(0.04), runs=(1, 1))
     assert "one run per side, forced" in found.sentence
-    assert "three runs a side would show how much they do" in found.rows[0].sentence
+    assert "three runs per side would show how much they do" in found.rows[0].sentence
     assert found.rows[0].runs_needed is None
 
 

@@ -152,4 +152,4 @@ def test_the_device_s_share_is_what_its_stages_took_and_unmeasured_parts_are_nul
     assert told.compute.share_ci[0] < told.compute.share < told.compute.share_ci[1]
     assert told.host is None
     assert found.busy_share == pytest.approx(150 / 250)
-    assert "the GPU computed for them during" in str(compute_sentence(found.e2e, "e2e", "GPU"))
+    assert "the GPU computed for the slowest" in str(compute_sentence(found.e2e, "e2e", "GPU"))

@@ -63,7 +63,7 @@ def test_slow_tokens_at_the_start_are_found_when_first_tokens_are_not_slow() -> 
 @pytest.mark.parametrize("count", [0, 1, 49])
 def test_a_short_run_is_taken_as_it_is(count: int) -> None:
     assert steady.detect_warmup(run(np.full(count, 20.0))) == steady.Warmup(
-        "steady", 0, 10**12 if count else 0, "ttft", 1.0
+        "steady", 0, 10**12 if count else 0, 10**12 if count else 0, "ttft", 1.0
     )
 
 

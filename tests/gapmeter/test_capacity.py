@@ -35,7 +35,7 @@ SMALL = ("capacity", "smoke", "--engine", "simulated", *settings(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("concurrency",), 2, "--set load.arrivals=poisson --set load.concurrency=null"),
+        (("concurrency",), 2, "--set 'sweep=[]' --set load.arrivals=poisson --set load.rate=1"),
         (("replay-chat",), 2, "--set load.arrivals=poisson"),
         (("smoke", "--set", "slo=[]"), 2, "has no SLO"),
         (("smoke", "--headroom", "100%"), 2, "--headroom 100%: write per cent"),

@@ -302,7 +302,7 @@ def test_a_baseline_needs_slos_with_percentiles_before_any_load(
 ) -> None:
     words = [*SIMULATED, "--runs", str(tmp_path), "--baseline", str(runs / "three")]
     assert main(words) == errors.USAGE
-    assert "SLOs name" in capsys.readouterr().err
+    assert "needs an SLO on a percentile" in capsys.readouterr().err
     assert main([*SIMULATED, "--max-regression", "5%"]) == errors.USAGE
     assert "--baseline RUN" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -82,7 +82,7 @@ def test_a_timer_that_is_late_is_a_miss(late_ms: list[float], ok: bool) -> None:
 
 @pytest.mark.parametrize(
     ("busy", "stolen", "ok", "remedy"),
-    [(0.1, 0.0, True, ""), (1.2, 0.0, False, "backup (7)"), (0.1, 0.3, False, "other guests")],
+    [(0.1, 0.0, True, ""), (1.2, 0.0, False, "backup (7)"), (0.1, 0.3, False, "other virtual machines")],
 )
 def test_other_work_and_stolen_time_are_misses(busy: float, stolen: float, ok: bool, remedy: str) -> None:
     found = doctor.judge_other_work(busy, stolen, 0.4, ["backup (7)"])
@@ -100,7 +100,7 @@ def test_work_that_runs_beside_is_seen_and_its_process_named() -> None:
         spinning.kill()
         spinning.communicate()
     assert not found.ok
-    assert "Busiest:" in found.remedy or "other guests" in found.remedy
+    assert "Busiest:" in found.remedy or "other virtual machines" in found.remedy
 
 
 @pytest.mark.parametrize(

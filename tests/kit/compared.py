@@ -19,7 +19,7 @@ from tests.kit import results as kit
 from tests.kit.runs import write_run
 
 TRAFFIC = Traffic(requests=200, rate=25.0, output_median=5.0, warmup=20)
-LATENCIES = StageTimes(
+TIMES = StageTimes(
     template_ns=0, update_ns=0, output_ns=0, detokenize_ns=0, egress_ns=0, forward_ns=5_000_000, jitter=0.1
 )
 COMMAND = ["python", "-m", "server", "--port", "41234", "--max-batch", "8"]
@@ -27,7 +27,7 @@ COMMAND = ["python", "-m", "server", "--port", "41234", "--max-batch", "8"]
 
 def virtual(seed: int, service: int = 0, traffic: Traffic = TRAFFIC, **times: Any) -> Run:
     """A run of the arrivals of ``seed``; ``service`` numbers its independent service times."""
-    settings = Settings(Limits(max_sequences=4), replace(LATENCIES, seed=100 * seed + service, **times))
+    settings = Settings(Limits(max_sequences=4), replace(TIMES, seed=100 * seed + service, **times))
     return virtual_run(traffic.arrivals(seed), settings, f"{seed}/{service}", traffic.warmup)
 
 

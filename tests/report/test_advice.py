@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.manifest import PrecisionSupport
 from gapmeter.analysis.results.run import CoreHolder
 from gapmeter.report import document as doc
 from gapmeter.report import html, run
@@ -42,6 +43,11 @@ def test_a_run_becomes_the_comparison_that_proves_a_setting(command: str, told: 
 @pytest.mark.parametrize("stage", ["queue", "other_step", "preempted", "prefill", "decode", "generator_lag"])
 def test_what_is_advised_is_a_key_of_scenarios_and_its_value_now(tmp_path: Any, stage: str) -> None:
     manifest = Manifest.read(write_run(tmp_path / "r", count=60, rate=12.0).path)
+    assert setting("decode", manifest) is None, "nobody knows whether this device has another precision"
+    known = PrecisionSupport(
+        precision="float32", format="fp32", device="CPU", native=True, supported=("float32", "bfloat16"), emulated=False
+    )
+    manifest = manifest.model_copy(update={"target": manifest.target.model_copy(update={"precision": known})})
     found = setting(stage, manifest)
     assert found is not None
     key, now, other = found

@@ -127,7 +127,7 @@ def test_a_flag_may_bring_the_sweep_replace_it_and_not_contradict_it(tmp_path: P
     path.write_text(f"{text}workload: {{prompt_tokens: 9, output_tokens: 9}}\n")
     first, _ = load_points(path, ["server.args.update_ms=2"], {})
     assert first.scenario.server.args == {"forward_ms": 20, "update_ms": 2}
-    with pytest.raises(ScenarioError, match=r"--set server\.args: the sweep sets it"):
+    with pytest.raises(ScenarioError, match=r"--set server\.args\.forward_ms: the sweep sets it"):
         load_points(path, ["server.args.forward_ms=10"], {})
 
 
