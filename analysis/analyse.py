@@ -71,6 +71,7 @@ from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.series import Series
 from gapmeter.analysis.tables import cut_short_ns, read_requests, steps_table, write_table
 from gapmeter.records import RunFolder
+from gapmeter.records.process import give_back_memory
 from gapmeter.scenarios.slo import LATENCIES, Slo
 
 
@@ -132,10 +133,12 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
     )
     steps = steps_table(trace) if trace is not None and trace.has_engine else None
     inputs, tables = LedgerInputs.of(requests, trace), RunTables(requests)
+    give_back_memory()
     with ThreadPoolExecutor(2) as beside:  # what takes seconds of a large run is mostly done without Python's lock
         made = beside.submit(make_ledger, inputs)
         tables.series.prepare()
         ledger = made.result()
+        give_back_memory()
         files = {"gaps": ledger.gaps, "requests": requests, "ledger": ledger.rows}
         if steps is not None:
             files["steps"] = steps
@@ -143,6 +146,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
             tables = tables.with_ledger(ledger)
             files["timeline"] = timelines(inputs, chosen(requests))
         del inputs  # a gigabyte in a large run, and no longer needed
+        give_back_memory()
         measured, ledgers, window = tables.measured, tables.ledgers, measured_window(requests)
         bands = beside.submit(describe_bands, ledgers)
         pairs = beside.submit(describe_pairs, measured, ledgers, limits_of(manifest.slo))

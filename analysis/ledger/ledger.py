@@ -25,6 +25,7 @@ from gapmeter.analysis.requests.metrics import arrivals_of
 from gapmeter.analysis.results.run import REFUSED, Supported
 from gapmeter.analysis.stages import OF_THE_CLIENT, STAGE_NAMES, STAGES, UNEXPLAINED, column
 from gapmeter.records import EntryFlag, Span
+from gapmeter.records.process import give_back_memory
 
 CLOCK_ERROR_NS = 1_000  # one host, one clock: stamps of different processes agree to well below a microsecond
 MOST_SHOWN = 2000  # requests one by one: a run of a million has no page and no trace file for all of them
@@ -101,6 +102,7 @@ def make_ledger(inputs: LedgerInputs) -> Ledger:
     to_first = _events(requests, good, "first_token_ns", np.ones(len(good), np.int64))
     to_last = _events(requests, good, "last_token_ns", _tokens(requests, good))
     first, last = (_tables(inputs, [(events, {})], len(good)) for events in (to_first, to_last))
+    give_back_memory()
     came = sum(len(stamps) for stamps in requests["token_ns"].iloc[good] if stamps is not None)
     gaps = _tables(inputs, _gap_events(requests, good), came).columns
     ids = requests["request_id"].to_numpy()[good]

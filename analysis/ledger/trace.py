@@ -18,6 +18,7 @@ from gapmeter.analysis.ledger.cores import CoreUse
 from gapmeter.analysis.ledger.critical_path import covered
 from gapmeter.analysis.ledger.device_time import anchors_of, device_spans
 from gapmeter.records import EntryFlag, RecordFile, Span, StepFlag, read_records
+from gapmeter.records.process import give_back_memory
 
 Table = NDArray[np.void]
 
@@ -168,6 +169,7 @@ def read_trace(
     ranks_apart_ns = _ranks_apart_ns(files)
     incomplete = tuple(Path(f.path).name for f in files if not f.complete)
     drifts = tuple(drift for f in files if (found := anchors_of(f.notes)) and (drift := found.drift) is not None)
+    give_back_memory()
     parts = []
     while files:  # each goes when its tables are there
         parts.append(_tables(files[0], by_engine, with_steps=files.pop(0).path not in silent))
