@@ -59,7 +59,7 @@ def test_the_failure_text_holds_expression_value_interval_n_and_owner(mixed: Run
     assert failure.get("message") == slo_sentence(row)
     lines = dict(line.split(": ", 1) for line in (failure.text or "").splitlines())
     assert lines["expression"] == "ttft p50 <= 1 ms"
-    assert lines["n"].startswith("600 (worth ")
+    assert lines["n"].startswith("600 (effective n ")
     assert lines["owner"] == f"{row.owner} ({row.stage})"
     assert f"{row.value:.1f} ms" == lines["value"]
     assert " .. " in lines["95 % interval"]

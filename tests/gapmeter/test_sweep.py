@@ -244,7 +244,7 @@ def test_servers_that_die_as_soon_as_they_are_ready_end_a_sweep_all_the_same(
         started.append(home.name)
         yield SimpleNamespace(alive=lambda: False, visit=refuse)
 
-    monkeypatch.setattr("gapmeter.study.study.open_session", dead)
+    monkeypatch.setattr("gapmeter.study.sweep.open_session", dead)
     overrides = ("server.engine=simulated", f"sweep={json.dumps({'load.rate': [30, 40]})}")
     result = run_sweep("smoke", overrides, Options(runs=tmp_path, quiet=True))
     assert (started, result.exit_code) == (["1.0", "1.1"], UNREACHABLE)
