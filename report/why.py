@@ -104,7 +104,7 @@ def upgrade_sentence(bracket: UpgradeBracket, metric: str, device: str) -> str:
     now, low, high = (duration(end.at(bracket.percentile) or 0.0) for end in ends)
     name = f"p{bracket.percentile:g} {metric.upper()}"
     if device == "CPU":  # what else a CPU does stays
-        return f"with instant forward passes {name} would fall from {now} to {low} .. {high}"
+        return f"with instant forward passes, {name} would fall from {now} to {low} .. {high}"
     return f"an infinitely fast {device} would cut {name} from {now} to {low} .. {high}"
 
 

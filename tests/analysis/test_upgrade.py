@@ -63,7 +63,7 @@ def test_the_sentence_gives_the_bracket_at_the_highest_percentile_that_all_suppo
     few = bracket(rows.head(250))
     assert few is not None
     assert few.percentile == 95.0
-    assert upgrade_sentence(few, "ttft", "CPU").startswith("with instant forward passes p95 TTFT would fall")
+    assert upgrade_sentence(few, "ttft", "CPU").startswith("with instant forward passes, p95 TTFT would fall")
 
 
 @pytest.mark.parametrize("stage", ["prefill", "decode"])
