@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from array import array
 from collections.abc import Callable
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 _NO_READS: array[int] = array("q")
 _NO_MARKS: list[int] = []
 _NO_PARTS: list[bytes] = []
-_NO_ANSWER = (b"<", b'{"error"', b'data: {"error"', b"event: error")  # how such bodies begin
+# How bodies begin that are no answer. Some servers write "error": null into every good one.
+_NO_ANSWER = re.compile(rb'\s*(<|event:\s*error|(data:\s*)?\{\s*"error"\s*:(?!\s*null))')
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class Exchange(RequestRecord):
 
     def is_plainly_none(self) -> bool:
         """Whether what came is no answer at first sight: nothing, a page, or an error in place of one."""
-        return not self.parts or b"".join(self.parts[:2]).lstrip().startswith(_NO_ANSWER)
+        return not self.parts or _NO_ANSWER.match(b"".join(self.parts[:2])) is not None
 
     def mark(self, flag: Flag) -> None:
         self.flags |= flag
