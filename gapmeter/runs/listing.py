@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -95,7 +96,8 @@ def read_listed(path: Path) -> ListedRun:
         return replace(listed, state="damaged")
     if (path / _SUMMARY).exists() or listed.kind == "compare":
         return listed
-    is_fresh = time.time() - max(map(_written_ns, path.rglob("*"))) / 1e9 < _FRESH_S  # of a study also its runs'
+    files = [Path(base, name) for base, _, names in os.walk(path) for name in names]  # of a study also its runs'
+    is_fresh = time.time() - max(map(_written_ns, files), default=0) / 1e9 < _FRESH_S
     return replace(listed, state="running" if is_fresh else "unfinished")
 
 
