@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints, each_of
+from gapmeter.analysis.ledger.columns import Columns, folded
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import pieces, sweep, with_holes
 from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
@@ -248,57 +249,6 @@ def _blocks(index: Index | None, events: Events) -> Iterator[tuple[int, Events]]
         yield low, events.rows(low, high)
 
 
-def _folded(values: AnyArray) -> AnyArray:
-    """A column that is one value throughout as that value repeated, which takes no memory."""
-    repeated = np.broadcast_to(values[:1].copy(), values.shape) if len(values) else values
-    return repeated if np.array_equal(values, repeated, equal_nan=True) else values
-
-
-class _Columns:
-    """Columns that come some rows at a time, up to ``most``.
-
-    Each has its array from the first row on that differs: parts that are joined at the end would be in memory twice.
-    What is one array under two names stays one.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most, self._rows = most, 0
-        self._of: dict[str, AnyArray] = {}
-
-    def add(self, block: Mapping[str, AnyArray]) -> None:
-        grown, taken = dict[tuple[int, int], AnyArray](), set[int]()
-        rows = len(next(iter(block.values())))
-        for name, part in block.items():
-            before = self._of.get(name)
-            both = id(before), id(part)
-            if both not in grown:
-                grown[both] = self._with(before, part, alone=id(before) not in taken)
-                taken.add(id(before))
-            self._of[name] = grown[both]
-        self._rows += rows
-
-    def whole(self) -> dict[str, AnyArray]:
-        """All rows of each."""
-        return {
-            name: values[: self._rows] if values.strides[0] else np.broadcast_to(values[:1], self._rows)
-            for name, values in self._of.items()
-        }
-
-    def _with(self, before: AnyArray | None, part: AnyArray, *, alone: bool) -> AnyArray:
-        """``before``: what is there of this column; not ``alone``: another one goes on with that."""
-        if before is None and not part.strides[0]:
-            return part
-        if before is not None and before.strides[0]:
-            values = before if alone else before.copy()
-        elif before is not None and not part.strides[0] and np.array_equal(before[:1], part[:1], equal_nan=True):
-            return before
-        else:
-            values = np.empty(self._most, part.dtype)
-            values[: self._rows] = part[:0] if before is None else before[:1]
-        values[self._rows : self._rows + len(part)] = part
-        return values
-
-
 @dataclass(frozen=True, slots=True)
 class _Tables:
     """Of some events: their ledgers; causal pairs of stamps out of order, by how many ns; who had the core."""
@@ -310,7 +260,7 @@ class _Tables:
 
 def _tables(inputs: LedgerInputs, events: Iterable[_Named], most: int) -> _Tables:
     """Of events, up to ``most``, that come some at a time, each time with columns that name them."""
-    columns, negative, held = _Columns(most), dict[str, list[Ints]](), Counter[Culprit]()
+    columns, negative, held = Columns(most), dict[str, list[Ints]](), Counter[Culprit]()
     named = (
         (block, {name: values[low : low + len(block)] for name, values in names.items()})
         for some, names in events
@@ -374,7 +324,7 @@ def _table(inputs: LedgerInputs, events: Events, names: Mapping[str, AnyArray]) 
         "last_step": causes.last_seq,
     }
     below = {name: gap[gap < 0] for name, gap in causes.gaps.items()}
-    return _Tables({name: _folded(values) for name, values in table.items()}, below, shares.held)
+    return _Tables({name: folded(values) for name, values in table.items()}, below, shares.held)
 
 
 def _dropped(unmeasured: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
