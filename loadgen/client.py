@@ -7,6 +7,7 @@ mean is derived after the run, from the recorded bytes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import re
@@ -20,7 +21,7 @@ from typing import Any, cast
 import httptools
 
 from gapmeter.loadgen.exchange import Address, Exchange
-from gapmeter.loadgen.transport import AsyncioLoop, Transport, new_socket
+from gapmeter.loadgen.transport import AsyncioLoop, Transport, handshake, new_socket, to_secure
 from gapmeter.records import Outcome
 from gapmeter.records.request import NO_FLAG, Flag
 from gapmeter.records.stream import parse_answer
@@ -405,24 +406,16 @@ class Client(Pool):
 
 async def _secured(sock: socket.socket, tls: ssl.SSLContext, host: str) -> ssl.SSLSocket:
     """Shake hands. Raises OSError, ssl.SSLError among them."""
-    loop = asyncio.get_running_loop()
-    secure = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
-    try:
-        while True:
+    loop, secure = asyncio.get_running_loop(), to_secure(sock, tls, host)
+    with contextlib.closing(handshake(secure)) as steps:
+        for wanted in steps:
+            watch, leave = (
+                (loop.add_reader, loop.remove_reader) if wanted == "read" else (loop.add_writer, loop.remove_writer)
+            )
             ready = asyncio.Event()
+            watch(secure.fileno(), ready.set)
             try:
-                secure.do_handshake()
-            except ssl.SSLWantReadError:
-                loop.add_reader(secure.fileno(), ready.set)
                 await ready.wait()
-            except ssl.SSLWantWriteError:
-                loop.add_writer(secure.fileno(), ready.set)
-                await ready.wait()
-            else:
-                return secure
             finally:
-                loop.remove_reader(secure.fileno())
-                loop.remove_writer(secure.fileno())
-    except BaseException:
-        secure.close()
-        raise
+                leave(secure.fileno())
+    return secure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -16,7 +17,7 @@ from gevent.socket import wait_read, wait_write
 
 from gapmeter.loadgen.client import Connection, Pool
 from gapmeter.loadgen.exchange import Address, Exchange
-from gapmeter.loadgen.transport import Transport, new_socket
+from gapmeter.loadgen.transport import Transport, handshake, new_socket, to_secure
 
 READ, WRITE = 1, 2
 _BEFORE_READING = 2  # libev's highest: within one priority it takes what became ready last first, and a timer waits
@@ -127,17 +128,8 @@ def _connected(family: int, address: tuple[str, int]) -> socket.socket:
 
 def _secured(sock: socket.socket, tls: ssl.SSLContext, host: str) -> ssl.SSLSocket:
     """Shake hands. Raises OSError, ssl.SSLError among them."""
-    secure = tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
-    try:
-        while True:
-            try:
-                secure.do_handshake()
-            except ssl.SSLWantReadError:
-                wait_read(secure.fileno())
-            except ssl.SSLWantWriteError:
-                wait_write(secure.fileno())
-            else:
-                return secure
-    except BaseException:
-        secure.close()
-        raise
+    secure = to_secure(sock, tls, host)
+    with contextlib.closing(handshake(secure)) as steps:
+        for wanted in steps:
+            (wait_read if wanted == "read" else wait_write)(secure.fileno())
+    return secure
