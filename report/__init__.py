@@ -34,6 +34,5 @@ def write_report(folder: RunFolder, series: MetricSeries | None = None) -> Path:
     """
     from gapmeter.report import html, run  # these take long to import
 
-    page = html.page(run.document(folder, series), scripts=[html.asset("request.js")])
-    folder.report.write_text(page, encoding="utf-8")
+    html.write(folder.report, run.document(folder, series), scripts=[html.asset("request.js")])
     return folder.report

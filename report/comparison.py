@@ -72,7 +72,7 @@ def write(folder: Path, result: Comparison, version: str = "") -> Comparison:
     """
     told = result.model_copy(update={"words": words_of(result)})
     told.write(folder)
-    (folder / "report.html").write_text(html.page(document(told, version)), encoding="utf-8")
+    html.write(folder / "report.html", document(told, version))
     return told
 
 

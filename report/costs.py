@@ -42,7 +42,7 @@ def write(folder: Path, result: CostTable, version: str = "") -> CostTable:
     """``compare.json`` and ``report.html`` of a folder; returns the result with its words. Raises OSError."""
     result = result.model_copy(update={"words": CostWords(headline=headline(result), why=tuple(_doubts(result)))})
     result.write(folder)
-    (folder / "report.html").write_text(html.page(document(result, version)), encoding="utf-8")
+    html.write(folder / "report.html", document(result, version))
     return result
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -62,6 +63,11 @@ def fill(template: str, **context: Any) -> Fragment:
 
 
 @functools.lru_cache(maxsize=32)
+def write(path: Path, document: Document, scripts: Sequence[str] = ()) -> None:
+    """The page as a file. Raises OSError."""
+    path.write_text(page(document, scripts), encoding="utf-8")
+
+
 def asset(name: str) -> str:
     """A file that is shipped with the page."""
     return (files("gapmeter.report") / "assets" / name).read_text(encoding="utf-8")

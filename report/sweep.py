@@ -63,8 +63,7 @@ def write(folder: RunFolder, result: SweepResult) -> SweepResult:
     """``summary.json`` and ``report.html`` of a sweep's folder. Returns the result with its words. Raises OSError."""
     result = result.model_copy(update={"words": words_of(result)})
     result.write(folder.path)
-    page = html.page(document(result, SweepManifest.read(folder.path)))
-    folder.report.write_text(page, encoding="utf-8")
+    html.write(folder.report, document(result, SweepManifest.read(folder.path)))
     return result
 
 
