@@ -45,7 +45,7 @@ def timed_forwards(trace: Trace) -> Forwards:
     for name, spans in trace.process_spans.items():
         kernels = spans[spans["code"] == Span.KERNELS]
         pid = name.rpartition("-")[2]  # "None" of a process that never said which it is
-        mine = trace.are_of(forward["step"], int(pid) if pid.isdecimal() else MISSING)
+        mine = trace.belong_to(forward["step"], int(pid) if pid.isdecimal() else MISSING)
         ran_ns = covered(start, end, *union(kernels["start_ns"], kernels["end_ns"]))
         busy_ns = np.maximum(busy_ns, ran_ns * mine)  # of several ranks the busiest
     sampled = np.zeros(len(forward), dtype=np.bool_)

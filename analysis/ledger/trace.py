@@ -95,8 +95,8 @@ class Trace:
         steps, codes = self.step_spans["step"], self.step_spans["code"]
         return np.setdiff1d(steps[codes == Span.HOST_LAUNCH], steps[codes == Span.FORWARD])
 
-    def are_of(self, steps: Ints, process: int) -> Bools:
-        """Which steps are those of a process's engine; all, where that is not known."""
+    def belong_to(self, steps: Ints, process: int) -> Bools:
+        """Which steps are those of a process's engine; all of them where that is not known."""
         if process not in self.engine_of:
             return np.ones(len(steps), np.bool_)
         return np.asarray(np.searchsorted(self.engine_steps, steps) == self.engine_of[process])
@@ -126,7 +126,7 @@ class Trace:
             for (kind, pid), waits in self.cores.of.items():
                 if kind == "forward":
                     kept_ns = covered(forwards["start"], forwards["end"], waits.start, waits.end)
-                    lasted_ns = lasted_ns - kept_ns * self.are_of(forwards["step"], pid)
+                    lasted_ns = lasted_ns - kept_ns * self.belong_to(forwards["step"], pid)
 
         def total(rows: Ints, values: NDArray[Any]) -> Floats:
             return np.bincount(rows, values, len(seqs)).astype(np.float64)

@@ -154,7 +154,9 @@ class _Threads:
     def _beside(self, pid: int, *stages: str) -> list[int]:
         """A process's threads other than the main one that stamped these stages: fewest that were on a core then."""
         codes = [code for code, stage in _BESIDE[self.kind[pid]].items() if stage in stages]
-        spans = [_of(process, code, own=False) for process in self.processes for code in codes if process.pid == pid]
+        spans = [
+            _spans_of(process, code, own=False) for process in self.processes for code in codes if process.pid == pid
+        ]
         none = np.empty(0, np.int64)
         moments = np.concatenate([none, *(span[f"{side}_ns"] for span in spans for side in ("start", "end"))])
         moments = moments[:: len(moments) // _MOST_STAMPS + 1]
@@ -174,7 +176,7 @@ class _Threads:
         return sorted(found)
 
 
-def _of(process: ServerProcess, code: Span, *, own: bool) -> Table:
+def _spans_of(process: ServerProcess, code: Span, *, own: bool) -> Table:
     """A process's spans of one kind: of its main thread, or of the others."""
     spans = process.spans(code)
     if code in (Span.TEMPLATE, Span.TOKENIZE):  # in the event loop, or handed to the pool
@@ -249,7 +251,7 @@ class _Window:
         """Parts of the runs of a process's main thread (or of its others) that lie in its spans of one kind."""
         pid = process.pid
         rows = np.flatnonzero((self.runs["pid"] == pid) & ((self.runs["tid"] == self.threads.main[pid]) == own))
-        spans = _of(process, code, own=own)
+        spans = _spans_of(process, code, own=own)
         begun = spans["start_ns"] if code == Span.OUTPUT_SEND or not own else spans["queued_ns"]
         stretches = union(np.where(begun > 0, begun, spans["start_ns"]), spans["end_ns"])
         run, _, low, high = overlaps(self.runs["start"][rows], self.runs["end"][rows], *stretches)
