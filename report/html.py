@@ -62,12 +62,12 @@ def fill(template: str, **context: Any) -> Fragment:
     return Markup(_environment().from_string(template).render(**context))  # the template escapes
 
 
-@functools.lru_cache(maxsize=32)
 def write(path: Path, document: Document, scripts: Sequence[str] = ()) -> None:
     """The page as a file. Raises OSError."""
     path.write_text(page(document, scripts), encoding="utf-8")
 
 
+@functools.lru_cache(maxsize=32)
 def asset(name: str) -> str:
     """A file that is shipped with the page."""
     return (files("gapmeter.report") / "assets" / name).read_text(encoding="utf-8")
