@@ -152,4 +152,7 @@ def test_the_device_s_share_is_what_its_stages_took_and_unmeasured_parts_are_nul
     assert told.compute.share_ci[0] < told.compute.share < told.compute.share_ci[1]
     assert told.host is None
     assert found.busy_share == pytest.approx(150 / 250)
+    two_engines = pd.concat([steps, steps + 25])
+    again = describe_compute({"e2e": _ledgers(prefill=forward, queue=queue)}, two_engines, "GPU")
+    assert again.busy_share == pytest.approx(225 / 275), "what both do at once counts once"
     assert "the GPU computed for the slowest" in str(compute_sentence(found.e2e, "e2e", "GPU"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from gapmeter.analysis.ledger.intervals import CLASSES, Causes
 from gapmeter.analysis.ledger.shares import Sharer
 from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, REQUEST_SPAN, STEP_SPAN, Trace
 from gapmeter.analysis.stages import STAGES
+from gapmeter.records import Span
 from gapmeter.records.reader import STEP_DTYPE
 
 API, ENGINE, EVENTS = 7, 8, 3
@@ -42,6 +45,17 @@ def _trace(stretches: dict[str, list[tuple[int, int, int]]]) -> Trace:
         emissions=emissions, roles=frozenset(), unmeasured=frozenset(), notes=[],
         cores=CoreUse(REASONS, use, "switches"),
     )  # fmt: skip
+
+
+def test_a_forward_is_shorter_by_the_waits_of_its_own_engine_alone() -> None:
+    waits = Stretches(*(np.array([value]) for value in (10, 30, 0)))
+    forwards = [(1, Span.FORWARD, 0, 0, 100), (2, Span.FORWARD, 0, 0, 100)]
+    trace = replace(
+        _trace({}), step_spans=np.array(forwards, STEP_SPAN), engine_steps=(1, 2), engine_of={ENGINE: 0, ENGINE + 1: 1},
+        entries=np.array([(step, 0, 1, 0, 0, 0) for step in (1, 2)], ENTRY),
+        cores=CoreUse(REASONS, {("forward", ENGINE): waits}, "switches"),
+    )  # fmt: skip
+    assert trace.step_loads()["forward_ns"].tolist() == [80, 100]
 
 
 @given(st.fixed_dictionaries(dict.fromkeys(KINDS, _spans)), _rows)

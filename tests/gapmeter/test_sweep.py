@@ -231,6 +231,18 @@ def test_a_sweep_none_of_whose_servers_start_says_so(tmp_path: Path) -> None:
     assert json.loads(done.out)["sweep"]["points"][0]["verdict"] == "FAILED"
 
 
+@pytest.mark.whole_run
+def test_a_point_without_a_measured_request_is_not_valid_and_loses_no_other(tmp_path: Path) -> None:
+    closed = {"arrivals": "closed", "concurrency": 2, "requests": None, "duration": "600ms", "warmup": "200ms"}
+    asked = [word for key, value in closed.items() for word in ("--set", f"load.{key}={json.dumps(value)}")]
+    points = [{"server.args.forward_ms": 2}, {"server.args.forward_ms": 900}]
+    done = gapmeter("run", "smoke", "--engine", "simulated", *asked, *sweep_of(points), "--json", runs=tmp_path)
+    assert done.code == 98, done.err
+    fast, slow = json.loads(done.out)["sweep"]["points"]
+    assert (slow["verdict"], slow["metrics"]["ttft"]["count"]) == ("INVALID", 0)
+    assert fast["metrics"]["ttft"]["count"] > 0
+
+
 def test_servers_that_die_as_soon_as_they_are_ready_end_a_sweep_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
