@@ -244,6 +244,7 @@ class Pool:
         self._family: int = socket.AF_INET  # of that one
         self._idle: list[Connection] = []
         self._flying: dict[Exchange, None] = {}  # in the order of issue
+        self._in_order, self._last_due_ns = True, 0  # whether each was due after those that were issued before it
         self._opened = 0
         self._fresh = Flag.TLS if address.tls else NO_FLAG
         self._reused = self._fresh | Flag.REUSED
@@ -255,6 +256,8 @@ class Pool:
     def issue(self, exchange: Exchange) -> None:
         """Send a request now: on an idle connection, or on a new one as soon as that is open. Never waits."""
         self._flying[exchange] = None
+        self._in_order = self._in_order and exchange.due_ns >= self._last_due_ns
+        self._last_due_ns = exchange.due_ns
         idle = self._idle
         while idle:
             connection = idle.pop()
@@ -283,11 +286,14 @@ class Pool:
             self._idle.remove(connection)
 
     def expire(self, due_before_ns: int, reason: str) -> None:
-        """Give up every request that was due before then. In flight they stand in the order of their due times."""
-        while self._flying:
-            exchange = next(iter(self._flying))
-            if exchange.due_ns >= due_before_ns:
-                return
+        """Give up every request in flight that was due before then."""
+        late = list[Exchange]()
+        for exchange in self._flying:
+            if exchange.due_ns < due_before_ns:
+                late.append(exchange)
+            elif self._in_order:
+                break
+        for exchange in late:
             self.give_up(exchange, Outcome.TIMEOUT, reason)
 
     def abort(self, reason: str) -> None:

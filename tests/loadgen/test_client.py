@@ -29,10 +29,10 @@ class Asking:
         self._news = asyncio.Event()
         self._asked = 0
 
-    def issue(self, data: bytes | None = None) -> None:
+    def issue(self, data: bytes | None = None, due_ns: int = 0) -> None:
         name = f"r-{self._asked}"
         exchange = Exchange(self._asked, name, self.address.request(PATH, data or body(), name))
-        exchange.due_ns = time.monotonic_ns()
+        exchange.due_ns = due_ns or time.monotonic_ns()
         self._asked += 1
         self.client.issue(exchange)
 

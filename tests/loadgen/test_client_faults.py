@@ -226,6 +226,16 @@ async def test_only_requests_that_were_due_before_the_limit_expire() -> None:
         assert one.client.in_flight == 1
 
 
+async def test_what_was_due_first_expires_first_though_it_was_issued_last() -> None:
+    async with null_server("silent") as (_, url), asking(url, warm=3) as one:
+        limit = time.monotonic_ns()
+        one.issue()
+        one.issue(due_ns=limit - 1)
+        one.client.expire(limit, "too late")
+        assert [record.index for record in one.records] == [1]
+        assert one.client.in_flight == 1
+
+
 async def test_tls_carries_requests_and_its_handshake_is_part_of_connecting(
     certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ OTHER = {
     "ids": sse({"choices": [{"index": 0, "delta": {"content": "a"}, "token_ids": [5, 6]}]}, "[DONE]"),
     "error": sse(chat("a", 1), {"error": {"message": "out of memory"}}),
     "flat error": sse(chat("a", 1), {"object": "error", "message": "out of memory", "choices": []}),
+    "given up": sse(chat("a", 1), chat(None, 1, finish_reason="abort"), "[DONE]"),
     "behind the end mark": sse(*COUNTED, "[DONE]", chat("x", 6)),
     "no end": sse(role(0), chat("a", 1)),
     "cut": [ONE[:-5]],
