@@ -21,6 +21,7 @@ from gapmeter.analysis.judge.evidence import CHANGING, Evidence, evidence_of
 from gapmeter.analysis.judge.lateness import Lateness, lateness_of
 from gapmeter.analysis.judge.outage import find_outage
 from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_steady, detect_warmup, throttled
+from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, chosen, make_ledger, timelines
 from gapmeter.analysis.ledger.tail import anatomies_of, describe_bands, describe_tail
@@ -308,7 +309,7 @@ def build_figures(
 
 def _decided(name: str, answers: Sequence[SloAnswer], checks: Sequence[Check]) -> RunVerdict:
     """The verdict, and the reasons if there is none."""
-    unanswered = [verdict.not_judged(answer) for answer in answers if answer.status == INVALID]
+    unanswered = [not_judged(answer) for answer in answers if answer.status == INVALID]
     reasons = (*validity.invalid_reasons(checks), *unanswered)
     word = verdict.overall(answers, reasons)
     return RunVerdict(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gapmeter.analysis.judge.warnings import speed_words
+from gapmeter.analysis.judge.words import speed_words
 from gapmeter.analysis.numbers import count, duration, rate, share, significant
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import RunResult

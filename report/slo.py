@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gapmeter.analysis.judge.verdict import not_judged
-from gapmeter.analysis.judge.warnings import outage_text
+from gapmeter.analysis.judge.words import not_judged, outage_text
 from gapmeter.analysis.numbers import DASH, bounds, count, duration, share
 from gapmeter.analysis.results.distribution import AtMost
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, RunFigures, RunResult, SloAnswer
@@ -86,10 +85,7 @@ def brief_answer(answer: SloAnswer) -> str:
         value = at_most(answer.at_most)
     elif answer.status == FAIL and answer.value is None and answer.low is not None:
         value = f"{value}, at least {_time(answer.low)}" if answer.basis == "interval" else value
-    said = f"{name} {value}, limit {limit}"
-    if answer.basis == "share" and answer.beyond:
-        said += f"; {share(answer.beyond / answer.count)} of {_values(answer)} exceeded it"
-    return said
+    return f"{name} {value}, limit {limit}{_beyond(answer)}"
 
 
 def _failed(answer: SloAnswer) -> int:
@@ -138,9 +134,7 @@ def slo_sentence(answer: SloAnswer) -> str:
         few = count(far.beyond) if far.beyond else "none"
         near = f"{few} exceeded half of it" if far.part == 0.5 else f"none took over {_time(far.part * answer.limit)}"
         said += f"; no request exceeded it, and {near}"
-    if answer.basis == "share" and answer.beyond:
-        said += f"; {share(answer.beyond / answer.count)} of {_values(answer)} exceeded it"
-    return said
+    return said + _beyond(answer)
 
 
 def _in_doubt(answer: SloAnswer) -> str:
@@ -150,8 +144,12 @@ def _in_doubt(answer: SloAnswer) -> str:
     return f"{most} if the {count(again)} resent requests count as dropped"
 
 
-def _values(answer: SloAnswer) -> str:
-    return "the token gaps" if answer.metric == "itl" else "the requests"
+def _beyond(answer: SloAnswer) -> str:
+    """How many exceeded the limit, where that decided."""
+    if answer.basis != "share" or not answer.beyond:
+        return ""
+    of = "token gaps" if answer.metric == "itl" else "requests"
+    return f"; {share(answer.beyond / answer.count)} of the {of} exceeded it"
 
 
 def _latency(answer: SloAnswer) -> str:

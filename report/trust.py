@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gapmeter.analysis.judge.steady import FEWEST_REQUESTS
-from gapmeter.analysis.judge.warnings import growth_text
+from gapmeter.analysis.judge.words import growth_text
 from gapmeter.analysis.numbers import DASH, duration, share, significant
 from gapmeter.analysis.results.run import RunFigures, RunResult
 from gapmeter.analysis.results.trust import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gapmeter.analysis.judge.warnings import PROCESSES
+from gapmeter.analysis.judge.words import PROCESSES
 from gapmeter.analysis.ledger.tail import SLOW
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.latency import Band as ResultBand
@@ -40,8 +40,6 @@ _NO_PROBE = (
     "The server's stages are unmeasured here, and their time is unexplained: no probe wrote inside the server. Install "
     "probe into its environment and start it with GAPMETER_PROBE_DIR; the next run then shows them."
 )
-
-
 _BRACKET = (
     "Lower end: an idle engine, without queues and other requests' steps. Upper end: queues as they are, forward "
     "passes taken out, except for the host work that they hid."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gapmeter.analysis.judge.warnings import STRANGERS, held_by
+from gapmeter.analysis.judge.words import STRANGERS, held_by
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.latency import Anatomy, OwnerPart, UpgradeBracket
 from gapmeter.analysis.results.manifest import Manifest

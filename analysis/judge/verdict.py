@@ -24,7 +24,6 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Bools
 from gapmeter.analysis.judge.lateness import Lateness, ToldLateness, shortens
-from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests.figures import finite_ms
 from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, resent_once, succeeded, window_s
 from gapmeter.analysis.results.distribution import AtMost, KnownPercentile, Needs
@@ -91,16 +90,6 @@ def overall(answers: Sequence[SloAnswer], invalid_reasons: Sequence[str]) -> Ver
     if invalid_reasons or INVALID in states:
         return INVALID
     return FAIL if FAIL in states else INCONCLUSIVE if INCONCLUSIVE in states else PASS
-
-
-def not_judged(answer: SloAnswer) -> str:
-    """Why an SLO has no answer."""
-    if answer.metric == "errors":
-        return "0 of 0 requests failed: no request was measured"
-    name = f"p{answer.percentile:g} {answer.metric.upper()}"
-    if answer.late is not None:
-        return f"{name} is not judged: up to {duration(answer.late)} of it may be the load tester's own lateness"
-    return f"{name} never occurred: no request had one"
 
 
 def _judge_latency(

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.judge.steady import Warmup
+from gapmeter.analysis.judge.words import SHARED, STRANGERS, growth_text, held_by, outage_text, speed_words
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.trace import Trace
@@ -26,7 +27,7 @@ from gapmeter.analysis.results.device import GpuSamples, Telemetry
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Attempts, LoadFacts, Outage
 from gapmeter.analysis.results.run import APPROXIMATE, Supported
-from gapmeter.analysis.results.trust import Drift, QueueSlope, RunWarning, SpeedChange, Steady
+from gapmeter.analysis.results.trust import Drift, RunWarning, Steady
 from gapmeter.analysis.stages import column
 from gapmeter.records import Span
 from gapmeter.scenarios.slo import LATENCIES
@@ -117,24 +118,6 @@ def emulation_warning(manifest: Manifest) -> Iterator[RunWarning]:
         yield _warning("emulated", text, "its speed and cost say nothing about a device that has it", flag)
 
 
-PROCESSES = {
-    "api": "API server", "server": "the server's other processes", "load tester": "the load tester",
-    "CPU limit": "the container's CPU limit", "unknown": "others",
-}  # fmt: skip
-_SHARED = (
-    "the server had more threads to run than cores; a faster device would not shorten this",
-    "more cores for the server",
-)
-STRANGERS = {
-    "another program": ("another program runs on the server's cores", "dedicated cores for the server"),
-    "load tester": (
-        "the load tester runs on the server's cores",
-        "other cores, or another machine, for the load tester",
-    ),
-    "CPU limit": ("its control group had used up its share of the CPU", "a higher CPU limit (cpu.max) for the server"),
-}
-
-
 def core_warning(rows: pd.DataFrame, held: Mapping[Culprit, int]) -> Iterator[RunWarning]:
     """Where waiting for a core is a notable part of the time to first or last tokens, and who had it meanwhile.
 
@@ -150,15 +133,9 @@ def core_warning(rows: pd.DataFrame, held: Mapping[Culprit, int]) -> Iterator[Ru
     whole = sum(held.values())
     most = [(who, ns / whole) for who, ns in held.items() if ns >= _STARVED * whole][:3]
     names = ", ".join(f"{held_by(who.process, who.stage, who.program)} ({share(part)})" for who, part in most)
-    cause, flag = STRANGERS.get(most[0][0].process, _SHARED) if most else _SHARED
+    cause, flag = STRANGERS.get(most[0][0].process, SHARED) if most else SHARED
     text = f"the server waited for a CPU core for {share(part)} of the time to the {event.replace('_', ' ')}"
     yield _warning("cores", text + (f"; the cores were running {names}" if names else ""), cause, flag, ("core_wait",))
-
-
-def held_by(process: str, stage: str, program: str) -> str:
-    """Who had a core, for people; see Culprit."""
-    called = f" {program}" if program else ""
-    return f"{PROCESSES.get(process, process)}{called}" + (f" at {stage.replace('_', ' ')}" if stage else "")
 
 
 def warmup_warning(warmup: Warmup | None) -> Iterator[RunWarning]:
@@ -223,23 +200,6 @@ def speed_warning(drift: Drift) -> Iterator[RunWarning]:
         yield _warning("speed", text, cause)
 
 
-def speed_words(change: SpeedChange) -> str:
-    """``1.4 times slower``."""
-    slower = change.ratio > 1
-    return f"{change.ratio if slower else 1 / change.ratio:.2g} times {'slower' if slower else 'faster'}"
-
-
-def growth_text(slope: QueueSlope) -> str:
-    """By how much a queue grew, and a steady one does not."""
-    low, high = slope.per_s_ci
-    first, last = slope.in_flight
-    return (
-        f"no steady state: requests in flight grew by {slope.per_s:.2g} a second "
-        f"({100 * slope.confidence:.0f} % interval {low:.2g} .. {high:.2g}), from about {first:.0f} to {last:.0f}, "
-        f"where a steady queue seldom grows by more than {slope.steady_most:.0f}"
-    )
-
-
 def outage_warning(outage: Outage | None) -> Iterator[RunWarning]:
     """The moment from which a server failed."""
     if outage is not None:
@@ -248,13 +208,6 @@ def outage_warning(outage: Outage | None) -> Iterator[RunWarning]:
         if outage.until_s is not None:
             cause = "the server was started again, or whatever is in front of it was"
         yield _warning("outage", outage_text(outage), cause, touches=("errors", *LATENCIES))
-
-
-def outage_text(outage: Outage) -> str:
-    """From when to when everything failed, and how."""
-    how = ", ".join(f"{n} {name}" for name, n in outage.failed.items())
-    until = "on" if outage.until_s is None else f"until {outage.until_s:.1f} s"
-    return f"from {outage.from_s:.1f} s {until} all {count(outage.requests)} requests failed ({how})"
 
 
 def attempts_warning(counted: Attempts, measured: int) -> Iterator[RunWarning]:

@@ -13,6 +13,7 @@ from gapmeter.analysis.cost import describe_cost, describe_tokens, describe_valu
 from gapmeter.analysis.device.binding import binding_evidence, decide
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.lateness import ToldLateness
+from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point
 from gapmeter.analysis.provenance import provenance_of_study
 from gapmeter.analysis.requests.figures import distribution, refused
@@ -188,7 +189,7 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
     # Between repeats other points were run.
     answers = verdict.judge(manifest.slo, frames.measured, {}, seconds, lateness)
     reasons = () if any(run.valid for run in used) else results[0].invalid_reasons
-    reasons = reasons or tuple(verdict.not_judged(answer) for answer in answers if answer.status == INVALID)
+    reasons = reasons or tuple(not_judged(answer) for answer in answers if answer.status == INVALID)
     judged = verdict.overall(answers, reasons)
     ledgers = {metric: getattr(frames, name) for metric, name in EVENT_OF.items()}
     stages = {metric: means_ms(rows) for metric, rows in ledgers.items()}

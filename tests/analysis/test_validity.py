@@ -15,8 +15,9 @@ from gapmeter.analysis.judge import arrivals, validity
 from gapmeter.analysis.judge.evidence import Evidence, floor_of
 from gapmeter.analysis.judge.lateness import lateness_of
 from gapmeter.analysis.judge.validity import busiest_second, describe_floor
-from gapmeter.analysis.judge.verdict import judge, not_judged
+from gapmeter.analysis.judge.verdict import judge
 from gapmeter.analysis.judge.warnings import connect_warning
+from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor, TrialNote
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN
 from gapmeter.analysis.tables import every_beat
