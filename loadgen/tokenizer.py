@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from gapmeter.loadgen import PlanError
+from gapmeter.records.chat_template import REFUSALS, ChatTemplate, NoTemplate
 
 Message = dict[str, str]  # role and content
 
@@ -33,7 +31,7 @@ class Backend(Protocol):
     def vocabulary(self) -> Mapping[str, int]: ...
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The chat template around messages, up to where the answer begins. Raises ValueError or TemplateError."""
+        """The chat template around messages, up to where the answer begins. Raises one of REFUSALS."""
 
     def lengths(self, texts: list[str], *, special: bool) -> list[int]:
         """Tokens of each text; ``special``: with those that the tokenizer adds by itself."""
@@ -61,7 +59,7 @@ class PromptTokenizer:
         """Tokens of each chat as the template renders it, generation prompt included. Raises PlanError without one."""
         try:
             rendered = [self._backend.render(chat) for chat in chats]
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:  # a template is a program
+        except REFUSALS as error:
             reason = f"the chat template of {self.name} cannot be used: {error}"
             raise PlanError(f"{reason}; write workload.kind: completion") from error
         return np.array(self._backend.lengths(rendered, special=False), np.int64)
@@ -126,51 +124,14 @@ class FileBackend:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        source = _template(folder, config)
-        self._template = _environment().from_string(source) if source is not None else None
-        tokens = {name: value for name, value in config.items() if name.endswith("_token")}
-        texts = {name: value["content"] if isinstance(value, dict) else value for name, value in tokens.items()}
-        self._tokens = {name: text for name, text in texts.items() if isinstance(text, str)}
+        self.render = ChatTemplate(folder, config).render
 
     def vocabulary(self) -> Mapping[str, int]:
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()
         return vocabulary
 
-    def render(self, messages: Sequence[Message]) -> str:
-        if self._template is None:
-            raise ValueError("the model has none")
-        return self._template.render(
-            messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._tokens
-        )
-
     def lengths(self, texts: list[str], *, special: bool) -> list[int]:
         return [len(encoding) for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)]
-
-
-def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The default chat template: a file of its own, or in the config, alone or as one of several with names."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
-    return template
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """The names that chat templates may use are a convention of Transformers; this is the part for plain messages."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-
-    def refuse(reason: str) -> NoReturn:
-        raise TemplateError(reason)
-
-    environment.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False, **how})
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda shape: datetime.now().strftime(shape)
-    return environment
 
 
 class TransformersBackend:
@@ -191,7 +152,7 @@ class TransformersBackend:
 
     def render(self, messages: Sequence[Message]) -> str:
         if self._tokenizer.chat_template is None:
-            raise ValueError("the model has none")
+            raise NoTemplate("the model has none")
         return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
 
     def lengths(self, texts: list[str], *, special: bool) -> list[int]:

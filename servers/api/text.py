@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from gapmeter.records.chat_template import REFUSALS, ChatTemplate, NoTemplate
+
 _NO_PREFIX = "Invalid prefix"  # of tokens: what DecodeStream says of bytes that it cannot go on from
 _WITHHELD_MOST = 16  # tokens without a complete character after which the text is given as it is
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class TemplateRefused(ValueError):
@@ -38,25 +37,18 @@ class TextModel:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         config = _read_json(folder / "tokenizer_config.json")
-        self._special: dict[str, str] = {}
-        for name in _SPECIAL_TOKENS:
-            token = config.get(name)
-            text = token.get("content") if isinstance(token, dict) else token
-            if isinstance(text, str):
-                self._special[name] = text
-        source = _template_source(folder, config)
         try:
-            self._template = _environment().from_string(source) if source else None
-        except jinja2.TemplateSyntaxError as error:
+            self._template = ChatTemplate(folder, config)
+        except TemplateSyntaxError as error:
             raise TextUnusable(f"the chat template in {folder} cannot be read: {error}") from error
 
     def template(self, messages: Sequence[dict[str, Any]]) -> str:
         """The prompt of a chat. Raises TemplateRefused, also when the model has no chat template."""
-        if self._template is None:
-            raise TemplateRefused("this model has no chat template; use /v1/completions")
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._special)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            return self._template.render(messages)
+        except NoTemplate:
+            raise TemplateRefused("this model has no chat template; use /v1/completions") from None
+        except REFUSALS as error:
             raise TemplateRefused(f"the model's chat template refuses these messages: {error}") from error
 
     def encode(self, text: str, *, templated: bool) -> list[int]:
@@ -138,32 +130,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise TextUnusable(f"{path} cannot be read: {error}") from error
     return value if isinstance(value, dict) else {}
-
-
-def _template_source(folder: Path, config: dict[str, Any]) -> str | None:
-    """chat_template.jinja wins over tokenizer_config.json, where it may also be a list of named ones."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    value = config.get("chat_template")
-    if isinstance(value, list):
-        value = {entry["name"]: entry["template"] for entry in value}.get("default")
-    return value if isinstance(value, str) else None
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """What chat templates expect of their surroundings: the conventions that Transformers set."""
-
-    def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-    def refuse(message: str) -> NoReturn:
-        raise jinja2.TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment

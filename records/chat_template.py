@@ -1,0 +1,65 @@
+"""A model's chat template, as its folder holds it: the load tester counts the very text that our servers render.
+
+The names that a template may use are a convention of Transformers; this is the part for plain messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)  # what a template, a program, may end in
+
+
+class NoTemplate(ValueError):
+    """The model has none."""
+
+
+class ChatTemplate:
+    """Of a folder whose tokenizer_config.json says ``config``. Raises jinja2's TemplateSyntaxError."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+        source = _source(folder, config)
+        self._template = _environment().from_string(source) if source else None
+        tokens = {name: value for name, value in config.items() if name.endswith("_token")}
+        texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
+        self._tokens = {name: text for name, text in texts.items() if isinstance(text, str)}
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt, up to where the answer begins. Raises NoTemplate, or any of REFUSALS."""
+        if self._template is None:
+            raise NoTemplate("the model has none")
+        return self._template.render(
+            messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._tokens
+        )
+
+
+def _source(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The default one: a file of its own, or in the config, alone or as one of several with names."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
+    return template if isinstance(template, str) else None
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+
+    def refuse(reason: str) -> NoReturn:
+        raise TemplateError(reason)
+
+    environment.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False, **how})
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda shape: datetime.now().strftime(shape)
+    return environment
