@@ -162,14 +162,7 @@ def _ask_conversations(scenario: Scenario, tokenizer: PromptTokenizer | None, co
     chats, openings = _write_turns(words, firsts, common.heads, questions, output, seeds)
     tokens = _count_chats(tokenizer, chats)
     place = np.arange(len(chats)) - np.repeat(firsts, turns) + 1
-    kept = np.ones(len(chats), bool)
-    if context is not None:
-        kept = tokens + output <= context
-        if not kept[firsts].all():
-            longest = f"first turns of up to {int((tokens + output)[firsts].max())} tokens, their answers included,"
-            raise PlanError(f"{longest} do not fit server.max_model_len {context}")
-        for at in np.flatnonzero(place > 1).tolist():  # histories only grow: what does not fit ends its conversation
-            kept[at] &= kept[at - 1]
+    kept = _fitting(tokens + output, place, context)
     repeated = np.concatenate([[0], tokens[:-1]])
     repeated[firsts] = common.repeated
     notes = []
@@ -188,6 +181,19 @@ def _ask_conversations(scenario: Scenario, tokenizer: PromptTokenizer | None, co
         Openings([openings.texts[at] for at in chosen], [openings.firsts[at] for at in chosen], words.starters),
         place[kept],
     )  # fmt: skip
+
+
+def _fitting(needed: Ints, place: Ints, context: int | None) -> NDArray[np.bool_]:
+    """Turns up to each conversation's first that does not fit. Raises PlanError when that is its first of all."""
+    if context is None:
+        return np.ones(len(needed), bool)
+    kept = needed <= context
+    if not kept[place == 1].all():
+        longest = f"first turns of up to {int(needed[place == 1].max())} tokens, their answers included,"
+        raise PlanError(f"{longest} do not fit server.max_model_len {context}")
+    for at in np.flatnonzero(place > 1).tolist():  # histories only grow: what does not fit ends its conversation
+        kept[at] &= kept[at - 1]
+    return kept
 
 
 def _write_turns(

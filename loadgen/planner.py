@@ -9,7 +9,7 @@ import numpy as np
 
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.arrivals import Arrivals, draw_arrivals, warmup_span
-from gapmeter.loadgen.content import Content, make_content
+from gapmeter.loadgen.content import Content, Ints, make_content
 from gapmeter.loadgen.draws import Seeds, Stream, draw_lengths, draw_pauses, mean_pause_ns
 from gapmeter.loadgen.plan import CHAT, Plan, Swaps
 from gapmeter.loadgen.tokenizer import PromptTokenizer
@@ -42,23 +42,13 @@ def make_plan(
         remedy = "a longer trace or load.warmup: 0" if load.trace else "a longer load.duration or a higher load.rate"
         raise PlanError(f"no request falls into the measured part; write {remedy}")
     content = make_content(scenario, tokenizer, len(arrivals.due_ns), seeds)
-    count, due_ns, firsts = len(content.asks), arrivals.due_ns, content.turns == 1
+    count = len(content.asks)
+    due_ns, warmup_requests = _of_turns(content.turns, arrivals.due_ns, warmup_requests)
     sampling = seeds.fresh(Stream.SAMPLING).integers(0, 2**31, count)
     bodies = [
         encode_body(scenario.workload, model_name, ask, int(tokens), int(draw), dialect or scenario.server.dialect)
         for ask, tokens, draw in zip(content.asks, content.output_tokens, sampling, strict=True)
     ]
-    if load.longest_ns is not None:
-        end_ns = warmup_ns + load.longest_ns
-    elif load.loop == "open" and not len(firsts):
-        end_ns = int(due_ns[-1]) + 1
-    else:  # with the last answer: a number of conversations run to their ends
-        end_ns = 0
-    if len(firsts):
-        # First turns alone have due times; a warm-up of so many conversations is one of all their turns.
-        due_ns = np.full(count, -1, np.int64)
-        due_ns[firsts] = arrivals.due_ns
-        warmup_requests = int(np.append(np.flatnonzero(firsts), count)[warmup_requests]) if warmup_requests else 0
     differ = not isinstance(load.think_time, FixedPause)
     return Plan(
         loop=load.loop,
@@ -70,7 +60,7 @@ def make_plan(
         prompt_tokens_exact=content.exact,
         warmup_ns=warmup_ns,
         warmup_requests=warmup_requests,
-        end_ns=end_ns,
+        end_ns=_end_ns(load, content, due_ns, warmup_ns),
         concurrency=load.concurrency or 0,
         think_time_ns=mean_pause_ns(load.think_time),
         timeout_ns=load.timeout_ns,
@@ -142,6 +132,26 @@ def _due(scenario: Scenario, seeds: Seeds, warmup_ns: int, warmup_requests: int)
             each = draw_lengths(scenario.workload.turns, _CLOSED_FEWEST, seeds.rng(Stream.TURNS)).mean()
             count = math.ceil(count / float(each))
     return Arrivals(np.full(count, -1, np.int64), (), 0.0)  # when each is due depends on the answers before it
+
+
+def _of_turns(turns: Ints, due_ns: Ints, warmup_requests: int) -> tuple[Ints, int]:
+    """The same of every turn, where both are those of conversations.
+
+    First turns alone have due times; a warm-up of so many conversations is one of all their turns.
+    """
+    if not len(turns):
+        return due_ns, warmup_requests
+    firsts = np.flatnonzero(turns == 1)
+    each_ns = np.full(len(turns), -1, np.int64)
+    each_ns[firsts] = due_ns
+    return each_ns, int(np.append(firsts, len(turns))[warmup_requests]) if warmup_requests else 0
+
+
+def _end_ns(load: Load, content: Content, due_ns: Ints, warmup_ns: int) -> int:
+    """When no more are sent; 0: after the last answer, as where a number of conversations run to their ends."""
+    if load.longest_ns is not None:
+        return warmup_ns + load.longest_ns
+    return int(due_ns[-1]) + 1 if load.loop == "open" and not len(content.turns) else 0
 
 
 def _swaps(content: Content, bodies: list[bytes]) -> Swaps:

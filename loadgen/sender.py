@@ -14,18 +14,13 @@ from gapmeter.loadgen.client import Client, Connection, Pool
 from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.receive import WallClock
+from gapmeter.loadgen.transport import SocketLoop
 from gapmeter.records import Outcome, RecordWriter
 from gapmeter.records.request import FINISHED, ISSUED, encode
 from gapmeter.records.timer import Readers, Timer
 
 _LONGEST_PAUSE_NS = 8_000_000_000
 _NOT_NOW = (408, 425, 429)  # the 4xx that say so
-
-
-class Loop(Readers, Protocol):
-    """What issuing needs of an event loop; asyncio's loops have it."""
-
-    def call_soon(self, callback: Callable[[], Any], /) -> Any: ...
 
 
 class Event(Protocol):
@@ -48,7 +43,7 @@ class Sender:
     """
 
     def __init__(
-        self, plan: Plan, address: Address, writer: RecordWriter, *, loop: Loop | None = None,
+        self, plan: Plan, address: Address, writer: RecordWriter, *, loop: SocketLoop | None = None,
         client: Callable[[Address, Callable[[Exchange], None]], Pool] = Client,
         event: Callable[[], Event] = asyncio.Event,
     ) -> None:  # fmt: skip

@@ -6,6 +6,7 @@ import argparse
 import gc
 import json
 import os
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -246,6 +247,7 @@ def _add_worker(commands: Commands) -> None:
 
 def _worker(arguments: argparse.Namespace) -> int:
     from gapmeter.options import tell
+    from gapmeter.signals import ending_signals
 
     host, port = flags.address_of("--master", arguments.master)
     os.environ["LOCUST_SKIP_MONKEY_PATCH"] = "1"  # the generator is a process of its own; threads here must be threads
@@ -259,7 +261,8 @@ def _worker(arguments: argparse.Namespace) -> int:
     secret = os.environ.get(protocol.SECRET, "")
     try:
         call = slice_run.Call(host, port, flags.cores_of(arguments.cores), key, secret, url)
-        worker.serve(call, tell)
+        # The last is one of the others that came within an import.
+        worker.serve(call, tell, [*ending_signals(), signal.SIGALRM])
     except worker.NoSecret as error:
         raise UserError(str(error), errors.USAGE) from error
     except worker.Refused as error:

@@ -10,10 +10,9 @@ import ipaddress
 import os
 import secrets
 import shutil
-import signal
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic_ns
@@ -42,7 +41,6 @@ from gapmeter.loadgen.locust.protocol import (
 )  # fmt: skip
 from gapmeter.loadgen.locust.slice_run import Call, SliceRun
 from gapmeter.loadgen.plan import NotPlan, Plan
-from gapmeter.signals import ending_signals
 
 _AGAIN_S, _LOOK_S = 1.0, 0.05
 T = TypeVar("T")
@@ -150,8 +148,11 @@ class Worker(Environment):
         if not ours and not self._call.secret:
             raise NoSecret(f"a master on another machine needs a secret: set {SECRET} to the same here and there")
 
-    def _unless_gone(self, work: Callable[[], T]) -> T:
-        """What ``work``, in a greenlet of its own, returns. Raises what it raises, and as ``_check`` when we leave."""
+    def _unless_gone(self, work: Callable[[], T], *, in_thread: bool = False) -> T:
+        """What ``work``, in a greenlet of its own, returns. Raises what it raises, and as ``_check`` when we leave.
+
+        ``in_thread``: it blocks, and must not hold up Locust's messages.
+        """
         returned: list[T] = []
         raised: list[BaseException] = []
 
@@ -161,7 +162,7 @@ class Worker(Environment):
             except BaseException as error:  # noqa: BLE001 - raised again below, where it belongs
                 raised.append(error)
 
-        greenlet = gevent.spawn(attempt)
+        greenlet = gevent.spawn(gevent.get_hub().threadpool.apply, attempt) if in_thread else gevent.spawn(attempt)
         gevent.wait([greenlet, self._gone], count=1)
         if not greenlet.ready():
             greenlet.kill(block=False)
@@ -217,7 +218,7 @@ class Worker(Environment):
         while True:
             self._check(records)
             try:
-                self._unless_gone(lambda: _in_thread(transfer))
+                self._unless_gone(transfer, in_thread=True)
             except NotTaken as error:
                 raise Refused(str(error), records) from error
             except OSError:
@@ -285,26 +286,11 @@ def _until_killed(gone: gevent.event.Event) -> None:
         gone.set()
 
 
-def _in_thread(work: Callable[[], None]) -> None:
-    """Do what blocks without holding up Locust's messages. Raises what it raises."""
-    raised: list[BaseException] = []
-
-    def attempt() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised again below, where it belongs
-            raised.append(error)
-
-    gevent.get_hub().threadpool.apply(attempt)
-    if raised:
-        raise raised[0]
-
-
-def serve(call: Call, say: Callable[[str], None]) -> None:
-    """Be one worker of the master at ``call``. Raises as ``Worker.serve``."""
+def serve(call: Call, say: Callable[[str], None], signals: Iterable[int]) -> None:
+    """Be one worker of the master at ``call``; ``signals`` ask it to leave. Raises as ``Worker.serve``."""
     folder = Path(tempfile.mkdtemp(prefix="gapmeter-worker-"))
     worker = Worker(call, folder, say)
-    for signum in (*ending_signals(), signal.SIGALRM):  # the last is one of the others that came within an import
+    for signum in signals:
         gevent.signal_handler(signum, worker.leave)
     keep = False
     try:
