@@ -9,7 +9,8 @@ from rich.text import Text
 
 from gapmeter.analysis.numbers import rate, share, significant
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, Density, Search, TrialVerdict
-from gapmeter.report.charts import Axis, Plot, Point, Scale, limit, line, points, shade, stairs
+from gapmeter.report.charts import Axis, Plot, Point, limit, line, points, shade, stairs
+from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, group
 from gapmeter.report.words import both
 

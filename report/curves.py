@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from gapmeter.analysis.numbers import count, duration
 from gapmeter.analysis.results.distribution import Distribution, percentile_key
 from gapmeter.analysis.stats.series import Series
-from gapmeter.report.charts import Axis, Plot, Point, Scale, band, limit, line, points
+from gapmeter.report.charts import Axis, Plot, Point, band, limit, line, points
 from gapmeter.report.document import Chart, Figure, Headers, Row, Table, in_ms
+from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, percent
 
 Floats = NDArray[np.float64]

@@ -11,8 +11,9 @@ from gapmeter.analysis.numbers import DASH, significant, usd
 from gapmeter.analysis.results.cost import Interval
 from gapmeter.analysis.results.pareto import Pareto, ParetoPoint
 from gapmeter.analysis.results.run import FAIL, PASS
-from gapmeter.report.charts import Axis, Plot, Point, Scale, limit, line, points, shade
+from gapmeter.report.charts import Axis, Plot, Point, limit, line, points, shade
 from gapmeter.report.document import Block, Chart, Figure, Headers, Key, Mark, Row, Section, Table
+from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el
 from gapmeter.report.words import both, tone
 

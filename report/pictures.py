@@ -10,8 +10,9 @@ from rich.text import Text
 from gapmeter.analysis.numbers import duration, share, significant, usd
 from gapmeter.analysis.stages import UNEXPLAINED
 from gapmeter.report import bars, marks
-from gapmeter.report.charts import Axis, Plot, Point, Scale, Segment, after, bar, head, limit, points, shade
+from gapmeter.report.charts import Axis, Plot, Point, Segment, after, bar, head, limit, points, shade
 from gapmeter.report.document import Gauge
+from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, percent
 from gapmeter.report.words import Interval, both, shares
 

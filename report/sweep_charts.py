@@ -9,9 +9,10 @@ from gapmeter.analysis.numbers import DASH, bounds, duration, share, significant
 from gapmeter.analysis.results.run import INVALID
 from gapmeter.analysis.results.sweep import Point, SweepResult, figure_name
 from gapmeter.analysis.stages import UNEXPLAINED
-from gapmeter.report.charts import Axis, Plot, Scale, bar, limit, line, points
+from gapmeter.report.charts import Axis, Plot, bar, limit, line, points
 from gapmeter.report.charts import Point as Dot
 from gapmeter.report.pictures import Limit, segment
+from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
 from gapmeter.report.words import both
 

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from gapmeter.analysis.numbers import duration, significant, ticks
 from gapmeter.analysis.requests.metrics import final, issued
-from gapmeter.report.charts import Axis, Plot, Point, Scale, band, limit, line, points, shade, stairs
+from gapmeter.report.charts import Axis, Plot, Point, band, limit, line, points, shade, stairs
 from gapmeter.report.document import Block, Chart, Column, Figure, Headers, Heading, Row, Section, Table
 from gapmeter.report.percentiles import main_limit
 from gapmeter.report.pictures import Limit
 from gapmeter.report.requests import picked
 from gapmeter.report.run_folder import Run
+from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
 
 _DOTS, _COLUMNS, _FAILED = 2000, 500, 5000

@@ -31,8 +31,8 @@ from gapmeter.analysis.results.sweep import (
     SweptSlo,
 )
 from gapmeter.report import html, markdown, terminal
-from gapmeter.report.charts import Scale
 from gapmeter.report.growth import headline
+from gapmeter.report.scale import Scale
 from gapmeter.report.sweep import document, words_of
 from tests.kit import results as kit
 
