@@ -39,7 +39,7 @@ class Growing:
             return
         with self.path.open("rb", buffering=0) as file:
             data = _read_on(file.fileno(), self._at)
-        whole, used, self.closed = frames(data, 0)
+        whole, used, self.closed = frames(data)
         for at, kind in whole.tolist():
             frame = data[at : at + HEAD.unpack_from(data, at)[0]]
             if kind == Kind.JSON:
@@ -89,7 +89,7 @@ def _read_on(fd: int, at: int) -> bytes:
     """
     for _ in range(_GAP_TRIES):
         data = os.pread(fd, max(os.fstat(fd).st_size - at, 0), at)
-        _, used, closed = frames(data, 0)
+        _, used, closed = frames(data)
         if closed or not data[used : used + _GAP_BYTES].strip(b"\0"):
             break
         time.sleep(_GAP_S)

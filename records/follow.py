@@ -109,8 +109,7 @@ class RecordFollower:
     """Follows the generators' record files: rates of the last five seconds, percentiles of the last thousand requests.
 
     ``whole``: read answers to their last token, for gaps, TPOT and E2E, instead of the first one. ``unread``: answers
-    that were only counted, since more came than could be read.
-    ``as_of_ns``: what was written by then has been read.
+    that were only counted, since more came than could be read. ``as_of_ns``: what was written by then has been read.
     """
 
     def __init__(self, paths: Iterable[Path], t0_ns: int, *, whole: bool = False) -> None:

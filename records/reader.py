@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,13 +92,13 @@ class NotRecords(ValueError):
     """The file is not a record file of a schema version this reader knows."""
 
 
-def frames(data: bytes | mmap.mmap, start: int = FILE_HEADER.size) -> tuple[Ints, int, bool]:
-    """(offset, kind) of every whole frame from ``start``, where the next one will begin, and whether END was met.
+def frames(data: bytes) -> tuple[Ints, int, bool]:
+    """(offset, kind) of every whole frame, where the next one will begin, and whether END was met.
 
     Most are spans, many in a row: where some came, as many as follow are found at once.
     """
     parts, single = [], list[tuple[int, int]]()
-    at, length, unpack = start, len(data), HEAD.unpack_from
+    at, length, unpack = 0, len(data), HEAD.unpack_from
     row, enough = 0, _FEW  # spans met one after the other, and how many of them make it worth while to look for more
     closed = False
     while at + HEAD.size <= length:
@@ -124,7 +123,7 @@ def frames(data: bytes | mmap.mmap, start: int = FILE_HEADER.size) -> tuple[Ints
     return np.concatenate([*parts, np.array(single, np.int64).reshape(-1, 2)]), at, closed
 
 
-def _spans_from(data: bytes | mmap.mmap, at: int) -> int:
+def _spans_from(data: bytes, at: int) -> int:
     """How many spans follow one another from ``at``, at most ``_MANY``."""
     count = min((len(data) - at) // SPAN_DTYPE.itemsize, _MANY)
     heads = np.frombuffer(data, "<u4", count * SPAN_DTYPE.itemsize // 4, at).reshape(count, SPAN_DTYPE.itemsize // 4)
@@ -182,7 +181,7 @@ class _Reader:
         data, size, before = b"", _BLOCK, FILE_HEADER.size
         while not self.complete and (more := file.read(size)):
             data += more
-            whole, used, self.complete = frames(data, 0)
+            whole, used, self.complete = frames(data)
             self._sort(data, whole, before, take)
             data = data[used:]
             before += used

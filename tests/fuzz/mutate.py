@@ -12,7 +12,7 @@ import warnings
 import zipfile
 from typing import Any
 
-from gapmeter_probe.records import HEAD, MAGIC
+from gapmeter_probe.records import FILE_HEADER, HEAD, MAGIC
 
 from gapmeter.records.reader import frames
 
@@ -97,7 +97,7 @@ def _bytes(data: bytes, at: random.Random) -> bytes:
 
 def _frame(data: bytes, at: random.Random) -> bytes:
     """One frame of a record file gone, there again elsewhere, or with another number in its head."""
-    starts = [offset for offset, _ in frames(data)[0]]
+    starts = [FILE_HEADER.size + offset for offset, _ in frames(data[FILE_HEADER.size :])[0]]
     frame, other = at.choice(starts), at.choice(starts)
     end = frame + HEAD.unpack_from(data, frame)[0]
     match at.randrange(8):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gapmeter_probe.records import EMIT, Kind
+from gapmeter_probe.records import EMIT, FILE_HEADER, Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,7 +122,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def test_a_frame_that_says_that_it_holds_more_than_it_does_is_named(recorded: bytes, tmp_path: Path) -> None:
     whole = bytearray(recorded)
-    at = next(offset for offset, kind in frames(recorded)[0] if kind == Kind.EMIT)
+    whole_frames = frames(recorded[FILE_HEADER.size :])[0]
+    at = FILE_HEADER.size + next(offset for offset, kind in whole_frames if kind == Kind.EMIT)
     *before, _, at_ns = EMIT.unpack_from(whole, at)
     EMIT.pack_into(whole, at, *before, 200, at_ns)
     (tmp_path / "broken.gap").write_bytes(whole)

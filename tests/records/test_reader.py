@@ -49,6 +49,6 @@ def test_a_block_may_end_with_any_span_or_in_the_middle_of_one(tmp_path: Path, c
     spans = reader.read_records(tmp_path / "api.gap").spans.tobytes()
     for count in range(1, 41):
         block = spans[: count * reader.SPAN_DTYPE.itemsize - cut]
-        whole, used, closed = reader.frames(block, 0)
+        whole, used, closed = reader.frames(block)
         assert (len(whole), closed) == (count - (cut > 0), False)
         assert used == len(whole) * reader.SPAN_DTYPE.itemsize
