@@ -30,8 +30,9 @@ export $(given)
 
 own := .venv/bin/python
 no_python = echo 'gapmeter needs Python 3.11 or newer, and found none; name one: make PYTHON=/path/to/python3.12' >&2; false
+named = @test -n "$$SCENARIO" || { echo 'which scenario? make $@ SCENARIO=NAME, one of:' \
+  $$(basename -s .yaml scenarios/*.yaml) >&2; exit 2; }
 setup = @$(if $(PYTHON),$(PYTHON),$(no_python)) setup/environment.py
-
 
 .DEFAULT_GOAL := help
 .PHONY: gpu-proof capacity screenshots compare evidence calibrate bench-peers streams soak fuzz help loadtest report doctor test test-fast lint check format bench setup vllm clean clean-all
@@ -45,15 +46,13 @@ help:  ## targets and scenarios, a line each
 	@echo; echo 'variables: PYTHON, TORCH_INDEX (where pip also looks for torch), TORCH_BUILD (cpu or cuda), VLLM_VERSION'
 
 loadtest:  ## load a server and explain it: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... GENERATOR=locust UI=1 LOCUSTFILE=... ARGS='...']
-	@test -n "$$SCENARIO" || { echo 'which scenario? make loadtest SCENARIO=NAME, one of:' \
-	  $$(basename -s .yaml scenarios/*.yaml) >&2; exit 2; }
+	$(named)
 	$(setup) run
 	@$(own) -P -m gapmeter run "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") \
 	  $(if $(GENERATOR),--set "load.generator=$$GENERATOR") $(if $(UI),--ui) $(if $(LOCUSTFILE),--locustfile "$$LOCUSTFILE") $(ARGS)
 
 capacity:  ## the highest rate at which every SLO holds: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... OVER=server.max_batch=4,8 ARGS='--target-rps 50']
-	@test -n "$$SCENARIO" || { echo 'which scenario? make capacity SCENARIO=NAME, one of:' \
-	  $$(basename -s .yaml scenarios/*.yaml) >&2; exit 2; }
+	$(named)
 	$(setup) run
 	@$(own) -P -m gapmeter capacity "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") \
 	  $(if $(OVER),--over "$$OVER") $(ARGS)

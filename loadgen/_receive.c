@@ -1,7 +1,7 @@
 /* One read of a socket with both of its stamps: when the kernel had the bytes, and when we do.
 
-The same as `receive_in_python` of `receive.py`, which runs where this was not built. It holds the interpreter's lock throughout:
-nothing here blocks, and a lock given away may come back late. Limited API. */
+The same as `_in_python` of `receive.py`, which runs where this was not built. It holds the interpreter's lock
+throughout: nothing here blocks, and a lock given away may come back late. Limited API. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

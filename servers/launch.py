@@ -177,8 +177,8 @@ def launch(
     ``env`` is added to ours; thread counts follow ``cores`` unless it names them. ``meanwhile`` is called once, while
     it starts: work that then costs nobody time. ``on_wait`` hears the seconds waited so far, about once a second.
     ``clean`` takes keys out of what the server says: out of a failure's reason at once, out of its log when it has
-    ended. Raises ServerFailed when the server ends first or is not ready in
-    ``timeout_s``; by then nothing of it runs any more, as on any other exception.
+    ended. Raises ServerFailed when the server ends first or is not ready in ``timeout_s``; by then nothing of it runs
+    any more, as on any other exception.
     """
     server = start(command, env, cores, log_path, clean)
     try:

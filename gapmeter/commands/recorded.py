@@ -66,7 +66,7 @@ def _add_compare(commands: Commands) -> None:
     parser.add_argument(
         "--force", action="store_true", help="compare even what is not comparable, or a single pair; the result says so"
     )
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where new folders go (default: runs)")
+    flags.add_runs_folder(parser, "where new folders go (default: runs)")
     parser.add_argument("--json", action="store_true", help="compare.json on standard output instead of the folder")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary for a pull request")
     parser.add_argument("--quiet", action="store_true", help="print nothing on standard error")
@@ -188,7 +188,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _add_ui(commands: Commands) -> None:
     parser = commands.add_parser("ui", help="a local web page of all runs: search, open, compare, delete")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="the runs folder (default: runs)")
+    flags.add_runs_folder(parser, "the runs folder (default: runs)")
     parser.add_argument("--port", type=int, default=0, help="where to listen on 127.0.0.1 (default: any free port)")
     parser.set_defaults(call=_ui)
 

@@ -26,6 +26,7 @@ from gapmeter_probe.digests import table as tested
 from gapmeter import errors
 from gapmeter.machine.calibration import COMMAND, read_calibration
 from gapmeter.machine.hardware import output_of, place
+from gapmeter.machine.roofline import text_of
 from gapmeter.records.process import SPARE
 from gapmeter.records.timer import Timer
 from gapmeter.servers import vllm
@@ -142,7 +143,7 @@ def clock() -> Finding:
     for _ in range(10_000):
         time.monotonic_ns()
     cost_ns = (time.perf_counter_ns() - began) / 10_000
-    source = _text("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    source = text_of("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     return judge_clock(source, info.resolution * 1e9, cost_ns)
 
 
@@ -197,13 +198,13 @@ def cores() -> Finding:
     """Whether load generator and server can each have cores of their own."""
     usable = tuple(sorted(os.sched_getaffinity(0)))
     # The CPU limit of this process's cgroup, under version 2 or 1.
-    limit, _, period = _text("/sys/fs/cgroup/cpu.max").partition(" ")
+    limit, _, period = text_of("/sys/fs/cgroup/cpu.max").partition(" ")
     if not limit:
-        limit = _text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-        period = _text("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+        limit = text_of("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+        period = text_of("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
     quota = int(limit) / int(period) if limit.isdigit() and period.isdigit() else None
     topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-    return judge_cores(usable, quota, [_text(topology.format(core)) or str(core) for core in usable])
+    return judge_cores(usable, quota, [text_of(topology.format(core)) or str(core) for core in usable])
 
 
 def judge_cores(usable: Sequence[int], quota: float | None, siblings: Sequence[str]) -> Finding:
@@ -272,10 +273,10 @@ def _cpu_by_process() -> dict[tuple[int, str], float]:
 
 def room() -> list[Finding]:
     """Open files, connections, memory, shared memory, disk: what is there of each, against what runs take."""
-    low, high = map(int, (_text("/proc/sys/net/ipv4/ip_local_port_range") or "32768 60999").split())
-    backlog = int(_text("/proc/sys/net/core/somaxconn") or 4096)
+    low, high = map(int, (text_of("/proc/sys/net/ipv4/ip_local_port_range") or "32768 60999").split())
+    backlog = int(text_of("/proc/sys/net/core/somaxconn") or 4096)
     free = psutil.virtual_memory().available / _GIB
-    limit, used = _text("/sys/fs/cgroup/memory.max"), _text("/sys/fs/cgroup/memory.current")
+    limit, used = text_of("/sys/fs/cgroup/memory.max"), text_of("/sys/fs/cgroup/memory.current")
     if limit.isdigit() and used.isdigit():
         free = min(free, (int(limit) - int(used)) / _GIB)
     shared = shutil.disk_usage("/dev/shm").free / _GIB if os.path.isdir("/dev/shm") else 0.0
@@ -367,11 +368,3 @@ def judge_vllm(found: dict[str, str], interpreter: Path, has_gpu: bool) -> Findi
         remedy = f"the probe was tested on {oldest} to {newest}: missing stages are unmeasured, and a run says which it"
         return Finding("vLLM", False, seen, f"{remedy} read from code that has changed")
     return judged("vLLM", name == "vllm" or not has_gpu, seen)
-
-
-def _text(path: str) -> str:
-    """A kernel file's text, "" where it cannot be read."""
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""

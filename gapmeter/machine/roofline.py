@@ -236,11 +236,11 @@ def last_level_cache(cores: Sequence[int], root: Path = _CACHES) -> int | None:
     """Bytes of the last-level caches that these cores have, each shared one counted once; None where unknown."""
     sizes: dict[str, int] = {}
     for core in cores:
-        entries = [(int(_text(p / "level") or 0), p) for p in (root / f"cpu{core}" / "cache").glob("index*")]
+        entries = [(int(text_of(p / "level") or 0), p) for p in (root / f"cpu{core}" / "cache").glob("index*")]
         level, path = max(entries, default=(0, root), key=lambda entry: entry[0])
-        size = _text(path / "size")
+        size = text_of(path / "size")
         if level and size.endswith("K") and size[:-1].isdigit():
-            sizes[_text(path / "shared_cpu_list") or str(core)] = int(size[:-1]) * 1024
+            sizes[text_of(path / "shared_cpu_list") or str(core)] = int(size[:-1]) * 1024
     return sum(sizes.values()) or None
 
 
@@ -281,9 +281,10 @@ def _triad(a: Floats, b: Floats, c: Floats) -> None:
     np.add(a, b, out=a)
 
 
-def _text(path: Path) -> str:
+def text_of(path: str | Path) -> str:
+    """A kernel file's text, "" where it cannot be read."""
     try:
-        return path.read_text().strip()
+        return Path(path).read_text().strip()
     except OSError:
         return ""
 

@@ -60,10 +60,10 @@ def companion(
         process.stdout.close()
 
 
-def _first_line(process: subprocess.Popen[bytes], patience_s: float) -> str:
+def _first_line(process: subprocess.Popen[bytes]) -> str:
     """What it prints first, without the line's end; "" when it ends or the time is over before."""
     assert process.stdout is not None
-    readable, _, _ = select.select([process.stdout], [], [], patience_s)
+    readable, _, _ = select.select([process.stdout], [], [], _READY_S)
     return process.stdout.readline().decode().strip() if readable else ""
 
 
@@ -101,7 +101,7 @@ def telemetry(
         "gapmeter.servers.telemetry.sampler", settings.to_json(), log, grace_s=_SAMPLER_LEAVES_S,
         environment={API_KEY: api_key} if api_key else None,
     ) as sampler:  # fmt: skip
-        if _first_line(sampler, _READY_S) != "ready":
+        if _first_line(sampler) != "ready":
             Journal(folder.telemetry).note("absent", source="sampler", why="it did not start; see logs/sampler.log")
             say(f"no telemetry: the sampler did not start (log: {path})")
         yield
@@ -124,7 +124,7 @@ def runs_page(runs: Path, port: int | None, generator: Sequence[int], say: Say) 
         tempfile.TemporaryFile() as log,
         companion("gapmeter.web.server", spec, log, grace_s=_PAGE_LEAVES_S) as process,
     ):
-        address = _first_line(process, _READY_S)
+        address = _first_line(process)
         if not address:
             say(f"no live page: {_last_words(log)}")
         yield address
@@ -184,7 +184,7 @@ def locust_page(asked: LocustPageOptions | None, say: Say) -> Iterator[LocustPag
         with companion(
             "gapmeter.web.locust_page", str(asked.port), log, grace_s=_PAGE_LEAVES_S, environment=environment
         ) as process:
-            word, _, port = _first_line(process, _READY_S).partition(" ")
+            word, _, port = _first_line(process).partition(" ")
             if word != "ready":
                 why = _last_words(log)
                 missing = ": pip install 'gapmeter[locust]'" if "No module named" in why else ""

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+from gapmeter_probe.writer import PROBE_DIR
 
 from gapmeter import errors
 from gapmeter.analysis.device.devices import CPU, CPU_FLAGS, catalogue, recognise, refusal, support
@@ -37,7 +38,6 @@ from gapmeter.servers.transformers import transformers_command
 SERVED_NAME = "gapmeter"
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 _TELL_EVERY_S = 10
-PROBE_DIR = "GAPMETER_PROBE_DIR"
 _ANSWER_S = 10.0
 _LONGEST_NAME, _MOST_NAMED = 500, 8
 _OPENAI = "the address of an OpenAI-compatible server"

@@ -1,7 +1,7 @@
 /* What a hook does at every step, without an interpreter's frames: the clock, and records written into the mapped file.
 
-The same as `appender.py` and the wrappers of `hooks.py` in Python, which run where this was not built: each has the
-other's tests. Everything here holds the interpreter's lock from its first look at the file's end to its last byte, so
+The same as `appender.py`, `calls.py`, `vllm/steps.py` and `vllm/answers.py` in Python, which run where this was not
+built: each has the other's tests. Everything here holds the interpreter's lock from its first look at the file's end to its last byte, so
 two threads never write into one place; a signal's handler, which may close the file, runs between two calls.
 Only functions of the limited API are used, but for the vector calls that joined it with Python 3.12. */
 

@@ -53,9 +53,8 @@ class Probe:
         self._failed: set[str] = set()
         self._hooks: list[Hook] = []
         self.wrapped: set[tuple[Hook, str]] = set()  # a hook, and the target that it has wrapped
-        self.read: list[
-            tuple[Hook, str, Callable[..., Any]]
-        ] = []  # wrapped, and not yet said whether its code is known
+        # What is wrapped, and of whose code it has not been said yet whether it is known.
+        self.read: list[tuple[Hook, str, Callable[..., Any]]] = []
 
     def hooks(self) -> list[Hook]:
         """Made once: a hook is known by its identity, since several may wrap one target."""
@@ -123,46 +122,42 @@ class Probe:
         self, targets: str | tuple[str, ...], stages: Sequence[str], handle: Callable[..., None], *, every: bool = False
     ) -> Hook:
         """``handle(start_ns, end_ns, result, args)`` once the call has returned (awaited, where it is a coroutine)."""
-        return self._hook(calls.after, targets, stages, handle, every)
+        return self._hook(targets, stages, lambda call, fail: calls.after(call, handle, fail), every)
 
     def before(self, targets: str | tuple[str, ...], stages: Sequence[str], handle: Callable[..., None]) -> Hook:
         """``handle(*args)`` before the call is made (before its coroutine is, where it makes one)."""
-        return self._hook(calls.before, targets, stages, handle, False)
+        return self._hook(targets, stages, lambda call, fail: calls.before(call, handle, fail))
 
     def around(
         self, targets: str | tuple[str, ...], stages: Sequence[str], begin: Callable[..., Callable[[], None] | None],
         *, every: bool = False,
     ) -> Hook:  # fmt: skip
         """``begin(*args)`` before the call; what it returns is called after it, also when the call raised."""
-        return self._hook(calls.around, targets, stages, begin, every)
+        return self._hook(targets, stages, lambda call, fail: calls.around(call, begin, fail), every)
 
     def note(
         self, targets: str | tuple[str, ...], stages: Sequence[str], stamps: Stamps, first: int, *, argument: int = -1,
         every: bool = False,
     ) -> Hook:  # fmt: skip
         """No code of ours: when the latest call began and ended is left in ``stamps``; see ``calls.note``."""
-        names = (targets,) if isinstance(targets, str) else targets
-        return Hook(names, tuple(stages), lambda original: calls.note(original, stamps, first, argument), every)
+        return self._hook(targets, stages, lambda call, _: calls.note(call, stamps, first, argument), every)
 
     def arrival(
         self, targets: str | tuple[str, ...], stages: Sequence[str], code: int, stamps: Stamps, at: int,
         attribute: str | None = None, *, every: bool = False,
     ) -> Hook:  # fmt: skip
         """A span of a call, or of the future that it gives; see ``calls.arrival``."""
-        names = (targets,) if isinstance(targets, str) else targets
-        fail = functools.partial(self.failed, names[0], stages)
-        return Hook(
-            names, tuple(stages), lambda original: calls.arrival(original, self, fail, code, stamps, at, attribute),
-            every,
-        )  # fmt: skip
+        return self._hook(
+            targets, stages, lambda call, fail: calls.arrival(call, self, fail, code, stamps, at, attribute), every
+        )
 
     def _hook(
-        self, wrap: Callable[..., Any], targets: str | tuple[str, ...], stages: Sequence[str],
-        handle: Callable[..., Any], every: bool,
-    ) -> Hook:  # fmt: skip
+        self, targets: str | tuple[str, ...], stages: Sequence[str], wrap: Callable[..., Any], every: bool = False
+    ) -> Hook:
+        """``wrap`` is given the function, and what to call with an error of our own."""
         names = (targets,) if isinstance(targets, str) else targets
         fail = functools.partial(self.failed, names[0], stages)
-        return Hook(names, tuple(stages), lambda original: wrap(original, handle, fail), every)
+        return Hook(names, tuple(stages), lambda call: wrap(call, fail), every)
 
 
 def install(probes: Sequence[Probe]) -> None:

@@ -6,7 +6,6 @@ cent of the time in which any kernel ran. NVML gives PCIe throughput as the aver
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -100,25 +99,21 @@ class Gpus:
         self.name = name
         self._nvml, self._gpus = nvml, gpus
         self._readings = {
-            number: {
-                name: read
-                for name, read in readings.items()
-                if _ask(nvml, functools.partial(_ask_gpu, gpu, name, read)) is not None
-            }
+            number: {name: read for name, read in readings.items() if _ask(nvml, gpu.ask, nvml, name, read) is not None}
             for number, gpu in gpus.items()
         }
         if not any(self._readings.values()):
             raise Absent("NVML answers, but none of these readings is supported by any GPU here")
         about: list[About] = []
         for number, gpu in gpus.items():
-            facts = {key: _ask(nvml, ask, gpu.handle) for key, ask in _ABOUT.items()}
+            facts = {key: _ask(nvml, ask, nvml, gpu.handle) for key, ask in _ABOUT.items()}
             if gpu.instances:
-                facts["instances"] = [_ask(nvml, _ABOUT["uuid"], instance) for instance in gpu.instances]
-                each = [_ask(nvml, _ABOUT["pids"], instance) or [] for instance in gpu.instances]
+                facts["instances"] = [_ask(nvml, _ABOUT["uuid"], nvml, instance) for instance in gpu.instances]
+                each = [_ask(nvml, _ABOUT["pids"], nvml, instance) or [] for instance in gpu.instances]
                 facts["pids"] = sorted({*(facts["pids"] or ()), *(pid for pids in each for pid in pids)})
             unsupported = [name for name in readings if name not in self._readings[number]]
             about.append({"gpu": number, **facts, "unsupported": unsupported})
-        driver = _ask(nvml, lambda nvml, _: _text(nvml.nvmlSystemGetDriverVersion()))
+        driver = _ask(nvml, lambda: _text(nvml.nvmlSystemGetDriverVersion()))
         self.about: About = {"gpus": about, "throttle_bits": throttle_bits(nvml), "driver": driver}
 
     def read(self) -> list[Row]:
@@ -131,10 +126,6 @@ class Gpus:
             except self._nvml.NVMLError as error:
                 raise ReadFailed(f"GPU {number}: {error}") from error
         return rows
-
-
-def _ask_gpu(gpu: Gpu, name: str, read: Reading, nvml: ModuleType, _: Any) -> Row:
-    return gpu.ask(nvml, name, read)
 
 
 def open_gpus(visible: str | None, order: str | None, name: str, readings: Mapping[str, Reading]) -> Gpus:
@@ -190,7 +181,7 @@ def _instances(nvml: ModuleType, visible: str, handles: Mapping[int, Any], uuids
         if older.startswith("GPU-"):
             parent, instance = older, None
         else:
-            instance = _ask(nvml, lambda nvml, _, word=word: nvml.nvmlDeviceGetHandleByUUID(word))  # type: ignore[misc]
+            instance = _ask(nvml, nvml.nvmlDeviceGetHandleByUUID, word)
             if instance is None:
                 break
             parent = _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance)))
@@ -204,10 +195,10 @@ def throttle_bits(nvml: ModuleType) -> dict[str, int]:
     return {words: int(getattr(nvml, f"nvmlClocksThrottleReason{name}")) for name, words in _THROTTLE_WORDS.items()}
 
 
-def _ask(nvml: ModuleType, ask: Callable[[ModuleType, Any], Any], handle: Any = None) -> Any:
+def _ask(nvml: ModuleType, ask: Callable[..., Any], *arguments: Any) -> Any:
     """What NVML answers, None where this GPU or driver does not."""
     try:
-        return ask(nvml, handle)
+        return ask(*arguments)
     except nvml.NVMLError:
         return None
 

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import transformers
 from gapmeter_probe.hooks import install
+from gapmeter_probe.writer import PROBE_DIR
 from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.continuous_api import BackgroundThreadStatus, OutputRouter
 from transformers.generation.continuous_batching.requests import RequestStatus
@@ -158,7 +159,7 @@ class TransformersEngine:
         self._probe = EngineProbe()
         self._draw = random.Random(settings.seed)
         self._api_gone = False
-        if os.environ.get("GAPMETER_PROBE_DIR"):
+        if os.environ.get(PROBE_DIR):
             install([self._probe])
         self._model = load_model(settings)
         self._end_tokens = _end_tokens(self._model)

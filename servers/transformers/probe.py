@@ -22,7 +22,6 @@ _API = f"{_CB}continuous_api:ContinuousBatchProcessor."
 _RUNNER = f"{_CB}model_runner:ModelRunner."
 _SCHEDULERS = tuple(f"{_CB}scheduler:{name}.schedule_batch" for name in ("FIFOScheduler", "PrefillFirstScheduler"))
 _SAMPLING = (f"{_CB}cb_logits_processors:ContinuousBatchingLogitsProcessorList.__call__", f"{_RUNNER}_sample")
-
 _COPYING = tuple(
     f"{_CB}input_outputs:{name}.retrieve_device_outputs"
     for name in ("ContinuousBatchingIOs", "ContinuousBatchingAsyncIOs")
@@ -316,7 +315,7 @@ class EngineProbe(Probe):
         self._woken_ns = 0
 
     def _write(self, step: _Step) -> None:
-        """All that is request of a step, at once and at its end: see ``gapmeter_probe.writer.span``."""
+        """All that is recorded of a step, at once and at its end: see ``gapmeter_probe.writer.span``."""
         writer = self.writer
         assert writer is not None
         writer.step(
