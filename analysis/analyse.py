@@ -19,7 +19,7 @@ from gapmeter.analysis.judge import validity, verdict
 from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import CHANGING, Evidence, evidence_of
 from gapmeter.analysis.judge.lateness import Lateness, lateness_of
-from gapmeter.analysis.judge.outage import find_outage
+from gapmeter.analysis.judge.outage import find_outage, find_row
 from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_steady, detect_warmup, throttled
 from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.ledger.explore import describe_pairs
@@ -177,7 +177,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
             **dict(describe_economics(figures, state, manifest, measured, energy)),
             telemetry=telemetry,
             roofline=describe_roofline(trace, manifest, window),
-            ledger=describe_ledger(ledger, trace),
+            ledger=describe_ledger(ledger, trace, len(ledgers.get("e2e", ()))),
             steady=state,
             drift=drift,
             bands=bands.result(),
@@ -206,8 +206,8 @@ def _shortened(requests: pd.DataFrame, plan: PlanFacts) -> ShortenedLoad | None:
     return ShortenedLoad(after_s=(cut_ns - plan.start_ns) / 1e9, in_flight=plan.shortened.in_flight)
 
 
-def describe_ledger(ledger: Ledger, trace: Trace | None) -> LedgerFacts:
-    """The ledger itself: refusals, unmeasured stages, the estimate's error."""
+def describe_ledger(ledger: Ledger, trace: Trace | None, measured: int) -> LedgerFacts:
+    """The ledger itself: refusals, unmeasured stages, the estimate's error. ``measured``: requests that have one."""
     fit = ledger.interference
     return LedgerFacts(
         refused=ledger.refused,
@@ -219,7 +219,7 @@ def describe_ledger(ledger: Ledger, trace: Trace | None) -> LedgerFacts:
             per_kv_token_us=fit.per_token_ns / 1e3, decode_only_steps=fit.steps,
         ),
         killed_processes=trace.incomplete if trace else (),
-        core_held=_core_held(ledger) if trace and trace.cores and not ledger.refused else None,
+        core_held=_core_held(ledger, measured) if trace and trace.cores and not ledger.refused else None,
         core_waits=trace.cores.known_from if trace and trace.cores else "spans",
         support=ledger.support or None,
         ranks=_ranks(trace) if trace and len(trace.ranks_apart_ns) else None,
@@ -231,11 +231,11 @@ def _ranks(trace: Trace) -> Ranks:
     return Ranks(steps=len(trace.ranks_apart_ns), begun_apart_p50_ms=float(p50), begun_apart_p99_ms=float(p99))
 
 
-def _core_held(ledger: Ledger) -> tuple[CoreHolder, ...]:
-    whole, requests = sum(ledger.held.values()), max(len(ledger.rows) // 2, 1)
+def _core_held(ledger: Ledger, measured: int) -> tuple[CoreHolder, ...]:
+    whole = sum(ledger.held.values())
     return tuple(
         CoreHolder(
-            process=who.process, stage=who.stage, program=who.program, share=ns / whole, mean_ms=ns / requests / 1e6
+            process=who.process, stage=who.stage, program=who.program, share=ns / whole, mean_ms=ns / measured / 1e6
         )
         for who, ns in ledger.held.items()
     )
@@ -256,7 +256,8 @@ def build_figures(
     asked = sorted({*PERCENTILES, *(float(slo.percentile) for slo in slos if slo.percentile is not None)})
     with ThreadPoolExecutor(1) as beside:  # both take seconds of a large run, most of them without Python's lock
         dissected = beside.submit(anatomies_of, ledgers, slos)
-        outage = find_outage(measured)
+        zero_ns = int(tables.requests["due_ns"].min())  # from where the report's charts count, too
+        outage = find_outage(measured, zero_ns)
         lateness = lateness_of(measured, evidence.client_loop_lag_ns, series)
         pools = _Pools(measured, series, lateness, asked)
         metrics = {metric: pools.metric(metric, "due") for metric in LATENCIES}
@@ -280,7 +281,7 @@ def build_figures(
         metrics_censored={metric: fig.censored(each.with_failures or each, bound) for metric, each in metrics.items()},
         turns=load.describe_turns(measured),
         closed_loop=load.describe_closed_loop(measured, evidence),
-        failures=load.describe_failures(measured),
+        failures=load.describe_failures(measured, zero_ns),
         outage=outage,
         goodput=load.describe_goodput(measured, limits_of(slos)),
         throughput=load.describe_throughput(measured),
@@ -293,7 +294,7 @@ def build_figures(
         checks=tuple(checks),
         warnings=doubts.most_telling_first(
             (
-                *doubts.outage_warning(outage),
+                *doubts.outage_warning(find_row(measured, zero_ns)),
                 *doubts.connect_warning(measured),
                 *validity.warnings_of(checks, evidence, measured),
                 *doubts.warmup_warning(warmup),

@@ -83,6 +83,8 @@ def large(value: float | None) -> str:
     """A number of which three digits matter: 1,089,183 -> 1.09 million, 285,092 -> 285,000."""
     if value is None:
         return DASH
+    if abs(value) < 100:
+        return significant(value)
     if abs(value) >= 999_500:
         return f"{significant(value / 1e6)} million"
     digits = 3 - len(f"{abs(value):.0f}")

@@ -102,6 +102,7 @@ def decode(folder: Path, torch: Any, work: Work, *, steps: int, pause_us: int, b
 
 def _found(folder: Path, due: int, tokens: list[int]) -> Found:
     row = {
+        "measured": True,
         "request_id": "request", "outcome": "ok", "due_ns": due, "connect_start_ns": None, "connect_end_ns": None,
         "write_ns": due, "sent_ns": due, "first_token_ns": tokens[0], "last_token_ns": tokens[-1],
         "output_tokens": len(tokens), "token_ns": tokens,

@@ -165,7 +165,7 @@ class Measured:
 
     def held(self, case: Case | None) -> dict[Culprit, float]:
         """Who had the core while a case's requests waited for it, in ns a request."""
-        mine = self.requests[self.of(case)].reset_index(drop=True)
+        mine = self.requests[self.of(case)].reset_index(drop=True).assign(measured=True)
         held = make_ledger(LedgerInputs.of(mine, self._trace(mine))).held
         return {who: ns / len(mine) for who, ns in held.items()}
 
@@ -225,7 +225,7 @@ class Measured:
         client = Client(*map(self._stamps, stamps))
         causes = build(self.trace, client, Events(rows, n, start, end), frozenset())
         owned = pieces(causes.intervals, len(rows), len(CLASSES))
-        by_stage = Sharer(self.trace).shares(causes, owned).by_stage
+        by_stage = Sharer(self.trace).shares(causes, owned, np.ones(len(rows), np.bool_)).by_stage
         found = pd.DataFrame({stage.name: by_stage[:, at] for at, stage in enumerate(STAGES) if stage.name in _NAMES})
         found[UNEXPLAINED] = end - start - by_stage.sum(axis=1)
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from gapmeter import errors
 from gapmeter.commands import measure, recorded
@@ -19,7 +20,11 @@ def main(words: Sequence[str], output: LossyOutput | None = None) -> int:
     A failure's last line there names its exit code, since ``make`` turns every failure into 2. ``output``: where
     standard output goes.
     """
-    arguments = parser().parse_args(words)
+    try:
+        arguments = parser().parse_args(words)
+    except UserError as error:
+        tell(str(error))
+        return say_exit(error.exit_code)
     arguments.words = list(words)
     try:
         code: int = arguments.call(arguments)
@@ -47,9 +52,21 @@ def main(words: Sequence[str], output: LossyOutput | None = None) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raises UserError, with what to write in place of a flag that is a scenario's key."""
+        from gapmeter.scenarios.model import KEYS
+
+        _, _, flag = message.partition("unrecognized arguments: --")
+        word = flag.split()[0].partition("=")[0] if flag.strip() else ""
+        keys = [key for key in KEYS if word and key.rpartition(".")[2] == word.replace("-", "_")]
+        meant = "; ".join([f"a scenario's key is set so: --set {key}=VALUE" for key in keys])
+        raise UserError(f"{message}; {meant or f'{self.prog} --help lists what there is'}", errors.USAGE)
+
+
 def parser() -> argparse.ArgumentParser:
     """Every command with its flags; what one parses has ``call``, which takes it and returns an exit code."""
-    whole = argparse.ArgumentParser(
+    whole = _Parser(
         prog="gapmeter", description="A load tester for LLM servers that shows where every request's milliseconds went."
     )
     whole.set_defaults(debug=False, judges=False)  # judges: what it says on standard output is not what it is for

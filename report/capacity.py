@@ -29,6 +29,7 @@ from gapmeter.report.slo import slo_sentence
 from gapmeter.report.words import reproduce, tone
 
 # Of the rate held, as docs/results/capacity.json has it: the upper end of the share's 95 % interval.
+_MOST_DRIFT = 0.1  # a mean near the largest of those that are modelled, 12 %
 _GUARANTEE = "too high in at most 2 % of searches on simulated servers of constant speed"
 
 
@@ -105,6 +106,11 @@ def headline(search: Search) -> tuple[str, ...]:
     lines = [answer]
     if search.rate:
         lines.append(_held(search))
+    if search.disturbed:
+        lines.append(
+            f"In {search.disturbed} of {len(search.trials)} trials something else was at work on this machine, or its "
+            "CPU changed its speed (see their pages): the answer is of the machine as it was then."
+        )
     if search.binding_slo:
         lines.append(_binding(search))
     if plan := search.planning:
@@ -137,7 +143,10 @@ def _is_narrow(search: Search) -> bool:
 def _held(search: Search) -> str:
     """What was proven without the curve, and what both rest on."""
     drift = (
-        "" if search.drift is None else f" The server's speed differs by about {share(search.drift)} between trials."
+        ""
+        if search.drift is None
+        else f" The server's speed differs by about {share(search.drift)} between trials"
+        f"{', or more: the most that is modelled' if search.drift > _MOST_DRIFT else ''}."
     )
     if search.held is None:
         return f"No rate was proven to hold: there was not enough time left to prove one.{drift}"

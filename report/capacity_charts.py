@@ -38,7 +38,11 @@ def _where_it_holds(search: Search, plot: Plot) -> Fragment:
     if low is None:
         return NOTHING
     sure = shade(plot, plot.x.scale.low, low, title="every SLO holds")
-    return sure if high is None else group([sure, shade(plot, low, high, "band maybe", "every SLO may hold")])
+    return (
+        sure
+        if high is None or high <= low
+        else group([sure, shade(plot, low, high, "band maybe", "every SLO may hold")])
+    )
 
 
 def _answer(search: Search, plot: Plot) -> Fragment:
@@ -137,7 +141,14 @@ class Posterior:
     def _known(self) -> tuple[float, float, float, Density]:
         search = self.search
         assert search.low and search.high and search.rate and search.posterior
-        return search.low, search.high, search.rate, search.posterior
+        return search.low, search.high, search.rate, _coarse(search.posterior)
+
+
+def _coarse(density: Density, by: int = 4) -> Density:
+    """Of fewer and wider steps: the grid that it comes from shows in its own."""
+    masses = density.masses
+    rates = (*density.rates[:-1:by], density.rates[-1])
+    return Density(rates=rates, masses=tuple(sum(masses[at : at + by]) for at in range(0, len(masses), by)))
 
 
 def _heights(density: Density) -> list[float]:

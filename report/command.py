@@ -70,14 +70,23 @@ class Command:
 
     def as_comparison(self, a: str, b: str) -> Command | None:
         """Of a run: what runs its scenario under ``a`` and under ``b``, in turn; None for any other command."""
+        return self._with_its_settings(("compare", "--run"), ("--a", a, "--b", b))
+
+    def as_search(self) -> Command | None:
+        """Of a run: what looks for the capacity under its scenario; None for any other command."""
+        return self._with_its_settings(("capacity",))
+
+    def _with_its_settings(self, verb: tuple[str, ...], more: tuple[str, ...] = ()) -> Command | None:
         scenario = next(iter(self.words[2:]), "-")
         if self.words[:2] != ("gapmeter", "run") or scenario.startswith("-"):
             return None
+        if any(word.partition("=")[0] in ("--locustfile", "--workers") for word in self.words):
+            return None  # what neither takes
         flags = [part for word in self.words[3:] for part in _parted(word)]
         asked = [f"{_OF_THE_SCENARIO[name]}{value}" for name, value in pairwise(flags) if name in _OF_THE_SCENARIO]
         if "--url" in flags:
             asked.insert(0, "server.engine=attach")
-        return Command(("gapmeter", "compare", "--run", scenario, "--a", a, "--b", b)).with_set(*asked)
+        return Command(("gapmeter", *verb, scenario, *more)).with_set(*asked)
 
 
 def _parted(word: str) -> list[str]:

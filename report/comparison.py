@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -199,7 +200,9 @@ def remedy(result: Comparison) -> str:
     declared = sorted(key for key in keys if key != VALIDITY and ", within" not in key)
     if VALIDITY in keys or not declared:
         return "repeat the runs that are not valid; or --force compares anyway, and marks every figure"
-    listed = " ".join(f"--factor {key}" for key in declared)
+    groups = [(head, list(group)) for head, group in itertools.groupby(declared, lambda key: key.partition(".")[0])]
+    factors = [name for head, group in groups for name in (group if len(group) < 3 else [head])]
+    listed = " ".join(f"--factor {name}" for name in factors)
     return f"if that is what you compare: {listed}; or --force compares anyway, and marks every figure"
 
 

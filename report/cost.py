@@ -26,7 +26,8 @@ def cost_sentence(cost: Cost | NoCost, *, simulated: bool = False) -> str:
     said = f"at most {usd(None if dearest is None else many * dearest)} {who}"
     if output is not None:
         said += f" and {usd(output[1])} for a million output tokens"
-    basis = f"the SLOs hold at {significant(rate.low)} req/s, {share(price.utilisation)} of it planned"
+    end = ", the interval's lower end" if rate.basis == "capacity" else ""
+    basis = f"the SLOs hold at {significant(rate.low)} req/s{end}, {share(price.utilisation)} of it planned"
     unsearched = (
         ""
         if rate.basis == "capacity"
@@ -143,7 +144,7 @@ def _chart(cost: Cost) -> Chart:
     low, high = (None if end is None else many * end for end in cost.per_request_usd_ci)
     assert high is not None  # a cost has an upper end, or there is none
     said = f"{between(cost.per_request_usd_ci, many)} {who}"
-    picture = CostRange("Cost of a request at the SLA", said, many * cost.per_request_usd, low, high)
+    picture = CostRange(said, many * cost.per_request_usd, low, high)
     lower = "The left end was not looked for. " if low is None else ""
     upper = "" if rate.high is None else f", at most at {significant(rate.high)}"
     default = f" It is {price.source}; set yours with cost.usd_per_hour." if price.is_default else ""

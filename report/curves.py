@@ -68,10 +68,10 @@ class Curve:
             ends = (
                 f" (95 % interval {duration(one.low_ms)} to {duration(one.high_ms)})" if one.low_ms is not None else ""
             )
-            title = f"p{_nines(one.p)}: {duration(one.value_ms)}{ends}"
+            title = f"p{100 * one.p:.7g}: {duration(one.value_ms)}{ends}"
             data = {"data_key": one.key, "data_value": repr(one.value_ms)}
             dots.append(Point(one.p, one.value_ms, size=3.5, title=title, data=data))
-        said = ", ".join(f"p{_nines(one.p)} {duration(one.value_ms)}" for one in self.named)
+        said = ", ".join(f"p{100 * one.p:.7g} {duration(one.value_ms)}" for one in self.named)
         sent = line(plot, zip(self.p, self.sent_ms, strict=True), "curve sent") if self.sent_ms is not None else NOTHING
         # The interval is interrupted where percentiles between are not supported.
         steps = np.diff(-np.log10(1 - self.p))
@@ -102,7 +102,7 @@ class Curve:
     def chart(self, key: str, caption: str) -> Chart:
         """With its percentiles as a table."""
         rows: list[Row] = [
-            [f"p{_nines(one.p)}", Figure(one.value_ms), Figure(one.low_ms), Figure(one.high_ms)] for one in self.named
+            [f"p{100 * one.p:.7g}", Figure(one.value_ms), Figure(one.low_ms), Figure(one.high_ms)] for one in self.named
         ]
         rows.append(["max", Figure(self.max_ms), "", ""])
         headers: Headers = ["percentile", *in_ms("value", "from", "to")]

@@ -21,6 +21,7 @@ from gapmeter.analysis.results.comparison import (
     PairComparison,
     StageDifferences,
 )
+from gapmeter.analysis.results.distribution import percentile_of_key
 from gapmeter.analysis.stages import UNEXPLAINED, owner_words
 from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.report import document as doc
@@ -152,7 +153,7 @@ def not_estimable(pair: PairComparison) -> str:
         for told, is_late in ((small, False), (late, True)):
             own = [(key, figure) for key, figure in missing if (figure.late_ms is not None) is is_late]
             if own:
-                names = ", ".join(key.replace("p999", "p99.9") for key, _ in own)
+                names = ", ".join(f"p{percentile_of_key(key):g}" for key, _ in own)
                 reason = own[0][1].why or "not estimable"
                 if is_late:
                     reason = f"up to {duration(max(figure.late_ms or 0.0 for _, figure in own))}"

@@ -190,8 +190,10 @@ def _trusted(result: RunResult) -> Section:
     facts, items = [("trust", _trust(result))], _warnings(result)
     if result.verdict == INVALID:
         return Section("trusted", "", [Facts(facts), *items], on=TERMINAL)
-    doubts = [_unsteady(result), *(as_sentence(one.text) for one in result.warnings)]
-    if shown := [one for one in doubts if one]:
+    judged = {slo.metric for slo in result.slo}
+    doubts = [(one.touches, as_sentence(one.text)) for one in result.warnings] + [((), _unsteady(result))]
+    doubts.sort(key=lambda doubt: not judged & set(doubt[0]))  # then in their order, the run's own state at last
+    if shown := [text for _, text in doubts if text]:
         rest = f" (-v: {len(shown) - 1} more)" if len(shown) > 1 else ""
         facts.append(("caution", f"{shown[0]}{rest}"))
     return Section("trusted", "", [Facts(facts)], on=TERMINAL)
@@ -201,8 +203,9 @@ def _unsteady(result: RunResult) -> str:
     """What a verdict is worth where there was no steady state; "" where there was one."""
     if result.steady.state != "unsteady" or not result.slo:
         return ""
-    held = "held" if result.verdict == PASS else "were judged"
-    return f"No steady state: the SLOs {held} in this run, but a longer run may not; no cost is given."
+    if result.verdict == PASS:
+        return "No steady state: the SLOs held in this run, but in a longer one they may not; no cost is given."
+    return "No steady state: the figures depend on how long the run was; no cost is given."
 
 
 def _trust(result: RunResult) -> str:

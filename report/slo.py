@@ -60,6 +60,8 @@ def verdict_sentence(result: RunResult) -> str:
     if result.verdict == INCONCLUSIVE:
         if telling.resent is not None:
             return f"{said}: undecided; {_in_doubt(telling)}."
+        if changed := _changed(result):
+            return f"{said}: undecided; {changed}."
         needs, minutes = telling.needs, about_minutes(telling.needs) if telling.needs else ""
         more = (
             f"{f'{minutes} more' if minutes else f'about {count(needs.requests)} more requests'} would decide it"
@@ -94,7 +96,8 @@ def _failed(answer: SloAnswer) -> int:
 
 def _failures(answer: SloAnswer) -> str:
     """Why a percentile has no value."""
-    return f"more than {100 - (answer.percentile or 0.0):.6g} % failed"
+    what = "of the token gaps never came" if answer.metric == "itl" else "failed"
+    return f"more than {100 - (answer.percentile or 0.0):.6g} % {what}"
 
 
 def _used(answer: SloAnswer) -> float:
@@ -232,7 +235,7 @@ def objectives(result: RunResult) -> Section:
     """On the page: every objective with what was measured, its interval, and whose the slow ones are."""
     rows: list[Row] = [
         [_ANSWERS[slo.status], Code(slo.text), _measured(at, slo), slo_interval(slo), count(slo.count),
-         "; ".join(filter(None, (_missing(slo), highest_known(slo), _explained(result, slo))))]
+         "; ".join(filter(None, (_missing(result, slo), highest_known(slo), _explained(result, slo))))]
         for at, slo in enumerate(result.slo)
     ]  # fmt: skip
     headers: Headers = [
@@ -242,7 +245,10 @@ def objectives(result: RunResult) -> Section:
     ]  # fmt: skip
     title, sure = "Service level objectives", 100 * result.confidence.verdict
     if rows:
-        lead = f"Met and missed are each said at {sure:g} % confidence or more, one-sided."
+        lead = f"Met and missed are each said at {sure:g} % confidence or more, one-sided"
+        if any(slo.basis == "share" and slo.sure is not None and 100 * slo.sure < sure for slo in result.slo):
+            lead += "; a limit that most requests exceed is missed in any case"
+        lead += "."
         return Section("slo", title, [Table(title, headers, rows, words=2)], lead, "objectives")
     none = [Paragraph("The scenario names none, so there is nothing to pass or fail.")]
     return Section("slo", title, none, "", "objectives")
@@ -252,7 +258,7 @@ def objectives_in_short(result: RunResult) -> Section | None:
     """In the terminal and in Markdown: a line an objective, with how much of its limit is used; what is missing."""
     rows: list[Row] = [
         [_ANSWERS[slo.status], _name(slo), _measured(at, slo), slo_interval(slo), Figure(slo.limit, slo.unit),
-         _bar(slo), "; ".join(filter(None, (_missing(slo), highest_known(slo) if slo.value is None else "")))]
+         _bar(slo), "; ".join(filter(None, (_missing(result, slo), highest_known(slo) if slo.value is None else "")))]
         for at, slo in enumerate(result.slo)
     ]  # fmt: skip
     headers: Headers = [
@@ -275,22 +281,32 @@ def _name(slo: SloAnswer) -> str:
     return "errors" if slo.metric == "errors" else f"{slo.metric.upper()} p{slo.percentile:g}"
 
 
-def _missing(slo: SloAnswer) -> str:
+def _missing(result: RunResult, slo: SloAnswer) -> str:
     """What would decide an SLO that is not; why a percentile has no value."""
     if slo.status == INVALID:
         late = f"up to {duration(slo.late)} of it may be the load tester's lateness" if slo.late is not None else ""
         return late or "never occurred"
     none = f"{_failures(slo)}: p{slo.percentile:g} has no value" if slo.among_failures else ""
-    return "; ".join(filter(None, (none, _needed(slo) if slo.status == INCONCLUSIVE else "")))
+    return "; ".join(filter(None, (none, _needed(result, slo) if slo.status == INCONCLUSIVE else "")))
 
 
-def _needed(slo: SloAnswer) -> str:
+def _changed(result: RunResult) -> str:
+    """Why more of the same may not decide what is undecided; "" where it may."""
+    if any(one.code == "short-warmup" for one in result.warnings):
+        return "a longer load.warmup may decide it"
+    return "latency changed during the run" if result.steady.state == "unsteady" else ""
+
+
+def _needed(result: RunResult, slo: SloAnswer) -> str:
     if slo.resent is not None:
         return _in_doubt(slo)
+    if changed := _changed(result):
+        return changed
     if slo.needs is None:
         return "too close to decide"
     minutes = about_minutes(slo.needs).replace("about ", "~")
-    return f"needs {minutes} more" if minutes else f"needs {count(slo.needs.requests)} more requests"
+    few = f"{count(slo.needs.requests)} more request{'s' * (slo.needs.requests != 1)}"
+    return f"needs {f'{minutes} more' if minutes else few}"
 
 
 def _explained(result: RunResult, slo: SloAnswer) -> str:

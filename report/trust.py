@@ -208,7 +208,7 @@ def sustained(result: RunResult) -> Section | None:
     answers = (
         ("MSER-5", _mser(found.mser5)),
         ("PELT", _pelt(found.pelt)),
-        ("queue's slope", _slope(found.queue_slope)),
+        ("queue's slope", _slope(found.queue_slope, result.load.loop)),
     )
     methods = Table(
         "Steady state", ["method", "what it found"], [[Name(name), said] for name, said in answers], words=2
@@ -252,9 +252,9 @@ def _pelt(found: Pelt | None) -> str:
     return f"{'; '.join(seen) or 'no certain change of level'} ({'agrees' if found.agrees else 'disagrees'})"
 
 
-def _slope(found: QueueSlope | None) -> str:
+def _slope(found: QueueSlope | None, loop: str) -> str:
     if found is None:
-        return "not tested: closed loop"
+        return "not tested: closed loop" if loop == "closed" else "not asked"
     low, high = found.per_s_ci
     grew = "grew" if found.grows else "grew no more than in a steady queue"
     interval = f"95 % interval {low:.2g} .. {high:.2g}"

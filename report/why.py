@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gapmeter.analysis.judge.words import STRANGERS, held_by
 from gapmeter.analysis.numbers import duration, share
-from gapmeter.analysis.results.latency import Anatomy, OwnerPart, UpgradeBracket
+from gapmeter.analysis.results.latency import Anatomy, OwnerPart, UpgradeBracket, explained_by
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import FAIL, INVALID, RunFigures, RunResult, SloAnswer
 from gapmeter.analysis.stages import UNEXPLAINED_OWNER, owner_words
@@ -13,6 +13,7 @@ from gapmeter.report import marks
 from gapmeter.report.command import Command
 from gapmeter.report.document import BRIEF, Block, Column, Figure, Row, Section, Table
 from gapmeter.report.words import as_sentence, shares
+from gapmeter.scenarios.model import MOST_BATCH
 
 _NOTABLE = 0.15  # of the difference: such an owner is named beside the first
 _MOST_NAMED = 3
@@ -76,11 +77,11 @@ def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
     name = f"p{anatomy.percentile:g} {metric.upper()}"
     typical, at = duration(anatomy.typical.total_ms), duration(anatomy.at.total_ms)
     said = f"typical {_SLOW.get(metric, 'requests')} already take {typical} of the {at} around {name}"
-    ranked = sorted(anatomy.owners, key=lambda part: -part.at_ms)
-    if anatomy.payer is not None and anatomy.payer != UNEXPLAINED_OWNER:
-        return f"{said}, most of it {owner_words(ranked[0].owner, device)} ({_at(ranked[0])})"
-    named = [f"{owner_words(part.owner, device)} {_at(part)}" for part in ranked[:2]]
-    return f"{said}, mostly {' and '.join(named)}"
+    ranked = sorted(anatomy.owners, key=lambda part: -part.typical_ms)
+    named = [(owner_words(part.owner, device), duration(part.typical_ms)) for part in ranked[:2]]
+    if anatomy.payer == ranked[0].owner != UNEXPLAINED_OWNER:
+        return f"{said}, most of it {named[0][0]} ({named[0][1]})"
+    return f"{said}, mostly {' and '.join(map(' '.join, named))}"
 
 
 def tail_sentences(result: RunFigures) -> dict[str, str]:
@@ -127,10 +128,6 @@ def _unstamped(anatomy: Anatomy) -> bool:
     return not {"prefill", "decode"} & set(anatomy.typical.stages_ms)
 
 
-def _at(part: OwnerPart) -> str:
-    return duration(part.at_ms)
-
-
 def _signed(ms: float) -> str:
     return f"{'−' if ms < 0 else '+'}{duration(abs(ms))}"
 
@@ -169,7 +166,7 @@ def main_metric(result: RunFigures) -> str | None:
     decided = deciding(result) if result.verdict == FAIL else None
     if decided is not None and (decided.metric == "errors" or through_failures(result, decided)):
         return None
-    metrics = (result.tail.metric, "ttft", "e2e")
+    metrics = (explained_by(decided.metric),) if decided is not None else (result.tail.metric, "ttft", "e2e")
     return next((metric for metric in metrics if metric and result.tail.of(metric)), None)
 
 
@@ -204,7 +201,7 @@ def owners(result: RunResult, device: str, *, in_letters: bool = False) -> Table
     headers: doc.Headers = [
         Column("owner", brief=f"WHY {name}"),
         Column(f"{where} p{anatomy.percentile:g}", f"{where} p{anatomy.percentile:g} (ms)"),
-        Column("vs typical", "vs typical (ms)"),
+        Column("slow vs typical", "slow vs typical (ms)"),
         *([Column(" ", wraps=True)] if in_letters else []),
         Column("mostly", wraps=True),
     ]  # fmt: skip
@@ -255,6 +252,11 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
         return []
     if stranger := _stranger(result, anatomy):
         return [doc.Paragraph(stranger)]
+    slope = result.steady.methods.queue_slope
+    if result.verdict == FAIL and slope is not None and slope.grows and manifest.asked.workload.kind != "conversation":
+        search = Command.parse(manifest.command).as_search()
+        words = "More is asked than the server can do. To find the rate that it holds:"
+        return [] if search is None else [doc.Paragraph(words), doc.Pre(str(search))]
     all_pay = anatomy.typical.total_ms >= _BASE * anatomy.at.total_ms and result.verdict == FAIL
     gains = [
         (part.at_ms if all_pay else part.ms, part.stages) for part in anatomy.owners if part.owner != UNEXPLAINED_OWNER
@@ -294,7 +296,7 @@ def setting(stage: str, manifest: Manifest) -> tuple[str, str, str] | None:
     server, load = manifest.asked.server, manifest.asked.load
     if server.engine == "attach" and stage != "generator_lag":
         return None
-    if stage in ("queue", "other_step") and server.max_batch:
+    if stage in ("queue", "other_step") and server.max_batch and 2 * server.max_batch <= MOST_BATCH:
         return "server.max_batch", f"{server.max_batch}", f"{2 * server.max_batch}"
     if stage == "preempted" and server.max_batch and server.max_batch > 1:
         return "server.max_batch", f"{server.max_batch}", f"{server.max_batch // 2}"
@@ -302,9 +304,10 @@ def setting(stage: str, manifest: Manifest) -> tuple[str, str, str] | None:
     if stage in ("prefill", "decode") and server.precision == "float32" and "bfloat16" in supported:
         return "server.precision", "float32", "bfloat16"
     if stage in ("interference", "engine_wait") and server.engine == "vllm":
-        now = server.args.get("max_num_batched_tokens", 2048)
+        given = {key.lstrip("-").replace("-", "_"): value for key, value in server.args.items()}
+        now = given.get("max_num_batched_tokens")  # vLLM chooses by the device where none is given
         if isinstance(now, int) and now > 256:
             return "server.args.max_num_batched_tokens", f"{now}", f"{now // 4}"
-    if stage == "generator_lag":
+    if stage == "generator_lag" and 2 * load.processes <= (load.concurrency or 2 * load.processes):
         return "load.processes", f"{load.processes}", f"{2 * load.processes}"
     return None

@@ -58,6 +58,7 @@ UNRATED_ARRIVALS = ("ramp", "steps", "trace")
 SHAPED_ARRIVALS = (*UNRATED_ARRIVALS, "diurnal")  # that end as they were drawn
 OPEN_ARRIVALS = (*RATED_ARRIVALS, *UNRATED_ARRIVALS)
 MOST_REQUESTS = 2_000_000
+MOST_BATCH = 65536
 
 _Engine = Annotated[Literal["transformers", "vllm", "attach", "simulated"], CHOICE]
 _Kind = Annotated[Literal["chat", "completion", "conversation", "file"], CHOICE]
@@ -151,7 +152,7 @@ class Server(Part):
     emulation: Annotated[Literal["refuse", "mark"], CHOICE] = "refuse"
     """What happens when the device has no native arithmetic of that precision: refuse ends the run before it begins,
     mark runs it and marks every result as emulated."""
-    max_batch: Annotated[StrictInt, Field(ge=1, le=65536), integer("a batch size", 8)] = 8
+    max_batch: Annotated[StrictInt, Field(ge=1, le=MOST_BATCH), integer("a batch size", 8)] = 8
     """The engine's cap on requests that run together."""
     max_model_len: _ContextLength | None = None
     """Cap on prompt and output tokens of one request; longer prompts are cut to fit. Left out: the engine's

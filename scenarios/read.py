@@ -211,12 +211,13 @@ class _Draft:
             scenario = Scenario.model_validate(document, context=READ_FILES)
         except ValidationError as error:
             raise self.mistake(bad_value(error)) from error
-        model = self.entries.get("server.model")
+        model, engine = self.entries.get("server.model"), self.entries.get("server.engine")
+        of_its_server = engine is not None and engine.value == "attach" and engine.layer == _FILE
         scenario = scenario.model_copy(
             update={
                 "load": whole_trace(scenario.load),
                 "source": self.path,
-                "model_asked_for": model is not None and model.layer > _FILE,
+                "model_asked_for": model is not None and (model.layer > _FILE or of_its_server),
             }
         )
         for key, text in problems(scenario):

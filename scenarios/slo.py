@@ -55,6 +55,8 @@ def parse_slo(value: object) -> Slo:
         raise BadValue("errors is a share and has no percentile; write errors <= 1 %")
     if unit != "%":
         raise BadValue(f"the limit {quoted(limit + unit)} lacks its unit; write {percent:.12g} %")
+    if not percent:
+        raise BadValue("no run can show that nothing ever fails; write for instance errors <= 0.1 %")
     if percent > 100:
         raise BadValue(f"{percent:.12g} % is more than every request; write at most 100 %")
     text = f"errors <= {_plain(percent)} %"
@@ -67,6 +69,8 @@ def _time(metric: str, percentile: str | None, limit: float, unit: str) -> Slo:
     rank = _number(percentile[1:])
     if not 0 < float(f"{rank:.12g}") < 100:
         raise BadValue(f"p{rank:.12g} is not a percentile; write one between p0 and p100, for instance p99")
+    if float(f"{rank:g}") != rank or (rank < 10 and rank % 1):
+        raise BadValue(f"p{rank:.12g} is finer than can be told; write at most six digits, and none behind p1 to p9")
     if unit not in _UNIT_NS:
         problem = f"{quoted(unit)} is not a unit of time" if unit else f"the limit {limit:.12g} lacks its unit"
         raise BadValue(f"{problem}; write {limit:.12g} ms or {limit:.12g} s")

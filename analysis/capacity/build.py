@@ -12,6 +12,7 @@ from gapmeter.analysis.capacity.read import BURSTS, Measured, goal_of, read_tria
 from gapmeter.analysis.capacity.search import Goal, held_rate, posterior
 from gapmeter.analysis.capacity.trial import Trial
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
+from gapmeter.analysis.judge.words import SHARED
 from gapmeter.analysis.numbers import rate
 from gapmeter.analysis.pareto import pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import provenance_of_study
@@ -41,6 +42,7 @@ from gapmeter.analysis.results.capacity import (
     TrialVerdict,
 )
 from gapmeter.analysis.results.cost import Cost, Economy
+from gapmeter.analysis.results.latency import explained_by
 from gapmeter.analysis.results.manifest import Manifest, SearchManifest
 from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, PASS, Verdict
@@ -126,8 +128,17 @@ def build_search(goal: Goal, measured: Sequence[Measured], manifest: SearchManif
         reason=_reason_of(telling[-1]) if telling else None,
         trials=tuple(_trial(goal, number, each.trial) for number, each in enumerate(measured, 1)),
         curve=tuple(_point(trial) for trial in sorted(valid, key=lambda trial: trial.rate)),
+        disturbed=sum(map(_is_disturbed, measured)) or None,
         posterior=known
         and Density(rates=tuple(math.exp(edge) for edge in known.edges), masses=tuple(map(float, known.masses))),
+    )
+
+
+def _is_disturbed(each: Measured) -> bool:
+    """Whether the CPU changed its speed, the load tester was late, or others than the server held its cores."""
+    said = each.result.warnings if each.result else ()
+    return any(
+        one.code in ("machine", "lag", "loop_lag") or (one.code == "cores" and one.cause != SHARED[0]) for one in said
     )
 
 
@@ -167,8 +178,8 @@ def _binding(goal: Goal, measured: Sequence[Measured], estimate: _Estimate) -> _
         if each.result is None:
             continue
         tail = each.result.tail
-        anatomy = tail.of(promise.metric) or tail
-        if anatomy.stage and anatomy.stage != "unexplained":
+        anatomy = tail.of(explained_by(promise.metric))
+        if anatomy is not None and anatomy.stage and anatomy.stage != "unexplained":
             owner = owner_words(anatomy.owner or "", each.result.compute.device or "GPU")
             return _Binding(promise.text, anatomy.stage, owner, anatomy.share, each.trial.rate)
     return _Binding(promise.text)

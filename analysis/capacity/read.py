@@ -43,6 +43,7 @@ from gapmeter.analysis.requests.metrics import (
     request_values_ns,
     stamps_ns,
     succeeded,
+    with_failed,
 )
 from gapmeter.analysis.results import NotReadable, RunResult
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED
@@ -229,7 +230,7 @@ def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
             float(over), len(gaps), n_eff, float(half), bursts=bursts_of(longest, limit),
             log_level=level_of(gaps, percentile, limit, n_eff),
         )  # fmt: skip
-    values = np.where(failed, np.inf, request_values_ns(requests, slo.metric))
+    values = with_failed(requests, slo.metric, request_values_ns(requests, slo.metric), ~failed)
     known = ~np.isnan(values)
     if slo.metric == "tpot":
         values = values[known]

@@ -323,8 +323,9 @@ def _bracket(goal: Goal, valid: Sequence[Trial]) -> float | Ended | None:
     lowest, highest = (choose(valid, key=lambda trial: trial.rate) for choose in (min, max))
     full = any(is_overloaded(trial) for trial in valid)
     if not full and highest.verdict != FAILS:
-        levels = [count.log_level for count in highest.outcome.counts]
-        far = all(level is not None and level[0] < _FAR for level in levels)
+        pairs = zip(goal.promises, highest.outcome.counts, strict=True)
+        levels = [count.log_level for promise, count in pairs if promise.metric != "errors"]
+        far = bool(levels) and all(level is not None and level[0] < _FAR for level in levels)
         return highest.rate * (4 if far else 2) if highest.rate < goal.start * 2**MOST_DOUBLINGS else CLIENT
     if lowest.finding.leaning == HOLDS and not is_overloaded(lowest):
         return None

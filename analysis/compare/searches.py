@@ -270,6 +270,7 @@ def _identity(found: Found) -> dict[str, Any]:
     price = (found.price.device, found.price.usd_per_hour) if found.price else None
     return {
         **compared_by(found), "kind": found.kind, "device": found.device, "price": price,
+        "confidence": found.capacity.confidence,
         **{f"server.{key}": value for key, value in found.scenario["server"].items()},
     }  # fmt: skip
 

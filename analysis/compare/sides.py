@@ -22,6 +22,7 @@ from gapmeter.analysis.requests.metrics import (
     request_values_ns,
     stamps_ns,
     succeeded,
+    with_failed,
 )
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGE_NAMES, column
@@ -188,7 +189,9 @@ def run_of(
     gaps = gaps_of(measured, good, failures=True)
     names = ("index", "turn", "prompt_tokens_asked", "output_tokens_asked")
     index, turn, prompt, output = (stamps_ns(measured, name) for name in names)
-    values = {metric: np.where(good, request_values_ns(measured, metric), np.inf) for metric in PER_REQUEST}
+    values = {
+        metric: with_failed(measured, metric, request_values_ns(measured, metric), good) for metric in PER_REQUEST
+    }
     given = stamps_ns(measured, "censored_ns").astype(np.float64)
     longest = max(values["e2e"][good], default=0.0)
     return Run(

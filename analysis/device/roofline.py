@@ -144,9 +144,7 @@ def _decode(steps: pd.DataFrame, weights: Weights, peaks: Peaks) -> DecodeRoofli
     if len(steps) < FEWEST_STEPS or peaks.bandwidth_gb_s is None:
         return None
     read, ns = steps["bytes"].to_numpy(np.float64), steps["forward_ns"].to_numpy(np.float64)
-    largest = float(read.max())
-    resident = peaks.llc_bytes is not None and largest < peaks.llc_bytes
-    bandwidth = peaks.cached_gb_s if resident and peaks.cached_gb_s else peaks.bandwidth_gb_s
+    bandwidth, resident = _bandwidth(read, peaks, peaks.bandwidth_gb_s)
     mbu = ratio(read, ns, bandwidth)
     mfu = ratio(steps["operations"].to_numpy(np.float64) / 1e3, ns, peaks.tflops) if peaks.tflops else None
     least_ms = read / bandwidth.peak / 1e6
@@ -166,6 +164,12 @@ def _decode(steps: pd.DataFrame, weights: Weights, peaks: Peaks) -> DecodeRoofli
     )
 
 
+def _bandwidth(read: Floats, peaks: Peaks, of_memory: PeakRate) -> tuple[PeakRate, bool]:
+    """At which steps that read so much can do so, and whether all of it fits into the last-level cache."""
+    resident = peaks.llc_bytes is not None and float(read.max()) < peaks.llc_bytes
+    return (peaks.cached_gb_s if resident and peaks.cached_gb_s else of_memory), resident
+
+
 def _forward_time(ns: Floats) -> ForwardTime:
     return ForwardTime(mean=float(ns.mean()) / 1e6, p50=float(np.median(ns)) / 1e6)
 
@@ -179,13 +183,21 @@ def _bound(mbu: float, mfu: float | None, resident: bool) -> str:
 
 
 def _prefill(steps: pd.DataFrame, peaks: Peaks) -> PrefillRoofline | None:
-    """Steps with prompts against the peak of multiplications; those without decoding where there are enough."""
+    """Steps with prompts against the peak of multiplications; those without decoding where there are enough.
+
+    ``bound`` asks of the bandwidth too: a short prompt takes about as long as the weights take to be read.
+    """
     alone = steps[steps["decoding"] == 0]
     chosen = alone if len(alone) >= FEWEST_STEPS else steps
     if len(chosen) < FEWEST_STEPS:
         return None
     ns, operations = chosen["forward_ns"].to_numpy(np.float64), chosen["operations"].to_numpy(np.float64)
     mfu = ratio(operations / 1e3, ns, peaks.tflops) if peaks.tflops else None
+    bound = None
+    if mfu is not None and peaks.bandwidth_gb_s is not None:
+        read = chosen["bytes"].to_numpy(np.float64)
+        bandwidth, resident = _bandwidth(read, peaks, peaks.bandwidth_gb_s)
+        bound = _bound(ratio(read, ns, bandwidth).share, mfu.share, resident)
     return PrefillRoofline(
         mfu=mfu,
         why=peaks.no_tflops or None,
@@ -194,7 +206,7 @@ def _prefill(steps: pd.DataFrame, peaks: Peaks) -> PrefillRoofline | None:
         steps=len(chosen),
         tokens_mean=float(chosen["prompt_tokens"].mean()),
         forward_ms=_forward_time(ns),
-        bound=None if mfu is None else ("compute" if mfu.share >= _BOUND_SHARE else "neither"),
+        bound=bound,
     )
 
 

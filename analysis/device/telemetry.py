@@ -254,9 +254,9 @@ def _gpus(telemetry: Samples, since: int, until: int) -> tuple[GpuSamples, ...]:
 
 def _throttled(rows: pd.DataFrame, bits: Mapping[str, int]) -> dict[str, float] | None:
     """Share of the samples in which each reason slowed the GPU down; reasons that never did are left out."""
-    if "throttle_mask" not in rows or not len(rows):
+    mask = _known(rows, "throttle_mask").astype(np.int64)
+    if not len(mask):
         return None
-    mask = rows["throttle_mask"].to_numpy(np.int64)
     shares = {words: float(np.mean((mask & bit) != 0)) for words, bit in bits.items()}
     return {words: part for words, part in shares.items() if part > 0}
 

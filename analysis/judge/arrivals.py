@@ -40,7 +40,9 @@ def check_arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check
     if evidence.rate_knots:
         yield _curve(len(starts), evidence)
     elif evidence.requested_rate is not None:
-        yield _rate(_per_s(_stamped(starts, "due_ns")) or 0.0, evidence.requested_rate, len(starts), evidence)
+        begun = _per_s(_stamped(starts, "due_ns"))
+        too_few = unmeasured("rate", f"too few {evidence.unit} to tell their rate")
+        yield too_few if begun is None else _rate(begun, evidence.requested_rate, len(starts), evidence)
     late = abs(delivered / planned - 1)
     allowed = max(RATE_TOLERANCE, DELIVERED_FLOOR_NS * planned / 1e9 / max(len(requests) - 1, 1))
     yield Check(
@@ -57,13 +59,17 @@ def unmeasured(rule: str, text: str) -> Check:
 
 
 def _rate(planned: float, asked: float, n: int, evidence: Evidence) -> Check:
+    """The sum of so many gaps is a gamma variable: exactly for Poisson arrivals, nearly for those that bunch."""
     variation = {"constant": 0.0, "poisson": 1.0}.get(evidence.arrivals, evidence.count_dispersion or 1.0)
-    slack = RATE_TOLERANCE + float(special.ndtri(1 - CHANCE / 2)) * math.sqrt(variation / max(n - 1, 1))
-    off = abs(planned / asked - 1)
+    least, most = asked / (1 + RATE_TOLERANCE), asked * (1 + RATE_TOLERANCE)
+    if variation:
+        gaps = (n - 1) / variation
+        shortest, longest = special.gammaincinv(gaps, [CHANCE / 2, 1 - CHANCE / 2]) / gaps
+        least, most = float(least / longest), float(most / shortest)
     return Check(
-        rule="rate", status=BROKEN if off > slack else OK, value=planned, limit=asked,
+        rule="rate", status=OK if least <= planned <= most else BROKEN, value=planned, limit=asked,
         text=f"{significant(asked)} {evidence.unit} per second were asked for, {significant(planned)} were due"
-        f" ({share(off)} off; chance and rounding allow {share(slack)})",
+        f" (chance and rounding allow {significant(least)} .. {significant(most)})",
     )  # fmt: skip
 
 

@@ -23,8 +23,14 @@ CHANCE = 1e-3  # of calling random failures a row, at most
 _FEWEST = 3
 
 
-def find_outage(requests: pd.DataFrame) -> Outage | None:
-    """The longest row of failures, by due time; ``requests`` as from ``measured_requests``.
+def find_outage(requests: pd.DataFrame, zero_ns: int) -> Outage | None:
+    """The moment from which a server failed; as ``find_row``, None where that may have been a passing overload."""
+    row = find_row(requests, zero_ns)
+    return row if row is not None and (row.until_s is None or "refused" in row.failed) else None
+
+
+def find_row(requests: pd.DataFrame, zero_ns: int) -> Outage | None:
+    """The longest row of failures, by due time, from ``zero_ns``; ``requests`` as from ``measured_requests``.
 
     None where there is none that is beyond chance, or where nothing ever succeeded: then there was no moment.
     """
@@ -37,14 +43,14 @@ def find_outage(requests: pd.DataFrame) -> Outage | None:
     start, end = int(starts[longest]), int(ends[longest])
     classes = requests["outcome"].iloc[start:end].value_counts()
     lasting = end == len(failed)
-    if end - start < _FEWEST or not (lasting or "refused" in classes):
+    if end - start < _FEWEST:
         return None
     if _chance_of_row(end - start, int(failed.sum()), len(failed)) > CHANCE:
         return None
     due = stamps_ns(requests, "due_ns")
     return Outage(
-        from_s=float(due[start] - due[0]) / 1e9,
-        until_s=None if lasting else float(due[end] - due[0]) / 1e9,
+        from_s=float(due[start] - zero_ns) / 1e9,
+        until_s=None if lasting else float(due[end] - zero_ns) / 1e9,
         requests=end - start,
         failed={str(name): int(count) for name, count in classes.items()},
     )

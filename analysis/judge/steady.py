@@ -62,6 +62,7 @@ MOST_LEFT_OUT = 0.2
 MOMENTS = 40
 FEWEST_REQUESTS = BATCH * FEWEST_BATCHES
 FIRST_S = 10
+_SLIGHT = 1.05  # times as slow: a start that differs by less is not worth being left out
 _NOTABLE_CHANGE = 0.15  # of the machine's speed
 
 
@@ -100,6 +101,8 @@ def _warmup_of(ordered: pd.DataFrame, metric: str) -> Warmup:
     if not cut or not differs(logs[:cut], logs[cut:]):
         return Warmup("steady", 0, begun, begun, metric, 1.0)
     ratio = float(values[:cut].mean() / values[cut:].mean())
+    if abs(math.log(ratio)) < math.log(_SLIGHT):
+        return Warmup("steady", 0, begun, begun, metric, ratio)
     if edge or cut > MOST_LEFT_OUT * len(values):
         return Warmup("unsteady", 0, begun, begun, metric, ratio)
     first_kept = int(rows[cut])

@@ -8,6 +8,7 @@ chance use a 1 in 10,000 two-sided level, so that a sound run is refused once in
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -250,13 +251,16 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame 
     """
     one_rate = evidence.requested_rate is not None and evidence.arrivals not in _WITHOUT_RATE
     half = f"--set load.rate={(evidence.requested_rate or 0.0) / 2:g}" if one_rate else ""
-    flags = {"LESS": half, "MORE": f"--set load.processes={evidence.processes + 1}"}
+    can_be_more = not evidence.locustfile and evidence.processes < (evidence.concurrency or math.inf)
+    flags = {"LESS": half, "MORE": f"--set load.processes={evidence.processes + 1}" if can_be_more else ""}
     out = []
     for check in checks:
         if check.status in (WARN, BROKEN):
             cause, flag, touches = _ADVICE[check.rule]
             if requests is not None and check.rule in _BY_REQUESTS:
                 cause, flag = _BY_REQUESTS[check.rule](requests, evidence) or (cause, flag)
+            if flag == "MORE" and (evidence.client_cpu_share or 1.0) < _BUSY:
+                cause, flag = "another process held the load tester's core", ""
             flag = flags.get(flag, flag)
             out.append(RunWarning(code=check.rule, text=check.text, cause=cause, flag=flag, touches=touches))
     return out
@@ -320,6 +324,7 @@ _BY_OUTCOME = {
     ),
     "wrong_length": ("the server ended answers without a token", ""),
 }
+_BUSY = 0.5  # of a core: below, the load tester was late for another's work
 _WITHOUT_RATE = ("ramp", "steps")  # their rates stand elsewhere
 # rule: likely cause, flag to try (MORE: another generator process, LESS: half the rate), numbers touched
 _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {

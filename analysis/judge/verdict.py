@@ -112,8 +112,10 @@ def _judge_latency(
             # It only adds to a slow value: what is met even so is met. Of these two it may also have taken away.
             if shortens(slo.metric, percentile) and decide(values, percentile, limit - refused_ns).status != PASS:
                 late_ns = refused_ns
-        elif found.status == INCONCLUSIVE:
-            late_ns = refused_ns
+        elif found.status == INCONCLUSIVE and refused_ns is not None:
+            ways = (1, -1) if shortens(slo.metric, percentile) else (1,)
+            if any(decide(values, percentile, limit + way * refused_ns).status != INCONCLUSIVE for way in ways):
+                late_ns = refused_ns
         elif found.status == FAIL and decide(values, percentile, limit + may_be_ns).status != FAIL:
             late_ns = may_be_ns  # without its lateness it might have met the limit
         if late_ns is not None:

@@ -75,7 +75,8 @@ def recording_warnings(
         yield _warning("no-probe", text, cause, flag, ("stages",))
         return
     if not ledger.refused:
-        yield from core_warning(ledger.rows, ledger.held)
+        mine = ledger.rows["request_id"].isin(requests.loc[requests["measured"], "request_id"])
+        yield from core_warning(ledger.rows[mine], ledger.held)
     yield from support_warnings(ledger.support)
     for found in trace.notes:
         if found.get("type") == "missing":
@@ -121,7 +122,7 @@ def emulation_warning(manifest: Manifest) -> Iterator[RunWarning]:
 def core_warning(rows: pd.DataFrame, held: Mapping[Culprit, int]) -> Iterator[RunWarning]:
     """Where waiting for a core is a notable part of the time to first or last tokens, and who had it meanwhile.
 
-    ``rows`` and ``held`` as in a Ledger.
+    ``rows`` and ``held`` as in a Ledger, of measured requests.
     """
     if column("core_wait") not in rows:
         return
@@ -200,14 +201,15 @@ def speed_warning(drift: Drift) -> Iterator[RunWarning]:
         yield _warning("speed", text, cause)
 
 
-def outage_warning(outage: Outage | None) -> Iterator[RunWarning]:
-    """The moment from which a server failed."""
-    if outage is not None:
-        refused = "refused" in outage.failed
+def outage_warning(row: Outage | None) -> Iterator[RunWarning]:
+    """Requests that failed in a row, as from ``find_row``."""
+    if row is not None:
+        refused = "refused" in row.failed
         cause = "the server died" if refused else "the server stopped serving; its own log says why"
-        if outage.until_s is not None:
-            cause = "the server was started again, or whatever is in front of it was"
-        yield _warning("outage", outage_text(outage), cause, touches=("errors", *LATENCIES))
+        if row.until_s is not None:
+            cause = "the server, or whatever is in front of it, was started again"
+            cause = cause if refused else "it was overloaded for a time, or away; its own log says which"
+        yield _warning("outage", outage_text(row), cause, touches=("errors", *LATENCIES))
 
 
 def attempts_warning(counted: Attempts, measured: int) -> Iterator[RunWarning]:
@@ -260,7 +262,8 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
     # ITL is between arrivals: with several tokens in each, a user reads a token sooner than its gap says.
     streamed = (chunks > 1) & ~np.isnan(tokens)
     if streamed.any() and (each := float(tokens[streamed].sum() / chunks[streamed].sum())) >= _SEVERAL:
-        text = f"a chunk held {significant(each)} tokens on average: ITL is the time between chunks, not between tokens"
+        text = f"a chunk held {significant(each)} tokens on average: ITL is the time between chunks, "
+        text += "not between tokens, and TPOT comes out too short"
         cause = (
             "the server sends several tokens at once (speculative decoding, a stream interval, slow detokenization), "
             "or counts some that it does not send (hidden reasoning)"
@@ -275,8 +278,8 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
         yield _warning("unended", text, "the server does not end the body of its answers", touches=("load",))
     if again := int(resent_once(measured).sum()):
         text = (
-            f"{count(again)} requests ({share(again / len(measured))}) were sent a second time on a new connection, "
-            "because the server closed the first one without answering; their latency counts from due"
+            f"{share(again / len(measured))} of requests were sent a second time on a new connection, because the "
+            "server closed the first one without answering; their latency counts from due"
         )
         cause = "it closes connections that have idled; a server that drops requests it has read would look the same"
         yield _warning("resent", text, cause, touches=("errors", "ttft"))
@@ -302,7 +305,7 @@ def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
     if chunks and (each := float(asked.sum() / chunks)) >= _GATHERED:
         text = (
             f"by the length asked for, which {count(len(asked))} answers reached, a chunk held {significant(each)} "
-            "tokens: ITL is the time between chunks, not between tokens"
+            "tokens: ITL is the time between chunks, not between tokens, and TPOT comes out too short"
         )
         yield _warning("several-tokens", text, "the server sends several tokens at once", touches=("itl", "tpot"))
 

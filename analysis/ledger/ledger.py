@@ -57,7 +57,7 @@ class Ledger:
     have a ``<stage>_ns`` column a stage (NaN = unmeasured), ``unexplained_ns``, ``transit_ns``, ``strict_ns`` (their
     sum), ``unstamped_ns`` (what lay in a stamped call that no stamp within it tells), ``total_ns`` and
     ``hidden_host_ns``. ``refused`` says why no row may be shown, if so. ``held``: who had the
-    core while something of these requests waited for it, in ns over all of them, to the last token.
+    core while something of the measured requests waited for it, in ns over all of them, to the last token.
     """
 
     rows: pd.DataFrame
@@ -75,7 +75,7 @@ class LedgerInputs:
     """What the ledgers of a run are made from.
 
     ``requests`` is the client's table (see gapmeter.analysis.tables); ``trace`` None when no server process recorded.
-    ``own``: what is taken from stages, by the requests' own steps.
+    ``own``: what is taken from stages, by the requests' own steps. ``measured``: which requests are.
     """
 
     requests: pd.DataFrame
@@ -86,6 +86,7 @@ class LedgerInputs:
     interference: Interference | None
     own: Mapping[str, _OwnSteps]
     sharer: Sharer
+    measured: Bools
 
     @classmethod
     def of(cls, requests: pd.DataFrame, trace: Trace | None) -> LedgerInputs:
@@ -93,7 +94,8 @@ class LedgerInputs:
         unmeasured = _unmeasured(trace) | ({"interference"} if fit is None else set())
         index = Index(trace, len(requests)) if trace is not None else None
         own = _own_times(trace, fit, unmeasured)
-        return cls(requests, trace, index, _client(requests), unmeasured, fit, own, Sharer(trace))
+        measured = requests["measured"].to_numpy(np.bool_)
+        return cls(requests, trace, index, _client(requests), unmeasured, fit, own, Sharer(trace), measured)
 
 
 def make_ledger(inputs: LedgerInputs) -> Ledger:
@@ -292,7 +294,7 @@ def _table(inputs: LedgerInputs, events: Events, names: Mapping[str, AnyArray]) 
     spoilt, dropped = _dropped(unmeasured)
     causes = build(inputs.trace, inputs.client, events, dropped, inputs.index)
     owned, hidden = sweep(causes.intervals, len(events), len(CLASSES), over=FORWARD_CLASSES, under=HOST_CLASSES)
-    shares = inputs.sharer.shares(causes, owned)
+    shares = inputs.sharer.shares(causes, owned, inputs.measured[events.request])
     total = events.end - events.start
     by_stage = shares.by_stage
     stages = {stage.name: by_stage[:, at].astype(np.float64) for at, stage in enumerate(STAGES)}

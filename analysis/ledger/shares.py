@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Ints
+from gapmeter.analysis.arrays import Bools, Ints
 from gapmeter.analysis.ledger.cores import CORE, LOCK, WORK, CoreUse, Culprit, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals, overlaps
 from gapmeter.analysis.ledger.intervals import CLASSES, DEVICE_CLASSES, Causes, Class
@@ -25,7 +25,7 @@ _Moment = tuple[Ints, Ints]
 class Shares:
     """Whose the events' time is, ns: ``by_stage`` (events, stages), and of it in ``transit`` and ``unstamped``.
 
-    ``held``: who had the core while the events waited for it, over all of them.
+    ``held``: who had the core while the events that are counted waited for it, over all of them.
     """
 
     by_stage: Ints
@@ -46,8 +46,8 @@ class Sharer:
         each = {id(stretches): _Kept(stretches, self._use.reasons) for stretches in self._use.of.values()}
         self._kept = {key: each[id(stretches)] for key, stretches in self._use.of.items()}  # some threads are the same
 
-    def shares(self, causes: Causes, owned: Intervals) -> Shares:
-        """``owned``: rows of a class of ``CLASSES`` each, none overlapping."""
+    def shares(self, causes: Causes, owned: Intervals, counted: Bools) -> Shares:
+        """``owned``: rows of a class of ``CLASSES`` each, none overlapping. ``counted``: the events of ``held``."""
         owned, events = _known(owned), len(causes.api)
         own, busy = self._code[:, -1] // 2, np.array([_code(cls, Reason(WORK)) // 2 for cls in CLASSES])
         left = owned.end - owned.start  # of each row, what nothing kept its thread from
@@ -59,7 +59,9 @@ class Sharer:
             if not len(met):
                 continue
             rows = mine[met]
-            by_reason += kept.by_reason(begin, end)
+            of_it = np.flatnonzero(counted[owned.event[rows]])
+            if len(of_it):
+                by_reason += kept.by_reason((begin[0][of_it], begin[1][of_it]), (end[0][of_it], end[1][of_it]))
             cls, first = owned.cls[rows], owned.event[rows] * len(STAGES)
             waited = ((CORE, first + _STAGE["core_wait"]), (LOCK, first + _STAGE["lock_wait"]))
             for what, stage in (*waited, (WORK, first + busy[cls])):

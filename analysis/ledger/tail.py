@@ -27,6 +27,7 @@ from gapmeter.analysis.results.latency import (
     SlowBands,
     SpreadBand,
     Tail,
+    explained_by,
 )
 from gapmeter.analysis.results.run import FAIL, SloAnswer
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, UNEXPLAINED_OWNER, column, owner_of
@@ -144,8 +145,9 @@ def anatomies_of(ledgers: Mapping[str, pd.DataFrame], slos: Sequence[Slo] = ()) 
 
 def describe_tail(anatomies: Mapping[str, Anatomy], answers: Sequence[SloAnswer]) -> Tail:
     """Every metric's anatomy; in front the one that matters most: a failed SLO's, else the first SLO's, else TTFT."""
-    failed = [answer.metric for answer in answers if answer.status == FAIL]
-    first = next((m for m in (*failed, *(a.metric for a in answers), *anatomies) if m in anatomies), None)
+    failed = [explained_by(answer.metric) for answer in answers if answer.status == FAIL]
+    asked = [explained_by(answer.metric) for answer in answers]
+    first = next((metric for metric in (*failed, *asked, *anatomies) if metric in anatomies), None)
     front = anatomies[first] if first is not None else None
     return Tail(
         metric=first,

@@ -37,6 +37,7 @@ from gapmeter.analysis.requests.metrics import (
 )
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.requests import (
+    ENDED_BY_US,
     Attempts,
     ClosedLoop,
     Corrected,
@@ -139,10 +140,10 @@ def _by_class(failed: pd.DataFrame) -> dict[str, int]:
     return {str(name): int(count) for name, count in failed["outcome"].value_counts().items()}
 
 
-def describe_failures(measured: pd.DataFrame) -> tuple[FailureClass, ...]:
+def describe_failures(measured: pd.DataFrame, zero_ns: int) -> tuple[FailureClass, ...]:
     """Every class of failure, the most frequent first, each with its first examples by due time.
 
-    ``measured`` as from ``measured_requests``. ``at_s`` counts from the first measured due time; ``status`` is 0 where
+    ``measured`` as from ``measured_requests``. ``at_s`` counts from ``zero_ns``; ``status`` is 0 where
     no HTTP answer came; ``tokens`` had arrived before it failed.
     """
     failed = measured[~succeeded(measured)]
@@ -151,7 +152,7 @@ def describe_failures(measured: pd.DataFrame) -> tuple[FailureClass, ...]:
         due_ns, arrived = int(row["due_ns"]), row["token_ns"]
         return FailureExample(
             request_id=str(row["request_id"]),
-            at_s=(due_ns - int(measured["due_ns"].min())) / 1e9,
+            at_s=(due_ns - zero_ns) / 1e9,
             waited_ms=(int(row["end_ns"]) - due_ns) / 1e6 if pd.notna(row["end_ns"]) else None,
             status=int(row["status"]),
             tokens=int(np.size(arrived)) if arrived is not None else 0,
@@ -161,8 +162,9 @@ def describe_failures(measured: pd.DataFrame) -> tuple[FailureClass, ...]:
     def examples(name: str) -> tuple[FailureExample, ...]:
         return tuple(example(row) for _, row in failed[failed["outcome"] == name].head(EXAMPLES).iterrows())
 
+    of = {True: len(measured), False: int((~ended_by_us(measured)).sum())}  # a server could fail those that we left it
     return tuple(
-        FailureClass(name=name, count=count, share=count / len(measured), examples=examples(name))
+        FailureClass(name=name, count=count, share=count / of[name in ENDED_BY_US], examples=examples(name))
         for name, count in _by_class(failed).items()
     )
 

@@ -195,8 +195,16 @@ def metric_series(requests: pd.DataFrame, metric: str, origin: str = "due", *, f
     values = request_values_ns(requests, metric, origin)
     if not failures:
         return Series(values[good & ~np.isnan(values)])
-    values = np.where(good, values, np.inf)
+    values = with_failed(requests, metric, values, good)
     return Series(values[~np.isnan(values)])
+
+
+def with_failed(requests: pd.DataFrame, metric: str, values: Floats, good: Bools) -> Floats:
+    """``values`` with infinity for those that failed, and NaN for TPOT where a single token was asked for."""
+    values = np.where(good, values, np.inf)
+    if metric == "tpot":
+        values[~good & (numbers_of(requests, "output_tokens_asked") == 1)] = np.nan
+    return values
 
 
 class MetricSeries:
@@ -294,11 +302,11 @@ def gaps_of(requests: pd.DataFrame, good: Bools, *, failures: bool) -> Gaps:
 def _missing_gaps(requests: pd.DataFrame, failed: Bools, gaps: Gaps) -> tuple[Ints, Ints]:
     """Row and time of every gap that failed requests owe: tokens asked for, less the first, less those that came.
 
-    At least one a request.
+    At least one a request that did not ask for a single token.
     """
     came = np.bincount(gaps.row, weights=gaps.tokens, minlength=len(requests))
     asked = np.nan_to_num(numbers_of(requests, "output_tokens_asked"))
-    owed = np.where(failed, np.maximum(asked - 1 - came, 1), 0).astype(np.int64)
+    owed = np.where(failed, np.maximum(asked - 1 - came, asked != 1), 0).astype(np.int64)
     ended = stamps_ns(requests, "end_ns")
     at_ns = np.where(ended >= 0, ended, stamps_ns(requests, "due_ns"))
     return np.repeat(np.arange(len(requests)), owed), np.repeat(at_ns, owed)

@@ -155,7 +155,8 @@ class Search(Result):
     found that every SLO holds; no curve is assumed for it. ``ceiling``: requests per second that the server completes
     at most; ``drift``: by what share its speed differs between trials, as far as they tell. Without a rate that failed
     there is no curve: ``low`` is then what held. ``binding_*``: the SLO that breaks first, and what slow requests wait
-    for where it does. ``best_seen``: where no rate meets every SLO.
+    for where it does. ``best_seen``: where no rate meets every SLO. ``disturbed``: trials in which something else was
+    at work on the machine.
     """
 
     rate: float | None
@@ -183,6 +184,7 @@ class Search(Result):
     trials: tuple[TrialResult, ...]
     curve: tuple[RatePoint, ...]
     posterior: Density | None
+    disturbed: int | None = left_out()
     pareto: Pareto | None = left_out()
 
 

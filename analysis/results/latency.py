@@ -105,6 +105,11 @@ class Anatomy(Result):
     at_range_ms: tuple[float, float] | None = left_out()
 
 
+def explained_by(metric: str) -> str:
+    """The metric whose ledger explains a metric: TPOT's is that of the token gaps."""
+    return "itl" if metric == "tpot" else metric
+
+
 class Tail(Result):
     """Every metric's anatomy, and in front the one that matters most; all None without a ledger that tells."""
 

@@ -19,6 +19,7 @@ from gapmeter.analysis.provenance import provenance_of_study
 from gapmeter.analysis.requests.figures import distribution, refused
 from gapmeter.analysis.requests.metrics import metric_series
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
+from gapmeter.analysis.results.latency import explained_by
 from gapmeter.analysis.results.manifest import Manifest, SweepManifest, SweepPoint
 from gapmeter.analysis.results.pareto import Pareto, ParetoPoint
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Provenance, RunResult, SloAnswer, Verdict
@@ -78,7 +79,8 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
             points.append(LostPoint(**dict(facts), verdict=FAILED if runs else MISSING))
     answers = next((point.slo for point in points if isinstance(point, Point)), ())
     # What the sweep is about: the first latency that an SLO names, else TTFT.
-    main = next((answer.metric for answer in answers if answer.metric in EVENT_OF), "ttft")
+    asked = (explained_by(answer.metric) for answer in answers)
+    main = next((metric for metric in asked if metric in EVENT_OF), "ttft")
     levels = {metric: common_level(points, metric) for metric in LATENCIES}
     sights = [seen(point, own, levels) for point, own in zip(points, frames, strict=True)]
     axis = axis_of(points)
@@ -187,7 +189,8 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
     lateness = ToldLateness(results)
     metrics = {metric: _distribution(frames, metric, asked, seconds, lateness) for metric in LATENCIES}
     # Between repeats other points were run.
-    answers = verdict.judge(manifest.slo, frames.measured, {}, seconds, lateness)
+    outage = next((result.outage for result in results if result.outage), None)
+    answers = verdict.judge(manifest.slo, frames.measured, {}, seconds, lateness, outage)
     reasons = () if any(run.valid for run in used) else results[0].invalid_reasons
     reasons = reasons or tuple(not_judged(answer) for answer in answers if answer.status == INVALID)
     judged = verdict.overall(answers, reasons)

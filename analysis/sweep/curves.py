@@ -79,7 +79,9 @@ def axis_of(points: Sequence[PointFacts]) -> Axis:
         if (key in keys or key == LOAD) and numbers and len({str(value) for value in values}) > 1:
             ordering = key
             break
-    ordered_by = ("load.concurrency", "load.rate", "load.arrivals") if ordering == LOAD else (ordering,)
+    laws = {point.resolved.get("load.arrivals") for point in points if point.loop == "open"}
+    alike = ("load.arrivals",) if len(laws) < 2 else ()  # a closed loop has none
+    ordered_by = ("load.concurrency", "load.rate", *alike) if ordering == LOAD else (ordering,)
     groups: dict[str, list[int]] = {}
     for at, point in enumerate(points):
         name = label({key: value for key, value in point.resolved.items() if key not in ordered_by})

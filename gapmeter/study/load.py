@@ -157,12 +157,17 @@ class Load:
         finally:
             if watch is not None:
                 watch.close()
-        if self.options.locustfile and not ended_because and time.monotonic_ns() < t0_ns + self.plan.end_ns:
-            # The shape in the file ended before the plan's time did.
-            records = (event for path in fleet.record_paths for event in RecordTail(path).poll())
-            last_due_ns = max((record.due_ns for code, record in records if code == ISSUED), default=0)
-            shortened = Shortened(at_ns=last_due_ns + 1, in_flight="awaited")
+        if self.options.locustfile and not ended_because:
+            shortened = self._cut_by_shape(fleet, t0_ns)
         return LoadOutcome(ended_because, shortened)
+
+    def _cut_by_shape(self, fleet: Fleet, t0_ns: int) -> Shortened | None:
+        """Where the locustfile's shape ended before the plan's time did."""
+        if time.monotonic_ns() >= t0_ns + self.plan.end_ns:
+            return None
+        records = (event for path in fleet.record_paths for event in RecordTail(path).poll())
+        last_due_ns = max((record.due_ns for code, record in records if code == ISSUED), default=0)
+        return Shortened(at_ns=last_due_ns + 1, in_flight="awaited")
 
 
 class FrozenProcesses:

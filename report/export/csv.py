@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from csv import QUOTE_NONNUMERIC
 from pathlib import Path
 from typing import Any
 
@@ -70,5 +71,5 @@ def _flat(found: Result) -> dict[str, Any]:
 def _write(path: Path, table: pd.DataFrame, about: Provenance) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(about.comments())
-        table.to_csv(file, index=False)
+        table.to_csv(file, index=False, quoting=QUOTE_NONNUMERIC)  # a # in an error is no comment
     return path

@@ -136,7 +136,7 @@ def _request(make: Make, run: Run, row: Any) -> ReadableSpan:
         attributes["gen_ai.usage.output_tokens"] = int(row.output_tokens)
     if pd.notna(row.first_token_ns):
         attributes["gen_ai.server.time_to_first_token"] = (row.first_token_ns - row.due_ns) / 1e9
-        if pd.notna(row.output_tokens) and row.output_tokens > 1:
+        if pd.notna(row.output_tokens) and row.output_tokens > 1 and row.last_token_ns > row.first_token_ns:
             per_token = (row.last_token_ns - row.first_token_ns) / (row.output_tokens - 1) / 1e9
             attributes["gen_ai.server.time_per_output_token"] = float(per_token)
     failed = "" if row.outcome == "ok" else str(row.error or row.outcome)

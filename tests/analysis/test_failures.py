@@ -40,7 +40,9 @@ def requests(*outcomes: str) -> pd.DataFrame:
 
 
 def test_every_class_is_told_with_its_first_examples_the_most_frequent_first() -> None:
-    told = describe_failures(requests("ok", "cut", "http_5xx", "http_5xx", "ok", "http_5xx", "http_5xx", "stalled"))
+    told = describe_failures(
+        requests("ok", "cut", "http_5xx", "http_5xx", "ok", "http_5xx", "http_5xx", "stalled"), zero_ns=0
+    )
     assert [(found.name, found.count) for found in told] == [("http_5xx", 4), ("cut", 1), ("stalled", 1)]
     assert told[0].share == 0.5
     assert [example.request_id for example in told[0].examples] == ["r-2", "r-3", "r-5"]
@@ -52,9 +54,9 @@ def test_every_class_is_told_with_its_first_examples_the_most_frequent_first() -
 
 def test_nothing_is_told_of_a_run_in_which_nothing_failed() -> None:
     good = requests("ok", "ok")
-    assert describe_failures(good) == ()
+    assert describe_failures(good, 0) == ()
     assert bound_ns(good) is None
-    assert describe_failures(good.iloc[:0]) == ()
+    assert describe_failures(good.iloc[:0], 0) == ()
 
 
 def test_failures_count_as_at_least_the_shortest_time_that_one_of_them_was_given() -> None:
@@ -133,4 +135,4 @@ def test_measured_requests_alone_are_counted() -> None:
     frames = simulate(100, failures=10)
     everyone = frames.requests.copy()
     everyone.loc[everyone["index"] < 5, "outcome"] = "cut"  # in the warm-up
-    assert [found.name for found in describe_failures(measured_requests(everyone))] == ["http_5xx"]
+    assert [found.name for found in describe_failures(measured_requests(everyone), 0)] == ["http_5xx"]

@@ -21,6 +21,7 @@ Api = Callable[[RecordWriter], None]
 def _requests(**changes: Any) -> pd.DataFrame:
     """One request of two tokens: due at 1000, sent at 1100, tokens received at 10_000 and 20_000."""
     row: dict[str, Any] = {
+        "measured": True,
         "request_id": "r1", "outcome": "ok", "due_ns": 1000, "connect_start_ns": None, "connect_end_ns": None,
         "write_ns": 1090, "sent_ns": 1100, "first_token_ns": 10_000, "last_token_ns": 20_000, "output_tokens": 2,
         "token_ns": [10_000, 20_000],

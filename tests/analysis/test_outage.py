@@ -44,7 +44,7 @@ def ended(outcomes: list[str]) -> pd.DataFrame:
 def test_a_server_that_was_gone_is_told_with_its_moment(
     outcomes: list[str], found: tuple[float, float | None] | None
 ) -> None:
-    outage = find_outage(ended(outcomes))
+    outage = find_outage(ended(outcomes), 10**12)
     assert (None if outage is None else (outage.from_s, outage.until_s)) == found
     limits = [slo("errors", None, 0.05), slo("ttft", 90, 200)]
     answers = verdict.judge(limits, ended(outcomes), {}, outage=outage)
@@ -58,7 +58,7 @@ def test_a_server_that_was_gone_is_told_with_its_moment(
 def test_random_failures_are_hardly_ever_called_an_outage() -> None:
     rng = np.random.default_rng(4)
     runs = [np.where(rng.random(60) < rng.uniform(0.05, 0.9), "refused", "ok").tolist() for _ in range(2000)]
-    assert sum(find_outage(ended(run)) is not None for run in runs) <= 2000 * CHANCE + 4
+    assert sum(find_outage(ended(run), 10**12) is not None for run in runs) <= 2000 * CHANCE + 4
 
 
 @pytest.mark.parametrize(

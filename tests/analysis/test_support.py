@@ -176,6 +176,7 @@ def requests(*rows: dict[str, Any]) -> pd.DataFrame:
 
 def asked(name: str, due: int, arrivals: Sequence[int]) -> dict[str, Any]:
     return {
+        "measured": True,
         "request_id": name, "due_ns": due, "write_ns": due + 10, "sent_ns": due + 10, "first_token_ns": arrivals[0],
         "last_token_ns": arrivals[-1], "output_tokens": len(arrivals), "token_ns": list(arrivals),
     }  # fmt: skip

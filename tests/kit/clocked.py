@@ -55,7 +55,7 @@ class Run:
     def ledger(self) -> Ledger:
         rows = [
             {
-                "request_id": r.name, "outcome": "ok", "due_ns": r.due_ns, "connect_start_ns": None,
+                "request_id": r.name, "outcome": "ok", "measured": True, "due_ns": r.due_ns, "connect_start_ns": None,
                 "connect_end_ns": None, "write_ns": r.due_ns + 1000, "sent_ns": r.due_ns + 2000,
                 "first_token_ns": r.tokens[0], "last_token_ns": r.tokens[-1], "output_tokens": r.output,
                 "token_ns": r.tokens,

@@ -42,7 +42,7 @@ def test_a_failed_run_reads_like_this(failed: Any) -> None:
         r"chat-p99 @ transformers 5\.19\.0  builtin:tiny  float32  max batch 8$",
         r"  22 req/s open loop, \d+ s, n = 2,400$",
         r"FAIL  p90 TTFT \d+ ms, limit 100 ms: .*?capacity",
-        r" WHY TTFT +at p90 +vs typical +mostly$",
+        r" WHY TTFT +at p90 +slow vs typical +mostly$",
         r" capacity +\d+ ms +\+\d+ ms +#{10} +queue$",
         r" Slow requests take \d+ ms longer than typical ones; .*",
         r" Try server\.max_batch=16 \(now 8\) to shorten queue\. To test it:$",

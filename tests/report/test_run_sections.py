@@ -48,7 +48,7 @@ def test_the_terminal_shows_failures_with_their_first_examples_and_what_they_do_
     lines = terminal.text(document).plain.splitlines()
     at = lines.index(" failed  30 of 900: 30 answered 5xx")
     first = result.failures[0].examples[0].request_id
-    assert lines[at + 1] == f"         first http_5xx: <b>boom</b> (500, at 0.0 s, {first})"
+    assert lines[at + 1] == f"         first http_5xx: <b>boom</b> (500, at 1.6 s, {first})"
     assert lines[at + 2].startswith("         of all 900, counting failures as at least 30 s: TTFT ")
     assert "   SLO, of all 900  measured" in "\n".join(lines)
     assert "\n latency of 870 answered\n TTFT    p50 " in "\n".join(lines)
@@ -107,7 +107,7 @@ def test_what_a_server_said_of_a_failure_is_wrapped_and_not_cut(failing: RunFold
     lines = terminal.text(run.brief(told, Manifest.read(failing.path))).plain.splitlines()
     assert max(map(len, lines)) <= 80
     told_there = "".join(lines).replace(" ", "")
-    assert f"firsthttp_5xx:{why}(500,at0.0s,{example.request_id})".replace(" ", "") in told_there
+    assert f"firsthttp_5xx:{why}(500,at1.6s,{example.request_id})".replace(" ", "") in told_there
 
 
 def test_the_page_shows_failures_as_text_and_a_percentile_among_them_as_a_bound(failing: RunFolder) -> None:

@@ -97,6 +97,7 @@ TEMPLATES = [
     ("{{ bos_token }}{{ messages[0].content | tojson }}", "<s>\"<b>'é'</b>\""),
     ("{% for m in messages %}\n{% if loop.first %}\nfirst\n{% endif %}\n{% endfor %}", "first\n"),
     ("{% for m in [1, 2, 3] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}", "1"),
+    ("{% if tools is not none %}tools {% endif %}{{ documents is none }}", "True"),
     ([{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}], "yes"),
 ]
 

@@ -74,6 +74,7 @@ async def _load(server: Server) -> list[Asked]:
 def _client_table(asked: list[Asked]) -> pd.DataFrame:
     rows = [
         {
+            "measured": True,
             "request_id": one.request_id, "outcome": "ok", "due_ns": one.sent_ns, "connect_start_ns": None,
             "connect_end_ns": None, "write_ns": one.sent_ns, "sent_ns": one.sent_ns,
             "first_token_ns": one.token_ns[0], "last_token_ns": one.token_ns[-1], "output_tokens": len(one.token_ns),
