@@ -50,11 +50,10 @@ from gapmeter.analysis.results.comparison import (
 )
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.stages import owner_of, owner_words
-from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL, Difference, Spread, holm, power_quantile
+from gapmeter.analysis.stats.estimate import CONFIDENCE, MOST_LOG, TAIL, Difference, Spread, holm
 from gapmeter.scenarios.slo import LATENCIES
 
 FAMILY: tuple[float, ...] = (50.0, 90.0, 99.0)
-_MOST_LOG = 50.0  # more is no growth any more
 LEAST_CAUSE = 0.1  # of the difference: work that changed by less is no cause of it
 # Waits whose length others decide: they follow from what somebody's work takes, and are never its first cause.
 WAITS = frozenset(
@@ -291,8 +290,7 @@ class _Growth:
     @property
     def least(self) -> float:
         """The smallest growth that is called a regression in 80 of 100 cases."""
-        reach = self.spread.half_width(CONFIDENCE) + power_quantile(self.spread.df) * self.spread.error
-        return (1 + self.limit) * math.exp(min(reach, _MOST_LOG)) - 1
+        return (1 + self.limit) * math.exp(min(self.spread.least(CONFIDENCE), MOST_LOG)) - 1
 
     def runs_needed(self) -> int | None:
         """Of each side, for the interval to clear the limit in 80 of 100 cases; None for one run a side, or too many.
@@ -304,7 +302,7 @@ class _Growth:
         a_run = self.spread.error / math.sqrt(sum(1 / count for count in self.runs))
         for count in range(max(2, min(self.runs)), MOST_RUNS + 1):
             then = Spread(a_run * math.sqrt(2 / count), 2.0 * (count - 1))
-            if abs(self.beyond) >= then.half_width(CONFIDENCE) + power_quantile(then.df) * then.error:
+            if abs(self.beyond) >= then.least(CONFIDENCE):
                 return count
         return None
 

@@ -69,7 +69,7 @@ def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
 
 
 POWER = 0.8
-_MOST_LOG = 50.0  # more is no interval any more
+MOST_LOG = 50.0  # more is no interval, and no growth, any more
 
 
 class Spread(NamedTuple):
@@ -86,6 +86,10 @@ class Spread(NamedTuple):
         if value == 0:
             return 1.0
         return float(2 * special.stdtr(self.df, -abs(value) / self.error)) if self.error > 0 else 0.0
+
+    def least(self, confidence: float) -> float:
+        """The smallest true value that a test at this confidence finds in 80 of 100 cases."""
+        return self.half_width(confidence) + float(special.stdtrit(self.df, POWER)) * self.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,7 @@ class Difference:
         """The 95 % interval of B / A - 1, in which A's own error counts too."""
         if (spread := self.growth) is None or not self.a or not self.b:
             return None
-        reach = math.exp(min(spread.half_width(CONFIDENCE), _MOST_LOG))
+        reach = math.exp(min(spread.half_width(CONFIDENCE), MOST_LOG))
         return self.b / self.a / reach - 1, self.b / self.a * reach - 1
 
     def half_width(self, confidence: float) -> float:
@@ -158,13 +162,7 @@ class Difference:
 
     def least(self, confidence: float) -> float:
         """The smallest true difference that the test at this confidence finds in 80 of 100 such comparisons."""
-        reach = (each.half_width(confidence) + each.error * power_quantile(each.df) for each in self.spreads)
-        return max(reach, default=math.inf)
-
-
-def power_quantile(df: float) -> float:
-    """How many standard errors a true value must lie beyond a test's threshold to be found in 80 of 100 cases."""
-    return float(special.stdtrit(df, POWER))
+        return max((each.least(confidence) for each in self.spreads), default=math.inf)
 
 
 def holm(p: Sequence[float]) -> Floats:
