@@ -103,14 +103,12 @@ class SearchTrial:
 
 def describe_search(
     low: float | None, high: float | None, manifest: Manifest, trials: Sequence[SearchTrial]
-) -> Economy | None:
+) -> Economy:
     """Of a search whose answer lies between ``low`` and ``high``; ``manifest``: that of one of its trials.
 
     Tokens of a request are those of the longest trial. Energy and goodput are those of the trial at the highest rate
-    that held and lies within the answer, since both follow the load. None without trials.
+    that held and lies within the answer, since both follow the load. Raises ValueError without trials.
     """
-    if not trials:
-        return None
     tokens = max(trials, key=lambda trial: trial.result.counts.measured).result.tokens_per_request
     cost = describe_cost(searched_rate(low, high), tokens, manifest)
     held = [trial for trial in trials if trial.held and (high is None or trial.rate <= high)]
@@ -148,9 +146,8 @@ def cost_of(rate: SlaRate, price: Price, tokens: TokensPerRequest) -> Cost:
     """The cost from the rates between which the SLOs are known to hold. Raises ValueError for rates <= 0."""
     if rate.low <= 0:
         raise ValueError(f"a rate of {rate.low} requests per second has no cost")
-    usd_per_hour = price.units * price.usd_per_unit_hour
-    dearest = usd_per_hour / (3600 * rate.low * price.utilisation)
-    cheapest = None if rate.high is None else usd_per_hour / (3600 * rate.high * price.utilisation)
+    dearest = price.of_request(rate.low)
+    cheapest = None if rate.high is None else price.of_request(rate.high)
 
     def per_million(count: Interval | None) -> tuple[float | None, Ends | None]:
         """Dearest with the fewest tokens, cheapest with the most."""

@@ -128,7 +128,7 @@ def _cost(tokens_per_s: Interval | None, manifest: Manifest) -> Interval | None:
         price = price_of(manifest)
     except NoPrice:
         return None
-    return _one_over(tokens_per_s, 1e6 * price.usd_per_hour / (3600 * price.utilisation))
+    return _one_over(tokens_per_s, 1e6 * price.of_request(1.0))
 
 
 def _scaled(known: Interval | None, factor: float) -> Interval | None:

@@ -112,9 +112,7 @@ def _row(name: str, found: Found, setting: str, differs: tuple[Fact, ...]) -> Co
 
     def at(per_s: float | None, many: float | None = 1.0) -> float | None:
         """What a request costs at a rate, over ``many``."""
-        if price is None or not per_s or not many:
-            return None
-        return price.usd_per_hour / (3600 * per_s * price.utilisation) / many
+        return None if price is None or not per_s or not many else price.of_request(per_s) / many
 
     ends = (at(rate.high), at(rate.low))
     output, output_ci = None, None

@@ -41,6 +41,10 @@ class Price(Result):
     measured_on: str
     usd_per_hour: float
 
+    def of_request(self, rate: float) -> float:
+        """USD of a request at ``rate`` requests per second, by the formula of analysis.cost."""
+        return self.usd_per_hour / (3600 * rate * self.utilisation)
+
 
 class SlaRate(Result):
     """Requests per second at which the SLOs hold. ``basis``: capacity (searched for) or offered (the run's load)."""

@@ -290,9 +290,8 @@ def test_a_search_for_capacity_has_a_cost_between_both_ends_and_the_value_of_its
         SearchTrial(9.0, False, trial(50, 0.5, 9.0, None)),
     ]
     found = describe_search(6.5, 8.0, manifest({"usd_per_hour": 3.6}), trials)
-    assert found is not None and isinstance(found.cost, Cost)
+    assert isinstance(found.cost, Cost)
     assert found.cost.per_request_usd_ci == (3.6 / (3600 * 8.0 * 0.8), 3.6 / (3600 * 6.5 * 0.8))
     assert found.value.good_requests_per_usd == 0.97 / found.cost.per_request_usd
     assert found.energy.per_request_j == 100 / 70
     assert found.tokens_per_request.total == longest
-    assert describe_search(6.5, 8.0, manifest(), []) is None
