@@ -27,7 +27,7 @@ from gapmeter.analysis.stats.series import level_of
 from gapmeter.analysis.sweep.curves import mean_of_requests
 from gapmeter.analysis.sweep.read import block_rates
 from gapmeter.analysis.tables import read_table
-from gapmeter.scenarios.slo import Slo
+from gapmeter.scenarios.slo import BETWEEN_TOKENS, Slo
 
 
 def pareto_point(
@@ -91,7 +91,7 @@ def surely_dominates(one: ParetoPoint, other: ParetoPoint) -> bool:
 
 def pace_limit(slos: Sequence[Slo]) -> PaceLimit | None:
     """Of the tightest limit on token times; None where no SLO has one."""
-    known = [(slo.limit_ns, slo.text) for slo in slos if slo.metric in ("itl", "tpot") and slo.limit_ns]
+    known = [(slo.limit_ns, slo.text) for slo in slos if slo.metric in BETWEEN_TOKENS and slo.limit_ns]
     if not known:
         return None
     limit_ns, text = min(known)

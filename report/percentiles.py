@@ -21,9 +21,8 @@ from gapmeter.report.curves import curve_of, named_of
 from gapmeter.report.document import Block, Figure, Name, Panel, Paragraph, Row, Section, Stage, Table, Words, in_ms
 from gapmeter.report.run_folder import Run
 from gapmeter.report.words import UNTIL, about_minutes, late_words
-from gapmeter.scenarios.slo import LATENCIES
+from gapmeter.scenarios.slo import BETWEEN_TOKENS, LATENCIES
 
-_BETWEEN = ("itl", "tpot")  # two tokens, so that it makes no difference when the request was sent
 _LEAD = (
     "Counted from when a request was due. The axis spaces 90, 99 and 99.9 evenly; a curve ends where the sample can no "
     "longer support a percentile. Shaded: the 95 % interval. Heavy dashes: the objective."
@@ -46,7 +45,7 @@ def percentiles(run: Run) -> Section:
         figures: Distribution = known
         if known.with_failures is not None:
             figures, key = known.with_failures, f"{key}.with_failures"
-        sent = None if metric in _BETWEEN else run.series(metric, "sent")
+        sent = None if metric in BETWEEN_TOKENS else run.series(metric, "sent")
         curve = curve_of(metric.upper(), values, named_of(figures, key), limits_of(result, metric), sent)
         if curve is None:
             none = f"{values.count:,} sample{'s support' if values.count > 1 else ' supports'} no percentile."
@@ -107,11 +106,11 @@ def _metric_table(result: RunResult) -> Table:
     rows, groups = list[Row](), set[int]()
     for metric in LATENCIES:
         groups.add(len(rows))
-        origin = "token to token" if metric in _BETWEEN else "due"
+        origin = "token to token" if metric in BETWEEN_TOKENS else "due"
         parts: list[tuple[str, str, Mapping[str, Distribution]]] = [("metrics", origin, result.metrics)]
         if result.counts.failed_by_server:
             parts.append(("metrics_censored", f"{origin}, failures at their time-out", result.metrics_censored))
-        if metric not in _BETWEEN:
+        if metric not in BETWEEN_TOKENS:
             parts.append(("metrics_from_sent", "sent", result.metrics_from_sent))
         for at, (part, words, found) in enumerate(parts):
             cells = _figures(found[metric], shown, f"{part}.{metric}")

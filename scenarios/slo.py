@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from gapmeter.scenarios.errors import BadValue, did_you_mean, either, quoted
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
+BETWEEN_TOKENS = ("itl", "tpot")  # of these: the same whenever a request was due, or sent
 _METRICS = (*LATENCIES, "errors")
 
 _UNIT_NS = {"us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}

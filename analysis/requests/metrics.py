@@ -22,7 +22,7 @@ from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
 from gapmeter.analysis.results.requests import ENDED_BY_US
 from gapmeter.analysis.stats.hdr import nearest_rank
 from gapmeter.analysis.stats.series import Series, time_blocks
-from gapmeter.scenarios.slo import LATENCIES, Slo
+from gapmeter.scenarios.slo import BETWEEN_TOKENS, LATENCIES, Slo
 
 _LONGEST_IS_P99 = 50  # gaps, at most
 _BLOCK = 1_000  # requests
@@ -220,8 +220,8 @@ class MetricSeries:
             _ = self(metric).worth
 
     def __call__(self, metric: str, origin: str = "due", *, failures: bool = False) -> Series:
-        between = metric in ("itl", "tpot")  # two tokens, whenever the request was due or sent
-        return self._made(metric, "due" if between else origin, failures=failures and self._failed)
+        origin = "due" if metric in BETWEEN_TOKENS else origin
+        return self._made(metric, origin, failures=failures and self._failed)
 
 
 def limits_of(slos: Sequence[Slo]) -> dict[str, float]:
@@ -242,7 +242,7 @@ def good_requests(requests: pd.DataFrame, limits_ns: Mapping[str, float]) -> Boo
     good = succeeded(requests)
     for metric, limit in limits_ns.items():
         own = itl_p99_ns(requests) if metric == "itl" else request_values_ns(requests, metric)
-        good = good & (~(own > limit) if metric in ("itl", "tpot") else own <= limit)
+        good = good & (~(own > limit) if metric in BETWEEN_TOKENS else own <= limit)
     return good
 
 
