@@ -16,7 +16,6 @@ measured. Activations, and what is written, are not counted: the shares are lowe
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,21 +45,11 @@ _BOUND_SHARE = 0.5  # of the forward that the bytes or operations must explain b
 _FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
 
 
-@dataclass(frozen=True, slots=True)
-class Peaks:
-    """What the device can do. ``cached_gb_s`` is set where the weights fit into the last-level cache of a CPU."""
+def peaks_of(manifest: Manifest) -> tuple[RooflineDevice, str] | str:
+    """The device's figures, from the catalogue for a GPU, as measured for a CPU; a sentence when there are none.
 
-    device: str
-    source: str
-    bandwidth_gb_s: PeakRate | None
-    tflops: PeakRate | None
-    llc_bytes: int | None
-    cached_gb_s: PeakRate | None
-    no_tflops: str = ""
-
-
-def peaks_of(manifest: Manifest) -> Peaks | str:
-    """The device's figures, from the catalogue for a GPU, as measured for a CPU; a sentence when there are none."""
+    Beside them why ``tflops`` is None, else "". ``cached_gb_s`` is set where the weights fit into a CPU's last cache.
+    """
     if manifest.hardware.gpus:
         return _gpu_peaks(manifest, manifest.hardware.gpus[0])
     measured = manifest.target.peaks
@@ -68,15 +57,15 @@ def peaks_of(manifest: Manifest) -> Peaks | str:
         return "the memory bandwidth of the server's cores was not measured"
     precision, cores = manifest.asked.server.precision, len(measured.cores)
     multiplies = precision == measured.multiply_precision
-    return Peaks(
-        device=manifest.hardware.cpu,
+    device = RooflineDevice(
+        name=manifest.hardware.cpu,
         source=f"measured on {'1 core' if cores == 1 else f'{cores} cores'} before the server began",
         bandwidth_gb_s=_best(max(measured.triad, measured.read, key=lambda rate: rate.high)),
         tflops=_best(measured.multiply) if multiplies else None,
         llc_bytes=measured.llc_bytes,
         cached_gb_s=_best(measured.cached) if measured.cached else None,
-        no_tflops="" if multiplies else f"the peak of {precision} on this CPU was not measured (float32 alone is)",
     )
+    return device, "" if multiplies else f"the peak of {precision} on this CPU was not measured (float32 alone is)"
 
 
 def _best(rate: MeasuredRate) -> PeakRate:
@@ -84,25 +73,25 @@ def _best(rate: MeasuredRate) -> PeakRate:
     return PeakRate(peak=rate.high, low=rate.median)
 
 
-def _gpu_peaks(manifest: Manifest, name: str) -> Peaks | str:
-    device = recognise(name)
-    if device is None and manifest.asked.cost.gpu:
+def _gpu_peaks(manifest: Manifest, name: str) -> tuple[RooflineDevice, str] | str:
+    known = recognise(name)
+    if known is None and manifest.asked.cost.gpu:
         with contextlib.suppress(UnknownDevice):
-            device = find_device(manifest.asked.cost.gpu)
-    if device is None or device.bandwidth_gb_s is None:
+            known = find_device(manifest.asked.cost.gpu)
+    if known is None or known.bandwidth_gb_s is None:
         return f"{name.partition(',')[0]} is not in the catalogue (analysis/gpus.yaml)"
     count = manifest.target.tensor_parallel or 1
     precision = manifest.asked.server.precision
-    tflops = (device.tflops or {}).get(_FORMATS.get(precision, ""))
-    return Peaks(
-        device=device.name,
-        source=str(device.data_sheet),
-        bandwidth_gb_s=PeakRate(peak=device.bandwidth_gb_s * count, low=device.bandwidth_gb_s * count),
+    tflops = (known.tflops or {}).get(_FORMATS.get(precision, ""))
+    device = RooflineDevice(
+        name=known.name,
+        source=str(known.data_sheet),
+        bandwidth_gb_s=PeakRate(peak=known.bandwidth_gb_s * count, low=known.bandwidth_gb_s * count),
         tflops=PeakRate(peak=tflops * count, low=tflops * count) if tflops else None,
         llc_bytes=None,
         cached_gb_s=None,
-        no_tflops="" if tflops else f"the catalogue has no {precision} peak of it",
     )
+    return device, "" if tflops else f"the catalogue has no {precision} peak of it"
 
 
 def describe_roofline(trace: Trace | None, manifest: Manifest, window: tuple[int, int] | None) -> Roofline:
@@ -112,18 +101,16 @@ def describe_roofline(trace: Trace | None, manifest: Manifest, window: tuple[int
     if isinstance(peaks, str) or trace is None or window is None or weights is None:
         why = peaks if isinstance(peaks, str) else "no request was measured"
         return Roofline(decode=None, prefill=None, device=None, why=why)
+    device, no_tflops = peaks
     steps = step_work(trace, weights)
     steps = steps[(steps["start_ns"] >= window[0]) & (steps["start_ns"] <= window[1])]
     return Roofline(
-        decode=_decode(steps[steps["prompts"] == 0], weights, peaks),
-        prefill=_prefill(steps[steps["prompts"] > 0], peaks),
-        device=RooflineDevice(
-            name=peaks.device, source=peaks.source, llc_bytes=peaks.llc_bytes, bandwidth_gb_s=peaks.bandwidth_gb_s,
-            cached_gb_s=peaks.cached_gb_s, tflops=peaks.tflops,
-        ),
+        decode=_decode(steps[steps["prompts"] == 0], weights, device),
+        prefill=_prefill(steps[steps["prompts"] > 0], device, no_tflops),
+        device=device,
         weights=weights,
         why=None,
-    )  # fmt: skip
+    )
 
 
 def _missing(trace: Trace | None, manifest: Manifest) -> str:
@@ -139,18 +126,18 @@ def _missing(trace: Trace | None, manifest: Manifest) -> str:
     return ""
 
 
-def _decode(steps: pd.DataFrame, weights: Weights, peaks: Peaks) -> DecodeRoofline | None:
+def _decode(steps: pd.DataFrame, weights: Weights, device: RooflineDevice) -> DecodeRoofline | None:
     """Decode-only steps against the bandwidth, and what that says of the least time for a token."""
-    if len(steps) < FEWEST_STEPS or peaks.bandwidth_gb_s is None:
+    if len(steps) < FEWEST_STEPS or device.bandwidth_gb_s is None:
         return None
     read, ns = steps["bytes"].to_numpy(np.float64), steps["forward_ns"].to_numpy(np.float64)
-    bandwidth, resident = _bandwidth(read, peaks, peaks.bandwidth_gb_s)
+    bandwidth, resident = _bandwidth(read, device, device.bandwidth_gb_s)
     mbu = ratio(read, ns, bandwidth)
-    mfu = ratio(steps["operations"].to_numpy(np.float64) / 1e3, ns, peaks.tflops) if peaks.tflops else None
+    mfu = ratio(steps["operations"].to_numpy(np.float64) / 1e3, ns, device.tflops) if device.tflops else None
     least_ms = read / bandwidth.peak / 1e6
     return DecodeRoofline(
         mbu=mbu,
-        mbu_of_memory=mbu.achieved / peaks.bandwidth_gb_s.peak,
+        mbu_of_memory=mbu.achieved / device.bandwidth_gb_s.peak,
         mfu=mfu,
         cache_resident=resident,
         bandwidth_gb_s=bandwidth.peak,
@@ -164,10 +151,10 @@ def _decode(steps: pd.DataFrame, weights: Weights, peaks: Peaks) -> DecodeRoofli
     )
 
 
-def _bandwidth(read: Floats, peaks: Peaks, of_memory: PeakRate) -> tuple[PeakRate, bool]:
+def _bandwidth(read: Floats, device: RooflineDevice, of_memory: PeakRate) -> tuple[PeakRate, bool]:
     """At which steps that read so much can do so, and whether all of it fits into the last-level cache."""
-    resident = peaks.llc_bytes is not None and float(read.max()) < peaks.llc_bytes
-    return (peaks.cached_gb_s if resident and peaks.cached_gb_s else of_memory), resident
+    resident = device.llc_bytes is not None and float(read.max()) < device.llc_bytes
+    return (device.cached_gb_s if resident and device.cached_gb_s else of_memory), resident
 
 
 def _forward_time(ns: Floats) -> ForwardTime:
@@ -182,7 +169,7 @@ def _bound(mbu: float, mfu: float | None, resident: bool) -> str:
     return roof if part >= _BOUND_SHARE else "neither"
 
 
-def _prefill(steps: pd.DataFrame, peaks: Peaks) -> PrefillRoofline | None:
+def _prefill(steps: pd.DataFrame, device: RooflineDevice, why: str) -> PrefillRoofline | None:
     """Steps with prompts against the peak of multiplications; those without decoding where there are enough.
 
     ``bound`` asks of the bandwidth too: a short prompt takes about as long as the weights take to be read.
@@ -192,15 +179,15 @@ def _prefill(steps: pd.DataFrame, peaks: Peaks) -> PrefillRoofline | None:
     if len(chosen) < FEWEST_STEPS:
         return None
     ns, operations = chosen["forward_ns"].to_numpy(np.float64), chosen["operations"].to_numpy(np.float64)
-    mfu = ratio(operations / 1e3, ns, peaks.tflops) if peaks.tflops else None
+    mfu = ratio(operations / 1e3, ns, device.tflops) if device.tflops else None
     bound = None
-    if mfu is not None and peaks.bandwidth_gb_s is not None:
+    if mfu is not None and device.bandwidth_gb_s is not None:
         read = chosen["bytes"].to_numpy(np.float64)
-        bandwidth, resident = _bandwidth(read, peaks, peaks.bandwidth_gb_s)
+        bandwidth, resident = _bandwidth(read, device, device.bandwidth_gb_s)
         bound = _bound(ratio(read, ns, bandwidth).share, mfu.share, resident)
     return PrefillRoofline(
         mfu=mfu,
-        why=peaks.no_tflops or None,
+        why=why or None,
         tflops=float(operations.sum() / ns.sum()) / 1e3,
         mixed=chosen is steps and bool((steps["decoding"] > 0).any()),
         steps=len(chosen),
