@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pandas.api.types import is_object_dtype
 
 from gapmeter.analysis.arrays import Ints, each_of
-from gapmeter.analysis.ledger.trace import Trace
+from gapmeter.analysis.ledger.trace import FIRST_PROCESS_CODE, FIRST_STEP_CODE, Trace
 from gapmeter.analysis.requests.attempts import read_attempts
 from gapmeter.analysis.results.manifest import PlanFacts
 from gapmeter.records import EntryFlag, RecordFile, RunFolder, Span
@@ -146,7 +146,7 @@ def steps_table(trace: Trace) -> pd.DataFrame:
     table["decode_tokens"] = entries[~prompt].groupby("step")["tokens"].sum()
     for code in Span:
         rows = trace.step_spans[trace.step_spans["code"] == code]
-        if 100 <= code < 200 and len(rows):
+        if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE and len(rows):
             spans = pd.DataFrame({n: rows[n] for n in ("step", "start", "end")}).groupby("step")
             table[f"{code.name.lower()}_start_ns"] = spans["start"].min()
             table[f"{code.name.lower()}_end_ns"] = spans["end"].max()

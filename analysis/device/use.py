@@ -11,14 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from gapmeter.analysis.arrays import Floats, Ints
-from gapmeter.analysis.ledger.critical_path import covered, union
+from gapmeter.analysis.ledger.critical_path import Times, covered, union
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
 from gapmeter.analysis.ledger.launching import Forwards, timed_forwards
-from gapmeter.analysis.ledger.trace import Table, Trace
+from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results.device import DeviceUse, KernelUse
 from gapmeter.records import Span
-
-Stretches = tuple[Ints, Ints]  # starts and ends, in order, none overlapping
+from gapmeter.records.reader import Table
 
 
 def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse | None:
@@ -56,18 +55,18 @@ def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse |
     )
 
 
-def within(rows: Table, window: tuple[int, int]) -> Stretches:
+def within(rows: Table, window: tuple[int, int]) -> Times:
     """The part of the window that lies in any of these spans."""
     start, end = (np.clip(rows[name], *window).astype(np.int64) for name in ("start", "end"))
     return union(start[end > start], end[end > start])
 
 
-def length(stretches: Stretches) -> int:
+def length(stretches: Times) -> int:
     """In ns."""
     return int((stretches[1] - stretches[0]).sum())
 
 
-def by_step(rows: Table, window: tuple[int, int]) -> Stretches:
+def by_step(rows: Table, window: tuple[int, int]) -> Times:
     """From each step's first stamp to its last."""
     rows = rows[np.argsort(rows["step"], kind="stable")]
     _, first = np.unique(rows["step"], return_index=True)

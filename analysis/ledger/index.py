@@ -8,8 +8,9 @@ from functools import cached_property
 import numpy as np
 
 from gapmeter.analysis.arrays import Ints
-from gapmeter.analysis.ledger.trace import FIRST_PROCESS_CODE, FIRST_STEP_CODE, MISSING, Table, Trace
+from gapmeter.analysis.ledger.trace import FIRST_PROCESS_CODE, FIRST_STEP_CODE, MISSING, Trace
 from gapmeter.records import Span
+from gapmeter.records.reader import Table
 
 MOST_TOKENS = np.int64(1) << 40  # more tokens than any request has
 

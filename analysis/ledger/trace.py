@@ -19,8 +19,7 @@ from gapmeter.analysis.ledger.critical_path import covered
 from gapmeter.analysis.ledger.device_time import anchors_of, device_spans
 from gapmeter.records import EntryFlag, RecordFile, Span, StepFlag, read_records
 from gapmeter.records.process import give_back_memory
-
-Table = NDArray[np.void]
+from gapmeter.records.reader import Table
 
 
 def _dtype(numbers: str, times: str = "") -> np.dtype[Any]:
