@@ -13,6 +13,7 @@ from gapmeter.analysis.compare.protocol import Protocol
 from gapmeter.analysis.compare.sides import AnalysedRun, Side, late_ns, why_refused
 from gapmeter.analysis.judge.evidence import floor_of
 from gapmeter.analysis.provenance import hardware_words
+from gapmeter.analysis.requests.figures import finite_ms
 from gapmeter.analysis.results.comparison import (
     BLOCKS,
     FACTOR,
@@ -216,16 +217,16 @@ def pair_of(names: tuple[str, str], found: Differences, verdict: Verdict, device
 def _figure(found: Difference) -> DifferenceFigure:
     ends = found.estimate.known[1:] if found.supported else None
     return DifferenceFigure(
-        a_ms=_ms(found.a) if found.supported else None,
-        b_ms=_ms(found.b) if found.supported else None,
-        difference_ms=_ms(found.value),
+        a_ms=finite_ms(found.a) if found.supported else None,
+        b_ms=finite_ms(found.b) if found.supported else None,
+        difference_ms=finite_ms(found.value),
         ci_ms=(ends[0] / 1e6, ends[1] / 1e6) if ends else None,
         relative=found.value / found.a if found.a and found.value is not None else None,
         relative_ci=found.growth_ends,
         p=found.p,
         df=found.df,
         why=found.why,
-        late_ms=_ms(found.late),
+        late_ms=finite_ms(found.late),
         failed=found.failed or None,
     )
 
@@ -236,8 +237,8 @@ def _claimed(found: Difference, claim: Claim | None) -> ClaimedFigure:
         in_family=claim is not None,
         p_adjusted=claim.p_adjusted if claim else None,
         confirmed=claim is not None and claim.confirmed,
-        least_ms=_ms(claim.least_ns) if claim else None,
-        floor_ms=_ms(claim.floor_ns) if claim else None,
+        least_ms=finite_ms(claim.least_ns) if claim else None,
+        floor_ms=finite_ms(claim.floor_ns) if claim else None,
         growth_error=found.growth.error if found.growth else None,
         growth_df=found.growth.df if found.growth else None,
     )
@@ -287,10 +288,6 @@ def _provenance(sides: Sequence[Side], command: str, *, comparable: bool, forced
         "command": command or "gapmeter compare",
     }
     return known[0].model_copy(update=together | own)
-
-
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns / 1e6
 
 
 _IN_TABLE = (("ttft", 50.0), ("ttft", 99.0), ("itl", 99.0), ("e2e", 50.0), ("e2e", 99.0))

@@ -24,9 +24,9 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Bools
 from gapmeter.analysis.judge.lateness import Lateness, ToldLateness, shortens
-from gapmeter.analysis.requests.figures import finite_ms
+from gapmeter.analysis.requests.figures import at_most_ms, finite_ms
 from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, resent_once, succeeded, window_s
-from gapmeter.analysis.results.distribution import AtMost, KnownPercentile, Needs
+from gapmeter.analysis.results.distribution import KnownPercentile, Needs
 from gapmeter.analysis.results.latency import Anatomy
 from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.run import (
@@ -123,7 +123,6 @@ def _judge_latency(
     growth = None
     if found.status == INCONCLUSIVE:
         growth = growth_to_decide(over, values.count, n_eff, 1 - percentile / 100, values.plain(percentile))
-    bound = values.at_most(percentile) if not estimate.supported else None
     missing = values.more_values(percentile) if values.count else 0
     value = estimate.value if estimate.supported else None
     return SloAnswer(
@@ -134,11 +133,11 @@ def _judge_latency(
         sure=found.sure,
         basis=found.basis,
         limit=limit / 1e6,
-        value=None if value is None else value / 1e6,
-        low=None if estimate.low is None else estimate.low / 1e6,
-        high=None if estimate.high is None else estimate.high / 1e6,
+        value=finite_ms(value),
+        low=finite_ms(estimate.low),
+        high=finite_ms(estimate.high),
         sample=finite_ms(estimate.value),
-        at_most=None if bound is None else AtMost(ms=bound.value / 1e6, confidence=bound.confidence),
+        at_most=at_most_ms(values, percentile) if not estimate.supported else None,
         highest=_highest_known(values, percentile) if not estimate.supported else None,
         infinite=math.inf in (value, estimate.low),
         beyond=over,
@@ -151,7 +150,7 @@ def _judge_latency(
         owner=anatomy.owner if anatomy else None,
         beyond_half=over_half if found.far else None,
         far=found.far,
-        late=None if late_ns is None else late_ns / 1e6,
+        late=finite_ms(late_ns),
         may_be_late=may_be_ns / 1e6 or None,
     )
 
