@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints, Ranked
 from gapmeter.analysis.results.codec import Ends
+from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.latency import (
     Anatomy,
     Band,
@@ -52,19 +53,15 @@ def stages_in(ledgers: pd.DataFrame) -> list[str]:
     ]
 
 
-def stage_parts(ledgers: pd.DataFrame, names: Sequence[str], rows: Bools | Ints | slice = slice(None)) -> Floats:
+def stage_parts(ledgers: pd.DataFrame, names: Sequence[str], rows: Ints | slice = slice(None)) -> Floats:
     """The times of some stages in ns, of some rows: shape (rows, stages).
 
     A stage that is unmeasured in a few rows only has its time in their remainder, so 0 there adds up.
     """
-    if isinstance(rows, np.ndarray) and rows.dtype == np.bool_:
-        rows = np.flatnonzero(rows)
     return np.stack(list(_stage_times(ledgers, names, rows)), axis=1)
 
 
-def _stage_times(
-    ledgers: pd.DataFrame, names: Sequence[str], rows: Bools | Ints | slice = slice(None)
-) -> Iterator[Floats]:
+def _stage_times(ledgers: pd.DataFrame, names: Sequence[str], rows: Ints | slice = slice(None)) -> Iterator[Floats]:
     for name in names:
         times = ledgers[column(name)].array[rows].to_numpy(np.float64, na_value=np.nan)
         yield np.nan_to_num(times) if np.isnan(times).any() else times
@@ -95,11 +92,11 @@ def describe_bands(ledgers: Mapping[str, pd.DataFrame]) -> dict[str, Bands]:
 
 def _bands(rows: pd.DataFrame) -> Bands:
     names, n = stages_in(rows), len(rows)
-    slow_ranks = {percentile: math.floor(percentile * n / 100) for percentile in (90.0, 99.0, 99.9)}
-    slowest, usual = n - slow_count(n), _typical_ranks(n)
+    slow_ranks = {percentile: math.floor(percentile * n / 100) for percentile in SLOW} | {98.5: n - slow_count(n)}
+    usual = _typical_ranks(n)
     spread_ranks = [round(percentile * n / 100) for percentile in _SPREAD]
     # Between neighbouring cuts every band has all rows or none, so that each row is added up once.
-    cuts = sorted({0, n, *usual, *slow_ranks.values(), slowest, *spread_ranks})
+    cuts = sorted({0, n, *usual, *slow_ranks.values(), *spread_ranks})
     ranked, part = Ranked(rows["total_ns"].to_numpy(np.float64)), np.zeros(n, np.int64)
     for cut in cuts[1:-1]:
         part += ~ranked.below(cut)
@@ -107,19 +104,16 @@ def _bands(rows: pd.DataFrame) -> Bands:
     sums = np.stack([np.bincount(part, times, len(cuts) - 1) for times in _stage_times(rows, names)])
 
     def band(low: int, high: int = n) -> Band:
-        means = sums[:, cuts.index(low) : cuts.index(high)].sum(axis=1) / (high - low) / 1e6
-        stages_ms = dict(zip(names, means.tolist(), strict=True))
-        return Band(count=high - low, total_ms=float(means.sum()), stages_ms=stages_ms)
-
-    def slow(percentile: float) -> Band | None:
-        rank = slow_ranks[percentile]
-        return band(rank) if n - rank >= FEWEST_SLOW else None
+        means_ms = sums[:, cuts.index(low) : cuts.index(high)].sum(axis=1) / (high - low) / 1e6
+        return _band(names, high - low, means_ms)
 
     between = zip(itertools.pairwise(spread_ranks), itertools.pairwise(_SPREAD), strict=True)
     return Bands(
         count=n,
         typical=band(*usual),
-        slow=SlowBands(p90=slow(90.0), p985=band(slowest), p99=slow(99.0), p999=slow(99.9)),
+        slow=SlowBands(
+            **{percentile_key(p): band(rank) if n - rank >= FEWEST_SLOW else None for p, rank in slow_ranks.items()}
+        ),
         spread=tuple(
             SpreadBand(**dict(band(*ranks)), from_percentile=low, to_percentile=high)
             for ranks, (low, high) in between
@@ -128,9 +122,9 @@ def _bands(rows: pd.DataFrame) -> Bands:
     )
 
 
-def _band(names: Sequence[str], parts: Floats) -> Band:
-    means = parts.mean(axis=0) / 1e6
-    return Band(count=len(parts), total_ms=float(means.sum()), stages_ms=dict(zip(names, means.tolist(), strict=True)))
+def _band(names: Sequence[str], count: int, means_ms: Floats) -> Band:
+    stages_ms = dict(zip(names, means_ms.tolist(), strict=True))
+    return Band(count=count, total_ms=float(means_ms.sum()), stages_ms=stages_ms)
 
 
 def anatomies_of(ledgers: Mapping[str, pd.DataFrame], slos: Sequence[Slo] = ()) -> dict[str, Anatomy]:
@@ -192,7 +186,7 @@ def anatomy(ledgers: pd.DataFrame, percentile: float = 99.0) -> Anatomy | None:
     )
     share_ci, owners = _by_owner(names, stages, whole_ns, bands, members, stretch)
     by_wait = sorted(owners, key=lambda part: -part.at_ms)
-    usual, slow, at = (_band(names, each) for each in bands)
+    usual, slow, at = (_band(names, len(each), each.mean(axis=0) / 1e6) for each in bands)
     exact_ns, at_ns = float(np.quantile(total_ns, percentile / 100, method="inverted_cdf")), total_ns[members[2]]
     is_near = exact_ns / _FAR <= at_ns.mean() <= exact_ns * _FAR
     return Anatomy(
