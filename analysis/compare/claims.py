@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gapmeter.analysis.compare.differences import Differences
+from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.results.comparison import (
     FAILS_LESS,
     FAILS_MORE,
@@ -196,9 +197,9 @@ def what_changed(found: Differences, verdict: Verdict, device: str) -> Change | 
     if not found.totals:
         return None
     confirmed = [c for c in verdict.claims if c.confirmed and not c.difference.failed]
-    surest = max(confirmed, key=lambda c: (c.metric in ("ttft", "e2e"), _size(c)), default=None)
+    surest = max(confirmed, key=lambda c: (c.metric in LEDGER_OF, _size(c)), default=None)
     metric = "ttft" if surest is not None and surest.metric == "ttft" and "first_token" in found.totals else "e2e"
-    event = "first_token" if metric == "ttft" else "last_token"
+    event = LEDGER_OF[metric]
     total = found.totals[event]
     if surest is not None and (surest.difference.value or 0.0) * (total.value or 0.0) < 0:
         return Change(metric=metric, event=event, claim=surest.figure, unexplained="opposite")

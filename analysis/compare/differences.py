@@ -39,6 +39,7 @@ from scipy import sparse
 
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.compare.sides import PER_REQUEST, Run, late_ns, why_refused
+from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.results.comparison import FailedShares
 from gapmeter.analysis.stages import STAGE_NAMES
 from gapmeter.analysis.stats import bootstrap
@@ -48,7 +49,7 @@ from gapmeter.analysis.stats.estimate import TAIL, Difference, Estimate, Spread
 from gapmeter.analysis.stats.series import Series, pooled, share_of, spread_of_mean
 from gapmeter.scenarios.slo import LATENCIES
 
-EVENTS: tuple[str, ...] = ("first_token", "last_token")
+EVENTS = tuple(LEDGER_OF.values())
 FEWEST = 16
 _MOST_VALUES = 4_000_000  # drawn at a time
 _TAILS = (0.9, 0.99)
@@ -392,13 +393,11 @@ class _Judge:
 
     def stages(self) -> dict[str, dict[str, dict[float, Difference]]]:
         """The percentiles of every stage that is not 0 throughout; of few independent values, as of metrics."""
-        metric = {"first_token": "ttft", "last_token": "e2e"}
         found: dict[str, dict[str, dict[float, Difference]]] = {}
-        for event, stages in self._pair.shown.items():
-            series = self._pair.series[metric[event]]
-            found[event] = {}
-            for stage in stages:
-                found[event][STAGE_NAMES[stage]] = {
+        for metric, event in LEDGER_OF.items():
+            series = self._pair.series[metric]
+            for stage in self._pair.shown.get(event, ()):
+                found.setdefault(event, {})[STAGE_NAMES[stage]] = {
                     p: self._difference(f"{event}.{stage}", i, _beyond(series, p))
                     for i, p in enumerate(self._pair.stage_percentiles)
                     if all(side.percentile(p).supported for side in series)

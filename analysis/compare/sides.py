@@ -211,11 +211,8 @@ def run_of(
 def _ledger_of(ledger: pd.DataFrame | None, measured: pd.DataFrame, event: str) -> Floats:
     """Shape (n, stages). What is unmeasured in every ledger stays NaN; in a few, its time is in their remainder."""
     out = np.full((len(measured), len(STAGE_NAMES)), np.nan)
-    if ledger is None or not len(ledger):
-        return out
-    rows = ledger[(ledger["event"] == event).to_numpy(bool)].set_index("request_id")
-    there = measured["request_id"].isin(rows.index).to_numpy(bool)
-    rows = rows.loc[measured["request_id"][there]]
+    rows = fig.ledgers_of(ledger, measured, event)
+    there = measured["request_id"].isin(rows["request_id"]).to_numpy(bool)
     for number, name in enumerate(STAGE_NAMES):
         if column(name) in rows:
             values = rows[column(name)].to_numpy(np.float64, na_value=np.nan)

@@ -32,7 +32,7 @@ from gapmeter.analysis.requests.metrics import (
 )
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stats.hdr import nearest_rank
-from gapmeter.scenarios.slo import LATENCIES
+from gapmeter.scenarios.slo import BETWEEN_TOKENS, LATENCIES
 
 LateRule = Literal["lag", "loop_lag"]
 SHARES = (0.02, 0.10)  # of a figure: worth a warning, refused
@@ -86,7 +86,7 @@ class Lateness:
         if value is None:
             return []
         by: dict[LateRule, float] = {}
-        if metric in ("ttft", "e2e"):
+        if metric not in BETWEEN_TOKENS:
             by["lag"] = _at(self.sent_ns, percentile) or 0.0
         by["loop_lag"] = self._read(metric, percentile)
         together = self._sent_or_read(metric, percentile) if "lag" in by else 0.0

@@ -23,7 +23,7 @@ import pandas as pd
 from gapmeter.analysis.arrays import Bools, Floats, Ranked
 from gapmeter.analysis.ledger.critical_path import union
 from gapmeter.analysis.ledger.tail import FEWEST, FEWEST_SLOW, stage_parts, stages_in, typical
-from gapmeter.analysis.requests.figures import finite_ms
+from gapmeter.analysis.requests.figures import LEDGER_OF, finite_ms
 from gapmeter.analysis.results.distribution import MainPercentiles, percentile_key
 from gapmeter.analysis.results.latency import (
     Compute,
@@ -96,7 +96,7 @@ def describe_compute(ledgers: Mapping[str, pd.DataFrame], steps: pd.DataFrame | 
     summed waits, with a 95 % interval (stats.bootstrap). ``busy_share``: of the time from the first forward to the
     last, the part within one.
     """
-    shares = {m: _shares(ledgers[m]) for m in ("ttft", "e2e") if m in ledgers and len(ledgers[m]) >= FEWEST}
+    shares = {m: _shares(ledgers[m]) for m in LEDGER_OF if m in ledgers and len(ledgers[m]) >= FEWEST}
     if not shares:
         return Compute()
     return Compute(device=device, busy_share=_busy_share(steps), ttft=shares.get("ttft"), e2e=shares.get("e2e"))
