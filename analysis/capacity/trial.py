@@ -215,8 +215,7 @@ def plan_looks(promises: Sequence[Promise], most: int, first: int = FIRST_LOOK) 
 
 def fewest(promises: Sequence[Promise]) -> float:
     """ln(1 - SURE) / ln(1 - share): with fewer values not even none beyond the limit could hold; 299 for a p99."""
-    rarest = min(promise.share for promise in promises)
-    return math.log(1 - SURE) / math.log(1 - rarest) if 0 < rarest < 1 else 0.0
+    return _log_ratio(1 - SURE, min(promise.share for promise in promises))
 
 
 def find(promises: Sequence[Promise], counts: Sequence[Count], look: Look) -> Finding:

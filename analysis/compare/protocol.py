@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any
 
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, FOLLOWS, NOTED, Fact
+from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, FOLLOWS, NOTED, Fact, Meaning
 from gapmeter.analysis.results.run import INVALID
 from gapmeter.analysis.results.trust import FloorShares
 
 NOT_RECORDED = "not recorded"
-Meaning = Literal["factor", "follows", "noted", "blocks"]
 
 _IGNORED = ("name", "summary")
 _NOTED = ("slo", "repeat", "sweep", "doc", "cost", "telemetry", "server.ready_timeout")  # and what lies in them

@@ -253,19 +253,13 @@ def figures(values: Floats, weights: Floats, *, differs: str, weighted: bool) ->
     mean_ms: float | None = None
     at_ms: list[float | None] = [None] * len(PERCENTILES)
     if len(values):
-        at = _weighted(values, weights) if weighted else np.percentile(values, PERCENTILES)
+        how: dict[str, Any] = {"weights": weights, "method": "inverted_cdf"} if weighted else {}
+        at = np.percentile(values, PERCENTILES, **how)
         at_ms, mean_ms = (at / 1e6).tolist(), float(np.average(values, weights=weights)) / 1e6
     p50, p90, p95, p99 = at_ms
     return PeerFigures(
         differs=differs, p50_ms=p50, p90_ms=p90, p95_ms=p95, p99_ms=p99, mean_ms=mean_ms, count=len(values)
     )  # fmt: skip
-
-
-def _weighted(values: Floats, weights: Floats) -> Floats:
-    order = np.argsort(values, kind="stable")
-    cumulated = np.cumsum(weights[order])
-    ranks = np.searchsorted(cumulated, np.asarray(PERCENTILES) / 100 * cumulated[-1], side="left")
-    return np.asarray(values[order][np.minimum(ranks, len(values) - 1)], np.float64)
 
 
 def chunks(record: RequestRecord) -> Iterator[Chunk]:

@@ -30,6 +30,7 @@ FACTOR: Final = "factor"
 FOLLOWS: Final = "follows"
 NOTED: Final = "noted"
 BLOCKS: Final = "blocks"
+Meaning = Literal["factor", "follows", "noted", "blocks"]
 VALIDITY: Final = "validity"
 VALID: Final = "valid"
 
@@ -42,7 +43,7 @@ class Fact(Result):
     key: str
     a: str
     b: str
-    meaning: Literal["factor", "follows", "noted", "blocks"]
+    meaning: Meaning
 
 
 class Comparability(Result):
