@@ -44,7 +44,7 @@ from gapmeter.analysis.results.sweep import (
     SweptSlo,
 )
 from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.analysis.sweep.curves import EVENT_OF, Axis, axis_of, knees_of, label, mean_level, rate_level, seen
+from gapmeter.analysis.sweep.curves import WITH_LEDGERS, Axis, axis_of, knees_of, label, mean_level, rate_level, seen
 from gapmeter.analysis.sweep.growth import growths_of, means_ms, slow_band
 from gapmeter.analysis.sweep.read import Frames, LostRun, MeasuredRun, read_frames, read_runs
 from gapmeter.records import RunFolder
@@ -80,7 +80,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
     answers = next((point.slo for point in points if isinstance(point, Point)), ())
     # What the sweep is about: the first latency that an SLO names, else TTFT.
     asked = (explained_by(answer.metric) for answer in answers)
-    main = next((metric for metric in asked if metric in EVENT_OF), "ttft")
+    main = next((metric for metric in asked if metric in WITH_LEDGERS), "ttft")
     levels = {metric: common_level(points, metric) for metric in LATENCIES}
     sights = [seen(point, own, levels) for point, own in zip(points, frames, strict=True)]
     axis = axis_of(points)
@@ -194,8 +194,7 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
     reasons = () if any(run.valid for run in used) else results[0].invalid_reasons
     reasons = reasons or tuple(not_judged(answer) for answer in answers if answer.status == INVALID)
     judged = verdict.overall(answers, reasons)
-    ledgers = {metric: getattr(frames, name) for metric, name in EVENT_OF.items()}
-    stages = {metric: means_ms(rows) for metric, rows in ledgers.items()}
+    stages = {metric: means_ms(rows) for metric, rows in frames.ledgers.items()}
     evidence = binding_evidence(results[0].roofline, results[0].telemetry)
     checks = [check for result in results for check in result.checks]
     economy = describe_economy(judged, answers, used, frames.measured)
@@ -210,7 +209,7 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
             metric: StageMeans(mean_ms=sum(found.values()), stages_ms=found)
             for metric, found in stages.items() if found
         },
-        slow_stages={metric: means_ms(slow_band(rows, 99)) for metric, rows in ledgers.items() if len(rows)},
+        slow_stages={metric: means_ms(slow_band(rows, 99)) for metric, rows in frames.ledgers.items() if len(rows)},
         throughput=_throughput(results, frames),
         delivered_rate=_mean(result.load.delivered_rate for result in results),
         goodput_per_s=_mean(result.goodput.per_s for result in results),

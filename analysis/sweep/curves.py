@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.numbers import significant
+from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.requests.metrics import request_values_ns, succeeded
 from gapmeter.analysis.results.sweep import (
     THROUGHPUT,
@@ -219,7 +220,7 @@ def find_knee(load: Sequence[float], levels: Sequence[Level], rule: Rule) -> Kne
     return Knee(UNDECIDED, "what is known of the points allows for a knee and for none", share)
 
 
-EVENT_OF = {"ttft": "first", "e2e": "last", "itl": "gaps"}
+WITH_LEDGERS = (*LEDGER_OF, "itl")  # metrics that stages tell of
 GROWS_WITH = "server.max_batch"  # more of it may bring more throughput, as more load does
 
 
@@ -231,16 +232,12 @@ class Seen:
     figures: Mapping[str, Level | None]
     frames: Frames
 
-    def ledgers(self, metric: str) -> pd.DataFrame:
-        """What its requests, or token gaps, waited for, in time order."""
-        return getattr(self.frames, EVENT_OF[metric])
-
 
 def seen(point: AnyPoint, frames: Frames | None, levels: Mapping[str, float | None]) -> Seen | None:
     """None for a point that is not a valid measurement: no curve runs through it."""
     if frames is None or not isinstance(point, Point) or not point.on_curves:
         return None
-    found = {metric: _compared(point, frames, metric, levels[metric]) for metric in EVENT_OF}
+    found = {metric: _compared(point, frames, metric, levels[metric]) for metric in WITH_LEDGERS}
     return Seen(point, found | {THROUGHPUT: rate_level(frames)}, frames)
 
 
@@ -257,7 +254,8 @@ def _compared(point: Point, frames: Frames, metric: str, level: float | None) ->
 def mean_level(frames: Frames, metric: str) -> Level | None:
     """A metric's mean in ms over the successes of a point; None where it cannot be known, or is no figure a request."""
     if metric == "itl":
-        return level_of(frames.gaps["gap_ns"].to_numpy(float) / 1e6) if len(frames.gaps) else None
+        gaps = frames.ledgers["itl"]
+        return level_of(gaps["total_ns"].to_numpy(float) / 1e6) if len(gaps) else None
     return mean_of_requests(frames.measured, metric)
 
 

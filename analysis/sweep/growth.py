@@ -56,7 +56,7 @@ def growth_between(
     """
     level_before, level_after = one.figures[metric], two.figures[metric]
     grows = level_after.minus(level_before) if level_before and level_after else None
-    ledgers = [seen.ledgers(metric) for seen in (one, two)]
+    ledgers = [seen.frames.ledgers[metric] for seen in (one, two)]
     before, after = (means_ms(slow_band(rows, percentile)) for rows in ledgers)
     gain = {stage: ms - before.get(stage, 0.0) for stage, ms in after.items()} if before else {}
     whole = sum(gain.values())

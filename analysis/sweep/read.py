@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
-from gapmeter.analysis.requests.figures import ledgers_of
+from gapmeter.analysis.requests.figures import ledgers_by_metric
 from gapmeter.analysis.requests.metrics import issued, measured_requests, stamps_ns, succeeded
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.run import INVALID
@@ -45,14 +46,12 @@ class MeasuredRun:
 class Frames:
     """What several runs of one point measured, one after the other; rows of requests that count only.
 
-    ``first``, ``last`` and ``gaps`` are ledgers to the first token, to the last, and of token gaps; ``steps`` those of
-    the engine while requests were measured; ``rates``: output tokens a second in blocks of time, None where unknown.
+    ``ledgers`` by metric (ttft, e2e, itl), in the order of time; ``steps`` those of the engine while requests were
+    measured; ``rates``: output tokens a second in blocks of time, None where unknown.
     """
 
     measured: pd.DataFrame
-    first: pd.DataFrame
-    last: pd.DataFrame
-    gaps: pd.DataFrame
+    ledgers: Mapping[str, pd.DataFrame]
     steps: pd.DataFrame
     rates: Floats | None
 
@@ -79,29 +78,32 @@ def read_frames(runs: list[MeasuredRun]) -> Frames:
     """The frames of these runs, put one after the other."""
     parts = [_frames(run) for run in runs]
     rates = [part.rates for part in parts if part.rates is not None]
-    joined: dict[str, pd.DataFrame] = {}
-    for name in ("measured", "first", "last", "gaps", "steps"):
-        tables = [table for part in parts if len(table := getattr(part, name))]
-        joined[name] = pd.concat(tables, ignore_index=True) if tables else getattr(parts[0], name)
-    return Frames(**joined, rates=np.concatenate(rates) if rates and len(rates) == len(parts) else None)
+    return Frames(
+        _joined([part.measured for part in parts]),
+        {metric: _joined([part.ledgers[metric] for part in parts]) for metric in parts[0].ledgers},
+        _joined([part.steps for part in parts]),
+        np.concatenate(rates) if rates and len(rates) == len(parts) else None,
+    )
+
+
+def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    filled = [table for table in tables if len(table)]
+    return pd.concat(filled, ignore_index=True) if filled else tables[0]
 
 
 def _frames(run: MeasuredRun) -> Frames:
     requests = read_table(run.folder / "requests.parquet")
     measured = measured_requests(requests)
-    refused = bool(run.result.ledger.refused)
-    ledger = pd.DataFrame() if refused else _frame(run.folder / "ledger.parquet")
-    gaps = pd.DataFrame() if refused else _frame(run.folder / "gaps.parquet")
-    if len(gaps):
-        gaps = gaps[gaps["request_id"].isin(measured["request_id"])].sort_values("end_ns", kind="stable")
+    names = () if run.result.ledger.refused else ("ledger", "gaps")
+    tables = {name: _frame(run.folder / f"{name}.parquet") for name in names}
+    ledgers = {"itl": pd.DataFrame()} | ledgers_by_metric(tables.get("ledger"), tables.get("gaps"), measured)
+    if len(ledgers["itl"]):
+        ledgers["itl"] = ledgers["itl"].sort_values("end_ns", kind="stable")
     steps = _frame(run.folder / "steps.parquet")
     if len(steps) and len(measured):
         since, until = measured["due_ns"].min(), measured["last_token_ns"].max()
         steps = steps[(steps["schedule_ns"] >= since) & (steps["schedule_ns"] <= until)]
-    return Frames(
-        measured, ledgers_of(ledger, measured, "first_token"), ledgers_of(ledger, measured, "last_token"),
-        gaps, steps, block_rates(requests),
-    )  # fmt: skip
+    return Frames(measured, ledgers, steps, block_rates(requests))
 
 
 def block_rates(requests: pd.DataFrame) -> Floats | None:

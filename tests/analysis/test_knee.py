@@ -191,7 +191,7 @@ def said(points: list[Point], knees: Sequence[CurveKnee], growths: Sequence[Grow
 def swept(waits: Sequence[float], rates: Sequence[float], error: float) -> list[str]:
     """The sentences of a sweep whose points are known to this error; no percentile is supported."""
     points = points_along("load.concurrency", {f"{users:g} users": users for users in USERS})
-    empty = Frames(*[pd.DataFrame()] * 5, rates=None)
+    empty = Frames(pd.DataFrame(), {}, pd.DataFrame(), None)
     sights = [
         Seen(point, {"ttft": Level(wait, error, 12), "throughput": Level(rate, error, 12)}, empty)
         for point, wait, rate in zip(points, waits, rates, strict=True)
@@ -234,4 +234,4 @@ def frames(queue_ms: float) -> Frames:
     """A hundred requests that spent this in the queue, give or take."""
     queue = np.random.default_rng(1).normal(queue_ms, 1, 100) * 1e6
     rows = pd.DataFrame({"queue_ns": queue, "unexplained_ns": 0.0, "total_ns": queue})
-    return Frames(pd.DataFrame(), rows, rows, rows, pd.DataFrame(), None)
+    return Frames(pd.DataFrame(), dict.fromkeys(("ttft", "e2e", "itl"), rows), pd.DataFrame(), None)

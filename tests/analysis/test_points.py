@@ -108,7 +108,7 @@ def grown(one: pd.DataFrame, two: pd.DataFrame, level: float = 99) -> Growth:
     for name, rows in (("a", one), ("b", two)):
         value = float(np.quantile(rows["total_ns"], 0.99)) / 1e6
         about = Point.model_construct(index=len(sides), label=name)
-        frames = Frames(rows, rows, rows, rows, rows, None)
+        frames = Frames(rows, {"ttft": rows}, rows, None)
         sides.append(Seen(about, {"ttft": level_of_interval(value, value * 0.9, value * 1.1)}, frames))
     return growth_between(*sides, "ttft", level, "", at_knee=False)
 

@@ -92,7 +92,7 @@ def test_runs_are_pooled_over_their_time_unless_one_does_not_know_its_rate(
         for rate, span in zip(rates, (1.0, 3.0), strict=True)
     ]  # fmt: skip
     nothing = pd.DataFrame()
-    frames = Frames(nothing, nothing, nothing, nothing, nothing, None)
+    frames = Frames(nothing, {}, nothing, None)
     assert _throughput(runs, frames).output_tokens_per_s == pooled
 
 
