@@ -15,8 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from gapmeter.analysis.arrays import Ints
 
 CORE, LOCK, WORK = "core_wait", "lock_wait", "at work"  # what a Reason may be
@@ -72,7 +70,3 @@ class CoreUse:
     reasons: tuple[Reason, ...]
     of: Mapping[tuple[str, int], Stretches]
     known_from: KnownFrom
-
-    def stretches(self, kind: str, process: int) -> Stretches:
-        none = np.empty(0, np.int64)
-        return self.of.get((kind, process), Stretches(none, none, none))

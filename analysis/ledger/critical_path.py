@@ -39,11 +39,6 @@ class Intervals:
         row, low, high = outside(self.start, self.end, start, end)
         return Intervals(self.event[row], low, high, self.cls[row])
 
-    def within(self, start: Ints, end: Ints, cls: int) -> Intervals:
-        """The parts of these rows that lie in given stretches (in order, none overlapping), as rows of ``cls``."""
-        row, _, low, high = overlaps(self.start, self.end, start, end)
-        return Intervals(self.event[row], low, high, np.full(len(row), cls))
-
 
 def overlaps(start: Ints, end: Ints, stretch_start: Ints, stretch_end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Where intervals and stretches (in order, none overlapping) meet: which interval, which stretch, from, to."""

@@ -65,7 +65,8 @@ def _use(folder: Path, *rows: Row, whole: bool = False) -> CoreUse:
 
 def _said(use: CoreUse, kind: str, pid: int) -> list[tuple[int, int, str]]:
     """(start ms, end ms, why): who had the core and at which stage, or the reason's own name."""
-    found = use.stretches(kind, pid)
+    if (found := use.of.get((kind, pid))) is None:
+        return []
     words = []
     for reason in (use.reasons[number] for number in found.reason):
         who = reason.culprit
@@ -196,7 +197,7 @@ def test_from_sums_a_thread_waited_for_what_it_was_at_work_and_did_not_run(tmp_p
     use = core_use(tmp_path, [_probe(tmp_path, "core", ENGINE, (Span.LOOP, 10, 50), (Span.LOOP, 70, 90))], [0])
     assert use.known_from == "sums"
     for kind in ("engine", "forward", "worker"):
-        found = use.stretches(kind, ENGINE)
+        found = use.of[kind, ENGINE]
         length = found.end - found.start
         assert length.sum() == 30 * MS
         assert length[found.start < 50 * MS].sum() == 20 * MS
