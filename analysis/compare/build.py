@@ -9,7 +9,6 @@ from string import ascii_uppercase
 from gapmeter.analysis.compare import claims, protocol
 from gapmeter.analysis.compare.claims import Claim, Verdict
 from gapmeter.analysis.compare.differences import Differences, compare_sides
-from gapmeter.analysis.compare.protocol import Protocol
 from gapmeter.analysis.compare.sides import AnalysedRun, Side, late_ns, why_refused
 from gapmeter.analysis.judge.evidence import floor_of
 from gapmeter.analysis.provenance import hardware_words
@@ -71,7 +70,9 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
     if len(sides) < 2:
         raise ValueError("a comparison has two sides or more")
     letters = [ascii_uppercase[i] if i < 26 else f"run {i + 1}" for i in range(len(sides))]
-    protocols = [_protocol(sides[0], side, asked.factors) for side in sides[1:]]
+    protocols = [
+        _protocol(letter, sides[0], side, asked.factors) for letter, side in zip(letters[1:], sides[1:], strict=True)
+    ]
     comparable = all(each.comparable for each in protocols)
     result = Comparison(
         verdict=NOT_COMPARABLE,
@@ -86,13 +87,7 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
             )
             for letter, side in zip(letters, sides, strict=True)
         ),
-        protocol=tuple(
-            Comparability(
-                side=letter, comparable=each.comparable, factors=each.factors, recognized=each.recognized,
-                facts=each.facts,
-            )
-            for letter, each in zip(letters[1:], protocols, strict=True)
-        ),
+        protocol=tuple(protocols),
         comparisons=(),
         provenance=_provenance(sides, command, comparable=comparable, forced=asked.force),
         asked=asked,
@@ -105,7 +100,7 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
     found = [compare_sides(runs[0], own, percentiles, _STAGE_PERCENTILES) for own in runs[1:]]
     verdicts = claims.judge(found, floors_of(each for side in sides for each in side.runs), slos)
     words = {verdict.word for verdict in verdicts}
-    names = [_names(letters[0], letter, each) for letter, each in zip(letters[1:], protocols, strict=True)]
+    names = [_names(letters[0], each) for each in protocols]
     devices = {each.manifest.device for side in sides for each in side.runs}
     device = devices.pop() if len(devices) == 1 else "device"
     pairs = zip(names, found, verdicts, strict=True)
@@ -142,7 +137,7 @@ def floors_of(runs: Iterable[AnalysedRun]) -> dict[str, tuple[float, float]]:
 # Can they be compared?
 
 
-def _protocol(baseline: Side, side: Side, factors: Sequence[str]) -> Protocol:
+def _protocol(letter: str, baseline: Side, side: Side, factors: Sequence[str]) -> Comparability:
     """Of the two sides' first runs; within a side nothing may differ at all."""
     found = _check(baseline.first, side.first, factors)
     strays = [
@@ -154,10 +149,11 @@ def _protocol(baseline: Side, side: Side, factors: Sequence[str]) -> Protocol:
     ]
     a, b = _soundness(baseline), _soundness(side)
     sound = [] if a == b == VALID else [Fact(key=VALIDITY, a=a, b=b, meaning=BLOCKS)]
-    return Protocol(found.factors, found.recognized, (*strays, *found.facts, *sound))
+    facts = (*strays, *found.facts, *sound)
+    return Comparability.of(letter, facts, found.factors, recognized=found.recognized)
 
 
-def _check(a: AnalysedRun, b: AnalysedRun, factors: Sequence[str] = ()) -> Protocol:
+def _check(a: AnalysedRun, b: AnalysedRun, factors: Sequence[str] = ()) -> Comparability:
     return protocol.check(a.manifest, b.manifest, a.result.floor, b.result.floor, factors)
 
 
@@ -168,13 +164,13 @@ def _soundness(side: Side) -> str:
     return "; ".join(f"{name}: {why}" if several else why for name, why in bad if why) or VALID
 
 
-def _names(a: str, b: str, found: Protocol) -> tuple[str, str]:
+def _names(a: str, found: Comparability) -> tuple[str, str]:
     """What the sides are called: their letter, and the factor's value where there is a short one."""
     facts = [fact for fact in found.facts if fact.meaning == FACTOR]
     if len(facts) != 1 or max(len(facts[0].a), len(facts[0].b)) > _LONGEST_NAME:
-        return a, b
+        return a, found.side
     key = facts[0].key.rpartition(".")[2]
-    return f"{a} ({key} {facts[0].a})", f"{b} ({key} {facts[0].b})"
+    return f"{a} ({key} {facts[0].a})", f"{found.side} ({key} {facts[0].b})"
 
 
 # The parts of the result

@@ -8,12 +8,11 @@ left *blocks*. What cannot change a latency (an SLO, a summary's text) is *noted
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, FOLLOWS, NOTED, Fact, Meaning
+from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, FOLLOWS, NOTED, Comparability, Fact, Meaning
 from gapmeter.analysis.results.run import INVALID
 from gapmeter.analysis.results.trust import FloorShares
 
@@ -41,22 +40,9 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
 _ENGINE_FLAGS_OF_THE_PLACE = ("--host", "--port")
 
 
-@dataclass(frozen=True, slots=True)
-class Protocol:
-    """The answer. ``factors`` are what was declared, or the one scenario key that differs (``recognized``)."""
-
-    factors: tuple[str, ...]
-    recognized: bool
-    facts: tuple[Fact, ...]
-
-    @property
-    def comparable(self) -> bool:
-        return all(fact.meaning != BLOCKS for fact in self.facts)
-
-
 def check(
     a: Manifest, b: Manifest, floor_a: FloorShares | None, floor_b: FloorShares | None, factors: Sequence[str] = ()
-) -> Protocol:
+) -> Comparability:
     """Judge two runs by what their manifests say, and by the load tester's own floors.
 
     ``factors``: keys that may differ, a scenario's (``server.max_batch``) or the protocol's own (``hardware``,
@@ -74,7 +60,7 @@ def check(
     facts += _floor(floor_a, floor_b, named)
     order = (FACTOR, BLOCKS, FOLLOWS, NOTED)
     found = tuple(sorted(facts, key=lambda fact: order.index(fact.meaning)))
-    return Protocol(named, not factors and bool(named), found)
+    return Comparability.of("", found, named, recognized=not factors and bool(named))
 
 
 def facts_of(manifest: Manifest) -> dict[str, Any]:

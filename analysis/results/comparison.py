@@ -55,6 +55,11 @@ class Comparability(Result):
     recognized: bool
     facts: tuple[Fact, ...]
 
+    @classmethod
+    def of(cls, side: str, facts: tuple[Fact, ...], factors: tuple[str, ...], *, recognized: bool) -> Comparability:
+        free = all(fact.meaning != BLOCKS for fact in facts)
+        return cls(side=side, comparable=free, factors=factors, recognized=recognized, facts=facts)
+
     @property
     def blocking(self) -> tuple[Fact, ...]:
         return tuple(fact for fact in self.facts if fact.meaning == BLOCKS)

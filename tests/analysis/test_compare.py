@@ -18,7 +18,7 @@ from gapmeter.analysis.compare import claims
 from gapmeter.analysis.compare.build import compare, pair_of
 from gapmeter.analysis.compare.claims import FAMILY, judge_pair, judge_regression
 from gapmeter.analysis.compare.differences import compare_sides
-from gapmeter.analysis.compare.protocol import Protocol, check
+from gapmeter.analysis.compare.protocol import check
 from gapmeter.analysis.compare.sides import Run, Side, read_run
 from gapmeter.analysis.judge.lateness import ToldLateness
 from gapmeter.analysis.numbers import duration
@@ -41,6 +41,7 @@ from gapmeter.analysis.results.comparison import (
     WITHIN,
     Asked,
     ClaimedFigure,
+    Comparability,
     Comparison,
     FailedShares,
     MetricComparison,
@@ -223,8 +224,8 @@ def test_another_floor_of_the_load_tester_is_told() -> None:
     assert [fact.meaning for fact in one.facts] == [NOTED]
 
 
-def blocking(found: Protocol) -> list[str]:
-    return [fact.key for fact in found.facts if fact.meaning == BLOCKS]
+def blocking(found: Comparability) -> list[str]:
+    return [fact.key for fact in found.blocking]
 
 
 @pytest.fixture(scope="module")
