@@ -96,18 +96,18 @@ def build_search(goal: Goal, measured: Sequence[Measured], manifest: SearchManif
     spent, seconds = sum(trial.outcome.requests for trial in trials), sum(trial.outcome.seconds for trial in trials)
     known = posterior(goal, valid) if ended not in (UNMEETABLE, CLIENT) else None
     held = held_rate(valid)
-    estimate = _estimate(goal, valid, known, held)
-    binding = _binding(goal, measured, estimate)
-    fleet, sure = None, held or estimate.low
+    rate, low, high = _estimate(goal, valid, known, held)
+    binding = _binding(goal, measured, rate or high or 0.0)
+    fleet, sure = None, held or low
     if asked.target_rps and sure and ended != UNMEETABLE:
         fleet = Fleet.plan(sure, asked.target_rps, asked.headroom, asked.spare)
     # What the last trial ended of, or what showed that the load tester was the limit.
     telling = [trial for trial in trials if trial.outcome.client_limit or ended != CLIENT]
     return Search(
-        rate=estimate.rate,
-        low=estimate.low,
-        high=estimate.high,
-        spread=estimate.spread,
+        rate=rate,
+        low=low,
+        high=high,
+        spread=known and known.spread(goal.confidence),
         held=held,
         ceiling=known and known.ceiling,
         drift=known and known.drift,
@@ -142,19 +142,13 @@ def _is_disturbed(each: Measured) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Estimate:
-    rate: float | None
-    low: float | None
-    high: float | None
-    spread: float | None = None
-
-
-def _estimate(goal: Goal, valid: Sequence[Trial], known: Posterior | None, held: float | None) -> _Estimate:
-    """Rate and interval by the curve; without one, what held and what failed."""
+def _estimate(
+    goal: Goal, valid: Sequence[Trial], known: Posterior | None, held: float | None
+) -> tuple[float | None, float | None, float | None]:
+    """Rate, low and high by the curve; without one, what held and what failed."""
     if known is None:
-        return _Estimate(None, held, min((trial.rate for trial in valid if trial.verdict == FAILS), default=None))
-    return _Estimate(known.quantile(0.5), *known.interval(goal.confidence), known.spread(goal.confidence))
+        return None, held, min((trial.rate for trial in valid if trial.verdict == FAILS), default=None)
+    return known.quantile(0.5), *known.interval(goal.confidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +160,8 @@ class _Binding:
     rate: float | None = None
 
 
-def _binding(goal: Goal, measured: Sequence[Measured], estimate: _Estimate) -> _Binding:
-    """The promise that breaks first, and what slow requests wait for where it does: just above the capacity."""
-    edge = estimate.rate or estimate.high or 0.0
+def _binding(goal: Goal, measured: Sequence[Measured], edge: float) -> _Binding:
+    """The promise that breaks first, and what slow requests wait for just above the capacity, ``edge``."""
     failed = sorted((each for each in measured if each.trial.verdict == FAILS), key=lambda each: each.trial.rate)
     above = [each for each in failed if each.trial.rate >= edge] or failed[::-1]
     if not above:
