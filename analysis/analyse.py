@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -133,21 +133,11 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
         folder.record_files(folder.probe), requests["request_id"].tolist(), folder.telemetry, manifest.placement.server
     )
     steps = steps_table(trace) if trace is not None and trace.has_engine else None
-    inputs, tables = LedgerInputs.of(requests, trace), RunTables(requests)
-    give_back_memory()
     with ThreadPoolExecutor(2) as beside:  # what takes seconds of a large run is mostly done without Python's lock
-        made = beside.submit(make_ledger, inputs)
-        tables.series.prepare()
-        ledger = made.result()
+        tables, ledger, files = _with_ledger(RunTables(requests), trace, beside)
         give_back_memory()
-        files = {"gaps": ledger.gaps, "requests": requests, "ledger": ledger.rows}
         if steps is not None:
             files["steps"] = steps
-        if not ledger.refused:
-            tables = tables.with_ledger(ledger)
-            files["timeline"] = timelines(inputs, chosen(requests))
-        del inputs  # a gigabyte in a large run, and no longer needed
-        give_back_memory()
         measured, ledgers, window = tables.measured, tables.ledgers, measured_window(requests)
         bands = beside.submit(describe_bands, ledgers)
         pairs = beside.submit(describe_pairs, measured, ledgers, limits_of(manifest.slo))
@@ -196,6 +186,26 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
         for each in written:
             each.result()
     return result, tables.series
+
+
+def _with_ledger(
+    tables: RunTables, trace: Trace | None, beside: Executor
+) -> tuple[RunTables, Ledger, dict[str, pd.DataFrame]]:
+    """The tables with their ledger, unless it is refused; the ledger; what of both becomes a file.
+
+    What ledgers are made from, a gigabyte in a large run, is gone when this returns.
+    """
+    inputs = LedgerInputs.of(tables.requests, trace)
+    give_back_memory()
+    made = beside.submit(make_ledger, inputs)
+    tables.series.prepare()
+    ledger = made.result()
+    give_back_memory()
+    files = {"gaps": ledger.gaps, "requests": tables.requests, "ledger": ledger.rows}
+    if not ledger.refused:
+        tables = tables.with_ledger(ledger)
+        files["timeline"] = timelines(inputs, chosen(tables.requests))
+    return tables, ledger, files
 
 
 def _shortened(requests: pd.DataFrame, plan: PlanFacts) -> ShortenedLoad | None:

@@ -104,22 +104,7 @@ def _judge_latency(
     limit, percentile = float(slo.limit_ns), float(slo.percentile)
     n_eff, estimate = values.n_eff(percentile), values.percentile(percentile)
     over, over_half = _beyond(values, limit)
-    found, late_ns, may_be_ns = decide(values, percentile, limit), None, 0.0
-    if lateness is not None and found.status != INVALID:
-        refused_ns = lateness.refused_ns(slo.metric, percentile)
-        may_be_ns = refused_ns or lateness.may_be_ns(slo.metric, percentile)
-        if found.status == PASS and refused_ns is not None:
-            # It only adds to a slow value: what is met even so is met. Of these two it may also have taken away.
-            if shortens(slo.metric, percentile) and decide(values, percentile, limit - refused_ns).status != PASS:
-                late_ns = refused_ns
-        elif found.status == INCONCLUSIVE and refused_ns is not None:
-            ways = (1, -1) if shortens(slo.metric, percentile) else (1,)
-            if any(decide(values, percentile, limit + way * refused_ns).status != INCONCLUSIVE for way in ways):
-                late_ns = refused_ns
-        elif found.status == FAIL and decide(values, percentile, limit + may_be_ns).status != FAIL:
-            late_ns = may_be_ns  # without its lateness it might have met the limit
-        if late_ns is not None:
-            found = Decided(INVALID)
+    found, late_ns, may_be_ns = _in_spite_of(lateness, slo.metric, values, percentile, limit)
     growth = None
     if found.status == INCONCLUSIVE:
         growth = growth_to_decide(over, values.count, n_eff, 1 - percentile / 100, values.plain(percentile))
@@ -153,6 +138,28 @@ def _judge_latency(
         late=finite_ms(late_ns),
         may_be_late=may_be_ns / 1e6 or None,
     )
+
+
+def _in_spite_of(
+    lateness: Lateness | ToldLateness | None, metric: str, values: Series, percentile: float, limit: float
+) -> tuple[Decided, float | None, float]:
+    """The answer, INVALID where lateness may have decided it; by how much, ns; what of the value may be lateness."""
+    found, late_ns = decide(values, percentile, limit), None
+    if lateness is None or found.status == INVALID:
+        return found, None, 0.0
+    refused_ns = lateness.refused_ns(metric, percentile)
+    may_be_ns = refused_ns or lateness.may_be_ns(metric, percentile)
+    if found.status == PASS and refused_ns is not None:
+        # It only adds to a slow value: what is met even so is met. Of these two it may also have taken away.
+        if shortens(metric, percentile) and decide(values, percentile, limit - refused_ns).status != PASS:
+            late_ns = refused_ns
+    elif found.status == INCONCLUSIVE and refused_ns is not None:
+        ways = (1, -1) if shortens(metric, percentile) else (1,)
+        if any(decide(values, percentile, limit + way * refused_ns).status != INCONCLUSIVE for way in ways):
+            late_ns = refused_ns  # without its lateness it might have been decided
+    elif found.status == FAIL and decide(values, percentile, limit + may_be_ns).status != FAIL:
+        late_ns = may_be_ns  # without its lateness it might have met the limit
+    return found if late_ns is None else Decided(INVALID), late_ns, may_be_ns
 
 
 def _highest_known(values: Series, below: float) -> KnownPercentile | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.judge.words import SHARED, STRANGERS, growth_text, held_by, outage_text, speed_words
 from gapmeter.analysis.ledger.cores import Culprit
@@ -228,26 +229,7 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
     good = measured[succeeded(measured)]
     tokens = good["output_tokens"].astype("Float64").to_numpy(dtype=np.float64, na_value=np.nan)
     chunks = np.array([len(each) for each in good["chunk_tokens"]], dtype=np.float64)
-    at_once = stamps_ns(good, "first_token_ns") == stamps_ns(good, "last_token_ns")
-    # As short an answer as fits into a chunk of this server's comes whole where it streams.
-    streams = tokens[~at_once] / chunks[~at_once]
-    fits = math.ceil(np.nanmax(streams)) if np.isfinite(streams).any() else 1
-    came_whole = at_once & (tokens > np.where(chunks == 1, fits, 1))
-    whole = int(np.count_nonzero(came_whole))
-    if whole > _WORTH_SAYING * len(good):
-        text = (
-            f"{count(whole)} of {count(len(good))} answers came whole instead of token by token: "
-            "their TTFT is their E2E, and they have no ITL and no TPOT"
-        )
-        cause = "the server does not stream, or something in front of it holds the stream back until it is complete"
-        ttft, e2e = request_values_ns(good, "ttft"), request_values_ns(good, "e2e")
-        if np.median(chunks[came_whole]) > 1:  # it did send them token by token
-            cause = "the load tester read late, or something in front of the server holds the stream back"
-        elif not at_once.all() and np.median(e2e[came_whole]) < _TOO_FAST * np.median(ttft[~at_once]):
-            cause = (
-                "they came sooner than others' first tokens: probably cached answers; try other prompts (--set seed=N)"
-            )
-        yield _warning("not-streamed", text, cause, touches=("ttft", "itl", "tpot"))
+    yield from _whole(good, tokens, chunks)
     unknown = int(np.isnan(tokens).sum())
     if unknown > _WORTH_SAYING * len(good):
         text = (
@@ -283,6 +265,30 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
         )
         cause = "it closes connections that have idled; a server that drops requests it has read would look the same"
         yield _warning("resent", text, cause, touches=("errors", "ttft"))
+
+
+def _whole(good: pd.DataFrame, tokens: Floats, chunks: Floats) -> Iterator[RunWarning]:
+    """Answers that came at once, of so many tokens and chunks, where others stream."""
+    at_once = stamps_ns(good, "first_token_ns") == stamps_ns(good, "last_token_ns")
+    # As short an answer as fits into a chunk of this server's comes whole where it streams.
+    streams = tokens[~at_once] / chunks[~at_once]
+    fits = math.ceil(np.nanmax(streams)) if np.isfinite(streams).any() else 1
+    came_whole = at_once & (tokens > np.where(chunks == 1, fits, 1))
+    whole = int(np.count_nonzero(came_whole))
+    if whole > _WORTH_SAYING * len(good):
+        text = (
+            f"{count(whole)} of {count(len(good))} answers came whole instead of token by token: "
+            "their TTFT is their E2E, and they have no ITL and no TPOT"
+        )
+        cause = "the server does not stream, or something in front of it holds the stream back until it is complete"
+        ttft, e2e = request_values_ns(good, "ttft"), request_values_ns(good, "e2e")
+        if np.median(chunks[came_whole]) > 1:  # it did send them token by token
+            cause = "the load tester read late, or something in front of the server holds the stream back"
+        elif not at_once.all() and np.median(e2e[came_whole]) < _TOO_FAST * np.median(ttft[~at_once]):
+            cause = (
+                "they came sooner than others' first tokens: probably cached answers; try other prompts (--set seed=N)"
+            )
+        yield _warning("not-streamed", text, cause, touches=("ttft", "itl", "tpot"))
 
 
 def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
