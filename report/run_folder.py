@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,7 +12,7 @@ import pandas as pd
 from gapmeter.analysis.requests.metrics import MetricSeries, measured_requests
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import Provenance, RunResult
-from gapmeter.analysis.tables import read_table
+from gapmeter.analysis.tables import table_in
 from gapmeter.records import RunFolder
 
 
@@ -41,9 +40,9 @@ class Run:
 
         ``timeline_columns``: those that are needed of it, all if None: it has a thousand rows a request.
         """
-        requests, ledger, steps = (_frame(folder.path / f"{name}.parquet") for name in ("requests", "ledger", "steps"))
+        requests, ledger, steps = (table_in(folder.path, name) for name in ("requests", "ledger", "steps"))
         texts = ["request_id", "stage", "kind"]  # of which there are few different ones
-        timeline = _frame(folder.path / "timeline.parquet", columns=timeline_columns, read_dictionary=texts)
+        timeline = table_in(folder.path, "timeline", columns=timeline_columns, read_dictionary=texts)
         result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
         return cls(folder, result, manifest, requests, ledger, steps, timeline, series)
 
@@ -70,11 +69,6 @@ class Run:
     def of_event(self, event: str) -> pd.DataFrame:
         """The ledgers to one event (first_token or last_token), a row a request."""
         return self.ledger[self.ledger["event"] == event] if len(self.ledger) else self.ledger
-
-
-def _frame(path: Path, **how: Any) -> pd.DataFrame:
-    """Read by one thread: several take five times the CPU time, and more memory."""
-    return read_table(path, use_threads=False, **how) if path.exists() else pd.DataFrame()
 
 
 def whole(value: Any) -> int | None:

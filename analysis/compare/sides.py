@@ -27,7 +27,7 @@ from gapmeter.analysis.requests.metrics import (
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stages import STAGE_NAMES, column
 from gapmeter.analysis.stats.series import Series, time_blocks
-from gapmeter.analysis.tables import read_table
+from gapmeter.analysis.tables import read_table, table_in
 from gapmeter.scenarios.slo import LATENCIES
 
 PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")
@@ -161,9 +161,7 @@ def read_run(path: Path) -> AnalysedRun:
     manifest, result = Manifest.read(path), RunResult.read(path)
     columns = pq.read_schema(path / "requests.parquet").names
     requests = read_table(path / "requests.parquet", columns=[name for name in columns if name not in _UNREAD])
-    ledger = read_table(path / "ledger.parquet") if (path / "ledger.parquet").exists() else None
-    if result.ledger.refused:
-        ledger = None
+    ledger = None if result.ledger.refused else table_in(path, "ledger")
     plan = manifest.plan
     run = run_of(requests, ledger, path.name, open_loop=plan.loop == "open", t0_ns=plan.t0_ns or 0)
     return AnalysedRun(replace(run, lateness=ToldLateness((result,))), manifest, result)

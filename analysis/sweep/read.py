@@ -15,7 +15,7 @@ from gapmeter.analysis.requests.figures import ledgers_by_metric
 from gapmeter.analysis.requests.metrics import issued, measured_requests, stamps_ns, succeeded
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.run import INVALID
-from gapmeter.analysis.tables import read_table
+from gapmeter.analysis.tables import read_table, table_in
 
 BLOCKS = 48  # of a run's window
 
@@ -95,11 +95,11 @@ def _frames(run: MeasuredRun) -> Frames:
     requests = read_table(run.folder / "requests.parquet")
     measured = measured_requests(requests)
     names = () if run.result.ledger.refused else ("ledger", "gaps")
-    tables = {name: _frame(run.folder / f"{name}.parquet") for name in names}
+    tables = {name: table_in(run.folder, name) for name in names}
     ledgers = {"itl": pd.DataFrame()} | ledgers_by_metric(tables.get("ledger"), tables.get("gaps"), measured)
     if len(ledgers["itl"]):
         ledgers["itl"] = ledgers["itl"].sort_values("end_ns", kind="stable")
-    steps = _frame(run.folder / "steps.parquet")
+    steps = table_in(run.folder, "steps")
     if len(steps) and len(measured):
         since, until = measured["due_ns"].min(), measured["last_token_ns"].max()
         steps = steps[(steps["schedule_ns"] >= since) & (steps["schedule_ns"] <= until)]
@@ -126,7 +126,3 @@ def block_rates(requests: pd.DataFrame) -> Floats | None:
     edges = np.linspace(due.min(), due.max(), BLOCKS + 1)
     found, _ = np.histogram(at, bins=edges, weights=np.repeat(tokens / np.maximum(counts, 1), counts))
     return np.asarray(found / ((edges[1] - edges[0]) / 1e9), dtype=np.float64)
-
-
-def _frame(path: Path) -> pd.DataFrame:
-    return read_table(path) if path.exists() else pd.DataFrame()
