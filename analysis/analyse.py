@@ -313,7 +313,7 @@ def build_figures(
                 *doubts.attempts_warning(counts.attempts, len(measured)),
             )
         ),
-        floor=validity.describe_floor(evidence.floor, measured),
+        floor=validity.describe_floor(evidence.floor),
         trust=_trust(measured, evidence, residual.last_token, checks, valid=not decided.invalid_reasons),
     )
 

@@ -12,7 +12,7 @@ from gapmeter.analysis.numbers import DASH, duration, share, significant
 from gapmeter.analysis.results.run import RunFigures, RunResult
 from gapmeter.analysis.results.trust import (
     Drift,
-    FloorShares,
+    Floor,
     Mser5,
     Pelt,
     QueueSlope,
@@ -87,7 +87,7 @@ def trust_figures(result: RunFigures) -> str:
     return ", ".join(parts)
 
 
-def floor_sentence(floor: FloorShares) -> str:
+def floor_sentence(floor: Floor) -> str:
     """What the load tester adds itself, at p99."""
     p99_ms = {"TTFT": floor.ttft_p99_ms, "ITL": floor.itl_p99_ms, "E2E": floor.e2e_p99_ms}
     return "floor p99 " + ", ".join(f"{metric} {duration(ms)}" for metric, ms in p99_ms.items())

@@ -37,7 +37,6 @@ from gapmeter.analysis.results.capacity import (
     RatePoint,
     Search,
     SearchedSlo,
-    SeenAt,
     TrialResult,
     TrialVerdict,
 )
@@ -178,21 +177,15 @@ def _binding(goal: Goal, measured: Sequence[Measured], edge: float) -> _Binding:
     return _Binding(promise.text)
 
 
-def _seen_at(goal: Goal, trial: Trial) -> SeenAt:
-    """Of the promise that decided it."""
-    at = trial.finding.promise
-    count = trial.outcome.counts[at]
-    return SeenAt(rate=trial.rate, slo=goal.promises[at].text, over=count.over, count=count.count)
-
-
 def _best_seen(goal: Goal, measured: Sequence[Measured]) -> BestSeen | None:
     """At the lowest rate tried: what the promise that fails was measured to be."""
     lowest = min((m for m in measured if m.trial.verdict != INVALID), key=lambda m: m.trial.rate, default=None)
     if lowest is None:
         return None
-    seen, at = _seen_at(goal, lowest.trial), lowest.trial.finding.promise
-    share, answer = seen.over / seen.count if seen.count else None, lowest.result.slo[at] if lowest.result else None
-    return BestSeen(**dict(seen), share_over=share, answer=answer)
+    at = lowest.trial.finding.promise
+    count, answer = lowest.trial.outcome.counts[at], lowest.result.slo[at] if lowest.result else None
+    slo = goal.promises[at].text
+    return BestSeen(rate=lowest.trial.rate, slo=slo, over=count.over, count=count.count, answer=answer)
 
 
 def _reason_of(trial: Trial) -> str | None:
@@ -228,7 +221,7 @@ def _point(trial: Trial) -> RatePoint:
         share = outcome.good / outcome.measured
         ends = share_bounds(share * outcome.good_n_eff, outcome.good_n_eff)
     return RatePoint(
-        rate=rate, good_share=share, good_share_ci=ends, goodput_per_s=None if share is None else share * rate,
+        rate=rate, good_share=share, goodput_per_s=None if share is None else share * rate,
         goodput_ci=ends and (ends[0] * rate, ends[1] * rate), verdict=trial.verdict, n=outcome.measured,
     )  # fmt: skip
 

@@ -288,7 +288,6 @@ def _provenance(sides: Sequence[Side], command: str, *, comparable: bool, forced
 
 _IN_TABLE = (("ttft", 50.0), ("ttft", 99.0), ("itl", 99.0), ("e2e", 50.0), ("e2e", 99.0))
 _NO_ENERGY = "not in this run: no energy counter was read"
-_NO_CAPACITY = SidePart(value=None, ci=None, why="not in this run: gapmeter capacity measures it")
 
 
 def side_table(letters: Sequence[str], sides: Sequence[Side]) -> SideTable:
@@ -318,7 +317,6 @@ def _row(letter: str, side: Side) -> SideRow:
         figures={
             f"{metric}_{percentile_key(p)}": _estimate(side, series[metric], metric, p) for metric, p in _IN_TABLE
         },
-        capacity=_NO_CAPACITY,
         cost=_first_known((each.result.cost for each in side.runs), "per_request_usd"),
         energy=_first_known((each.result.energy for each in side.runs), "per_request_j", _NO_ENERGY),
     )

@@ -222,7 +222,6 @@ def what_changed(found: Differences, verdict: Verdict, device: str) -> Change | 
         share_ci=part.known[1:] if part else None,
         cause=cause,
         cause_owner=owner_words(owner_of(cause), device) if cause else None,
-        cause_share=shares[cause] if cause else None,
     )
 
 

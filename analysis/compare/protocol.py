@@ -14,7 +14,7 @@ from typing import Any
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, FOLLOWS, NOTED, Comparability, Fact, Meaning
 from gapmeter.analysis.results.run import INVALID
-from gapmeter.analysis.results.trust import FloorShares
+from gapmeter.analysis.results.trust import Floor
 
 NOT_RECORDED = "not recorded"
 
@@ -41,7 +41,7 @@ _ENGINE_FLAGS_OF_THE_PLACE = ("--host", "--port")
 
 
 def check(
-    a: Manifest, b: Manifest, floor_a: FloorShares | None, floor_b: FloorShares | None, factors: Sequence[str] = ()
+    a: Manifest, b: Manifest, floor_a: Floor | None, floor_b: Floor | None, factors: Sequence[str] = ()
 ) -> Comparability:
     """Judge two runs by what their manifests say, and by the load tester's own floors.
 
@@ -133,7 +133,7 @@ def _follows(key: str, factor: str) -> bool:
     return any(key == each or (each.endswith(".") and key.startswith(each)) for each in behind)
 
 
-def _floor(a: FloorShares | None, b: FloorShares | None, factors: Sequence[str]) -> list[Fact]:
+def _floor(a: Floor | None, b: Floor | None, factors: Sequence[str]) -> list[Fact]:
     """The load tester's own floor: a difference when a p99 of it is half as large again; noted when one is unknown."""
     one, other = _floor_words(a), _floor_words(b)
     if a is None or b is None:
@@ -144,7 +144,7 @@ def _floor(a: FloorShares | None, b: FloorShares | None, factors: Sequence[str])
     return [Fact(key="floor", a=one, b=other, meaning=_meaning("floor", factors))]
 
 
-def _floor_words(floor: FloorShares | None) -> str:
+def _floor_words(floor: Floor | None) -> str:
     return "unmeasured" if floor is None else f"p99 TTFT {floor.ttft_p99_ms:.3g} ms, ITL {floor.itl_p99_ms:.3g} ms"
 
 

@@ -30,7 +30,7 @@ from gapmeter.analysis.requests.metrics import (
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
 from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.run import SloAnswer
-from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check, CheckStatus, FloorShares, RunWarning
+from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check, CheckStatus, Floor, RunWarning
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.scenarios.slo import LATENCIES
 
@@ -164,17 +164,14 @@ def _of_limit(rule: str, rate: float, limit: CalibratedLimit, what: str) -> Chec
     return _graded(rule, rate, limits, text, only_warn=not limit.reached)
 
 
-def describe_floor(floor: GeneratorFloor | None, requests: pd.DataFrame) -> FloorShares | None:
-    """The load tester's own floor, with the shares of one process's limits that the busiest second took."""
+def describe_floor(floor: GeneratorFloor | None) -> Floor | None:
+    """The load tester's own floor."""
     if floor is None:
         return None
-    tokens, sent = busiest_second(requests)
-    return FloorShares(
-        **{name: getattr(floor, name) for name in FloorShares.model_fields.keys() & GeneratorFloor.model_fields.keys()},
+    return Floor(
+        **{name: getattr(floor, name) for name in Floor.model_fields.keys() & GeneratorFloor.model_fields.keys()},
         tokens_per_s=floor.tokens.per_s,
         requests_per_s=floor.requests.per_s,
-        tokens_share=tokens / floor.tokens.per_s,
-        requests_share=sent / floor.requests.per_s,
         measured=floor.measured_wall,
     )
 

@@ -78,7 +78,6 @@ class RatePoint(Result):
 
     rate: float
     good_share: Number
-    good_share_ci: Ends | None
     goodput_per_s: Number
     goodput_ci: Ends | None
     verdict: TrialVerdict
@@ -92,19 +91,13 @@ class Density(Result):
     masses: tuple[float, ...]
 
 
-class SeenAt(Result):
-    """At ``rate``, ``over`` of ``count`` values were beyond the limit of ``slo``."""
+class BestSeen(Result):
+    """The lowest ``rate`` tried: ``over`` of ``count`` values broke the limit of ``slo``; ``answer`` is that run's."""
 
     rate: float
     slo: str
     over: float
     count: int
-
-
-class BestSeen(SeenAt):
-    """The same at the lowest rate that was tried, with the answer of that run."""
-
-    share_over: Number
     answer: SloAnswer | None
 
 

@@ -204,7 +204,6 @@ class Change(Result):
     share_ci: Interval | None = None
     cause: str | None = None
     cause_owner: str | None = None
-    cause_share: Number = None
     claim: FigureName | None = None
     unexplained: Literal["no claim", "uncertain", "opposite"] | None = None
 
@@ -277,7 +276,6 @@ class SideRow(Result):
     verdict: str
     requests: int
     figures: Mapping[str, SideEstimate]
-    capacity: SidePart
     cost: SidePart
     energy: SidePart
 
@@ -299,7 +297,7 @@ class DeviceSpread(Result):
 
 
 class SideTable(Result):
-    """All sides: latency, capacity, cost and energy of each."""
+    """All sides: latency, cost and energy of each."""
 
     rows: tuple[SideRow, ...]
     devices: tuple[DeviceSpread, ...]

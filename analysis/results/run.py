@@ -32,7 +32,7 @@ from gapmeter.analysis.results.requests import (
     Throughput,
     Turn,
 )
-from gapmeter.analysis.results.trust import Check, Drift, FloorShares, RunWarning, Steady, Trust
+from gapmeter.analysis.results.trust import Check, Drift, Floor, RunWarning, Steady, Trust
 
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "INVALID"]
 PASS: Final = "PASS"
@@ -329,7 +329,7 @@ class RunFigures(RunVerdict):
     upgrade: Upgrade
     checks: tuple[Check, ...]
     warnings: tuple[RunWarning, ...]
-    floor: FloorShares | None
+    floor: Floor | None
     trust: Trust
 
 

@@ -49,14 +49,6 @@ class Repeat(Result):
     delivered_rate: Number = None
     output_tokens_per_s: Number = None
     measured: int | None = None
-    ttft_p50_ms: Number = None
-    ttft_p99_ms: Number = None
-    itl_p50_ms: Number = None
-    itl_p99_ms: Number = None
-    tpot_p50_ms: Number = None
-    tpot_p99_ms: Number = None
-    e2e_p50_ms: Number = None
-    e2e_p99_ms: Number = None
 
 
 class PointDistribution(Distribution):
@@ -92,13 +84,12 @@ class StageMeans(Result):
 
 
 class PointThroughput(Throughput):
-    """Over the time of all repeats; ``output_range``: from the slowest repeat to the fastest.
+    """Over the time of all repeats.
 
     ``steady_tokens_per_s``, with its 95 % interval, from the first due time to the last: without the end of a load,
     when fewer and fewer are left.
     """
 
-    output_range: tuple[float, float] | None
     steady_tokens_per_s: Number
     steady_ci: Ends | None
 

@@ -34,13 +34,11 @@ class RunWarning(Result):
     touches: tuple[str, ...]
 
 
-class FloorShares(FloorFigures):
-    """What the load tester itself adds on this machine, and how much of one process's limits was used at most."""
+class Floor(FloorFigures):
+    """What the load tester itself adds on this machine, and what one of its processes can do."""
 
     tokens_per_s: float
     requests_per_s: float
-    tokens_share: float
-    requests_share: float
     measured: str
 
 

@@ -177,7 +177,6 @@ def _repeat(run: MeasuredRun | LostRun, folder: Path) -> Repeat:
         delivered_rate=result.load.delivered_rate,
         output_tokens_per_s=result.throughput.output_tokens_per_s,
         measured=result.counts.measured,
-        **{f"{metric}_p{p:g}_ms": result.metrics[metric].ms(p) for metric in LATENCIES for p in (50.0, 99.0)},
     )
 
 
@@ -249,14 +248,12 @@ def _between(results: Sequence[RunResult]) -> dict[str, RepeatRange]:
 def _throughput(results: Sequence[RunResult], frames: Frames) -> PointThroughput:
     known = [result.throughput for result in results if result.throughput.requests_per_s is not None]
     spans = [one.span_s for one in known]
-    each = [rate for one in known if (rate := one.output_tokens_per_s) is not None]
     steady = rate_level(frames)
     return PointThroughput(
         requests_per_s=_pooled([one.requests_per_s for one in known], spans),
         prompt_tokens_per_s=_pooled([one.prompt_tokens_per_s for one in known], spans),
         output_tokens_per_s=_pooled([one.output_tokens_per_s for one in known], spans),
         span_s=sum(spans),
-        output_range=(min(each), max(each)) if len(each) > 1 else None,
         steady_tokens_per_s=steady.value if steady else None,
         steady_ci=steady.estimate.known[1:] if steady else None,
     )

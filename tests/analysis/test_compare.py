@@ -49,7 +49,7 @@ from gapmeter.analysis.results.comparison import (
     Regression,
 )
 from gapmeter.analysis.results.distribution import Distribution, Percentile
-from gapmeter.analysis.results.trust import FloorShares
+from gapmeter.analysis.results.trust import Floor
 from gapmeter.analysis.stages import STAGE_NAMES
 from gapmeter.analysis.stats.bootstrap import Resampled
 from gapmeter.analysis.stats.estimate import Difference, Spread
@@ -213,9 +213,9 @@ def test_what_only_the_second_side_s_slos_name_is_compared_too(folders: list[Pat
 
 def test_another_floor_of_the_load_tester_is_told() -> None:
     about = manifest()
-    floor = FloorShares(
+    floor = Floor(
         ttft_p50_ms=0.1, ttft_p99_ms=0.2, itl_p50_ms=0.1, itl_p99_ms=0.1, e2e_p50_ms=0.1, e2e_p99_ms=0.2, chunk_us=9.0,
-        tokens_per_s=1e5, requests_per_s=1e3, tokens_share=0.1, requests_share=0.1, quick=False, measured="",
+        tokens_per_s=1e5, requests_per_s=1e3, quick=False, measured="",
     )  # fmt: skip
     near, far = (floor.model_copy(update={"ttft_p99_ms": ms}) for ms in (0.2, 0.5))
     assert blocking(check(about, about, near, far)) == ["floor"]

@@ -457,7 +457,7 @@ def test_the_floor_is_that_of_the_generator_in_the_run() -> None:
     assert floor_of(manifest(calibration=known)) == FLOOR
     assert floor_of(manifest(calibration=known, scenario={"load": {"generator": "locust"}})) is None
     assert floor_of(manifest()) is None
-    assert floor_sentence(describe_floor(FLOOR, poisson_run())) == "floor p99 TTFT 0.400 ms, ITL 0.300 ms, E2E 0.400 ms"
+    assert floor_sentence(describe_floor(FLOOR)) == "floor p99 TTFT 0.400 ms, ITL 0.300 ms, E2E 0.400 ms"
 
 
 @pytest.mark.parametrize("per_s", [0, -1])

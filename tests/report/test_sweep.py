@@ -59,7 +59,7 @@ def point(at: int, verdict: str, reason: str | None = None, level: float | None 
         "stages": dict.fromkeys(("ttft", "e2e", "itl"), StageMeans(mean_ms=90.0, stages_ms=STAGES)), "slow_stages": {},
         "repeats": [Repeat(folder=f"points/{at}/r1", reason=None, verdict="PASS")], "failed_requests": 0, "slo": (),
         "throughput": PointThroughput(
-            requests_per_s=rate, prompt_tokens_per_s=None, output_tokens_per_s=rate, span_s=5.0, output_range=None,
+            requests_per_s=rate, prompt_tokens_per_s=None, output_tokens_per_s=rate, span_s=5.0,
             steady_tokens_per_s=rate, steady_ci=(rate - 1, rate + 1),
         ),
         "delivered_rate": rate, "goodput_per_s": None, "batch": Batch(running=3.0, waiting=0.0, steps=9),
