@@ -62,7 +62,7 @@ from gapmeter.analysis.results.trust import Steady
 from gapmeter.analysis.stats.exact import rate_at_least
 from gapmeter.analysis.stats.series import Series
 
-UNMEASURED = "unmeasured: no energy counter could be read on this machine"
+_NO_COUNTER = "unmeasured: no energy counter could be read on this machine"
 _MILLION = 1_000_000
 _SEARCH = "gapmeter capacity finds the highest rate that holds them"
 _AT_A_RATE = ("constant", "poisson", "gamma")  # arrivals whose rate was asked for, and holds throughout
@@ -116,7 +116,7 @@ def describe_search(
     return Economy(
         tokens_per_request=tokens,
         cost=cost,
-        energy=best.energy if best else NoEnergy(status="unmeasured", reason=UNMEASURED),
+        energy=best.energy if best else NoEnergy(status="unmeasured", reason=_NO_COUNTER),
         value=describe_value(cost, best.goodput.share_ci if best else None),
     )
 
@@ -294,7 +294,7 @@ def describe_energy(window: EnergyWindow | None, throughput: Throughput) -> Ener
     What failed requests took is included, however long they were waited for.
     """
     if window is None:
-        return NoEnergy(status="unmeasured", reason=UNMEASURED)
+        return NoEnergy(status="unmeasured", reason=_NO_COUNTER)
     requests, tokens = (
         None if rate is None else rate * throughput.span_s
         for rate in (throughput.requests_per_s, throughput.output_tokens_per_s)

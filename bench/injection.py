@@ -22,7 +22,7 @@ from bench.engine import Engine, Setting, default_cores, running
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import pieces
 from gapmeter.analysis.ledger.index import Events
-from gapmeter.analysis.ledger.intervals import CLASSES, Client, build
+from gapmeter.analysis.ledger.intervals import CLASSES, ClientStamps, build
 from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.shares import Sharer
 from gapmeter.analysis.ledger.trace import Trace, read_trace
@@ -222,7 +222,7 @@ class Measured:
     def _owners(self, rows: Ints, n: Ints, start: Ints, end: Ints) -> pd.DataFrame:
         """How many ns each stage owns from ``start`` to ``end``, in the ledgers of token ``n`` of the rows."""
         stamps = ("due_ns", "connect_start_ns", "connect_end_ns", "write_ns", "sent_ns")
-        client = Client(*map(self._stamps, stamps))
+        client = ClientStamps(*map(self._stamps, stamps))
         causes = build(self.trace, client, Events(rows, n, start, end), frozenset())
         owned = pieces(causes.intervals, len(rows), len(CLASSES))
         by_stage = Sharer(self.trace).shares(causes, owned, np.ones(len(rows), np.bool_)).by_stage

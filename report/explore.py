@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gapmeter.analysis.numbers import duration, share
-from gapmeter.analysis.results.latency import Difference, GroupPair
+from gapmeter.analysis.results.latency import GroupDifference, GroupPair
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stages import owner_words
 from gapmeter.report import document as doc
@@ -19,7 +19,7 @@ _EXPLORE = (
 )
 
 
-def difference_sentence(difference: Difference, a: str, b: str, device: str = "GPU") -> str:
+def difference_sentence(difference: GroupDifference, a: str, b: str, device: str = "GPU") -> str:
     """Two groups of requests, with the difference's uncertainty; ``device`` is what computed the forwards."""
     low, high = difference.difference_ci_ms
     whole = duration(abs(difference.difference_ms))

@@ -24,7 +24,7 @@ from gapmeter.analysis.results.capacity import (
     FOUND,
     HOLDS,
     INTERRUPTED,
-    INVALID,
+    INVALID_TRIAL,
     NOT_MEASURED,
     UNDECIDED,
     UNMEETABLE,
@@ -54,7 +54,7 @@ EXIT_CODES: Final[Mapping[Ended, int]] = {
     FOUND: 0, BUDGET: 98, CLIENT: 98, NOT_MEASURED: 98, UNMEETABLE: 99, INTERRUPTED: 105, DIED: 106,
 }  # fmt: skip
 _VERDICTS: Final[Mapping[TrialVerdict, Verdict]] = {
-    HOLDS: PASS, FAILS: FAIL, UNDECIDED: INCONCLUSIVE, INVALID: INVALID_RUN,
+    HOLDS: PASS, FAILS: FAIL, UNDECIDED: INCONCLUSIVE, INVALID_TRIAL: INVALID_RUN,
 }  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def build_search(goal: Goal, measured: Sequence[Measured], manifest: SearchManif
     asked = manifest.capacity
     ended: Ended = asked.ended or INTERRUPTED
     trials = [each.trial for each in measured]
-    valid = [trial for trial in trials if trial.verdict != INVALID]
+    valid = [trial for trial in trials if trial.verdict != INVALID_TRIAL]
     spent, seconds = sum(trial.outcome.requests for trial in trials), sum(trial.outcome.seconds for trial in trials)
     known = posterior(goal, valid) if ended not in (UNMEETABLE, CLIENT) else None
     held = held_rate(valid)
@@ -179,7 +179,7 @@ def _binding(goal: Goal, measured: Sequence[Measured], edge: float) -> _Binding:
 
 def _best_seen(goal: Goal, measured: Sequence[Measured]) -> BestSeen | None:
     """At the lowest rate tried: what the promise that fails was measured to be."""
-    lowest = min((m for m in measured if m.trial.verdict != INVALID), key=lambda m: m.trial.rate, default=None)
+    lowest = min((m for m in measured if m.trial.verdict != INVALID_TRIAL), key=lambda m: m.trial.rate, default=None)
     if lowest is None:
         return None
     at = lowest.trial.finding.promise
@@ -194,7 +194,7 @@ def _reason_of(trial: Trial) -> str | None:
 
 def _trial(goal: Goal, number: int, trial: Trial) -> TrialResult:
     outcome, finding = trial.outcome, trial.finding
-    valid = trial.verdict != INVALID
+    valid = trial.verdict != INVALID_TRIAL
     return TrialResult(
         number=number,
         rate=trial.rate,
@@ -244,7 +244,7 @@ def _economy(folder: RunFolder, search: Search, measured: Sequence[Measured]) ->
     usable = [
         (trial.folder, SearchTrial(trial.rate, trial.verdict == HOLDS, each.result))
         for trial, each in zip(search.trials, measured, strict=True)
-        if trial.folder and trial.verdict != INVALID and each.result is not None
+        if trial.folder and trial.verdict != INVALID_TRIAL and each.result is not None
     ]
     if not usable:
         return None

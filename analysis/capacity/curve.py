@@ -58,7 +58,7 @@ class Ceiling:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class TrialLevel:
     """One trial's percentile, over its limit: its logarithm with its error, of ``count`` requests at ``rate``.
 
     ``error`` infinite: nothing but ``side`` is known. ``side``: 1 where the limit surely fails, -1 where it surely
@@ -101,7 +101,7 @@ class Posterior:
 
 
 def fit(
-    levels: Sequence[Level], ceilings: Sequence[Ceiling], share: float, most: float, speed: Speeds | None = None
+    levels: Sequence[TrialLevel], ceilings: Sequence[Ceiling], share: float, most: float, speed: Speeds | None = None
 ) -> Posterior:
     """The capacity for one percentile. ``levels``: every trial that counts; ``share``: that may exceed the limit.
 
@@ -170,7 +170,7 @@ def least(posteriors: Sequence[Posterior]) -> Posterior:
     return Posterior(edges, np.diff(below) / below[-1], max(each.drift for each in posteriors), first.ceiling)
 
 
-def _ceiling_grid(ceilings: Sequence[Ceiling], levels: Sequence[Level], most: float) -> Floats:
+def _ceiling_grid(ceilings: Sequence[Ceiling], levels: Sequence[TrialLevel], most: float) -> Floats:
     """Logarithms: dense around what was measured, then up to twice that."""
     if not ceilings:
         lowest = math.log(max((level.rate for level in levels if level.side <= 0), default=most / 4))

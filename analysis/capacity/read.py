@@ -23,7 +23,7 @@ from gapmeter.analysis.capacity.trial import (
     bursts_of,
     chance_if_stable,
     find,
-    level_of,
+    log_level,
     plan_looks,
     served_by,
     worth,
@@ -201,7 +201,7 @@ def count_values(values: Floats, due_ns: Floats, limit_ns: float, percentile: fl
     return Count(
         float((values > limit_ns).sum()), len(values), worth(values, percentile),
         float((values > limit_ns / 2).sum()), chance_if_stable(values, due_ns, limit_ns, rate),
-        bursts_of(values, limit_ns), level_of(values, percentile, limit_ns),
+        bursts_of(values, limit_ns), log_level(values, percentile, limit_ns),
     )  # fmt: skip
 
 
@@ -228,7 +228,7 @@ def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
         longest = pd.Series(gaps).groupby(clusters[0]).max().to_numpy()  # of each request
         return Count(
             float(over), len(gaps), n_eff, float(half), bursts=bursts_of(longest, limit),
-            log_level=level_of(gaps, percentile, limit, n_eff),
+            log_level=log_level(gaps, percentile, limit, n_eff),
         )  # fmt: skip
     values = with_failed(requests, slo.metric, request_values_ns(requests, slo.metric), ~failed)
     known = ~np.isnan(values)
@@ -236,7 +236,7 @@ def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
         values = values[known]
         return Count(
             float((values > limit).sum()), len(values), worth(values, percentile), bursts=bursts_of(values, limit),
-            log_level=level_of(values, percentile, limit),
+            log_level=log_level(values, percentile, limit),
         )  # fmt: skip
     count = count_values(values[known], stamps_ns(requests, "due_ns")[known].astype(float), limit, percentile, rate)
     return replace(count, stable=1.0) if failed.any() else count  # who refuses requests completes fewer of them

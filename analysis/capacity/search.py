@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.analysis.capacity.curve import Ceiling, Level, Posterior, between, fit, least
+from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, between, fit, least
 from gapmeter.analysis.capacity.speed import speeds_of
 from gapmeter.analysis.capacity.trial import (
     FIRST_LOOK,
@@ -41,7 +41,7 @@ from gapmeter.analysis.results.capacity import (
     FOUND,
     HOLDS,
     INTERRUPTED,
-    INVALID,
+    INVALID_TRIAL,
     NOT_MEASURED,
     UNDECIDED,
     UNMEETABLE,
@@ -110,7 +110,7 @@ def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
         return _out_of_time(goal, trials)
     if last.invalid:
         return _after_invalid(goal, trials, left_s)
-    valid = [trial for trial in trials if trial.verdict != INVALID]
+    valid = [trial for trial in trials if trial.verdict != INVALID_TRIAL]
     wider = _bracket(goal, valid)
     if isinstance(wider, str):
         return wider
@@ -126,7 +126,7 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
 
     None too while all failed: the curve would put a place below them where its shape likes, and there may be none.
     """
-    valid = [trial for trial in trials if trial.verdict != INVALID]
+    valid = [trial for trial in trials if trial.verdict != INVALID_TRIAL]
     ceilings = [
         Ceiling(served.rate, served.error, at)
         for at, trial in enumerate(valid)
@@ -201,14 +201,14 @@ def is_overloaded(trial: Trial) -> bool:
     return served is not None and served.saturated
 
 
-def _level(trial: Trial, at: int, share: float) -> Level:
+def _level(trial: Trial, at: int, share: float) -> TrialLevel:
     """What a trial says of one percentile; of a queue that grows, or without a value, only on which side it is."""
     count = trial.outcome.counts[at]
     if count.log_level is not None and not is_overloaded(trial):
-        return Level(trial.rate, *count.log_level, trial.outcome.measured)
+        return TrialLevel(trial.rate, *count.log_level, trial.outcome.measured)
     wrong = 1 - SURE
     side = 1 if chance_if_kept(count, share) <= wrong else -1 if chance_if_broken(count, share) <= wrong else 0
-    return Level(trial.rate, 0.0, math.inf, trial.outcome.measured, side)
+    return TrialLevel(trial.rate, 0.0, math.inf, trial.outcome.measured, side)
 
 
 def _brief(goal: Goal, rate: float) -> Ask:
@@ -291,7 +291,7 @@ def _after_invalid(goal: Goal, trials: Sequence[Trial], left_s: float) -> Ask | 
         return _brief(goal, last.rate)
     if not last.outcome.client_limit:
         return NOT_MEASURED
-    valid = [trial for trial in trials if trial.verdict != INVALID]
+    valid = [trial for trial in trials if trial.verdict != INVALID_TRIAL]
     if valid:
         return _below_invalid(goal, trials, valid, left_s)
     return _brief(goal, last.rate / 2) if last.rate > goal.start / 2**MOST_HALVINGS else NOT_MEASURED

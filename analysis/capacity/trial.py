@@ -35,7 +35,7 @@ from scipy import special
 
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.capacity.speed import Pace
-from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID, UNDECIDED, Side, TrialVerdict
+from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID_TRIAL, UNDECIDED, Leaning, TrialVerdict
 from gapmeter.analysis.stats import dependence
 from gapmeter.analysis.stats.exact import (
     FEWEST_FAR,
@@ -96,7 +96,7 @@ class Finding:
 
     verdict: TrialVerdict
     confidence: float
-    leaning: Side
+    leaning: Leaning
     promise: int
 
 
@@ -139,7 +139,7 @@ class Trial:
     @property
     def verdict(self) -> TrialVerdict:
         """HOLDS, FAILS, UNDECIDED or INVALID."""
-        return INVALID if self.outcome.invalid or self.outcome.died else self.finding.verdict
+        return INVALID_TRIAL if self.outcome.invalid or self.outcome.died else self.finding.verdict
 
 
 Enough = Callable[[int, Sequence[Count]], bool]  # given the number of the look, from 0, and the counts then
@@ -223,7 +223,7 @@ def find(promises: Sequence[Promise], counts: Sequence[Count], look: Look) -> Fi
     holds = [chance_if_broken(count, promise.share) for promise, count in zip(promises, counts, strict=True)]
     fails = [chance_if_kept(count, promise.share) for promise, count in zip(promises, counts, strict=True)]
     weakest, worst = holds.index(max(holds)), fails.index(min(fails))
-    leaning: Side = HOLDS if holds[weakest] <= len(promises) * fails[worst] else FAILS
+    leaning: Leaning = HOLDS if holds[weakest] <= len(promises) * fails[worst] else FAILS
     wrong, share, promise = (
         (holds[weakest], look.hold, weakest) if leaning == HOLDS else (len(promises) * fails[worst], look.fail, worst)
     )
@@ -295,7 +295,9 @@ def chance_if_stable(values: Floats, due_ns: Floats, limit: float, rate: float) 
     return float(special.stdtr(batches - 1, -t))
 
 
-def level_of(values: Floats, percentile: float, limit: float, n_eff: float | None = None) -> tuple[float, float] | None:
+def log_level(
+    values: Floats, percentile: float, limit: float, n_eff: float | None = None
+) -> tuple[float, float] | None:
     """The logarithm of a percentile of values over its limit, and that logarithm's standard error.
 
     ``values`` in the order of their due times, worth ``n_eff`` independent ones (None: found here). The error of an

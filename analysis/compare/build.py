@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
 
 from gapmeter.analysis.compare import claims, protocol
-from gapmeter.analysis.compare.claims import Claim, Verdict
+from gapmeter.analysis.compare.claims import Claim, PairVerdict
 from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.sides import AnalysedRun, Side, late_ns, why_refused
 from gapmeter.analysis.judge.evidence import floor_of
@@ -176,7 +176,7 @@ def _names(a: str, found: Comparability) -> tuple[str, str]:
 # The parts of the result
 
 
-def pair_of(names: tuple[str, str], found: Differences, verdict: Verdict, device: str) -> PairComparison:
+def pair_of(names: tuple[str, str], found: Differences, verdict: PairVerdict, device: str) -> PairComparison:
     """One side against the baseline. ``names`` are what they are called, ``device`` what computes, in a word."""
     by_figure = {(claim.metric, claim.percentile): claim for claim in verdict.claims}
     return PairComparison(

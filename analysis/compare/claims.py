@@ -84,7 +84,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PairVerdict:
     """The answer for one comparison: for each metric, and in all. ``family`` is the number of tests.
 
     ``telling``: the claim that says it best, an SLO's where one was confirmed; where nothing was, the figure that a
@@ -100,7 +100,7 @@ class Verdict:
 
 def judge(
     found: Sequence[Differences], floors: Mapping[str, tuple[float, float]], slos: Sequence[tuple[str, float]] = ()
-) -> list[Verdict]:
+) -> list[PairVerdict]:
     """A verdict for each comparison.
 
     ``floors[metric]``: the load tester's error at p50 and p99, ns. ``slos``: metric and percentile of each SLO, which
@@ -126,7 +126,7 @@ def judge(
     ]
 
 
-def _with_failures(verdict: Verdict, failed: FailedShares) -> Word:
+def _with_failures(verdict: PairVerdict, failed: FailedShares) -> Word:
     """A side that drops requests and answers the rest sooner is not faster, nor is one slower that only drops more.
 
     What failed moves every percentile of all requests, but not the means, which are of answers.
@@ -151,7 +151,7 @@ def _claim(
     return Claim(metric, p, difference, float(adjusted), confirmed, least, floor)
 
 
-def _verdict(claims: Sequence[Claim], slos: Sequence[tuple[str, float]], family: int) -> Verdict:
+def _verdict(claims: Sequence[Claim], slos: Sequence[tuple[str, float]], family: int) -> PairVerdict:
     metrics = {metric: _word([c for c in claims if c.metric == metric]) for metric in LATENCIES}
     confirmed = [c for c in claims if _counts(c)]
     able = [c for c in claims if c.least_ns is not None and c.difference.a and not c.difference.failed]
@@ -166,7 +166,7 @@ def _verdict(claims: Sequence[Claim], slos: Sequence[tuple[str, float]], family:
     else:
         of_slos = [c for c in able if (c.metric, c.percentile) in slos]
         telling = next(iter(of_slos or [c for c in able if c.metric == "e2e"] or able), None)
-    return Verdict(_word(claims), telling, metrics, tuple(claims), family)
+    return PairVerdict(_word(claims), telling, metrics, tuple(claims), family)
 
 
 def _size(claim: Claim) -> float:
@@ -189,7 +189,7 @@ def _word(claims: Sequence[Claim]) -> Word:
     return (SLOWER if True in signs else FASTER) if signs else NOTHING
 
 
-def what_changed(found: Differences, verdict: Verdict, device: str) -> Change | None:
+def what_changed(found: Differences, verdict: PairVerdict, device: str) -> Change | None:
     """The stage that accounts for the difference, of TTFT or E2E, whichever's claim is surer; None without a ledger.
 
     ``device`` is what computed the forwards, in a word.

@@ -58,7 +58,7 @@ _MOST_BLOCK = 0.25  # of a run
 _RESIDUAL = len(STAGE_NAMES) - 1
 _LEAST_WORTH = 12.0  # of one run, for a mean
 
-Counts = NDArray[np.int32]  # how often each request of a side is in each resample: shape (requests, resamples)
+TimesDrawn = NDArray[np.int32]  # how often each request of a side is in each resample: shape (requests, resamples)
 Figures = dict[str, Floats]  # by name: shape (resamples, parts)
 _Ranked = tuple[Resampled, Sequence[float]]  # values, and which of their percentiles
 _MEAN = "mean"  # of every metric
@@ -87,7 +87,7 @@ def _keys(run: Run) -> NDArray[np.int64]:
     return np.asarray(run.planned[:, 0] * 4096 + np.maximum(run.planned[:, 1], 0), dtype=np.int64)
 
 
-class Pair:
+class AlignedSides:
     """Two aligned sides. ``percentiles``: of each metric, which; ``stage_percentiles``: of every stage.
 
     ``series[metric][side]`` are a side's values; ``block`` the mean length of the blocks that are drawn: twice the
@@ -193,11 +193,11 @@ class Pair:
             parts.append(self._figures(drawn * 2 if self.paired else drawn))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _figures(self, drawn: Sequence[Counts]) -> Figures:
+    def _figures(self, drawn: Sequence[TimesDrawn]) -> Figures:
         sides = [self._of_side(number, counts) for number, counts in enumerate(drawn)]
         return {name: figure for side in sides for name, figure in side.items()}
 
-    def _of_side(self, number: int, counts: Counts) -> Figures:
+    def _of_side(self, number: int, counts: TimesDrawn) -> Figures:
         """One side's figures of each resample: keys ``ttft/0``, ``first_token/1`` …"""
         out: Figures = {
             f"{name}/{number}": np.hstack([ranked.harrell_davis(counts, own) for ranked, own in parts])
@@ -300,7 +300,7 @@ def compare_sides(
 ) -> Differences:  # fmt: skip
     """Compare two sides. ``percentiles``: of each metric, which. Deterministic; swapped sides give swapped signs."""
     a, b, why = align(side_a, side_b)
-    pair = Pair(a, b, paired=not why, percentiles=percentiles, stage_percentiles=stage_percentiles)
+    pair = AlignedSides(a, b, paired=not why, percentiles=percentiles, stage_percentiles=stage_percentiles)
     judge = _Judge(pair, resamples)
     names = {
         event: [n for n, known in zip(STAGE_NAMES, pair.known[event], strict=True) if known] for event in pair.known
@@ -333,7 +333,7 @@ def compare_sides(
 class _Judge:
     """Turns resamples into intervals."""
 
-    def __init__(self, pair: Pair, resamples: int) -> None:
+    def __init__(self, pair: AlignedSides, resamples: int) -> None:
         self._pair = pair
         self._now, self._drawn = pair.as_it_is(), pair.drawn(resamples)
         self._alone: list[list[Figures]] = pair.of_each_run() if max(map(len, pair.sides)) > 1 else [[], []]

@@ -64,7 +64,7 @@ def binding_evidence(roofline: Roofline, telemetry: Telemetry | None) -> Binding
     )
 
 
-def decide(
+def binding_of(
     stages_ms: Mapping[str, float], checks: Sequence[Check] = (),
     evidence: BindingEvidence = BindingEvidence(), *, device: str = "GPU",
 ) -> Binding:  # fmt: skip

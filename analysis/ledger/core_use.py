@@ -9,7 +9,7 @@ import numpy as np
 
 from gapmeter.analysis.ledger.cores import CORE, UNKNOWN, WORK, CoreUse, Culprit, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import Intervals, Times, pieces, union
-from gapmeter.analysis.ledger.processes import KINDS, ServerProcess, loop_work
+from gapmeter.analysis.ledger.processes import KINDS, RecordedProcess, loop_work
 from gapmeter.analysis.ledger.schedstat import busiest, read_sums, spread_waits
 from gapmeter.analysis.ledger.switches import read_watched
 from gapmeter.analysis.ledger.who_ran import who_ran
@@ -21,7 +21,7 @@ def core_use(telemetry: Path | None, files: Sequence[RecordFile], cores: Sequenc
 
     ``files`` of the server's probes; ``cores`` are the server's (none: all that it ran on).
     """
-    known = [ServerProcess.of(file) for file in files if file.process.get("role") in KINDS]
+    known = [RecordedProcess.of(file) for file in files if file.process.get("role") in KINDS]
     watched = read_watched(telemetry) if telemetry else None
     if watched is not None:
         return who_ran(watched, known, cores)

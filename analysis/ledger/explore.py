@@ -18,7 +18,7 @@ from gapmeter.analysis.arrays import Bools, Floats, Ranked
 from gapmeter.analysis.ledger.tail import stage_parts, stages_in
 from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.requests.metrics import good_requests
-from gapmeter.analysis.results.latency import Difference, GroupPair, StageDifference
+from gapmeter.analysis.results.latency import GroupDifference, GroupPair, GroupStage
 from gapmeter.analysis.stages import owner_of
 from gapmeter.analysis.stats.bootstrap import drawn_means, stretches, with_draws
 
@@ -92,7 +92,7 @@ def _quarters(requests: pd.DataFrame, column: str, what: str) -> list[Pair]:
     return [] if (long & short).any() else [Pair(what, *names, long, short)]
 
 
-def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> Difference:
+def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> GroupDifference:
     """Group ``a`` less group ``b``, in ms: means, the stages ranked by how much of the difference they explain.
 
     ``rows``: ledgers to one event of measured requests in the order in which they were due, with ``total_ns``. Ranked
@@ -108,7 +108,7 @@ def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> Difference:
     drawn_a, drawn_b = (drawn_means(parts[group], stretch[group], blocks) for group in (a, b))
     drawn = None if drawn_a is None or drawn_b is None else (drawn_a - drawn_b) / 1e6
     ranked = [
-        StageDifference(
+        GroupStage(
             stage=names[i],
             owner=owner_of(names[i]),
             a_ms=float(mean_a[i]) / 1e6,
@@ -119,7 +119,7 @@ def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> Difference:
         )
         for i in np.argsort(-np.abs(more), kind="stable")
     ]
-    return Difference(
+    return GroupDifference(
         a_count=int(a.sum()),
         b_count=int(b.sum()),
         a_ms=float(mean_a.sum()) / 1e6,

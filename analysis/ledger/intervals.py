@@ -89,7 +89,7 @@ HOST_CLASSES = np.array([CLASS[n] for n in ("engine_code", "input_prep", "sampli
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ClientStamps:
     """The client's stamps, one element a row of its table; ``MISSING`` where there is none.
 
     ``first_due``: when the first attempt was due, where earlier ones had failed; ``due`` is the attempt's own.
@@ -118,7 +118,7 @@ class Causes:
 
 
 def build(
-    trace: Trace | None, client: Client, events: Events, dropped: frozenset[str], index: Index | None = None
+    trace: Trace | None, client: ClientStamps, events: Events, dropped: frozenset[str], index: Index | None = None
 ) -> Causes:
     """All activities that led to the events, as intervals within each event's window.
 
@@ -142,7 +142,7 @@ def build(
 class _Maker:
     """Collects the intervals of one set of events; each method adds one part of the way."""
 
-    def __init__(self, trace: Trace | None, index: Index | None, client: Client, events: Events) -> None:
+    def __init__(self, trace: Trace | None, index: Index | None, client: ClientStamps, events: Events) -> None:
         self.client, self.events, self.trace, self.row = client, events, trace, events.request
         self.parts: list[tuple[str, Intervals]] = []
         self.gaps: dict[str, Ints] = {}

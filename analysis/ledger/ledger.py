@@ -17,7 +17,7 @@ from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import pieces, sweep, with_holes
 from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
 from gapmeter.analysis.ledger.interference import Interference, fit_interference
-from gapmeter.analysis.ledger.intervals import CLASSES, FORWARD_CLASSES, HOST_CLASSES, Causes, Client, build
+from gapmeter.analysis.ledger.intervals import CLASSES, FORWARD_CLASSES, HOST_CLASSES, Causes, ClientStamps, build
 from gapmeter.analysis.ledger.launching import launch_waits
 from gapmeter.analysis.ledger.shares import Sharer
 from gapmeter.analysis.ledger.support import support_of
@@ -81,7 +81,7 @@ class LedgerInputs:
     requests: pd.DataFrame
     trace: Trace | None
     index: Index | None
-    client: Client
+    client: ClientStamps
     unmeasured: frozenset[str]
     interference: Interference | None
     own: Mapping[str, _OwnSteps]
@@ -185,10 +185,10 @@ def _answered(requests: pd.DataFrame) -> Bools:
     return np.asarray((requests["outcome"] == "ok") & requests["first_token_ns"].notna(), dtype=np.bool_)
 
 
-def _client(requests: pd.DataFrame) -> Client:
+def _client(requests: pd.DataFrame) -> ClientStamps:
     due = "attempt_due_ns" if "attempt_due_ns" in requests else "due_ns"
     names = (due, "connect_start_ns", "connect_end_ns", "write_ns", "sent_ns", "due_ns")
-    return Client(*(np.asarray(requests[name].fillna(MISSING), dtype=np.int64) for name in names))
+    return ClientStamps(*(np.asarray(requests[name].fillna(MISSING), dtype=np.int64) for name in names))
 
 
 def _unmeasured(trace: Trace | None) -> frozenset[str]:

@@ -20,7 +20,7 @@ _IN_LOOP = (Span.REQUEST, Span.HANDOFF, Span.OUTPUT_RECEIVE, Span.DETOKENIZE, Sp
 
 
 @dataclass(frozen=True)
-class ServerProcess:
+class RecordedProcess:
     """``engine``: of several engines which one; ``every``: its spans, in the order written."""
 
     pid: int
@@ -29,7 +29,7 @@ class ServerProcess:
     every: Table
 
     @classmethod
-    def of(cls, file: RecordFile) -> ServerProcess:
+    def of(cls, file: RecordFile) -> RecordedProcess:
         head = file.process
         return cls(int(head["pid"]), str(head["role"]), int(head.get("engine", 0)), file.spans)
 
@@ -41,7 +41,7 @@ class ServerProcess:
         """Of one kind after the other, in the order written."""
         return np.concatenate([self.every[self.every["code"] == code] for code in codes])
 
-    def within(self, low: int, high: int) -> ServerProcess:
+    def within(self, low: int, high: int) -> RecordedProcess:
         """The same process, with the spans alone that were going on between two moments."""
         begun, ended = self._times
         near = np.flatnonzero((begun < high) & (ended > low)).tolist()
@@ -63,7 +63,7 @@ def _begun(spans: Table) -> Ints:
     return np.where(queued > 0, np.minimum(queued, start), start)
 
 
-def loop_work(process: ServerProcess, also: Sequence[Span] = _IN_LOOP) -> Times:
+def loop_work(process: RecordedProcess, also: Sequence[Span] = _IN_LOOP) -> Times:
     """What an API server's event loop did for anybody: templates and tokenizing that no pool does, and ``also``."""
     spans = [process.spans(code) for code in (*_TO_POOL, *also)]
     spans[:2] = [rows[rows["queued_ns"] == rows["start_ns"]] for rows in spans[:2]]
@@ -72,7 +72,7 @@ def loop_work(process: ServerProcess, also: Sequence[Span] = _IN_LOOP) -> Times:
     return union(np.concatenate(begun), np.concatenate([rows["end_ns"] for rows in spans]))
 
 
-def pool_full(process: ServerProcess, threads: int) -> Times:
+def pool_full(process: RecordedProcess, threads: int) -> Times:
     """When every one of a pool's threads was at a template or at tokenizing."""
     spans = process.spans(*_TO_POOL)
     spans = spans[spans["queued_ns"] != spans["start_ns"]]

@@ -27,7 +27,7 @@ from gapmeter.analysis.ledger.critical_path import (
     pieces,
     union,
 )
-from gapmeter.analysis.ledger.processes import ServerProcess, loop_work, pool_full
+from gapmeter.analysis.ledger.processes import RecordedProcess, loop_work, pool_full
 from gapmeter.analysis.ledger.switches import ANOTHER, Watched
 from gapmeter.records import Span
 from gapmeter.records.reader import Table
@@ -58,7 +58,7 @@ _BESIDE: dict[str, dict[Span, str]] = {
 _POOLED = tuple(_BESIDE["api"].values())
 
 
-def who_ran(watched: Watched, processes: Sequence[ServerProcess], cores: Sequence[int]) -> CoreUse:
+def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Sequence[int]) -> CoreUse:
     """What kept each of the server's threads. ``cores`` are the server's (none: all that it ran on)."""
     threads = _Threads(watched, processes, cores)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -81,7 +81,7 @@ def _one_after_the_other(parts: Sequence[Stretches]) -> Stretches:
 class _Threads:
     """Of the whole run: which threads do what, who may have a core, and the windows in which that is looked at."""
 
-    def __init__(self, watched: Watched, processes: Sequence[ServerProcess], cores: Sequence[int]) -> None:
+    def __init__(self, watched: Watched, processes: Sequence[RecordedProcess], cores: Sequence[int]) -> None:
         self.watched, self.runs, self.processes = watched, watched.runs, processes
         self.cores = sorted(set(cores) or set(self.runs["cpu"].tolist()))
         self.kind = {process.pid: process.kind for process in processes}
@@ -176,7 +176,7 @@ class _Threads:
         return sorted(found)
 
 
-def _spans_of(process: ServerProcess, code: Span, *, own: bool) -> Table:
+def _spans_of(process: RecordedProcess, code: Span, *, own: bool) -> Table:
     """A process's spans of one kind: of its main thread, or of the others."""
     spans = process.spans(code)
     if code in (Span.TEMPLATE, Span.TOKENIZE):  # in the event loop, or handed to the pool
@@ -205,7 +205,7 @@ class _Window:
             of |= {(kind, pid): kept for kind, kept in self._of_engine(pid).items()}
         return of
 
-    def _of_api(self, process: ServerProcess) -> dict[str, Stretches]:
+    def _of_api(self, process: RecordedProcess) -> dict[str, Stretches]:
         main, pool = [self.threads.main[process.pid]], self.threads.pool[process.pid]
         running, pooled = self._on_core(main), self._on_core(pool)
         preempted, locked = self._preempted(main), self._locked(main, pool)
@@ -247,7 +247,7 @@ class _Window:
         every = Intervals(np.arange(len(self.runs)), self.runs["start"], self.runs["end"], idle[at])
         return pieces(Intervals.join([*parts, every]), len(self.runs), len(self.threads.culprits))
 
-    def _within(self, process: ServerProcess, code: Span, *, own: bool, number: int) -> Intervals:
+    def _within(self, process: RecordedProcess, code: Span, *, own: bool, number: int) -> Intervals:
         """Parts of the runs of a process's main thread (or of its others) that lie in its spans of one kind."""
         pid = process.pid
         rows = np.flatnonzero((self.runs["pid"] == pid) & ((self.runs["tid"] == self.threads.main[pid]) == own))

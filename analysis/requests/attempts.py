@@ -47,7 +47,7 @@ _PACKED = 10  # how many times smaller compressed ones are, about
 _NO_TOKEN = "the answer ended without a token"
 _COMMAND = (sys.executable, "-P", "-m", "gapmeter.analysis.requests.attempts")
 
-Columns = dict[str, list[Any]]  # as ``ROW`` names them, a value each attempt
+RowColumns = dict[str, list[Any]]  # as ``ROW`` names them, a value each attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ def read_attempts(
     return pd.DataFrame(found | {name: pd.array(found[name], "Int64") for name in _WHOLE}), files
 
 
-def _read(part: Part) -> tuple[Columns, list[RecordFile]]:
+def _read(part: Part) -> tuple[RowColumns, list[RecordFile]]:
     """An attempt whose end is not on record is there as it was when it was issued, behind the others."""
-    columns: Columns = {name: [] for name in ROW}
+    columns: RowColumns = {name: [] for name in ROW}
     issued: dict[str, bytes] = {}
     ended = list[RequestRecord]()
 
@@ -141,11 +141,11 @@ def _elsewhere(part: Part) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def _received(process: subprocess.Popen[bytes]) -> Columns | None:
+def _received(process: subprocess.Popen[bytes]) -> RowColumns | None:
     """None where the process could not read its part."""
     assert process.stdout is not None
     try:
-        found: Columns = pickle.load(process.stdout)
+        found: RowColumns = pickle.load(process.stdout)
     except (EOFError, pickle.UnpicklingError):
         return None
     return found | {name: _apart(*found[name]) for name in _ARRAYS}

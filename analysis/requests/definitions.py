@@ -49,7 +49,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class OneAnswer:
     """One complete answer.
 
     ``begun_ns``: the client turned to sending the request (to connecting, where it had to); ``sent_ns``: it began to
@@ -64,7 +64,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ByTool:
     """What a tool makes of one answer, in ns; None or nothing where it has no such figure.
 
     ``itl`` are the values that it pools over answers, each counted ``itl_weight`` times in percentiles and mean;
@@ -80,42 +80,42 @@ class Measured:
     chunk_gaps: list[float] = field(default_factory=list)
 
 
-def vllm_bench(seen: Seen) -> Measured:
+def vllm_bench(seen: OneAnswer) -> ByTool:
     """Any chunk with a choice is a token, also one that only names the role or the finish reason."""
     at = [chunk.at_ns for chunk in seen.chunks if chunk.choice]
     if not at:
-        return Measured()
+        return ByTool()
     tokens = next((c.usage for c in reversed(seen.chunks) if c.usage and not c.choice), seen.tokens)
     ttft, e2e = float(at[0] - seen.begun_ns), float(at[-1] - seen.begun_ns)
-    return Measured(ttft, e2e, _per_token(e2e - ttft, tokens), itl=_gaps(at))
+    return ByTool(ttft, e2e, _per_token(e2e - ttft, tokens), itl=_gaps(at))
 
 
-def guidellm(seen: Seen) -> Measured:
+def guidellm(seen: OneAnswer) -> ByTool:
     """A token arrives with a chunk that has text or a tool call; ITL and TPOT are one mean a request, weighted."""
     at = [chunk.at_ns for chunk in seen.chunks if chunk.text or chunk.calls]
     end = next((chunk.at_ns for chunk in seen.chunks if chunk.end), seen.end_ns)
     e2e = float(end - seen.sent_ns)
     tokens = _last_usage(seen) or len(at) or None
     if not at or tokens is None:
-        return Measured(e2e=e2e)
+        return ByTool(e2e=e2e)
     mean = _per_token(float(at[-1] - at[0]), tokens)
-    return Measured(
+    return ByTool(
         float(at[0] - seen.sent_ns), e2e, (at[-1] - seen.sent_ns) / tokens, tokens,
         itl=[] if mean is None else [mean], itl_weight=tokens - 1,
     )  # fmt: skip
 
 
-def aiperf(seen: Seen) -> Measured:
+def aiperf(seen: OneAnswer) -> ByTool:
     """A chunk with text or a tool call counts; the last of them ends the request; ITL is one mean a request."""
     at = [chunk.at_ns for chunk in seen.chunks if chunk.text or chunk.calls]
     if not at:
-        return Measured()
+        return ByTool()
     ttft, e2e = float(at[0] - seen.begun_ns), float(at[-1] - seen.begun_ns)
     mean = _per_token(e2e - ttft, _last_usage(seen) or seen.tokens)
-    return Measured(ttft, e2e, itl=[] if mean is None else [mean], chunk_gaps=_gaps(at))
+    return ByTool(ttft, e2e, itl=[] if mean is None else [mean], chunk_gaps=_gaps(at))
 
 
-def genai_bench(seen: Seen) -> Measured:
+def genai_bench(seen: OneAnswer) -> ByTool:
     """The first chunk with text is the first token; the request lasts until its usage has come."""
     end, tokens = seen.end_ns, seen.tokens
     finished = False
@@ -126,9 +126,9 @@ def genai_bench(seen: Seen) -> Measured:
             break
     first = next((chunk.at_ns for chunk in seen.chunks if chunk.text), end if (tokens or 0) > 1 else None)
     if first is None:
-        return Measured()
+        return ByTool()
     ttft, e2e = float(first - seen.begun_ns), float(end - seen.begun_ns)
-    return Measured(ttft, e2e, _per_token(e2e - ttft, tokens))
+    return ByTool(ttft, e2e, _per_token(e2e - ttft, tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Peer:
     key: str
     name: str
     version: str
-    measure: Callable[[Seen], Measured]
+    measure: Callable[[OneAnswer], ByTool]
     differs: dict[str, str]
 
 
@@ -195,7 +195,7 @@ def _gaps(at_ns: list[int]) -> list[float]:
     return [float(later - earlier) for earlier, later in pairwise(at_ns)]
 
 
-def _last_usage(seen: Seen) -> int | None:
+def _last_usage(seen: OneAnswer) -> int | None:
     return next((chunk.usage for chunk in reversed(seen.chunks) if chunk.usage), None)
 
 
@@ -212,20 +212,20 @@ def describe_definitions(folder: RunFolder, requests: pd.DataFrame) -> dict[str,
     return {peer.key: _describe(peer, [row[k] for row in answers]) for k, peer in enumerate(PEERS)}
 
 
-def _answers(folder: RunFolder, tokens: Mapping[str, int | None]) -> Iterator[Seen]:
+def _answers(folder: RunFolder, tokens: Mapping[str, int | None]) -> Iterator[OneAnswer]:
     for path in folder.record_files(folder.requests):
         for record in read_records(path).requests():
             if record.request_id in tokens:
                 yield seen(record, tokens[record.request_id])
 
 
-def seen(record: RequestRecord, tokens: int | None) -> Seen:
+def seen(record: RequestRecord, tokens: int | None) -> OneAnswer:
     """One answer as any client could have seen it."""
     begun = record.connect_start_ns or record.write_ns
-    return Seen(begun, record.write_ns, record.end_ns, tokens, tuple(chunks(record)))
+    return OneAnswer(begun, record.write_ns, record.end_ns, tokens, tuple(chunks(record)))
 
 
-def _describe(peer: Peer, answers: list[Measured]) -> PeerDefinitions:
+def _describe(peer: Peer, answers: list[ByTool]) -> PeerDefinitions:
     metrics = {
         metric: figures(*pooled(answers, metric), differs=sentence, weighted=peer.key == WEIGHTED)
         for metric, sentence in peer.differs.items()
@@ -233,7 +233,7 @@ def _describe(peer: Peer, answers: list[Measured]) -> PeerDefinitions:
     return PeerDefinitions(name=peer.name, version=peer.version, **metrics)
 
 
-def pooled(answers: Iterable[Measured], metric: str) -> tuple[Floats, Floats]:
+def pooled(answers: Iterable[ByTool], metric: str) -> tuple[Floats, Floats]:
     """The values of a metric over all answers, and how often each counts."""
     values: list[float] = []
     weights: list[float] = []

@@ -23,9 +23,9 @@ INTERRUPTED: Final = "interrupted"
 HOLDS: Final = "holds"
 FAILS: Final = "fails"
 UNDECIDED: Final = "undecided"
-INVALID: Final = "invalid"
+INVALID_TRIAL: Final = "invalid"
 TrialVerdict = Literal["holds", "fails", "undecided", "invalid"]
-Side = Literal["holds", "fails"]
+Leaning = Literal["holds", "fails"]
 
 
 class SearchedSlo(Result):
@@ -52,7 +52,7 @@ class TrialResult(Result):
     rate: float
     verdict: TrialVerdict
     confidence: Number
-    leaning: Side | None
+    leaning: Leaning | None
     slo: str
     slos: tuple[CountedSlo, ...]
     requests: int

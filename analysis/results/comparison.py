@@ -34,7 +34,7 @@ Meaning = Literal["factor", "follows", "noted", "blocks"]
 VALIDITY: Final = "validity"
 VALID: Final = "valid"
 
-Interval = tuple[float, float]
+Bounds = tuple[float, float]
 
 
 class Fact(Result):
@@ -105,9 +105,9 @@ class DifferenceFigure(Result):
     a_ms: Number
     b_ms: Number
     difference_ms: Number
-    ci_ms: Interval | None
+    ci_ms: Bounds | None
     relative: Number
-    relative_ci: Interval | None
+    relative_ci: Bounds | None
     p: Number
     df: Number
     why: str
@@ -153,7 +153,7 @@ class StageDifference(DifferenceFigure):
     stage: str
     owner: str
     share: Number
-    share_ci: Interval | None
+    share_ci: Bounds | None
     percentiles: Mapping[str, DifferenceFigure]
 
 
@@ -169,8 +169,8 @@ class FailedShares(Result):
 
     a_share: float
     b_share: float
-    a_ci: Interval | None = None
-    b_ci: Interval | None = None
+    a_ci: Bounds | None = None
+    b_ci: Bounds | None = None
 
     @property
     def more(self) -> Literal["a", "b"] | None:
@@ -201,7 +201,7 @@ class Change(Result):
     stage: str | None = None
     owner: str | None = None
     share: Number = None
-    share_ci: Interval | None = None
+    share_ci: Bounds | None = None
     cause: str | None = None
     cause_owner: str | None = None
     claim: FigureName | None = None
@@ -251,7 +251,7 @@ class SideEstimate(Result):
     """A percentile of all runs of a side, with its order-statistic interval. ``late_ms``: it is refused for so much."""
 
     value_ms: Number
-    ci_ms: Interval | None
+    ci_ms: Bounds | None
     why: str
     late_ms: Number = left_out()
 

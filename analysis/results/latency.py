@@ -215,7 +215,7 @@ class Compute(Result):
         return {} if self.device is None else handler(self)
 
 
-class StageDifference(Result):
+class GroupStage(Result):
     """A stage's mean in two groups, the difference with its interval, and its share of the whole difference."""
 
     stage: str
@@ -227,7 +227,7 @@ class StageDifference(Result):
     share: Number
 
 
-class Difference(Result):
+class GroupDifference(Result):
     """Group a less group b; ``ranked`` by size, whatever the sign. ``stretches``: of the run, that were drawn again."""
 
     a_count: int
@@ -237,10 +237,10 @@ class Difference(Result):
     difference_ms: float
     difference_ci_ms: Ends
     stretches: int
-    ranked: tuple[StageDifference, ...]
+    ranked: tuple[GroupStage, ...]
 
 
-class GroupPair(Difference):
+class GroupPair(GroupDifference):
     """Two groups of requests by name."""
 
     key: str

@@ -142,7 +142,7 @@ class PrecisionSupport(Result):
     emulated: bool
 
 
-class Target(Result):
+class TargetFacts(Result):
     """Who was asked, and what is known of whom: of a server of ours how it was launched, of another its models."""
 
     url: str
@@ -268,7 +268,7 @@ class Manifest(ManifestBase):
     slo: tuple[Slo, ...]
     placement: Placement
     calibration: Calibration | None
-    target: Target
+    target: TargetFacts
     device: str
     plan: PlanFacts
     started_s: float | None = left_out()

@@ -238,7 +238,7 @@ class CurveKnee(Result):
     or_at: tuple[str, ...]
 
 
-class Series(Result):
+class SweptCurve(Result):
     """One curve: its points in order, and the values that they share, in words."""
 
     name: str
@@ -253,7 +253,7 @@ class SweepFigures(Result):
 
     key: str | None
     title: str
-    series: tuple[Series, ...]
+    series: tuple[SweptCurve, ...]
     metric: str
     levels: Mapping[str, float | None]
     points: tuple[AnyPoint, ...]

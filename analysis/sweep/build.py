@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.cost import describe_cost, describe_tokens, describe_value, hardware_units, offered_rate
-from gapmeter.analysis.device.binding import binding_evidence, decide
+from gapmeter.analysis.device.binding import binding_evidence, binding_of
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.lateness import ToldLateness
 from gapmeter.analysis.judge.words import not_judged
@@ -37,10 +37,10 @@ from gapmeter.analysis.results.sweep import (
     PointThroughput,
     Repeat,
     RepeatRange,
-    Series,
     StageMeans,
     SweepFigures,
     SweepResult,
+    SweptCurve,
     SweptSlo,
 )
 from gapmeter.analysis.stats.hdr import PERCENTILES
@@ -88,7 +88,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
     figures = SweepFigures(
         key=axis.key,
         title=axis.title,
-        series=tuple(Series(name=name, points=members) for name, members in axis.series),
+        series=tuple(SweptCurve(name=name, points=members) for name, members in axis.series),
         metric=main,
         levels=levels,
         points=tuple(points),
@@ -214,7 +214,7 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
         goodput_per_s=_mean(result.goodput.per_s for result in results),
         failed_requests=sum(result.counts.failed_by_server for result in results),
         batch=_batch(frames.steps),
-        binding=decide(stages["e2e"], checks, evidence, device=manifest.device),
+        binding=binding_of(stages["e2e"], checks, evidence, device=manifest.device),
         slo=answers,
         economy=economy,
     )  # fmt: skip

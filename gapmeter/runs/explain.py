@@ -20,7 +20,7 @@ from gapmeter.analysis.ledger.explore import FEWEST, difference
 from gapmeter.analysis.numbers import DASH, bounds, duration, share
 from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
-from gapmeter.analysis.results.latency import Difference
+from gapmeter.analysis.results.latency import GroupDifference
 from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import STAGE_NAMES, column, owner_words
 from gapmeter.analysis.tables import read_table
@@ -45,7 +45,7 @@ class Explanation:
     b: str
     metric: str
     device: str
-    difference: Difference
+    difference: GroupDifference
     provenance: Provenance
 
     def to_json(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from gapmeter import errors
 from gapmeter.analysis.capacity import search
 from gapmeter.analysis.capacity.read import BURSTS, count_all, goal_of, read_outcome, read_trials
 from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Trial
-from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, INVALID, CapacityResult, Ended
+from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, INVALID_TRIAL, CapacityResult, Ended
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, TrialNote, TrialPlace
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.keys import Keys
@@ -286,7 +286,7 @@ _AIMS = {"ceiling": "is it overloaded?", "curve": "how slow is it there?", "hold
 
 def _verdict(trial: Trial, goal: search.Goal) -> str:
     outcome, finding = trial.outcome, trial.finding
-    if trial.verdict == INVALID:
+    if trial.verdict == INVALID_TRIAL:
         return f"not valid: {outcome.died or outcome.invalid}"
     count, slo = outcome.counts[finding.promise], goal.promises[finding.promise].text
     word = "fails" if finding.leaning == FAILS else "holds"

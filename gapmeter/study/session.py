@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.manifest import OwnUsers, Placement, PlanFacts, SweepPlace, Target, TrialPlace
+from gapmeter.analysis.results.manifest import OwnUsers, Placement, PlanFacts, SweepPlace, TargetFacts, TrialPlace
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.keys import Keys
 from gapmeter.loadgen import PlanError
@@ -197,7 +197,7 @@ class Session:
         )
         manifest = Manifest(
             **describe(scenario, command, self.keys), repeat=visit.number, slo=scenario.slo,
-            target=Target.model_validate(self.keys.out_of_value(self.target.about.to_json())),
+            target=TargetFacts.model_validate(self.keys.out_of_value(self.target.about.to_json())),
             placement=placed(scenario), calibration=self.calibration,
             device="device" if unseen else "GPU" if gpus_here() else "CPU", plan=facts,
             sweep=sweep, capacity_of=visit.capacity_of,

@@ -50,7 +50,7 @@ class Target:
     ``spec`` is how to launch it, None for a server that runs already.
     """
 
-    about: manifest.Target
+    about: manifest.TargetFacts
     tokenizer: str | None
     spec: LaunchSpec | None = None
 
@@ -65,7 +65,7 @@ def prepare_target(scenario: Scenario, cores: tuple[int, ...], say: Say, api_key
         url, models = served_models(scenario, api_key)
         model = choose_model(server.model, scenario.model_asked_for, models, url)
         say(f"attached to {url}, model {model}")
-        about = manifest.Target(url=url, model=model, dialect=server.dialect, models=tuple(models))
+        about = manifest.TargetFacts(url=url, model=model, dialect=server.dialect, models=tuple(models))
         return Target(about, server.tokenizer)
     precision = check_precision(scenario)
     say(f"model {server.model}")
@@ -77,7 +77,7 @@ def prepare_target(scenario: Scenario, cores: tuple[int, ...], say: Say, api_key
     spec, versions = _launch_spec(scenario, model, port, cores)
     facts = _roofline_facts(scenario, model, cores) | {"command": spec.command, "env": spec.env, "versions": versions}
     facts |= {"url": f"http://127.0.0.1:{port}", "model": SERVED_NAME, "dialect": "full", "precision": precision}
-    return Target(manifest.Target.model_validate(facts), model, spec)
+    return Target(manifest.TargetFacts.model_validate(facts), model, spec)
 
 
 @contextlib.contextmanager

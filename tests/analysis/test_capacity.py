@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gapmeter.analysis.capacity import search as capacity
-from gapmeter.analysis.capacity.curve import Ceiling, Level, Posterior, fit, least
+from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
 from gapmeter.analysis.capacity.read import count_values
 from gapmeter.analysis.capacity.search import Goal, held_rate, next_trial, posterior
 from gapmeter.analysis.capacity.speed import Pace, speeds_of
@@ -36,7 +36,7 @@ from gapmeter.analysis.capacity.trial import (
     chance_of_such_bursts,
     find,
     hopeless,
-    level_of,
+    log_level,
     plan_looks,
     served_by,
     worth,
@@ -211,15 +211,15 @@ def test_a_share_far_above_the_one_allowed_fails_once_it_came_in_several_bursts(
 
 def test_the_error_of_a_percentile_is_what_it_scatters_by() -> None:
     rng = np.random.default_rng(8)
-    found = [level_of(rng.exponential(1.0, 4000), 99.0, 2.0) for _ in range(300)]
+    found = [log_level(rng.exponential(1.0, 4000), 99.0, 2.0) for _ in range(300)]
     logs, errors = np.array([each for each in found if each]).T
     assert np.mean(logs) == pytest.approx(math.log(-math.log(0.01) / 2), abs=0.01)
     assert np.std(logs) == pytest.approx(np.median(errors), rel=0.25)
 
 
 def test_a_percentile_that_is_infinite_or_of_a_handful_of_values_has_no_level() -> None:
-    assert level_of(np.full(200, np.inf), 99.0, 1.0) is None
-    assert level_of(np.ones(10), 99.0, 1.0) is None
+    assert log_level(np.full(200, np.inf), 99.0, 1.0) is None
+    assert log_level(np.ones(10), 99.0, 1.0) is None
 
 
 def served(rate: float, ceiling: float, count: int = 600) -> Served:
@@ -240,9 +240,11 @@ def test_a_full_server_completes_its_ceiling_and_one_below_it_what_is_asked() ->
     assert abs(math.log(full.rate / 100.0)) < 3 * full.error
 
 
-def queue_levels(capacity: float, ceiling: float, rates: Sequence[float], error: float = 0.05) -> list[Level]:
+def queue_levels(capacity: float, ceiling: float, rates: Sequence[float], error: float = 0.05) -> list[TrialLevel]:
     """Of a limit that a percentile of 1 / (1 - rho) reaches at ``capacity``, in trials long enough to be steady."""
-    return [Level(rate, math.log((1 - capacity / ceiling) / (1 - rate / ceiling)), error, 1_000_000) for rate in rates]
+    return [
+        TrialLevel(rate, math.log((1 - capacity / ceiling) / (1 - rate / ceiling)), error, 1_000_000) for rate in rates
+    ]
 
 
 @pytest.mark.parametrize("capacity", [60.0, 80.0, 93.0])

@@ -22,8 +22,8 @@ from gapmeter.analysis.results.sweep import (
     PointDistribution,
     PointEconomy,
     PointEnergy,
-    Series,
     SweepFigures,
+    SweptCurve,
 )
 from gapmeter.analysis.sweep.build import describe_economy
 from gapmeter.analysis.sweep.read import MeasuredRun
@@ -83,7 +83,7 @@ def section(*points: PointEconomy) -> Section | None:
     known = [Point.model_construct(index=at, label=one.precision, economy=one, metrics=metrics)
              for at, one in enumerate(points)]  # fmt: skip
     shown = (*known, LostPoint.model_construct(index=len(known), label="fp8"))
-    series = (Series(name="", points=tuple(range(len(shown)))),)
+    series = (SweptCurve(name="", points=tuple(range(len(shown)))),)
     return _economy(
         SweepFigures.model_construct(points=shown, series=series, levels={"ttft": 99.0, "itl": 99.0})
     )  # fmt: skip

@@ -11,7 +11,7 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.ledger.explore import describe_pairs, difference, pairs
 from gapmeter.analysis.ledger.tail import describe_bands
 from gapmeter.analysis.ledger.upgrade import describe_compute
-from gapmeter.analysis.results.latency import Difference, StageDifference
+from gapmeter.analysis.results.latency import GroupDifference, GroupStage
 from gapmeter.analysis.stages import owner_of
 from gapmeter.report.compute import compute_sentence
 from gapmeter.report.explore import difference_sentence
@@ -50,13 +50,13 @@ def test_the_stage_that_was_made_longer_is_ranked_first_and_its_interval_holds_t
 )  # fmt: skip
 def test_the_stage_that_is_named_went_the_way_of_the_difference(stages: dict[str, float], said: str) -> None:
     ranked = [
-        StageDifference(
+        GroupStage(
             stage=stage, owner=owner_of(stage), a_ms=9.0, b_ms=9.0 - ms, ms=ms, ci_ms=(None, None), share=None
         )
         for stage, ms in sorted(stages.items(), key=lambda item: -abs(item[1]))
     ]  # fmt: skip
     whole = sum(stages.values())
-    found = Difference(
+    found = GroupDifference(
         a_count=50, b_count=50, a_ms=20.0, b_ms=20.0 - whole, difference_ms=whole, difference_ci_ms=(None, None),
         stretches=9, ranked=tuple(ranked),
     )  # fmt: skip

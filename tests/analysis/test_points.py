@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.device.binding import BindingEvidence, decide
+from gapmeter.analysis.device.binding import BindingEvidence, binding_of
 from gapmeter.analysis.results.sweep import Growth, Point
 from gapmeter.analysis.results.trust import Check
 from gapmeter.analysis.stats.series import level_of_interval
@@ -186,12 +186,15 @@ BINDINGS: dict[str, tuple[dict[str, float], list[Any], BindingEvidence, str, str
 @pytest.mark.parametrize("case", BINDINGS)
 def test_the_resource_that_binds_follows_the_stated_rule(case: str) -> None:
     stages, checks, evidence, device, resource, behind, word = BINDINGS[case]
-    found = decide(stages, checks, evidence, device=device)
+    found = binding_of(stages, checks, evidence, device=device)
     assert (found.resource, found.behind) == (resource, behind)
     assert word in found.why
 
 
 def test_what_the_resource_could_not_be_told_from_is_listed() -> None:
-    assert decide({"decode": 9}).unmeasured == ("whether memory bandwidth or compute bounds decode", "PCIe transfer")
-    assert decide({"decode": 9}, evidence=KNOWN).unmeasured == ()
-    assert decide({"queue": 1, "egress": 9}, device="CPU").unmeasured == ()
+    assert binding_of({"decode": 9}).unmeasured == (
+        "whether memory bandwidth or compute bounds decode",
+        "PCIe transfer",
+    )
+    assert binding_of({"decode": 9}, evidence=KNOWN).unmeasured == ()
+    assert binding_of({"queue": 1, "egress": 9}, device="CPU").unmeasured == ()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gapmeter.analysis.arrays import Floats
-from gapmeter.analysis.capacity.curve import Ceiling, Level, fit
+from gapmeter.analysis.capacity.curve import Ceiling, TrialLevel, fit
 from gapmeter.analysis.capacity.search import Goal, posterior
 from gapmeter.analysis.capacity.speed import DRIFTS, Pace, pace_of, speeds_of
 from gapmeter.analysis.capacity.trial import Count, Finding, Outcome, Promise, Served, Trial
@@ -52,10 +52,10 @@ def test_a_pace_s_error_is_what_it_scatters_by_and_a_handful_has_none() -> None:
     assert pace_of(np.array([*[np.nan] * 30, *[0.0] * 30, *[1e7] * 39])) is None
 
 
-def levels(slower: Floats) -> list[Level]:
+def levels(slower: Floats) -> list[TrialLevel]:
     """As a queue's whose percentile meets its limit at 80 of 100, in trials at these speeds."""
     return [
-        Level(rate, d + math.log(0.2 / (1 - rate * math.exp(d) / 100)), 0.02, 1_000_000)
+        TrialLevel(rate, d + math.log(0.2 / (1 - rate * math.exp(d) / 100)), 0.02, 1_000_000)
         for rate, d in zip(RATES, slower, strict=True)
     ]
 

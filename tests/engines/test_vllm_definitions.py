@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gapmeter.analysis.requests.definitions import PERCENTILES, Measured, chunks, figures, pooled, seen, vllm_bench
+from gapmeter.analysis.requests.definitions import PERCENTILES, ByTool, chunks, figures, pooled, seen, vllm_bench
 from gapmeter.loadgen.plan import PATHS
 from gapmeter.machine.instrument import equal_plan
 from gapmeter.records import Outcome
@@ -154,7 +154,7 @@ class Both:
     records: list[RequestRecord]
 
     @property
-    def ours(self) -> list[Measured]:
+    def ours(self) -> list[ByTool]:
         return [vllm_bench(seen(record, parse_answer(record).output_tokens)) for record in self.records]
 
     @property
@@ -250,7 +250,7 @@ def test_the_role_alone_makes_its_first_token_early_and_is_none_of_ours(
 
 def test_its_percentiles_and_means_of_its_own_values_are_ours(found: Found) -> None:
     every = [
-        Measured(told["ttft"] * 1e9, told["latency"] * 1e9, told["tpot_ms"] * MS if told["output_tokens"] > 1 else None,
+        ByTool(told["ttft"] * 1e9, told["latency"] * 1e9, told["tpot_ms"] * MS if told["output_tokens"] > 1 else None,
                  itl=[gap * 1e9 for gap in told["itl"]])
         for both in [*found.each, found.commented] for told in both.theirs if told["success"]
     ]  # fmt: skip

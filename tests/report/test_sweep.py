@@ -24,10 +24,10 @@ from gapmeter.analysis.results.sweep import (
     PointEnergy,
     PointThroughput,
     Repeat,
-    Series,
     StageMeans,
     SweepFigures,
     SweepResult,
+    SweptCurve,
     SweptSlo,
 )
 from gapmeter.report import html, markdown, terminal
@@ -81,7 +81,7 @@ def swept() -> SweepResult:
         by="p90 TTFT", bend=0.2, why="latency begins to climb there", certainty=0.97, after=None, or_at=(),
     )  # fmt: skip
     sweep = SweepFigures(
-        key="load.rate", title="requests per second", series=(Series(name="", points=(0, 1, 2, 3)),), metric="ttft",
+        key="load.rate", title="requests per second", series=(SweptCurve(name="", points=(0, 1, 2, 3)),), metric="ttft",
         levels=dict.fromkeys(("ttft", "itl", "tpot", "e2e"), 90.0), growth=(), knees=(knee,),
         points=(point(0, "PASS"), point(1, "FAIL"), point(2, "INVALID", "sent late", None), lost),
     )  # fmt: skip
