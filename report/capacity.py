@@ -117,7 +117,7 @@ def headline(search: Search) -> tuple[str, ...]:
         spare = f", and {plan.spare} spare" if plan.spare else ""
         lines.append(
             f"For {rate(plan.target_rps)}: {plan.replicas} server{'s' * (plan.replicas != 1)} "
-            f"({plan.needed} at {rate(plan.planned_rps)} each, "
+            f"({plan.needed}, each planned for {rate(plan.planned_rps)}: "
             f"{'the proven rate' if search.held else 'the lower end'} less {share(plan.headroom)}{spare})"
             f"{cost.fleet_words(plan)}."
         )
@@ -188,7 +188,7 @@ def _binding(search: Search) -> str:
     some = search.binding_share <= 1
     much = f"{share(search.binding_share)} of" if some else "all of"
     whose = f"{search.binding_stage} ({search.binding_owner})"
-    return f"{text}; at {rate(search.binding_rate)} {much} the extra time of slow ones is {whose}."
+    return f"{text}; at {rate(search.binding_rate)} {much} the extra time of slow requests is {whose}."
 
 
 # --- sections
@@ -259,7 +259,15 @@ def _trials_in_short(search: Search) -> Section:
         leans = trial.verdict == UNDECIDED and (trial.confidence or 0.0) > 0.5
         lean = f", probably {trial.leaning}" if leans else ""
         verdict = Mark(f"{trial.verdict}{lean}", tone(trial.verdict))
-        rows.append([str(trial.number), Figure(trial.rate, "rate"), verdict, share(trial.confidence), seen])
+        rows.append(
+            [
+                str(trial.number),
+                Figure(trial.rate, "rate"),
+                verdict,
+                share(trial.confidence) if trial.verdict != UNDECIDED or leans else DASH,
+                seen,
+            ]
+        )
     headers: doc.Headers = [
         "",
         "rate",

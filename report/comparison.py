@@ -53,6 +53,7 @@ from gapmeter.report.document import (
 from gapmeter.report.words import as_sentence, both, tone
 
 _LONGEST = 40  # characters of a value in a sentence
+_NAMED = 4  # of what differs, in a sentence
 _ONE_LINE = 70  # characters
 _SAME = "Scenario, plan, model, engine, hardware and load tester are the same on all sides."
 _MEANINGS = (
@@ -155,8 +156,10 @@ def not_comparable(result: Comparison) -> str:
     """What differs, in short: what is long stands once, in the protocol."""
     parts, invalid, first = [], set(), result.sides[0].name
     for each in result.protocol:
-        listed = "; ".join(f"{f.key}: {_short(f.a)} | {_short(f.b)}" for f in each.blocking if f.key != VALIDITY)
+        blocking = [fact for fact in each.blocking if fact.key != VALIDITY]
+        listed = "; ".join(f"{fact.key}: {_short(fact.a)} | {_short(fact.b)}" for fact in blocking[:_NAMED])
         if listed:
+            listed += f"; and {len(blocking) - _NAMED} more" if len(blocking) > _NAMED else ""
             parts.append(f"{first} and {each.side} differ in more than what is compared: {listed}")
         for fact in each.facts:
             if fact.key == VALIDITY:

@@ -273,7 +273,7 @@ def _answer(figure: ClaimedFigure, *, forced: bool) -> Words:
         said = "slower" if (figure.difference_ms or 0.0) > 0 else "faster"
         said += ", by what failed" if figure.failed else ""
     else:
-        said = NOTHING if figure.failed else f"{_unclaimed(figure)} (one of {duration(figure.least_ms)} would be)"
+        said = NOTHING if figure.failed else f"{_unclaimed(figure)} ({duration(figure.least_ms)} would show)"
     said += f", {_STAMP}" if forced else ""
     return Mark(said, "bad" if (figure.difference_ms or 0.0) > 0 else "good") if figure.confirmed else said
 

@@ -43,7 +43,7 @@ def headline(result: RunFigures) -> str:
     if result.verdict == PASS:
         text = f"{len(result.slo)} of {len(result.slo)} SLOs met; {text}"
     slow = None if through_failures(result, telling) else result.tail.of(telling.metric)
-    return f"{text}. {tail_sentence(slow, telling.metric, result.device)}." if slow else f"{text}."
+    return f"{text}. {as_sentence(tail_sentence(slow, telling.metric, result.device))}" if slow else f"{text}."
 
 
 def verdict_sentence(result: RunResult) -> str:

@@ -120,7 +120,7 @@ def excess_sentence(result: RunFigures, metric: str) -> str:
     if anatomy is None or anatomy.leading is None:
         return ""
     first = anatomy.owners[0]
-    return _part_of(first, "the extra time of slow ones", whose(first, result.device))
+    return _part_of(first, "the extra time of slow requests", whose(first, result.device))
 
 
 def _unstamped(anatomy: Anatomy) -> bool:
@@ -286,7 +286,7 @@ def _stranger(result: RunResult, anatomy: Anatomy) -> str:
     who = held_by(held.process, held.stage, held.program)
     return (
         f"Before changing settings, try {STRANGERS[held.process][1]}: typical requests spend {duration(waited)} of "
-        f"{duration(typical.total_ms)} waiting for a core, {share(held.share)} of it while {who} was using it, and "
+        f"{duration(typical.total_ms)} waiting for a core, {share(held.share)} of it while {who} was using it, so "
         "queues build up."
     )
 

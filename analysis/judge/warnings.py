@@ -45,7 +45,7 @@ _THROTTLED, _CLOCKS_FELL, _NEARLY_FULL, _MANY_GAPS, _DEAR_METRICS = 0.01, 0.03, 
 
 # Of several doubts those about what the server did, or the scenario asks, come first; then these, in this order.
 _LATER = (
-    "cores", "machine", "client_cpu", "token_rate", "request_rate", "lag", "loop_lag", "prompt_length", "plan",
+    "prompt_length", "cores", "machine", "client_cpu", "token_rate", "request_rate", "lag", "loop_lag", "plan",
     "no-probe", "approximate", "missing-hook",
 )  # fmt: skip
 

@@ -27,7 +27,7 @@ STRANGERS = {
 
 def held_by(process: str, stage: str, program: str) -> str:
     """Who had a core, for people; see Culprit."""
-    called = f" {program}" if program else ""
+    called = f" ({program})" if program else ""
     return f"{PROCESSES.get(process, process)}{called}" + (f" at {stage.replace('_', ' ')}" if stage else "")
 
 

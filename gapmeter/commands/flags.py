@@ -150,7 +150,7 @@ def share_of(flag: str, text: str, least: float, most: float) -> float:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
     value = float(found[1]) / 100 if found else math.nan
     if not least <= value <= most:
-        raise UserError(f"{flag} {text}: write per cent from {100 * least:g}% to {100 * most:g}%", errors.USAGE)
+        raise UserError(f"{flag} {text}: write a percentage from {100 * least:g}% to {100 * most:g}%", errors.USAGE)
     return value
 
 

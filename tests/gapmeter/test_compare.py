@@ -268,7 +268,7 @@ def test_a_limit_is_a_share(text: str, limit: float) -> None:
 
 @pytest.mark.parametrize("text", ["5", "0.05", "-5%", "five"])
 def test_a_limit_without_its_unit_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match=r"--max-regression .*: write per cent from 0% to 1000%"):
+    with pytest.raises(UserError, match=r"--max-regression .*: write a percentage from 0% to 1000%"):
         share_of("--max-regression", text, 0.0, 10.0)
 
 
