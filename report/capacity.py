@@ -259,15 +259,8 @@ def _trials_in_short(search: Search) -> Section:
         leans = trial.verdict == UNDECIDED and (trial.confidence or 0.0) > 0.5
         lean = f", probably {trial.leaning}" if leans else ""
         verdict = Mark(f"{trial.verdict}{lean}", tone(trial.verdict))
-        rows.append(
-            [
-                str(trial.number),
-                Figure(trial.rate, "rate"),
-                verdict,
-                share(trial.confidence) if trial.verdict != UNDECIDED or leans else DASH,
-                seen,
-            ]
-        )
+        sure = DASH if trial.verdict == UNDECIDED and not leans else share(trial.confidence)
+        rows.append([str(trial.number), Figure(trial.rate, "rate"), verdict, sure, seen])
     headers: doc.Headers = [
         "",
         "rate",

@@ -207,6 +207,9 @@ def compare_in_turn(
             whole = len(made[0]) + len(made[1])
             raise UserError(f"interrupted; {whole} runs are whole, in {options.runs}", errors.INTERRUPTED)
         made[side].append(conclusion.folder)
+        if conclusion.result.verdict == "INVALID":
+            why = "; ".join(conclusion.result.invalid_reasons)
+            options.say(f"run {sum(map(len, made))} of {len(order)} is not valid: {why}; going on")
     return compare_runs(made, [*factors, *varied], force=force, in_turn=True, runs=options.runs, command=command)
 
 
