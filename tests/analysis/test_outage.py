@@ -8,7 +8,8 @@ import pytest
 
 from gapmeter.analysis.judge import validity, verdict
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.judge.outage import CHANCE, find_outage
+from gapmeter.analysis.judge.outage import CHANCE, find_outage, find_row
+from gapmeter.analysis.judge.warnings import outage_warning
 from gapmeter.report.slo import slo_sentence
 from tests.kit.runs import slo
 
@@ -53,6 +54,13 @@ def test_a_server_that_was_gone_is_told_with_its_moment(
         assert f"from {outage.from_s:.1f} s" in slo_sentence(answers[0])
         assert not any(check.rule == "errors" and check.status == "broken" for check in validity.check_run(
             ended(outcomes), Evidence("open", "constant"), answers[1:], outage=outage))  # fmt: skip
+
+
+def test_a_row_of_failures_that_may_have_been_an_overload_is_told_and_decides_nothing() -> None:
+    requests = ended(["ok"] * 40 + ["http_5xx"] * 28 + ["ok"] * 32)
+    assert find_outage(requests, 10**12) is None
+    (told,) = outage_warning(find_row(requests, 10**12))
+    assert told.text == "from 4.0 s until 6.8 s all 28 requests failed (28 http_5xx)"
 
 
 def test_random_failures_are_hardly_ever_called_an_outage() -> None:

@@ -83,6 +83,18 @@ def test_closed_and_open_points_are_never_on_one_curve() -> None:
     assert axis.series == (("closed loop", (1, 0)), ("open loop", (3, 2)))
 
 
+def test_arrivals_of_two_laws_are_never_on_one_curve() -> None:
+    opened = [
+        point("open", load__rate=rate, load__concurrency=None, load__arrivals=law)
+        for law in ("poisson", "constant") for rate in (8, 4)
+    ]  # fmt: skip
+    assert [members for _, members in axis_of(opened).series] == [(1, 0), (3, 2)]
+    closed = [
+        point("closed", load__rate=None, load__concurrency=users, load__arrivals="closed") for users in (1, 2)
+    ]  # fmt: skip
+    assert [members for _, members in axis_of([*opened[:2], *closed]).series] == [(1, 0), (2, 3)]
+
+
 def test_points_without_numbers_have_no_order_and_words_of_their_own() -> None:
     points = [point("open", server__precision=name) for name in ("float32", "bfloat16")]
     axis = axis_of(points)

@@ -144,6 +144,9 @@ def test_prefill_is_held_against_the_peak_of_its_precision_or_called_unmeasured(
     operations = 2 * 800 * 16 + 2 * 200 + 4 * 2 * 8 * 16 * 17 / 2
     found = describe_roofline(prompts, about(), (0, 10**9))
     assert found.prefill.mfu.share == pytest.approx(operations / 60_000 / 1e3 / 0.02)
+    assert found.prefill.bound == "neither"
+    quick = [(step, 10**6 * step, 10**6 * step + 600) for step in range(30)]  # about what its weights take to be read
+    assert describe_roofline(trace(entries, quick), about(), (0, 10**9)).prefill.bound != "neither"
     found = describe_roofline(prompts, about(precision="bfloat16"), (0, 10**9))
     assert found.prefill is not None
     assert found.prefill.mfu is None and "bfloat16" in str(found.prefill.why)

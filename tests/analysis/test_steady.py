@@ -36,6 +36,13 @@ def test_a_steady_run_is_left_whole() -> None:
     assert found.count("steady") >= 97
 
 
+@pytest.mark.parametrize("times", [0.97, 1.03])
+def test_a_start_that_differs_by_a_few_per_cent_is_not_left_out(times: float) -> None:
+    ttft = np.random.default_rng(1).normal(20, 0.05, 400)
+    ttft[:40] *= times
+    assert steady.detect_warmup(run(ttft)).state == "steady"
+
+
 def test_an_early_burst_of_a_steady_queue_is_bad_luck_and_stays() -> None:
     """MSER alone would cut a quarter of these stationary runs; the guard keeps nearly all of them whole."""
     runs = [mm1_sojourns(np.random.default_rng([s, 4]), 0.7, 1000) * 20 for s in range(200)]

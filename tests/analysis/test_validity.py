@@ -392,6 +392,36 @@ def test_a_run_without_a_measured_request_is_no_measurement() -> None:
     assert validity.invalid_reasons(checks) == ["no request was issued after the warm-up"]
 
 
+@pytest.mark.parametrize(
+    ("change", "flag"),
+    [
+        ({}, "--set load.processes=2"),
+        ({"client_cpu_share": 0.03}, ""),
+        ({"locustfile": "users.py"}, ""),
+        ({"concurrency": 1}, ""),
+    ],
+)
+def test_more_processes_are_advised_where_they_can_be_and_would_help(change: dict[str, Any], flag: str) -> None:
+    evidence = replace(POISSON, **{"client_cpu_share": 0.6, "client_loop_lag_ns": np.full(500, 60e6)} | change)
+    told = validity.warnings_of(validity.check_run(poisson_run(), evidence), evidence)
+    assert [w.flag for w in told if w.code == "loop_lag"] == [flag]
+
+
+def test_chance_alone_hardly_ever_breaks_the_rule_of_the_rate() -> None:
+    rng = np.random.default_rng(5)
+    for count in (3, 20, 100):
+        drawn = 10**12 + np.cumsum(rng.exponential(1e9 / 20, (4000, count)), axis=1)
+        rates = (count - 1) * 1e9 / (drawn[:, -1] - drawn[:, 0])
+        broken = sum(arrivals._rate(rate, 20.0, count, POISSON).status == BROKEN for rate in rates.tolist())
+        assert broken <= 5  # 0.4 are expected
+        assert arrivals._rate(20.0 * 8, 20.0, max(count, 10), POISSON).status == BROKEN
+
+
+def test_one_conversation_has_no_rate_that_could_be_wrong() -> None:
+    requests = poisson_run(count=4).assign(turn=[1, 2, 3, 4])
+    assert states(requests, replace(POISSON, arrivals="constant", unit="conversations"))["rate"] == UNMEASURED
+
+
 def test_a_warning_names_a_flag_that_can_be_typed_as_it_stands() -> None:
     evidence = replace(POISSON, client_cpu_share=0.95, processes=2)
     requests = poisson_run()

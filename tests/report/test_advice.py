@@ -9,6 +9,7 @@ import pytest
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.manifest import PrecisionSupport
 from gapmeter.analysis.results.run import CoreHolder
+from gapmeter.analysis.results.trust import QueueSlope
 from gapmeter.report import document as doc
 from gapmeter.report import html, run
 from gapmeter.report.command import Command
@@ -33,6 +34,8 @@ from tests.kit.runs import write_run
             ),
         ),
         ("gapmeter capacity chat-p99", None),
+        ("gapmeter run chat-p99 --locustfile users.py", None),
+        ("gapmeter run chat-p99 --workers=2", None),
     ],
 )
 def test_a_run_becomes_the_comparison_that_proves_a_setting(command: str, told: str | None) -> None:
@@ -56,6 +59,21 @@ def test_what_is_advised_is_a_key_of_scenarios_and_its_value_now(tmp_path: Any, 
     assert str(getattr(getattr(manifest.asked, group), leaf)) == now != other
 
 
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [({}, None), ({"--max-num-batched-tokens": 8192}, "8192"), ({"max_num_batched_tokens": 2048}, "2048")],
+)
+def test_a_budget_of_tokens_that_vllm_chose_by_its_device_is_not_guessed(
+    tmp_path: Any, args: dict[str, int], found: str | None
+) -> None:
+    manifest = Manifest.read(write_run(tmp_path / "r", count=60, rate=12.0).path)
+    server = dict(manifest.scenario["server"]) | {"engine": "vllm", "args": args}
+    told = setting(
+        "interference", manifest.model_copy(update={"scenario": dict(manifest.scenario) | {"server": server}})
+    )
+    assert (told[1] if told else None) == found
+
+
 def test_a_run_whose_slow_requests_queue_is_advised_a_larger_batch(tmp_path: Any) -> None:
     folder = write_run(tmp_path / "r", count=2400, rate=22.0)
     result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
@@ -63,6 +81,20 @@ def test_a_run_whose_slow_requests_queue_is_advised_a_larger_batch(tmp_path: Any
     assert isinstance(words, doc.Paragraph) and isinstance(command, doc.Pre)
     assert str(words.words).startswith("Try server.max_batch=16 (now 8) to shorten queue.")
     assert command.text.endswith("--a server.max_batch=8 --b server.max_batch=16")
+
+
+def test_a_run_that_asked_more_than_the_server_can_do_is_sent_to_a_search(tmp_path: Any) -> None:
+    folder = write_run(tmp_path / "r", count=1500, rate=40.0)
+    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
+    slope = QueueSlope(
+        per_s=2.0, per_s_ci=(1.8, 2.2), confidence=0.95, in_flight=(5, 80), grows=True, steady_most=9, served_per_s=20.0
+    )
+    methods = result.steady.methods.model_copy(update={"queue_slope": slope})
+    grown = result.model_copy(update={"steady": result.steady.model_copy(update={"methods": methods})})
+    words, command = advice(grown, manifest)
+    assert isinstance(words, doc.Paragraph) and isinstance(command, doc.Pre)
+    assert str(words.words).startswith("More is asked than the server can do.")
+    assert command.text.startswith("gapmeter capacity ")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +117,7 @@ def test_another_program_on_the_servers_cores_is_told_before_any_setting(
     })  # fmt: skip
     words = advice(changed, manifest)[0]
     assert isinstance(words, doc.Paragraph) and str(words.words).startswith(first)
-    assert ("another program cc1plus" in str(words.words)) is (process == "another program")
+    assert ("another program (cc1plus)" in str(words.words)) is (process == "another program")
 
 
 def test_nothing_is_advised_for_a_stage_that_is_next_to_nothing_of_the_wait(tmp_path: Any) -> None:

@@ -24,6 +24,9 @@ MISTAKES = {
     "errors <= 0.01": 'the limit "0.01" lacks its unit; write 0.01 %',
     "errors p99 <= 1 %": "errors is a share and has no percentile; write errors <= 1 %",
     "errors <= 101 %": "101 % is more than every request; write at most 100 %",
+    "errors <= 0 %": "no run can show that nothing ever fails; write for instance errors <= 0.1 %",
+    "ttft p9.9 <= 5 ms": "p9.9 is finer than can be told; write at most six digits, and none behind p1 to p9",
+    "ttft p99.99999 <= 5 ms": "p99.99999 is finer than can be told; write at most six digits, and none behind p1 to p9",
     "be quick": '"be quick" is not an SLO; write ttft p99 <= 500 ms or errors <= 1 %',
     "": '"" is not an SLO; write ttft p99 <= 500 ms or errors <= 1 %',
 }
