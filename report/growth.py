@@ -148,18 +148,16 @@ def growth_sentence(growth: Growth, device: str) -> str:
         return start
     stage = whose(growth.stage, growth.owner, device)
     slowest = growth.percentile is not None and growth.percentile >= SLOW_LEVEL
-    within = shares(growth.share_ci)
     if growth.share > _WHOLE:
         # A stage that changes by more than the whole does, since the others together go the other way.
         own = growth.stages_ms[growth.stage]
         others = abs((growth.band_grows_ms or 0.0) - own)
         one, rest = ("grows", "fall") if own > 0 else ("falls", "grow")
         who = "of the slowest ones " if slowest else ""
-        part = f"{share(growth.share)} of the whole, {within}"
         beside = f"the other stages together {rest} by {duration(others)}"
-        return f"{start}; {who}{stage} {one} by {duration(abs(own))} ({part}), {beside}"
+        return f"{start}; {who}{stage} {one} by {duration(abs(own))} in the mean, {beside}"
     change = f"the {'extra' if grows > 0 else 'saved'} {'time of the slowest ones' if slowest else 'mean time'}"
-    return f"{start}; {share(growth.share)} ({within}) of {change} is {stage}"
+    return f"{start}; {share(growth.share)} ({shares(growth.share_ci)}) of {change} is {stage}"
 
 
 # The section

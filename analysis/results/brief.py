@@ -83,9 +83,16 @@ class RunBrief(_File):
     metrics: Mapping[str, BriefMetric]
 
 
+class BriefCapacity(_Part):
+    rate: Number
+    low: Number
+    high: Number
+
+
 class StudyBrief(_File):
-    """Of a sweep's summary, or a search's."""
+    """Of a sweep's summary, or a search's, which has its ``capacity``."""
 
     FILE: ClassVar[str] = "summary.json"
 
     verdict: str | None = None
+    capacity: BriefCapacity | None = None

@@ -220,7 +220,8 @@ def _list_runs(arguments: argparse.Namespace) -> int:
     else:
         rows = [
             (
-                run.started[:19].replace("T", " "), run.kind, run.name, run.engine, run.verdict or DASH,
+                run.started[:19].replace("T", " "), run.kind, run.name, run.engine,
+                run.load if run.kind == "capacity" and not run.reason else run.verdict or DASH,
                 count(run.measured), run.p99("ttft"),
                 run.folder if not run.reason else f"{run.folder} ({run.reason})",
             )

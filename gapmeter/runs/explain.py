@@ -146,13 +146,19 @@ def show(found: Explanation) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # 80 letters hold the longest names
     for name in ("stage", "owner"):
         table.add_column(name, overflow="fold")  # cut short, network_in and network_out would look alike
-    for name in ("a", "b", "difference", "95 % interval", "share"):
+    for name in ("these", "the others", "difference", "95 % interval", "share"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in [row for row in parts.ranked if row.ms][:_SHOWN]:
         part = share(row.share) if row.share is not None else DASH
         owner = Text(printable(owner_words(row.owner, found.device)))
         table.add_row(
-            row.stage, owner, duration(row.a_ms), duration(row.b_ms), duration(row.ms), bounds(*row.ci_ms), part
+            row.stage.replace("_", " "),
+            owner,
+            duration(row.a_ms),
+            duration(row.b_ms),
+            duration(row.ms),
+            bounds(*row.ci_ms),
+            part,
         )
     console.print(table)
     console.print(printable(found.provenance.line()), style="dim", markup=False)

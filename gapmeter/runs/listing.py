@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter import errors
-from gapmeter.analysis.numbers import duration
+from gapmeter.analysis.numbers import DASH, duration, rate, significant
 from gapmeter.analysis.results import NotReadable
 from gapmeter.analysis.results.brief import BriefScenario, ManifestBrief, RunBrief, StudyBrief
 from gapmeter.errors import UserError, reason_of
@@ -144,7 +144,11 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
         if not (path / _SUMMARY).exists():
             return replace(listed, reason=manifest.ended_because or "not analysed: run gapmeter report")
         if manifest.kind != "run":
-            return replace(listed, verdict=StudyBrief.read(path).verdict, reason=manifest.ended_because or "")
+            study = StudyBrief.read(path)
+            if (found := study.capacity) is not None and found.rate is not None:
+                ends = (DASH if end is None else significant(end) for end in (found.low, found.high))
+                listed = replace(listed, load=f"{rate(found.rate)} ({' .. '.join(ends)})")
+            return replace(listed, verdict=study.verdict, reason=manifest.ended_because or "")
         result = RunBrief.read(path)
         p99_ms = {name: metric.p99_ms for name, metric in result.metrics.items()}
         return replace(
