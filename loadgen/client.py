@@ -14,7 +14,7 @@ import re
 import socket
 import ssl
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Any, cast
 
@@ -232,6 +232,12 @@ def _by_status(status: int) -> Outcome:
     return Outcome.HTTP_5XX if status >= 500 else Outcome.HTTP_4XX
 
 
+def numeric(address: Sequence[Any]) -> str:
+    """The host of a socket's address; of a link-local one with the interface that it is on."""
+    scope = address[3] if len(address) > 3 else 0
+    return f"{address[0]}%{scope}" if scope and "%" not in address[0] else str(address[0])
+
+
 class Pool:
     """Connections to one address, kept alive and reused, the most recently used first. A subclass says how to open one.
 
@@ -319,6 +325,9 @@ class Pool:
         raise NotImplementedError
 
     def _send_opened(self, connection: Connection, exchange: Exchange) -> None:
+        if exchange.done:  # given up meanwhile: a greenlet that is to be killed may still come to this
+            connection.close()
+            return
         exchange.connect_end_ns = monotonic_ns()
         if connection.closed:
             self._never_sent(exchange, Outcome.CUT, _CUT)
@@ -326,6 +335,8 @@ class Pool:
             connection.send(exchange)
 
     def _not_opened(self, exchange: Exchange, error: OSError) -> None:
+        if exchange.done:
+            return
         if isinstance(error, ssl.SSLError):
             self._never_sent(exchange, Outcome.TLS, f"the TLS handshake failed: {error.reason or error}")
             return
@@ -372,7 +383,7 @@ class Client(Pool):
         addresses = await loop.getaddrinfo(self._address.host, self._address.port, type=1)  # SOCK_STREAM
         failure: OSError | None = None
         for family, _, _, _, address in addresses:
-            self._family, self._host = family, str(address[0])
+            self._family, self._host = family, numeric(address)
             try:
                 return await self._open()
             except OSError as error:

@@ -49,10 +49,14 @@ class Address:
         for name, value in headers:
             if not name.isascii() or not value.isprintable() or not value.isascii() or set(name) & set(" :\r\n\t"):
                 raise ValueError(f"the header {name!r} cannot be sent: it has characters that HTTP does not allow")
+        try:
+            host = parts.hostname if parts.hostname.isascii() else parts.hostname.encode("idna").decode()
+        except UnicodeError as error:
+            raise ValueError(f"{url!r} has a host that no name can be") from error
         secure = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         tls = ssl.create_default_context() if secure else None
-        return cls(parts.hostname, parts.port or (443 if secure else 80), tls, prefix, headers)
+        return cls(host, parts.port or (443 if secure else 80), tls, prefix, headers)
 
     def request(self, path: str, body: bytes, request_id: str, *, traced: bool = False) -> bytes:
         """A whole POST request, ready for one write; ``traced``: with a traceparent header that its id decides."""

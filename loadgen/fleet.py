@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.worker import API_KEY, Exit, Locustfile, Spec
+from gapmeter.records.process import allow_many_files
 
 _START_AHEAD_NS = 200_000_000
 _WORKERS_AHEAD_NS = 3_000_000_000  # the start must have reached every worker before it comes
@@ -90,6 +91,7 @@ def make_fleet(
     """
     if plan.loop == "closed":
         processes = min(processes, plan.concurrency)
+    allow_many_files()  # each process has three of ours
     environment = {name: value for name, value in os.environ.items() if name != API_KEY}
     if api_key:
         environment[API_KEY] = api_key
@@ -99,7 +101,7 @@ def make_fleet(
     try:
         for k, (record, log) in enumerate(zip(records, logs, strict=True)):
             part = plan.slice(k, processes) if processes > 1 else plan
-            mine = (cores[k % len(cores)],) if len(cores) >= processes else tuple(cores)
+            mine = (cores[k],) if len(cores) == processes else tuple(cores)
             plan_path = record.with_suffix(".plan.npz")
             part.save(plan_path)
             # Ahead: as given, or a closed loop's users, or enough for an open loop's first moments.

@@ -130,7 +130,7 @@ def _due(scenario: Scenario, seeds: Seeds, warmup_ns: int, warmup_requests: int)
         count = min(max(int((load.concurrency or 1) * span_s * 4), _CLOSED_FEWEST), _CLOSED_MOST)
         if scenario.workload.kind == "conversation":
             each = draw_lengths(scenario.workload.turns, _CLOSED_FEWEST, seeds.rng(Stream.TURNS)).mean()
-            count = math.ceil(count / float(each))
+            count = max(math.ceil(count / float(each)), load.concurrency or 1)
     return Arrivals(np.full(count, -1, np.int64), (), 0.0)  # when each is due depends on the answers before it
 
 

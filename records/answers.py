@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapmeter.records.request import RequestRecord
-from gapmeter.records.stream import FAILED, MOST_TOKENS, Answer, Ints, engine_metrics, parse_answer, storable
+from gapmeter.records.stream import MOST_TOKENS, Answer, Ints, engine_metrics, parse_answer, storable
 
 Bools = NDArray[np.bool_]
 _Read = tuple[bytes, bytes | None, bytes | None, int, int, int, int]
@@ -42,7 +42,7 @@ def parse_answers(records: Sequence[RequestRecord]) -> list[Answer]:
 def _read(record: RequestRecord) -> _Read | None:
     """The events, where their shape is known, each of them is on record as having arrived, and the last one ended."""
     found = _events(record.body) if _events else None
-    if found is None or (found[1] or b"").decode() in FAILED or not (found[-1] or found[1]):
+    if found is None or not (found[-1] or found[1]):
         return None
     return found if int(record.chunk_bytes.sum()) == len(record.body) else None
 

@@ -145,6 +145,8 @@ class RecordFollower:
                     last = block[-1][1]
                     self.as_of_ns = min(self.as_of_ns, last.end_ns or last.sent_ns or last.due_ns)
                     break
+        for stamps in (self._sent, self._ended):  # also where nobody asks for rates
+            self._drop_older(stamps)
         return answered
 
     def sent_per_s(self) -> float:
@@ -193,11 +195,16 @@ class RecordFollower:
             self.recent["itl"].extend(gap / 1e6 for gap in gaps_ns)
         yield Answered(record.due_ns, outcome, ttft_ns, tpot_ns, last_ns - record.due_ns, gaps_ns)
 
-    def _rate(self, stamps: deque[int]) -> float:
-        """Stamps a second in the last five that have been read, or since the start; older ones are dropped."""
+    def _drop_older(self, stamps: deque[int]) -> int:
+        """Those of before the last five seconds; returns since when."""
         since_ns = max(self.as_of_ns - RATE_WINDOW_NS, self._t0)
         while stamps and stamps[0] < since_ns:
             stamps.popleft()
+        return since_ns
+
+    def _rate(self, stamps: deque[int]) -> float:
+        """Stamps a second in the last five that have been read, or since the start."""
+        since_ns = self._drop_older(stamps)
         return sum(at <= self.as_of_ns for at in stamps) / max((self.as_of_ns - since_ns) / 1e9, 1e-9)
 
 

@@ -91,6 +91,10 @@ class RequestRecord:
     first_byte_ns: Annotated[int, Stored("q", "first read of the answer, head included", "first_byte_ns")] = 0
     end_ns: Annotated[int, Stored("q", "its fate was known", "end_ns")] = 0
 
+    def forget_answer(self) -> None:
+        """Let go of what takes its memory."""
+        self.body, self.chunk_ns, self.chunk_bytes, self.chunk_wait_ns = b"", _NO_STAMPS, _NO_SIZES, _NO_SIZES
+
     @property
     def arrival_ns(self) -> NDArray[np.int64]:
         """When each piece of the body was here: in the kernel where it said so, else when we read it."""

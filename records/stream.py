@@ -24,7 +24,7 @@ _MOST_COUNTED = 1 << 40
 MOST_TOKENS = 10_000_000  # what no chunk can hold; a stamp for each would fill the memory
 REASONING = ("reasoning", "reasoning_content")
 _CALLS = ("tool_calls", "function_call")
-FAILED = ("error", "abort")  # finish reasons of an answer that the server gave up
+_FAILED = ("error", "abort")  # finish reasons of an answer that the server gave up
 _TEXTS = ("content", "reasoning_content", "reasoning", "text", "refusal")
 
 
@@ -279,7 +279,7 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
     if most > MOST_TOKENS:
         reading.error = f"a usage of {str(most)[:30]} tokens in one chunk"
         return
-    if reading.finish_reason in FAILED:
+    if reading.finish_reason in _FAILED:
         reading.error = f"the server ended the answer with finish_reason {reading.finish_reason}"
         return
     total = _whole(said)

@@ -116,7 +116,7 @@ def _loop(load: Load) -> Iterator[tuple[str, str]]:
 def _size(load: Load) -> Iterator[tuple[str, str]]:
     """How much it all is: every request is planned before the run, and so is every change of the rate."""
     if load.longest_ns is not None:
-        seconds = load.longest_ns / SECOND_NS
+        seconds = (load.longest_ns + (load.warmup_ns or 0)) / SECOND_NS
         highest, key = load.rate or 0.0, "load.rate"
         if load.ramp is not None:
             highest, key = max(load.ramp.start, load.ramp.end), "load.ramp"

@@ -116,11 +116,7 @@ _WrittenSlo = Annotated[
     PlainSerializer(lambda slo: slo.text),
     WithJsonSchema({"type": "string", "pattern": SLO_PATTERN}),
 ]
-_Slos = Annotated[
-    tuple[_WrittenSlo, ...],
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
-    Wording("a list of SLOs", 'for instance ["ttft p99 <= 500 ms"]'),
-]
+_Slos = Annotated[tuple[_WrittenSlo, ...], Wording("a list of SLOs", 'for instance ["ttft p99 <= 500 ms"]')]
 
 
 def _read_sweep(value: object) -> tuple[Mapping[str, object], ...]:

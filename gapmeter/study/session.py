@@ -263,6 +263,9 @@ def check_options(scenario: Scenario, options: Options) -> None:
     if options.probe_dir is not None and scenario.server.engine != "attach":
         raise UserError("--probe-dir: a server that we launch has its own; leave it out, or write --url", errors.USAGE)
     path, load, problem = options.locustfile, scenario.load, ""
+    workers, users = options.workers, load.concurrency
+    if workers is not None and users is not None and workers.count > users:
+        raise UserError(f"--workers {workers.count}: they cannot share {users} users; write fewer", errors.USAGE)
     if path is None:
         return
     if not path.is_file():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import gevent
-from flask import Flask, Response, request
+from flask import Flask, Response, abort, request
 from gevent import pywsgi
 from gevent.fileobject import FileObject
 from hdrh.histogram import HdrHistogram
@@ -163,6 +163,14 @@ class Mirror(LocalRunner):
             print("stop", flush=True)
 
 
+def _refuse_strangers() -> None:
+    """Pages of other sites may not end the run, nor read it under a name of theirs that leads here."""
+    site = request.headers.get("Sec-Fetch-Site")
+    own = request.method == "GET" or site not in ("cross-site", "same-site")
+    if not own or request.host.rpartition(":")[0] not in (LOOPBACK, "localhost"):
+        abort(403)
+
+
 class Page(Environment):
     """The environment of Locust's web page, and the run that it shows, if any yet."""
 
@@ -177,6 +185,7 @@ class Page(Environment):
             "extended_tables": [{"key": _KEY, "structure": structure}],
         }
         assert isinstance(self._site.app, Flask)
+        self._site.app.before_request(_refuse_strangers)
         self._site.app.after_request(self._extend)
 
     def serve(self, port: int) -> int:

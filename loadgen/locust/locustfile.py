@@ -131,7 +131,7 @@ class RequestQueue:
 
         Raises StopUser when nothing more is to be issued.
         """
-        if self._closed:
+        if self._closed or self._sender.stopped.is_set():
             raise StopUser
         stream = {"include_usage": True} | ({"continuous_usage_stats": True} if self._file.dialect == "full" else {})
         body = {"model": self._file.model, "stream": True, "stream_options": stream, **fields}

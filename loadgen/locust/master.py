@@ -222,11 +222,11 @@ class Master:
 
     def _await(self, settled: Callable[[Member], bool]) -> None:
         while not all(settled(member) or member.state in _OVER for member in self._members.values()):
+            gevent.sleep(_LOOK_S)  # first of all: what they said may not have been read yet
             for member in self.members:
                 silent_ns = monotonic_ns() - member.heard_ns
                 if member.state not in _OVER and silent_ns > self._asked.patience_s * 1e9:
                     member.state, member.why = State.LOST, f"was not heard for {self._asked.patience_s:g} s"
-            gevent.sleep(_LOOK_S)
 
     def _hear_workers_alone(self, server: Any) -> None:
         """Drop what Locust's listener would die of, and what somebody says in the name of another."""

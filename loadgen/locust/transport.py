@@ -15,7 +15,7 @@ from typing import Any
 import gevent
 from gevent.socket import wait_read, wait_write
 
-from gapmeter.loadgen.client import Connection, Pool
+from gapmeter.loadgen.client import Connection, Pool, numeric
 from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.loadgen.transport import Transport, handshake, new_socket, to_secure
 
@@ -81,7 +81,7 @@ class GreenPool(Pool):
         addresses = socket.getaddrinfo(self._address.host, self._address.port, type=socket.SOCK_STREAM)
         failure: OSError | None = None
         for family, _, _, _, address in addresses:
-            self._family, self._host = family, str(address[0])
+            self._family, self._host = family, numeric(address)
             try:
                 return self._open()
             except OSError as error:

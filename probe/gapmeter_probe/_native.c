@@ -1085,7 +1085,7 @@ typedef struct {
     int64_t identity, ready;
     uint32_t seq;
   } leaving[MOST_LEAVING];
-  int left; /* how many have left so far: the next place in `leaving` */
+  unsigned left; /* how many have left so far: the next place in `leaving` */
   uint32_t *numbers;
   Py_ssize_t room;
 } Steps;
@@ -1305,7 +1305,7 @@ static PyObject *steps_updated(Steps *self, PyObject *const *args, Py_ssize_t na
   add_loop_step(self, (uint32_t)seq);
   Py_ssize_t place = 0, count = 0;
   while (PyDict_Next(result, &place, NULL, &outputs)) {
-    int slot = self->left++ % MOST_LEAVING;
+    unsigned slot = self->left++ % MOST_LEAVING;
     self->leaving[slot].identity = (int64_t)(intptr_t)outputs;
     self->leaving[slot].ready = end;
     self->leaving[slot].seq = (uint32_t)seq;
@@ -1383,8 +1383,8 @@ static PyObject *steps_sent(Steps *self, PyObject *const *args, Py_ssize_t nargs
   if (nargs != 4 || to_i64(args[1], &end))
     return NULL;
   int64_t identity = stamps[ENCODE_SLOT + 2];
-  for (int back = 1; identity && back <= MOST_LEAVING && back <= self->left; back++) {
-    int slot = (self->left - back) % MOST_LEAVING;
+  for (unsigned back = 1; identity && back <= MOST_LEAVING && back <= self->left; back++) {
+    unsigned slot = (self->left - back) % MOST_LEAVING;
     if (self->leaving[slot].identity != identity)
       continue;
     self->leaving[slot].identity = 0;
@@ -1460,7 +1460,7 @@ typedef struct {
   struct {
     int64_t identity, at;
   } arrived[MOST_ARRIVED];
-  int came; /* how many messages have come so far: the next place in `arrived` */
+  unsigned came; /* how many messages have come so far: the next place in `arrived` */
 } Answers;
 
 static PyTypeObject *answers_type;
@@ -1487,7 +1487,7 @@ static PyObject *answers_decoded(Answers *self, PyObject *const *args, Py_ssize_
   if (!outputs && PyErr_Occurred())
     return NULL;
   if (outputs && PyList_Check(outputs) && PyList_Size(outputs) && PyObject_TypeCheck(self->writer, appender_type)) {
-    int slot = self->came++ % MOST_ARRIVED;
+    unsigned slot = self->came++ % MOST_ARRIVED;
     self->arrived[slot].identity = (int64_t)(intptr_t)PyList_GetItem(outputs, 0);
     self->arrived[slot].at = start;
   }
@@ -1558,8 +1558,8 @@ static PyObject *answers_processed(Answers *self, PyObject *const *args, Py_ssiz
   int left = 0;
   if (count && PyObject_TypeCheck(self->writer, appender_type)) {
     int64_t identity = (int64_t)(intptr_t)item(outputs, 0), before = start;
-    for (int back = 1; back <= MOST_ARRIVED && back <= self->came; back++) {
-      int slot = (self->came - back) % MOST_ARRIVED;
+    for (unsigned back = 1; back <= MOST_ARRIVED && back <= self->came; back++) {
+      unsigned slot = (self->came - back) % MOST_ARRIVED;
       if (self->arrived[slot].identity == identity) {
         self->arrived[slot].identity = 0;
         self->arrived_ns = self->arrived[slot].at;

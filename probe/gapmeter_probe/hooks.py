@@ -204,7 +204,7 @@ def _pending(target: str, imported: str) -> bool:
         return bool(getattr(sys.modules[name].__spec__, "_initializing", False))
     try:
         return importlib.util.find_spec(name) is not None
-    except ImportError:
+    except Exception:  # noqa: BLE001 - it imports the packages around it, which may raise anything
         return False
 
 

@@ -20,7 +20,7 @@ from gapmeter_probe import codes
 from gapmeter_probe.writer import open_probe
 
 from gapmeter.records import Outcome, RecordWriter
-from gapmeter.records.process import ask_for_short_slices
+from gapmeter.records.process import allow_many_files, ask_for_short_slices
 from gapmeter.servers.api.openai import DONE, AnswerJson, ApiError, CompletionRequest, Piece, bad, parse_request, room
 from gapmeter.servers.api.stamps import Metrics, RequestStamps, StampedRequest, StampedServer
 from gapmeter.servers.api.text import StopFinder, TemplateRefused, TextModel
@@ -296,6 +296,7 @@ def serve(
     ``around`` may put something of the server's own around the handling of every request.
     """
     priority = ask_for_short_slices(_NICER)
+    allow_many_files()  # a connection beyond their limit would be closed as soon as it is taken
     writer = open_probe("api", {"server": options.server, "priority": priority, **options.describe})
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

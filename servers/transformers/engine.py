@@ -253,6 +253,7 @@ class TransformersEngine:
         manager, longest = self._manager, self._settings.max_model_len
         vocabulary = self._model.config.get_text_config().vocab_size
         for number, (prompt, output) in enumerate(_WARM_UP):
+            output = min(output, longest - 1)
             ids = [(7 * at + number) % vocabulary for at in range(min(prompt, longest - output))]
             for twin in range(1 + number % 2):
                 manager.add_request(ids, f"{_WARMING}{number}-{twin}", output, temperature=0.5 * number, seed=1)

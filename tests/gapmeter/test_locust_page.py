@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,9 @@ def test_the_page_shows_a_run_while_it_goes_on_and_its_stages_once_they_are_know
 def test_stop_on_the_page_ends_the_run_early_and_reports_it(tmp_path: Path) -> None:
     with shown(tmp_path, "--set", "load.requests=2400", "--ui-keep", "0s") as (command, address):
         shows(address, "so far", "running")
+        for strange in ({"Sec-Fetch-Site": "cross-site"}, {"Host": "evil.example:80"}):
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(urllib.request.Request(f"{address}/stop", method="POST", headers=strange))
         urllib.request.urlopen(urllib.request.Request(f"{address}/stop", method="POST"), timeout=20).close()
         done = command.done()
         assert (done.code, done.left) == (105, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gapmeter.analysis.capacity.trial import Count
 from gapmeter.records import Outcome
@@ -36,7 +37,7 @@ def counted(events: Sequence[tuple[int, RequestRecord]], at: int) -> Count | Non
         return True
 
     monitor = TrialMonitor(SLOS, (at, 1000), 10.0, 0, enough)
-    assert monitor.is_enough(events) is bool(seen)
+    assert monitor.is_enough([(code, replace(record)) for code, record in events]) is bool(seen)  # it lets answers go
     return seen[0] if seen else None
 
 

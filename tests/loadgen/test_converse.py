@@ -39,6 +39,11 @@ def planned(tokenizer: PromptTokenizer | None, *overrides: str) -> Plan:
 CLOSED = ("load.rate=null", "load.arrivals=closed", "load.concurrency=3", "load.warmup=auto")
 
 
+def test_each_of_several_processes_has_a_conversation_for_its_users(tokenizer: PromptTokenizer) -> None:
+    made = planned(tokenizer, *CLOSED, "load.requests=null", "load.duration=5s", "workload.turns=100")
+    assert all(len(made.slice(process, 3)) for process in range(3))
+
+
 def talks(turns: list[int], *, pause_ns: int = 0, end_ns: int = 0, gap_ns: int = MS, users: int = 0) -> Plan:
     """Equal conversations of so many turns each, beginning ``gap_ns`` apart, or with whichever user is free."""
     place = [turn for count in turns for turn in range(1, count + 1)]

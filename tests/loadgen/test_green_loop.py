@@ -37,3 +37,29 @@ def test_what_is_due_comes_before_what_has_arrived_and_that_before_what_is_to_be
         [sys.executable, "-c", ORDER, direction], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.split() == ["timer", *["socket"] * 20, "record"]
+
+
+GIVEN_UP = """
+import socket, time
+import gevent
+from gapmeter.loadgen.exchange import Address, Exchange
+from gapmeter.loadgen.locust.transport import GreenPool
+
+server = socket.create_server(("127.0.0.1", 0))
+ended, address = [], Address.of(f"http://127.0.0.1:{server.getsockname()[1]}")
+pool = GreenPool(address, ended.append)
+exchange = Exchange(0, "x", address.request("/v1/completions", b"{}", "x"))
+pool.issue(exchange)
+gevent.sleep(0)  # its connection is being opened
+early = pool._loop.native.timer(0.0, priority=2)  # as the heart beats: before the greenlet hears that it is open
+early.start(lambda: pool.expire(time.monotonic_ns() + 1, "too late"))
+gevent.sleep(0.3)
+accepted, _ = server.accept()
+accepted.settimeout(0.5)
+print([each.outcome.name for each in ended], pool.in_flight, accepted.recv(9))
+"""
+
+
+def test_what_is_given_up_while_its_connection_opens_is_never_sent() -> None:
+    done = subprocess.run([sys.executable, "-c", GIVEN_UP], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == ["['TIMEOUT']", "0", "b''"]
