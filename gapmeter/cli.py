@@ -57,11 +57,11 @@ class _Parser(argparse.ArgumentParser):
         """Raises UserError, with what to write in place of a flag that is a scenario's key."""
         from gapmeter.scenarios.model import KEYS
 
-        _, _, flag = message.partition("unrecognized arguments: --")
-        word = flag.split()[0].partition("=")[0] if flag.strip() else ""
-        keys = [key for key in KEYS if word and key.rpartition(".")[2] == word.replace("-", "_")]
-        meant = "; ".join([f"a scenario's key is set so: --set {key}=VALUE" for key in keys])
-        raise UserError(f"{message}; {meant or f'{self.prog} --help lists what there is'}", errors.USAGE)
+        _, _, unknown = message.partition("unrecognized arguments: ")
+        words = {word[2:].partition("=")[0].replace("-", "_") for word in unknown.split() if word.startswith("--")}
+        meant = ", ".join(f"--set {key}=VALUE" for key in KEYS if key.rpartition(".")[2] in words)
+        remedy = f"to set a scenario's key write {meant}" if meant else f"{self.prog} --help lists the flags"
+        raise UserError(f"{message}; {remedy}", errors.USAGE)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -28,8 +28,8 @@ from gapmeter.report.document import BRIEF, PAGE, TERMINAL, Chart, Column, Figur
 from gapmeter.report.slo import slo_sentence
 from gapmeter.report.words import reproduce, tone
 
-# Of the rate held, as docs/results/capacity.json has it: the upper end of the share's 95 % interval.
 _MOST_DRIFT = 0.1  # a mean near the largest of those that are modelled, 12 %
+# Of the rate held, as docs/results/capacity.json has it: the upper end of the share's 95 % interval.
 _GUARANTEE = "too high in at most 2 % of searches on simulated servers of constant speed"
 
 
@@ -108,8 +108,8 @@ def headline(search: Search) -> tuple[str, ...]:
         lines.append(_held(search))
     if search.disturbed:
         lines.append(
-            f"In {search.disturbed} of {len(search.trials)} trials something else was at work on this machine, or its "
-            "CPU changed its speed (see their pages): the answer is of the machine as it was then."
+            f"In {search.disturbed} of {len(search.trials)} trials another program held the server's cores, or the CPU "
+            "changed its speed (see their pages): the answer holds for the machine as it was then."
         )
     if search.binding_slo:
         lines.append(_binding(search))

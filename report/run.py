@@ -191,8 +191,8 @@ def _trusted(result: RunResult) -> Section:
     if result.verdict == INVALID:
         return Section("trusted", "", [Facts(facts), *items], on=TERMINAL)
     judged = {slo.metric for slo in result.slo}
-    doubts = [(one.touches, as_sentence(one.text)) for one in result.warnings] + [((), _unsteady(result))]
-    doubts.sort(key=lambda doubt: not judged & set(doubt[0]))  # then in their order, the run's own state at last
+    doubts = [(one.touches, as_sentence(one.text)) for one in result.warnings] + [(tuple(judged), _unsteady(result))]
+    doubts.sort(key=lambda doubt: not judged & set(doubt[0]))  # then in their order
     if shown := [text for _, text in doubts if text]:
         rest = f" (-v: {len(shown) - 1} more)" if len(shown) > 1 else ""
         facts.append(("caution", f"{shown[0]}{rest}"))

@@ -293,7 +293,7 @@ def _missing(result: RunResult, slo: SloAnswer) -> str:
 def _changed(result: RunResult) -> str:
     """Why more of the same may not decide what is undecided; "" where it may."""
     if any(one.code == "short-warmup" for one in result.warnings):
-        return "a longer load.warmup may decide it"
+        return "load.warmup=auto may decide it"
     return "latency changed during the run" if result.steady.state == "unsteady" else ""
 
 

@@ -78,7 +78,9 @@ def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
     typical, at = duration(anatomy.typical.total_ms), duration(anatomy.at.total_ms)
     said = f"typical {_SLOW.get(metric, 'requests')} already take {typical} of the {at} around {name}"
     ranked = sorted(anatomy.owners, key=lambda part: -part.typical_ms)
-    named = [(owner_words(part.owner, device), duration(part.typical_ms)) for part in ranked[:2]]
+    least = _SMALL * anatomy.typical.total_ms
+    ranked = [part for part in ranked[:2] if part.typical_ms >= least]
+    named = [(owner_words(part.owner, device), duration(part.typical_ms)) for part in ranked]
     if anatomy.payer == ranked[0].owner != UNEXPLAINED_OWNER:
         return f"{said}, most of it {named[0][0]} ({named[0][1]})"
     return f"{said}, mostly {' and '.join(map(' '.join, named))}"
@@ -253,7 +255,7 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
     if stranger := _stranger(result, anatomy):
         return [doc.Paragraph(stranger)]
     slope = result.steady.methods.queue_slope
-    if result.verdict == FAIL and slope is not None and slope.grows and manifest.asked.workload.kind != "conversation":
+    if result.verdict == FAIL and slope is not None and slope.grows and _searchable(manifest):
         search = Command.parse(manifest.command).as_search()
         words = "More is asked than the server can do. To find the rate that it holds:"
         return [] if search is None else [doc.Paragraph(words), doc.Pre(str(search))]
@@ -275,6 +277,10 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
             words = f"Try {key}={other} (now {now}) to shorten {marks.words(stage)}. To test it:"
             return [doc.Paragraph(words), doc.Pre(str(command))]
     return []
+
+
+def _searchable(manifest: Manifest) -> bool:
+    return manifest.asked.workload.kind != "conversation" and manifest.capacity_of is None
 
 
 def _stranger(result: RunResult, anatomy: Anatomy) -> str:

@@ -178,7 +178,8 @@ class _Draft:
         """Without what a later layer has made meaningless. Two keys of one layer that exclude each other: a mistake."""
         entries = dict(self.entries)
         url, engine = entries.get("server.url"), entries.get("server.engine")
-        if url is not None and url.layer > (engine.layer if engine else 0):  # --set server.url=… alone means attach
+        attached = engine is not None and engine.value == "attach"
+        if url is not None and not attached and url.layer > (engine.layer if engine else 0):  # server.url means attach
             entries["server.engine"] = _Entry("server.engine", "attach", url.place, url.layer)
         duration, requests = entries.get("load.duration"), entries.get("load.requests")
         if duration is not None and requests is not None:

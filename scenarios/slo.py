@@ -71,7 +71,7 @@ def _time(metric: str, percentile: str | None, limit: float, unit: str) -> Slo:
     if not 0 < float(f"{rank:.12g}") < 100:
         raise BadValue(f"p{rank:.12g} is not a percentile; write one between p0 and p100, for instance p99")
     if float(f"{rank:g}") != rank or (rank < 10 and rank % 1):
-        raise BadValue(f"p{rank:.12g} is finer than can be told; write at most six digits, and none behind p1 to p9")
+        raise BadValue(f"p{rank:.12g} has too many digits; write whole ones below p10, and at most six digits above")
     if unit not in _UNIT_NS:
         problem = f"{quoted(unit)} is not a unit of time" if unit else f"the limit {limit:.12g} lacks its unit"
         raise BadValue(f"{problem}; write {limit:.12g} ms or {limit:.12g} s")

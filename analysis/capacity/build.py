@@ -12,7 +12,7 @@ from gapmeter.analysis.capacity.read import BURSTS, Measured, goal_of, read_tria
 from gapmeter.analysis.capacity.search import Goal, held_rate, posterior
 from gapmeter.analysis.capacity.trial import Trial
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
-from gapmeter.analysis.judge.words import SHARED
+from gapmeter.analysis.judge.words import STRANGERS
 from gapmeter.analysis.numbers import rate
 from gapmeter.analysis.pareto import pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import provenance_of_study
@@ -134,11 +134,9 @@ def build_search(goal: Goal, measured: Sequence[Measured], manifest: SearchManif
 
 
 def _is_disturbed(each: Measured) -> bool:
-    """Whether the CPU changed its speed, the load tester was late, or others than the server held its cores."""
-    said = each.result.warnings if each.result else ()
-    return any(
-        one.code in ("machine", "lag", "loop_lag") or (one.code == "cores" and one.cause != SHARED[0]) for one in said
-    )
+    """Whether the CPU changed its speed, or another program held the server's cores."""
+    said, (stranger, _) = each.result.warnings if each.result else (), STRANGERS["another program"]
+    return any(one.code == "machine" or (one.code == "cores" and one.cause == stranger) for one in said)
 
 
 def _estimate(

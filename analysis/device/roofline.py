@@ -181,10 +181,11 @@ def _prefill(steps: pd.DataFrame, device: RooflineDevice, why: str) -> PrefillRo
     ns, operations = chosen["forward_ns"].to_numpy(np.float64), chosen["operations"].to_numpy(np.float64)
     mfu = ratio(operations / 1e3, ns, device.tflops) if device.tflops else None
     bound = None
-    if mfu is not None and device.bandwidth_gb_s is not None:
+    if device.bandwidth_gb_s is not None:
         read = chosen["bytes"].to_numpy(np.float64)
         bandwidth, resident = _bandwidth(read, device, device.bandwidth_gb_s)
-        bound = _bound(ratio(read, ns, bandwidth).share, mfu.share, resident)
+        bound = _bound(ratio(read, ns, bandwidth).share, mfu.share if mfu else None, resident)
+        bound = None if mfu is None and bound == "neither" else bound
     return PrefillRoofline(
         mfu=mfu,
         why=why or None,

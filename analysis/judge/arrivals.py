@@ -65,11 +65,12 @@ def _rate(planned: float, asked: float, n: int, evidence: Evidence) -> Check:
     if variation:
         gaps = (n - 1) / variation
         shortest, longest = special.gammaincinv(gaps, [CHANCE / 2, 1 - CHANCE / 2]) / gaps
-        least, most = float(least / longest), float(most / shortest)
+        least, most = float(least / longest), float(most / shortest) if shortest else math.inf
     return Check(
         rule="rate", status=OK if least <= planned <= most else BROKEN, value=planned, limit=asked,
         text=f"{significant(asked)} {evidence.unit} per second were asked for, {significant(planned)} were due"
-        f" (chance and rounding allow {significant(least)} .. {significant(most)})",
+        f" (chance and rounding allow {significant(least)}"
+        f" {f'.. {significant(most)}' if most < 1000 * asked else 'and any more'})",
     )  # fmt: skip
 
 

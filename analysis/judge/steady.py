@@ -98,11 +98,10 @@ def _warmup_of(ordered: pd.DataFrame, metric: str) -> Warmup:
     due = ordered["due_ns"].to_numpy(np.int64)
     cut, edge = mser5(logs)
     begun = int(due[0]) if len(due) else 0
-    if not cut or not differs(logs[:cut], logs[cut:]):
+    slight = cut and abs(float(logs[:cut].mean() - logs[cut:].mean())) < math.log(_SLIGHT)
+    if not cut or slight or not differs(logs[:cut], logs[cut:]):
         return Warmup("steady", 0, begun, begun, metric, 1.0)
     ratio = float(values[:cut].mean() / values[cut:].mean())
-    if abs(math.log(ratio)) < math.log(_SLIGHT):
-        return Warmup("steady", 0, begun, begun, metric, ratio)
     if edge or cut > MOST_LEFT_OUT * len(values):
         return Warmup("unsteady", 0, begun, begun, metric, ratio)
     first_kept = int(rows[cut])

@@ -256,8 +256,9 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame 
             cause, flag, touches = _ADVICE[check.rule]
             if requests is not None and check.rule in _BY_REQUESTS:
                 cause, flag = _BY_REQUESTS[check.rule](requests, evidence) or (cause, flag)
-            if flag == "MORE" and (evidence.client_cpu_share or 1.0) < _BUSY:
-                cause, flag = "another process held the load tester's core", ""
+            used = evidence.client_cpu_share
+            if check.rule in ("lag", "loop_lag") and used is not None and used < _BUSY:
+                flag = ""  # it waited for something else than its own work
             flag = flags.get(flag, flag)
             out.append(RunWarning(code=check.rule, text=check.text, cause=cause, flag=flag, touches=touches))
     return out
@@ -321,7 +322,7 @@ _BY_OUTCOME = {
     ),
     "wrong_length": ("the server ended answers without a token", ""),
 }
-_BUSY = 0.5  # of a core: below, the load tester was late for another's work
+_BUSY = 0.5  # of a core, over the run: below, more processes would hardly help
 _WITHOUT_RATE = ("ramp", "steps")  # their rates stand elsewhere
 # rule: likely cause, flag to try (MORE: another generator process, LESS: half the rate), numbers touched
 _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {

@@ -209,7 +209,7 @@ def outage_warning(row: Outage | None) -> Iterator[RunWarning]:
         cause = "the server died" if refused else "the server stopped serving; its own log says why"
         if row.until_s is not None:
             cause = "the server, or whatever is in front of it, was started again"
-            cause = cause if refused else "it was overloaded for a time, or away; its own log says which"
+            cause = cause if refused else "the server was overloaded or away for a time; its own log says which"
         yield _warning("outage", outage_text(row), cause, touches=("errors", *LATENCIES))
 
 

@@ -148,8 +148,8 @@ class Search(Result):
     found that every SLO holds; no curve is assumed for it. ``ceiling``: requests per second that the server completes
     at most; ``drift``: by what share its speed differs between trials, as far as they tell. Without a rate that failed
     there is no curve: ``low`` is then what held. ``binding_*``: the SLO that breaks first, and what slow requests wait
-    for where it does. ``best_seen``: where no rate meets every SLO. ``disturbed``: trials in which something else was
-    at work on the machine.
+    for where it does. ``best_seen``: where no rate meets every SLO. ``disturbed``: trials in which another program held
+    the server's cores, or the CPU changed its speed.
     """
 
     rate: float | None

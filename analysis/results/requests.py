@@ -102,7 +102,7 @@ class ClosedLoop(Result):
 
 
 class Outage(Result):
-    """So many requests in a row failed, by class, from a moment on: seconds after the first measured due time.
+    """So many requests in a row failed, by class, from a moment on: seconds after the first due time of all.
 
     ``until_s``: when the first was due that did not, None where that never came.
     """
@@ -114,7 +114,7 @@ class Outage(Result):
 
 
 class FailureExample(Result):
-    """One failed request. ``at_s`` from the first measured due time; ``status`` 0 where no HTTP answer came."""
+    """One failed request. ``at_s`` from the first due time of all; ``status`` 0 where no HTTP answer came."""
 
     request_id: str
     at_s: float

@@ -208,8 +208,8 @@ def compare_in_turn(
             raise UserError(f"interrupted; {whole} runs are whole, in {options.runs}", errors.INTERRUPTED)
         made[side].append(conclusion.folder)
         if conclusion.result.verdict == "INVALID":
-            why = "; ".join(conclusion.result.invalid_reasons)
-            options.say(f"run {sum(map(len, made))} of {len(order)} is not valid: {why}; going on")
+            whole, why = sum(map(len, made)), "; ".join(conclusion.result.invalid_reasons)
+            options.say(f"run {whole} of {len(order)} is not valid: {why}{'; going on' * (whole < len(order))}")
     return compare_runs(made, [*factors, *varied], force=force, in_turn=True, runs=options.runs, command=command)
 
 

@@ -315,6 +315,13 @@ def test_the_first_rates_double_until_the_server_is_full_and_fall_until_one_lean
     assert next_rate(GOAL, [trial(40, FAILS, **FULL)]) == pytest.approx(0.6 * 15), "of what it completed"
 
 
+def test_a_rate_far_below_every_limit_is_quadrupled_whatever_is_promised_of_errors() -> None:
+    both = dataclasses.replace(GOAL, promises=(P99, Promise("errors <= 1 %", "errors", 0.01)))
+    for log, rate in ((-3.0, 40.0), (-1.0, 20.0)):
+        counts = (Count(0, 200, 200, log_level=(log, 0.1)), Count(0, 200, 200))
+        assert next_rate(both, [trial(10, UNDECIDED, 0.5, counts=counts, measured=200)]) == rate
+
+
 def measured(rate: float, log: float, count: int = 200, **more: object) -> dict[str, object]:
     return {"counts": (Count(0, count, count, log_level=(log, 0.1)),), "measured": count, **more}
 

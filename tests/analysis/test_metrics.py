@@ -181,3 +181,11 @@ def test_the_gaps_of_some_requests_are_theirs_side_by_side_or_not(wanted: list[s
     rows = ledgers_by_metric(None, gaps, pd.DataFrame({"request_id": wanted}))["itl"]
     assert rows["total_ns"].tolist() == total[whose.isin(wanted)].tolist()
     assert (rows["unexplained_ns"] == 7.0).all()
+
+
+def test_a_failed_request_that_asked_for_one_token_owes_no_gap_and_no_tpot() -> None:
+    rows = [row(at, 100 * at, 100 * at, [100 * at + 20]) for at in range(20)]
+    rows += [row(20, 2000, 2000, [], output_tokens_asked=1), row(21, 2100, 2100, [], output_tokens_asked=4)]
+    requests = pd.DataFrame(rows)
+    owed = {metric: metrics.metric_series(requests, metric, failures=True).count for metric in ("ttft", "itl", "tpot")}
+    assert owed == {"ttft": 22, "itl": 3, "tpot": 1}

@@ -417,6 +417,12 @@ def test_chance_alone_hardly_ever_breaks_the_rule_of_the_rate() -> None:
         assert arrivals._rate(20.0 * 8, 20.0, max(count, 10), POISSON).status == BROKEN
 
 
+def test_a_few_bunched_arrivals_may_come_at_any_rate() -> None:
+    bunched = replace(POISSON, arrivals="gamma", count_dispersion=400.0)
+    found = arrivals._rate(20.0, 16.0, 5, bunched)
+    assert (found.status, found.text.endswith("and any more)")) == (OK, True)
+
+
 def test_one_conversation_has_no_rate_that_could_be_wrong() -> None:
     requests = poisson_run(count=4).assign(turn=[1, 2, 3, 4])
     assert states(requests, replace(POISSON, arrivals="constant", unit="conversations"))["rate"] == UNMEASURED

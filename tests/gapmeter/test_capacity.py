@@ -38,7 +38,7 @@ SMALL = ("capacity", "smoke", "--engine", "simulated", *settings(
         (("concurrency",), 2, "--set 'sweep=[]' --set load.arrivals=poisson --set load.rate=1"),
         (("replay-chat",), 2, "--set load.arrivals=poisson"),
         (("smoke", "--set", "slo=[]"), 2, "has no SLO"),
-        (("smoke", "--headroom", "100%"), 2, "--headroom 100%: write per cent"),
+        (("smoke", "--headroom", "100%"), 2, "--headroom 100%: write a percentage"),
         (("smoke", "--target-rps", "many"), 2, "--target-rps many: not a rate"),
         (("smoke", "--budget", "5s"), 2, "--budget 5s: write a time from 30s"),
         (("smoke", "--spare", "-1"), 2, "--spare -1"),

@@ -41,6 +41,9 @@ class Mistake:
 MISTAKES = {
     "no command": Mistake((), 2, ("arguments are required: COMMAND",)),
     "an unknown flag": Mistake(("run", "smoke", "--loud"), 2, ("unrecognized arguments: --loud",)),
+    "a key taken for a flag": Mistake(
+        ("run", "smoke", "more", "--rate", "4", "--max-batch=2"), 2, ("load.rate=VALUE", "server.max_batch=VALUE"),
+    ),
     "an unknown scenario": Mistake(("run", "smok"), 104, ('no scenario "smok"; there are smoke, ', "chat-p99")),
     "a key with a typo": Mistake(
         ("run", "{tmp}/typo.yaml"), 104, ("{tmp}/typo.yaml:6:3 load.ratte", "load.rate"),

@@ -20,8 +20,10 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import gapmeter
+from gapmeter.analysis.results import RunResult
 from gapmeter.errors import UserError
 from gapmeter.records.request import trace_ids
+from gapmeter.report.export.csv import _write
 from tests.kit.command import SIMULATED, Done
 from tests.kit.command import gapmeter as command
 
@@ -166,6 +168,12 @@ def test_csv_files_carry_where_they_are_from_and_the_runs_figures(run: Any, tmp_
         assert metrics.loc[("e2e", "due"), key] == pytest.approx(told, nan_ok=True), key
     ledger = pd.read_csv(files["ledger"], comment="#")
     assert ledger["total_ns"].tolist() == run.ledger["total_ns"].tolist()
+
+
+def test_an_error_with_the_mark_of_comments_cuts_no_row_short(run: Any, tmp_path: Path) -> None:
+    table = pd.DataFrame({"error": ["see bug #12", ""], "measured": [True, False]})
+    path = _write(tmp_path / "requests.csv", table, RunResult.read(run.folder.path).provenance)
+    assert pd.read_csv(path, comment="#", keep_default_na=False).equals(table)
 
 
 class Collector:

@@ -117,7 +117,7 @@ def test_another_program_on_the_servers_cores_is_told_before_any_setting(
     })  # fmt: skip
     words = advice(changed, manifest)[0]
     assert isinstance(words, doc.Paragraph) and str(words.words).startswith(first)
-    assert ("another program (cc1plus)" in str(words.words)) is (process == "another program")
+    assert ("the program cc1plus" in str(words.words)) is (process == "another program")
 
 
 def test_nothing_is_advised_for_a_stage_that_is_next_to_nothing_of_the_wait(tmp_path: Any) -> None:

@@ -25,8 +25,8 @@ MISTAKES = {
     "errors p99 <= 1 %": "errors is a share and has no percentile; write errors <= 1 %",
     "errors <= 101 %": "101 % is more than every request; write at most 100 %",
     "errors <= 0 %": "no run can show that nothing ever fails; write for instance errors <= 0.1 %",
-    "ttft p9.9 <= 5 ms": "p9.9 is finer than can be told; write at most six digits, and none behind p1 to p9",
-    "ttft p99.99999 <= 5 ms": "p99.99999 is finer than can be told; write at most six digits, and none behind p1 to p9",
+    "ttft p9.9 <= 5 ms": "p9.9 has too many digits; write whole ones below p10, and at most six digits above",
+    "ttft p99.99999 <= 5 ms": "p99.99999 has too many digits; write whole ones below p10, and at most six digits above",
     "be quick": '"be quick" is not an SLO; write ttft p99 <= 500 ms or errors <= 1 %',
     "": '"" is not an SLO; write ttft p99 <= 500 ms or errors <= 1 %',
 }

@@ -105,6 +105,10 @@ def test_whether_a_model_was_asked_for_beyond_the_file_is_known(tmp_path: Path) 
     assert load_scenario(path, [asked], {}).model_asked_for
     assert load_scenario(path, [], {"GAPMETER_SERVER_MODEL": "b"}).model_asked_for
     assert not load_scenario(path, [], {}).model_asked_for
+    attached = tmp_path / "own.yaml"
+    attached.write_text(path.read_text().replace("model: a", "engine: attach, url: 'http://h:1', model: a"))
+    assert load_scenario(attached, [], {}).model_asked_for
+    assert load_scenario(attached, ["server.url=http://h:2"], {}).model_asked_for
     assert load_scenario(path, [], {}).digest() == load_scenario(path, ["server.model=a"], {}).digest()
 
 
