@@ -7,6 +7,7 @@ import math
 from gapmeter.analysis.judge.words import not_judged, outage_text
 from gapmeter.analysis.numbers import DASH, bounds, count, duration, share
 from gapmeter.analysis.results.distribution import AtMost
+from gapmeter.analysis.results.latency import explained_by
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, RunFigures, RunResult, SloAnswer
 from gapmeter.report.document import (
     BRIEF,
@@ -311,7 +312,7 @@ def _needed(result: RunResult, slo: SloAnswer) -> str:
 
 def _explained(result: RunResult, slo: SloAnswer) -> str:
     """The owner of the extra time of slow ones, where one clearly leads."""
-    slow = result.tail.of(slo.metric)
+    slow = result.tail.of(explained_by(slo.metric))
     if slow is None or result.verdict == INVALID:
         return ""
     return whose(slow.owners[0], result.device) if slow.leading is not None else "no single cause"

@@ -118,11 +118,11 @@ def most_an_upgrade_brings(result: RunFigures) -> str:
 
 def excess_sentence(result: RunFigures, metric: str) -> str:
     """For a missed limit: whose most of the excess is, in a clause; "" where nobody is to be named."""
-    anatomy = result.tail.of(metric)
+    anatomy = result.tail.of(explained_by(metric))
     if anatomy is None or anatomy.leading is None:
         return ""
-    first = anatomy.owners[0]
-    return _part_of(first, "the extra time of slow requests", whose(first, result.device))
+    first, slow = anatomy.owners[0], _SLOW.get(explained_by(metric), "requests")
+    return _part_of(first, f"the extra time of slow {slow}", whose(first, result.device))
 
 
 def _unstamped(anatomy: Anatomy) -> bool:

@@ -27,7 +27,7 @@ from gapmeter.analysis.judge.lateness import Lateness, ToldLateness, shortens
 from gapmeter.analysis.requests.figures import at_most_ms, finite_ms
 from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, resent_once, succeeded, window_s
 from gapmeter.analysis.results.distribution import KnownPercentile, Needs
-from gapmeter.analysis.results.latency import Anatomy
+from gapmeter.analysis.results.latency import Anatomy, explained_by
 from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.run import (
     FAIL,
@@ -67,7 +67,7 @@ def judge(
         for answer in [
             _judge_errors(each, requests, each_s)
             if each.metric == "errors"
-            else _judge_latency(each, series, len(requests), anatomies.get(each.metric), each_s, lateness)
+            else _judge_latency(each, series, len(requests), anatomies.get(explained_by(each.metric)), each_s, lateness)
         ]
     )
 
