@@ -6,6 +6,7 @@ What is not as it should be in a folder is one sentence, where a bug would be a 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import html
 import os
 import struct
@@ -24,6 +25,7 @@ from gapmeter.scenarios.plain_file import check_folder, sha256_of
 if TYPE_CHECKING:
     import pandas as pd
 
+_held: dict[Path, int] = {}  # folders that this process keeps to itself, by their descriptors
 # Kinds of folders with several runs: what it is, and where its runs lie.
 STUDIES = {"sweep": ("a sweep", "points"), "capacity": ("a capacity search", "trials")}
 
@@ -228,3 +230,20 @@ def in_a_line(error: BaseException) -> str:
     """What went wrong, short enough for a sentence."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}" if lines[0] else type(error).__name__
+
+
+def hold(folder: Path) -> None:
+    """Keep a study's folder from every other process, until this one ends. Raises UserError when another has it."""
+    if folder.resolve() in _held:
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        text = f"another gapmeter is at work in {folder}; wait until it has ended, or name another folder"
+        raise UserError(text, errors.USAGE) from None
+    except OSError:  # a file system without locks
+        os.close(descriptor)
+        return
+    _held[folder.resolve()] = descriptor

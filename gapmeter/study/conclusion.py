@@ -22,7 +22,7 @@ from gapmeter.machine.hardware import describe_hardware, describe_versions, outp
 from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
 from gapmeter.report.command import Command
-from gapmeter.runs.run import manifest_of, unless_damaged
+from gapmeter.runs.run import hold, manifest_of, unless_damaged
 from gapmeter.scenarios import Scenario
 
 if TYPE_CHECKING:
@@ -172,6 +172,8 @@ def report_again(
     """
     manifest = manifest_of(path)
     with unless_damaged(path, manifest):
+        if isinstance(manifest, SearchManifest | SweepManifest):
+            hold(path)
         if isinstance(manifest, SearchManifest):
             from gapmeter.study.capacity import report_capacity
 

@@ -19,7 +19,7 @@ from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.report.command import Command
-from gapmeter.runs.run import STUDIES, manifest_of
+from gapmeter.runs.run import STUDIES, hold, manifest_of
 from gapmeter.scenarios import Scenario
 from gapmeter.study.companions import LocustPage, address_of, locust_page, runs_page
 from gapmeter.study.conclusion import Conclusion
@@ -87,7 +87,9 @@ def afresh(visit: Visit) -> Iterator[None]:
 def make_study_folder(runs: Path, scenario: Scenario, kind: str) -> RunFolder:
     """A fresh one for a study. Raises UserError when it cannot be made."""
     with unless_refused(f"no folder can be made in {runs}"):
-        return RunFolder.create(runs, f"{scenario.name}-{kind}", scenario.digest(), parts=())
+        folder = RunFolder.create(runs, f"{scenario.name}-{kind}", scenario.digest(), parts=())
+        hold(folder.path)
+        return folder
 
 
 def manifest_to_resume(path: Path, scenario: Scenario, manifest_type: type[M]) -> M:
@@ -102,6 +104,7 @@ def manifest_to_resume(path: Path, scenario: Scenario, manifest_type: type[M]) -
     if manifest.scenario_digest != scenario.digest():
         text = f"--resume: {path} is {what} of another scenario; begun with: {manifest.command}"
         raise UserError(text, errors.USAGE)
+    hold(path)
     return manifest.model_copy(update={"status": "running"})
 
 
