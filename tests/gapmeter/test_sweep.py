@@ -221,11 +221,12 @@ def test_an_interrupted_sweep_is_taken_up_where_it_was_left(tmp_path: Path) -> N
     assert (other.code, "is a sweep of another scenario" in other.err) == (2, True)
     held = os.open(folder, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)  # as another gapmeter that is at work there
-    for words in ((*QUICK, *points, "--resume", str(folder)), ("report", str(folder))):
+    again = (*QUICK, *points, "--set", "load.requests=40", "--resume", str(folder))
+    for words in (again, ("report", str(folder))):
         refused = gapmeter(*words, runs=tmp_path)
         assert refused.code == 2 and "another gapmeter is at work" in refused.err
     os.close(held)
-    resumed = gapmeter(*QUICK, *points, "--set", "load.requests=40", "--resume", str(folder), runs=tmp_path)
+    resumed = gapmeter(*again, runs=tmp_path)
     assert resumed.out.strip() == str(folder), resumed.err
     assert [bool(point["metrics"]) for point in resumed.summary["sweep"]["points"]] == [True] * 3
     assert {path: (path / "manifest.json").stat().st_mtime_ns for path in done} == before, "finished runs are kept"
