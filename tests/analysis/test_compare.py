@@ -289,6 +289,14 @@ def test_what_is_not_comparable_has_no_figures_unless_forced_and_then_every_one_
     assert all("NOT COMPARABLE" in line for line in told)
 
 
+def test_of_many_differences_few_are_named_and_one_factor_stands_for_those_of_a_group(tmp_path: Path) -> None:
+    other = {f"versions__part{at}": str(at) for at in range(6)}
+    refused = compare(sides([folder(tmp_path / "a"), folder(tmp_path / "b", changes=other)]))
+    assert "versions.part3: not recorded | 3; and 2 more" in headline(refused)
+    told = " ".join(terminal.text(document(refused)).plain.split())
+    assert "if that is what you compare: --factor versions; or" in told
+
+
 def figure(
     growth: float | None, error: float = 0.01, df: float = 4.0, floor_ms: float = 0.0,
     failed: Literal["a", "b", "ab"] | None = None,

@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.device.energy import energy_of, unwrapped
-from gapmeter.analysis.device.telemetry import describe_telemetry, measured_window, read_telemetry, servers_gpus
+from gapmeter.analysis.device.telemetry import (
+    _throttled,
+    describe_telemetry,
+    measured_window,
+    read_telemetry,
+    servers_gpus,
+)
 from gapmeter.analysis.judge.warnings import telemetry_warnings
 from gapmeter.analysis.results.device import Telemetry
 from gapmeter.records import RunFolder
@@ -208,6 +214,8 @@ def test_throttling_is_a_warning_with_its_share_and_reason(tmp_path: Path) -> No
     assert found.gpus[0].throttled == {"power cap": 1.0}
     (warning,) = telemetry_warnings(found, MANIFEST)
     assert warning.text == "GPU 0 was throttled for 100 % of the run: power cap"
+    silent = pd.DataFrame({"throttle_mask": [np.nan, np.nan]})
+    assert _throttled(silent, {"power cap": 4}) is None, "a GPU that does not tell, beside one that does"
 
 
 def test_clocks_that_fell_and_memory_that_is_full_are_warnings(tmp_path: Path) -> None:
