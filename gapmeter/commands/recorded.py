@@ -106,6 +106,8 @@ def _compare(arguments: argparse.Namespace) -> int:
         written["regression"] = regression.to_json()
         document = comparison.with_gate(document, regression)
         meaning = flags.REGRESSED if code == errors.SLO_MISSED else ""
+    if code == errors.NOT_VALID and str(result.verdict).startswith("NOT COMPARABLE"):
+        meaning = "not comparable"
     is_written = not arguments.markdown or flags.write_file(arguments.markdown, markdown.text(document))
     print(json.dumps(written) if arguments.json else compared.folder, flush=True)
     return flags.exit_unless_written(say_exit(code, meaning), is_written=is_written)
