@@ -124,7 +124,8 @@ def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
 def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
     """Where the capacity lies by what ``trials`` found; None before one failed or found the server full.
 
-    None too while all failed: the curve would put a place below them where its shape likes, and there may be none.
+    None too while all lean to failing: the curve would put a place below them where its shape likes, and there may be
+    none.
     """
     valid = [trial for trial in trials if trial.verdict != INVALID_TRIAL]
     ceilings = [
@@ -133,7 +134,7 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
         if (served := trial.outcome.served) and served.saturated
     ]
     most = min((trial.rate for trial in valid if trial.verdict == FAILS or is_overloaded(trial)), default=None)
-    if most is None or all(trial.verdict == FAILS for trial in valid):
+    if most is None or all(trial.finding.leaning == FAILS for trial in valid):
         return None
     speeds = speeds_of(
         [trial.outcome.pace for trial in valid],

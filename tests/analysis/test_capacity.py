@@ -356,6 +356,9 @@ def test_a_rate_that_could_not_be_decided_is_not_asked_for_again_to_hold() -> No
 def test_while_every_rate_failed_nothing_is_said_of_where_one_would_hold() -> None:
     failed = [trial(rate, FAILS, counts=(Count(34, 60, 60),), **FULL) for rate in (10, 5, 2.5, 1.25)]
     assert posterior(GOAL, failed) is None
+    near = trial(0.6, UNDECIDED, 0.6, counts=(Count(3, 60, 60),))
+    near = dataclasses.replace(near, finding=dataclasses.replace(near.finding, leaning=FAILS))
+    assert posterior(GOAL, [*failed, near]) is None, "it leans to failing as well"
     assert posterior(GOAL, [*failed, trial(0.6, UNDECIDED, 0.6, counts=(Count(0, 60, 60),))]) is not None
 
 
