@@ -184,7 +184,7 @@ def _apply(probe: Probe, hook: Hook, target: str, module: ModuleType) -> None:
     *path, attribute = target.partition(":")[2].split(".")
     for part in path:
         owner = getattr(owner, part, None)
-    original = vars(owner).get(attribute) if owner is not None else None
+    original = getattr(owner, "__dict__", {}).get(attribute)  # an engine's module may put anything there
     if original is None:
         return
     static = isinstance(original, staticmethod)
