@@ -9,7 +9,7 @@ from gapmeter.analysis.results.trust import QueueSlope, SpeedChange
 
 PROCESSES = {
     "api": "API server", "server": "the server's other processes", "load tester": "the load tester",
-    "CPU limit": "the container's CPU limit", "unknown": "others", "another program": "the program",
+    "CPU limit": "the container's CPU limit", "unknown": "others",
 }  # fmt: skip
 SHARED = (
     "the server had more threads to run than cores; a faster device would not shorten this",
@@ -27,6 +27,7 @@ STRANGERS = {
 
 def held_by(process: str, stage: str, program: str) -> str:
     """Who had a core, for people; see Culprit."""
+    process = "the program" if process == "another program" and program else process
     called = f" {program}" if program else ""
     return f"{PROCESSES.get(process, process)}{called}" + (f" at {stage.replace('_', ' ')}" if stage else "")
 

@@ -25,7 +25,7 @@ from gapmeter.scenarios.plain_file import check_folder, sha256_of
 if TYPE_CHECKING:
     import pandas as pd
 
-_held: dict[Path, int] = {}  # folders that this process keeps to itself, by their descriptors
+_held: set[tuple[int, int]] = set()  # folders that this process keeps to itself: device and inode
 # Kinds of folders with several runs: what it is, and where its runs lie.
 STUDIES = {"sweep": ("a sweep", "points"), "capacity": ("a capacity search", "trials")}
 
@@ -232,18 +232,23 @@ def in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}" if lines[0] else type(error).__name__
 
 
-def hold(folder: Path) -> None:
-    """Keep a study's folder from every other process, until this one ends. Raises UserError when another has it."""
-    if folder.resolve() in _held:
+@contextlib.contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep a study's folder from every other process meanwhile. Raises UserError when another has it."""
+    found = folder.stat()
+    if (found.st_dev, found.st_ino) in _held:
+        yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                text = f"another gapmeter is at work in {folder}; wait until it has ended, or name another folder"
+                raise UserError(text, errors.USAGE) from None
+        _held.add((found.st_dev, found.st_ino))
+        yield
+    finally:
+        _held.discard((found.st_dev, found.st_ino))
         os.close(descriptor)
-        text = f"another gapmeter is at work in {folder}; wait until it has ended, or name another folder"
-        raise UserError(text, errors.USAGE) from None
-    except OSError:  # a file system without locks
-        os.close(descriptor)
-        return
-    _held[folder.resolve()] = descriptor

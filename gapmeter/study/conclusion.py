@@ -171,9 +171,8 @@ def report_again(
     Raises UserError when it is no run's folder, or holds no requests.
     """
     manifest = manifest_of(path)
-    with unless_damaged(path, manifest):
-        if isinstance(manifest, SearchManifest | SweepManifest):
-            hold(path)
+    is_study = isinstance(manifest, SearchManifest | SweepManifest)
+    with unless_damaged(path, manifest), hold(path) if is_study else contextlib.nullcontext():
         if isinstance(manifest, SearchManifest):
             from gapmeter.study.capacity import report_capacity
 

@@ -28,6 +28,7 @@ from gapmeter.study.resolve import resolve
 from gapmeter.study.session import Visit, check_options, placed, prepare_session
 
 M = TypeVar("M", bound=ManifestBase)
+_until_the_end = contextlib.ExitStack()  # of this process
 
 
 def visit_in_turn(
@@ -88,7 +89,7 @@ def make_study_folder(runs: Path, scenario: Scenario, kind: str) -> RunFolder:
     """A fresh one for a study. Raises UserError when it cannot be made."""
     with unless_refused(f"no folder can be made in {runs}"):
         folder = RunFolder.create(runs, f"{scenario.name}-{kind}", scenario.digest(), parts=())
-        hold(folder.path)
+        _until_the_end.enter_context(hold(folder.path))
         return folder
 
 
@@ -104,7 +105,7 @@ def manifest_to_resume(path: Path, scenario: Scenario, manifest_type: type[M]) -
     if manifest.scenario_digest != scenario.digest():
         text = f"--resume: {path} is {what} of another scenario; begun with: {manifest.command}"
         raise UserError(text, errors.USAGE)
-    hold(path)
+    _until_the_end.enter_context(hold(path))
     return manifest.model_copy(update={"status": "running"})
 
 
