@@ -266,7 +266,8 @@ def build_figures(
     asked = sorted({*PERCENTILES, *(float(slo.percentile) for slo in slos if slo.percentile is not None)})
     with ThreadPoolExecutor(1) as beside:  # both take seconds of a large run, most of them without Python's lock
         dissected = beside.submit(anatomies_of, ledgers, slos)
-        zero_ns = int(tables.requests["due_ns"].min())  # from where the report's charts count, too
+        begun = tables.requests["due_ns"].min()
+        zero_ns = 0 if pd.isna(begun) else int(begun)  # from where the report's charts count, too
         outage = find_outage(measured, zero_ns)
         lateness = lateness_of(measured, evidence.client_loop_lag_ns, series)
         pools = _Pools(measured, series, lateness, asked)
