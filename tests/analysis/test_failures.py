@@ -111,6 +111,11 @@ def test_where_nothing_failed_both_are_the_same() -> None:
     assert told.failures == ()
 
 
+def test_a_run_that_was_ended_before_its_first_request_has_figures() -> None:
+    told = build_figures(RunTables(simulate(30).requests.iloc[:0].astype({"due_ns": "Int64"})), SLOS, EVIDENCE)
+    assert (told.verdict, told.failures, told.outage) == ("INVALID", (), None)
+
+
 @pytest.mark.parametrize(
     ("ms", "text"),
     [(60_000, "> 60 s"), (1_500, "> 1.5 s"), (500, "> 500 ms"), (600_000, "> 600 s"), (12.34, "> 12.3 ms")],
