@@ -120,7 +120,7 @@ def test_what_a_containers_cpu_limit_takes_is_a_wait_for_the_core_that_names_it(
     with running("transformers", tmp_path, Setting()) as engine:
         try:
             with _limited(engine.process.pid, 0.5):
-                done = engine.load(tmp_path / "runs", [*closed, "load.requests=40"])
+                done = engine.load(tmp_path / "runs", [*closed, "load.requests=120"])
         except OSError as error:
             pytest.skip(f"no control group can be made here: {error}")
     if done.result.ledger.core_held is None:
@@ -128,7 +128,7 @@ def test_what_a_containers_cpu_limit_takes_is_a_wait_for_the_core_that_names_it(
     # What else runs on this machine takes cores as well.
     held = [each for each in done.result.ledger.core_held if each.process != "another program"]
     assert held[0].process == "CPU limit"
-    assert held[0].share > 0.7 * sum(each.share for each in held)
+    assert held[0].share > 0.8 * sum(each.share for each in held)
     rows = pd.read_parquet(done.folder / "ledger.parquet").query("event == 'last_token'")
     assert rows["core_wait_ns"].sum() > 0.3 * rows["total_ns"].sum()  # it wants a core and has half of one
     assert any(warning.code == "cores" and "CPU limit" in warning.text for warning in done.result.warnings)
