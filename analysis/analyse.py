@@ -19,7 +19,7 @@ from gapmeter.analysis.judge import validity, verdict
 from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import CHANGING, Evidence, evidence_of
 from gapmeter.analysis.judge.lateness import Lateness, lateness_of
-from gapmeter.analysis.judge.outage import find_outage, find_row
+from gapmeter.analysis.judge.outage import find_row, outage_of
 from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_steady, detect_warmup, throttled
 from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.ledger.explore import describe_pairs
@@ -268,7 +268,8 @@ def build_figures(
         dissected = beside.submit(anatomies_of, ledgers, slos)
         begun = tables.requests["due_ns"].min()
         zero_ns = 0 if pd.isna(begun) else int(begun)  # from where the report's charts count, too
-        outage = find_outage(measured, zero_ns)
+        row = find_row(measured, zero_ns)
+        outage = outage_of(row)
         lateness = lateness_of(measured, evidence.client_loop_lag_ns, series)
         pools = _Pools(measured, series, lateness, asked)
         metrics = {metric: pools.metric(metric, "due") for metric in LATENCIES}
@@ -305,7 +306,7 @@ def build_figures(
         checks=tuple(checks),
         warnings=doubts.most_telling_first(
             (
-                *doubts.outage_warning(find_row(measured, zero_ns)),
+                *doubts.outage_warning(row),
                 *doubts.connect_warning(measured),
                 *validity.warnings_of(checks, evidence, measured),
                 *doubts.warmup_warning(warmup),

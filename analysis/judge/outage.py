@@ -23,9 +23,8 @@ CHANCE = 1e-3  # of calling random failures a row, at most
 _FEWEST = 3
 
 
-def find_outage(requests: pd.DataFrame, zero_ns: int) -> Outage | None:
-    """The moment from which a server failed; as ``find_row``, None where that may have been a passing overload."""
-    row = find_row(requests, zero_ns)
+def outage_of(row: Outage | None) -> Outage | None:
+    """A row of failures, as from ``find_row``; None where it may have been a passing overload."""
     return row if row is not None and (row.until_s is None or "refused" in row.failed) else None
 
 

@@ -207,9 +207,10 @@ def outage_warning(row: Outage | None) -> Iterator[RunWarning]:
     if row is not None:
         refused = "refused" in row.failed
         cause = "the server died" if refused else "the server stopped serving; its own log says why"
-        if row.until_s is not None:
+        if row.until_s is not None and refused:
             cause = "the server, or whatever is in front of it, was started again"
-            cause = cause if refused else "the server was overloaded or away for a time; its own log says which"
+        elif row.until_s is not None:
+            cause = "the server was overloaded or away for a time; its own log says which"
         yield _warning("outage", outage_text(row), cause, touches=("errors", *LATENCIES))
 
 

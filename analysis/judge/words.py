@@ -1,4 +1,4 @@
-"""What verdicts, warnings and reports say alike of what was found: facts in, words out, and nothing else imported."""
+"""What verdicts, warnings and reports say alike of what was found: facts in, words out."""
 
 from __future__ import annotations
 

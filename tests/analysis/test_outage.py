@@ -8,7 +8,7 @@ import pytest
 
 from gapmeter.analysis.judge import validity, verdict
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.judge.outage import CHANCE, find_outage, find_row
+from gapmeter.analysis.judge.outage import CHANCE, find_row, outage_of
 from gapmeter.analysis.judge.warnings import outage_warning
 from gapmeter.report.slo import slo_sentence
 from tests.kit.runs import slo
@@ -45,7 +45,7 @@ def ended(outcomes: list[str]) -> pd.DataFrame:
 def test_a_server_that_was_gone_is_told_with_its_moment(
     outcomes: list[str], found: tuple[float, float | None] | None
 ) -> None:
-    outage = find_outage(ended(outcomes), 10**12)
+    outage = outage_of(find_row(ended(outcomes), 10**12))
     assert (None if outage is None else (outage.from_s, outage.until_s)) == found
     limits = [slo("errors", None, 0.05), slo("ttft", 90, 200)]
     answers = verdict.judge(limits, ended(outcomes), {}, outage=outage)
@@ -58,7 +58,7 @@ def test_a_server_that_was_gone_is_told_with_its_moment(
 
 def test_a_row_of_failures_that_may_have_been_an_overload_is_told_and_decides_nothing() -> None:
     requests = ended(["ok"] * 40 + ["http_5xx"] * 28 + ["ok"] * 32)
-    assert find_outage(requests, 10**12) is None
+    assert outage_of(find_row(requests, 10**12)) is None
     (told,) = outage_warning(find_row(requests, 10**12))
     assert told.text == "from 4.0 s until 6.8 s all 28 requests failed (28 http_5xx)"
 
@@ -66,7 +66,7 @@ def test_a_row_of_failures_that_may_have_been_an_overload_is_told_and_decides_no
 def test_random_failures_are_hardly_ever_called_an_outage() -> None:
     rng = np.random.default_rng(4)
     runs = [np.where(rng.random(60) < rng.uniform(0.05, 0.9), "refused", "ok").tolist() for _ in range(2000)]
-    assert sum(find_outage(ended(run), 10**12) is not None for run in runs) <= 2000 * CHANCE + 4
+    assert sum(outage_of(find_row(ended(run), 10**12)) is not None for run in runs) <= 2000 * CHANCE + 4
 
 
 @pytest.mark.parametrize(
