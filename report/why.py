@@ -309,8 +309,12 @@ def setting(stage: str, manifest: Manifest) -> tuple[str, str, str] | None:
     supported = manifest.target.precision.supported if manifest.target.precision else ()
     if stage in ("prefill", "decode") and server.precision == "float32" and "bfloat16" in supported:
         return "server.precision", "float32", "bfloat16"
+    given = {key.lstrip("-").replace("-", "_"): value for key, value in server.args.items()}
+    if stage == "launch_gap":
+        for key, off, on in (("cuda_graphs", False, True), ("enforce_eager", True, False)):
+            if given.get(key) is off:
+                return f"server.args.{key}", f"{off}".lower(), f"{on}".lower()
     if stage in ("interference", "engine_wait") and server.engine == "vllm":
-        given = {key.lstrip("-").replace("-", "_"): value for key, value in server.args.items()}
         now = given.get("max_num_batched_tokens")  # vLLM chooses by the device where none is given
         if isinstance(now, int) and now > 256:
             return "server.args.max_num_batched_tokens", f"{now}", f"{now // 4}"

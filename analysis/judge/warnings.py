@@ -12,6 +12,7 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.judge.words import SHARED, STRANGERS, growth_text, held_by, outage_text, speed_words
 from gapmeter.analysis.ledger.cores import Culprit
+from gapmeter.analysis.ledger.launching import host_bound, timed_forwards
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import count, duration, share, significant
@@ -33,6 +34,7 @@ from gapmeter.analysis.stages import column
 from gapmeter.records import Span
 from gapmeter.scenarios.slo import LATENCIES
 
+_HOST_BOUND = 0.2  # of the forwards' time, so that it may be a good part of what requests wait
 _STARVED = 0.03  # of all time to first tokens, waited for a core
 _WORTH_SAYING = 0.01  # of the answers
 _CACHED_BEYOND = 0.1  # of the prompts' tokens, beside what the workload repeats: a template, and whole blocks
@@ -88,7 +90,7 @@ def recording_warnings(
 
 
 def device_warnings(trace: Trace) -> Iterator[RunWarning]:
-    """What a device did not tell of its steps, and why; that kernels are not sampled any more."""
+    """What a device did not tell of its steps, and why; what of its forwards may have been its host's."""
     said = [note for note in trace.notes if note.get("type") == "warning"]
     if lost := len(trace.untimed_steps):
         steps = len(np.unique(trace.step_spans["step"][trace.step_spans["code"] == Span.HOST_LAUNCH]))
@@ -96,6 +98,12 @@ def device_warnings(trace: Trace) -> Iterator[RunWarning]:
         errors = [str(note.get("error")) for note in said if str(note.get("what", "")).startswith("device timing")]
         cause = errors[-1] if errors else "the server was killed, or closed before the device was done"
         yield _warning("device-untimed", text, cause, touches=("prefill", "decode", "launch_gap"))
+    found = timed_forwards(trace)
+    lasted, bound = found.end - found.start, host_bound(found)
+    if lasted[bound].sum() >= _HOST_BOUND * lasted.sum() > 0 and not (found.busy_ns >= 0).any():
+        text = f"for {share(lasted[bound].sum() / lasted.sum())} of its forwards' time the GPU was as fast as its host"
+        cause = "kernels were launched one by one; which part of it they ran is not known without sampling them"
+        yield _warning("host-bound", text, cause, "graphs, or GAPMETER_PROBE_KERNELS=100", ("prefill", "decode"))
     for note in said:
         if note.get("what") == "kernel sampling ended":
             yield _warning("no-kernels", "kernels were not sampled", str(note.get("error")), touches=())

@@ -2,8 +2,9 @@
 
 A forward that is one graph is launched at once. One that is launched kernel by kernel is done by the device as fast as
 the host launches, where that is slower: the gaps are inside the forward, where no mark is. What of it passed before the
-host had launched it all is an upper bound of them (``exposed``). Where kernels were sampled, the share of that time in
-which none ran is taken for that of every step: an estimate.
+host had launched it all is an upper bound of them (``exposed``). Where that is nearly all of it, the device kept up with
+its host, and waited for as long as its kernels did not run: so long as they do on average where they were sampled, in
+forwards of the same kind. A profiler makes launches slower and kernels not, so their time is carried over, not a share.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.ledger.critical_path import covered, union
 from gapmeter.analysis.ledger.trace import MISSING, Trace
-from gapmeter.records import Span
+from gapmeter.records import EntryFlag, Span
+
+_LAUNCHING = 0.9  # of a forward that waits for its host, the least part in which the host still launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,19 @@ def launch_waits(trace: Trace) -> tuple[Ints, Floats] | None:
     """Steps, and how long each's forward is estimated to have waited for launches, ns; None without sampled kernels."""
     found = timed_forwards(trace)
     sampled = found.busy_ns >= 0
-    idle = (found.end - found.start - found.busy_ns)[sampled]
-    exposed = found.exposed_ns[sampled]
-    if not exposed.any():
+    if not sampled.any():
         return None
-    part = float(np.minimum(idle, exposed).sum()) / float(exposed.sum())
+    entries = trace.entries
+    prompts = np.isin(found.step, entries["step"][(entries["flags"] & EntryFlag.PROMPT) != 0])
+    busy = found.busy_ns.astype(np.float64)
+    for kind in (prompts, ~prompts):
+        alike = sampled & kind if (sampled & kind).any() else sampled
+        busy[kind & ~sampled] = found.busy_ns[alike].mean()
+    waits = np.where(host_bound(found), np.clip(found.end - found.start - busy, 0, found.exposed_ns), 0.0)
     order = np.argsort(found.step, kind="stable")
-    return found.step[order], part * found.exposed_ns[order].astype(np.float64)
+    return found.step[order], waits[order]
+
+
+def host_bound(found: Forwards) -> Bools:
+    """Which forwards the device ended as soon as they had been launched."""
+    return found.exposed_ns >= _LAUNCHING * (found.end - found.start)

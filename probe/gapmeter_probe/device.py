@@ -32,6 +32,9 @@ _POLL_NS = 50_000  # how long an anchor is looked for at once; a later one is me
 _POOL = 64
 _MOST_FAILURES = 8  # in a row, before device timing ends
 _LAST_S = 1.0  # how long the last steps are waited for when the process closes
+_HOST_BOUND = 16  # forwards in a row that the device did as fast as its host launched them, before kernels are sampled
+_LAUNCHING = 0.9  # for so much of such a forward the host was launching it,
+_LEAST_NS = 1_000_000  # and for as long as no graph's single launch takes
 TIDY_S = 0.2  # how long no mark has been made before the steps that are left are looked at
 pause = time.sleep
 
@@ -99,8 +102,9 @@ class DeviceClock:
         self._lock = threading.Lock()
         self._device: int | None = None
         self._marked_ns = 0
-        every = os.environ.get(KERNELS, "0")
+        every = os.environ.get(KERNELS, "")
         self.kernels = KernelSampler(writer, torch, int(every)) if every.isdigit() and int(every) else None
+        self._host_bound = 0 if not every else None  # forwards in a row; None: they do not ask for samples
 
     def begin(self, seq: int, stream: Any = None) -> None:
         """A step's inputs are about to be put on the device: resolve what is done, mark the first part."""
@@ -218,6 +222,16 @@ class DeviceClock:
             if len(self._free) < _POOL:
                 self._free.append(event)
         self.writer.device(step.seq, step.anchor.number, marks)
+        if self._host_bound is not None and step.marks[FORWARD] and step.marks[FORWARD_END]:
+            self._watch(marks[2 * FORWARD_END] - marks[2 * FORWARD], marks[2 * FORWARD_END + 1] - marks[2 * FORWARD + 1])
+
+    def _watch(self, launching_ns: int, took_ns: int) -> None:
+        """Where forwards wait for their host, kernel by kernel, look once how long their kernels run."""
+        waits = launching_ns >= max(_LEAST_NS, _LAUNCHING * took_ns)
+        self._host_bound = (self._host_bound or 0) + 1 if waits else 0
+        if self._host_bound == _HOST_BOUND:
+            self._host_bound = None
+            self.kernels = KernelSampler(self.writer, self._torch, 0)
 
     # -- anchors
 

@@ -2,8 +2,8 @@
 
 A thread of its own starts and stops the profiler, and reads what it found; the engine's thread only says which step it
 is at. Nothing is waited for, no step is cut: a kernel is kept with its own time, and analysis lays them beside the
-steps that were whole inside a window. What the profiler costs is in the steps of a window, so sampling is for runs of
-their own (``GAPMETER_PROBE_KERNELS=N``: of every N steps, the first 20).
+steps that were whole inside a window. What the profiler costs is in the steps of a window, so there is only one, and
+only where forwards wait for their host. ``GAPMETER_PROBE_KERNELS=N`` asks for the first 20 of every N steps, 0 for none.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ realtime = time.time_ns
 
 
 class KernelSampler:
-    """Windows of ``WINDOW`` steps, one every ``every`` steps. A failure ends sampling and is recorded."""
+    """Windows of ``WINDOW`` steps, one every ``every`` steps, or one at once (0). A failure ends it and is recorded."""
 
     def __init__(self, writer: RecordWriter, torch: Any, every: int) -> None:
         self._writer, self._torch = writer, torch
-        self._every = max(every, WINDOW + 1)
+        self._every = every and max(every, WINDOW + 1)
+        self._left = WINDOW  # steps of the only window
         self._asked = threading.Condition()
         self._wanted = self._running = self._over = False
         self._thread = threading.Thread(target=self._run, name="gapmeter-kernels", daemon=True)
@@ -40,7 +41,11 @@ class KernelSampler:
 
     def at(self, seq: int) -> None:
         """The engine is at step ``seq``."""
-        wanted = seq % self._every < WINDOW
+        if self._every:
+            wanted = seq % self._every < WINDOW
+        else:
+            self._left -= self._running
+            wanted = self._left > 0
         if wanted != self._wanted:
             with self._asked:
                 self._wanted = wanted

@@ -112,6 +112,6 @@ class MinTokens(_PerRequest):
 
     def apply(self, scores: torch.Tensor, argument: torch.Tensor) -> torch.Tensor:
         scores = scores.clone()
-        ends = scores[:, self._ends]
-        scores[:, self._ends] = torch.where(argument.unsqueeze(-1) != 0, torch.full_like(ends, -torch.inf), ends)
+        for end in self._ends:  # a list of them as an index would be copied to the device, which no graph may hold
+            scores[:, end].masked_fill_(argument != 0, -torch.inf)
         return scores

@@ -285,6 +285,31 @@ def test_gaps_between_launched_kernels_are_the_forwards_until_samples_tell_them_
     assert bound["hidden_host"] > 0.9 * bound["decode"], "what an infinitely fast device would leave says so either way"
 
 
+def test_forwards_that_wait_for_their_host_are_looked_into_unasked_and_once(tmp_path: Path) -> None:
+    slow = Engine(1, graph=False, kernels=300, kernel_us=3)
+    served = run(tmp_path, slow, one(160), kernels_every="")
+    (window,) = [note for note in read_records(tmp_path / "worker.gap").notes if note["type"] == "kernels"]
+    assert window["kernels"] >= (WINDOW - 3) * 301
+    (request,) = served.requests
+    found, true_ns = stages(served), served.busy_ns(request.due_ns, request.tokens[-1])
+    assert found["prefill"] + found["decode"] == pytest.approx(true_ns, rel=WITHIN)
+    assert found["launch_gap"] == pytest.approx(served.gap_ns(), rel=WITHIN)
+    assert not list(device_warnings(served.trace()))
+
+
+@pytest.mark.parametrize("engine", [Engine(1), Engine(2, graph=False, kernel_us=60)], ids=["graph", "ahead"])
+def test_forwards_that_the_host_launches_ahead_are_not_looked_into(tmp_path: Path, engine: Engine) -> None:
+    served = run(tmp_path, engine, one(60), kernels_every="")
+    assert not [note for note in read_records(tmp_path / "worker.gap").notes if note["type"] == "kernels"]
+    assert not list(device_warnings(served.trace()))
+
+
+def test_that_the_device_was_as_fast_as_its_host_is_said_where_no_kernels_were_sampled(tmp_path: Path) -> None:
+    (warning,) = device_warnings(run(tmp_path, Engine(1, graph=False, kernels=300, kernel_us=3), one(60)).trace())
+    assert warning.code == "host-bound" and "as fast as its host" in warning.text
+    assert warning.touches == ("prefill", "decode")
+
+
 @pytest.mark.parametrize("runner", [1, 2])
 def test_a_steps_bytes_are_over_the_time_that_read_them(tmp_path: Path, runner: int) -> None:
     engine = Engine(runner, kernels=50, kernel_us=80, logits_us=1000, sampling_us=0)  # 4 ms, and 1 ms of logits

@@ -77,9 +77,10 @@ class Future:
 
 
 def run(
-    folder: Path, engine: Engine, requests: Sequence[Request], device: Device | None = None, kernels_every: int = 0
-) -> Run:
-    """Serve these requests; the records are in ``folder``."""
+    folder: Path, engine: Engine, requests: Sequence[Request], device: Device | None = None,
+    kernels_every: int | str = 0,
+) -> Run:  # fmt: skip
+    """Serve these requests; the records are in ``folder``. ``kernels_every``: "" leaves it to the probe."""
     device = device or Device(HostClock())
     with virtual_time(device.clock), pytest.MonkeyPatch.context() as patch:
         patch.setenv("GAPMETER_PROBE_KERNELS", str(kernels_every))

@@ -74,6 +74,25 @@ def test_a_budget_of_tokens_that_vllm_chose_by_its_device_is_not_guessed(
     assert (told[1] if told else None) == found
 
 
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({}, None),
+        ({"cuda_graphs": True}, None),
+        ({"cuda_graphs": False}, ("server.args.cuda_graphs", "false", "true")),
+        ({"--enforce-eager": True}, ("server.args.enforce_eager", "true", "false")),
+    ],
+)
+def test_graphs_that_were_switched_off_are_what_to_try_where_the_device_waits_for_launches(
+    tmp_path: Any, args: dict[str, bool], told: tuple[str, str, str] | None
+) -> None:
+    manifest = Manifest.read(write_run(tmp_path / "r", count=60, rate=12.0).path)
+    server = dict(manifest.scenario["server"]) | {"engine": "vllm", "args": args}
+    assert told == setting(
+        "launch_gap", manifest.model_copy(update={"scenario": dict(manifest.scenario) | {"server": server}})
+    )
+
+
 def test_a_run_whose_slow_requests_queue_is_advised_a_larger_batch(tmp_path: Any) -> None:
     folder = write_run(tmp_path / "r", count=2400, rate=22.0)
     result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 import torch  # noqa: E402 - only where the engine is installed
 from scipy import stats  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from gapmeter.servers.transformers.sampling import MinTokens, Noise, Temperature, gumbel, noise_key  # noqa: E402
 
@@ -82,3 +83,24 @@ def test_the_end_is_forbidden_until_the_fewest_tokens_are_there(graphs: bool) ->
     result = _run(MinTokens(graphs, [1, 3]), [before, after], scores)
     assert result[0].tolist() == [0.0, -torch.inf, 2.0, -torch.inf]
     assert torch.equal(result[1], scores[1]) and scores[0, 1] == 1.0
+
+
+class _FromTheHost(TorchDispatchMode):
+    """What is made of Python's values, which a captured graph could not copy to its device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (torch.ops.aten.lift_fresh.default, torch.ops.aten._to_copy.default) and args[0].dim():
+            self.copied.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_captured_graph_copies_nothing_from_the_host() -> None:
+    scores, argument = torch.randn(3, 50), torch.tensor([1, 0, 1], dtype=torch.int32)
+    for processor in (Temperature(True), MinTokens(True, [2, 7])):
+        with _FromTheHost() as seen:
+            processor(scores, argument)
+        assert not seen.copied, processor
