@@ -20,7 +20,7 @@ from gapmeter_probe.writer import RecordWriter, span
 
 WINDOW = 20  # steps
 _PAUSE_NS = 500  # kernels that follow one another more closely than this count as one stretch, the pause as a pause
-_KERNEL, _COPIES = "kernel", ("gpu_memcpy", "gpu_memset")
+_COPIES = ("memcpy", "memset")
 _COMMUNICATION = ("nccl", "all_reduce", "allreduce", "all_gather", "reduce_scatter")
 _NAMED = 12
 _PATIENCE_S = 30.0
@@ -97,16 +97,18 @@ class KernelSampler:
     def _write(self, start: int, end: int, offset: int, events: Iterable[Any]) -> None:
         kernels, copies = [], 0
         named: Counter[str] = Counter()
-        communication = 0
+        communication, on_device = 0, self._torch.autograd.DeviceType.CUDA
         for event in events:
-            kind = event.activity_type()
-            if kind == _KERNEL:
-                kernels.append(((first := event.start_ns() - offset), first + event.duration_ns()))
-                named[event.name()] += event.duration_ns()
-                if event.name().lower().startswith(_COMMUNICATION):
-                    communication += event.duration_ns()
-            elif kind in _COPIES:
+            if event.device_type() != on_device or event.is_user_annotation():
+                continue
+            name = event.name().lower()
+            if name.startswith(_COPIES):  # torch 2.11 does not tell what an activity was
                 copies += event.duration_ns()
+                continue
+            kernels.append(((first := event.start_ns() - offset), first + event.duration_ns()))
+            named[event.name()] += event.duration_ns()
+            if name.startswith(_COMMUNICATION):
+                communication += event.duration_ns()
         kernels.sort()
         flat: list[int] = []
         begun = reached = count = 0

@@ -1,7 +1,8 @@
 """What the engine process stamps: Transformers' own functions, wrapped by name, and the two ends of its loop.
 
 All handlers run on the generation thread. A step is numbered when it is scheduled; with asynchronous batching the one
-before it is still to be updated, so updates take the oldest number that is open.
+before it is still to be updated, so updates take the oldest number that is open. From the engine's first step on there
+is always one, also while it sleeps.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class EngineProbe(Probe):
         self._capturing: Callable[[], bool] = bool
         self._requests: dict[str, _Request] = {}
         self._evictions: list[int] = []
-        self._open: deque[_Step] = deque()  # scheduled, not yet updated
+        self._open: deque[_Step | None] = deque()  # scheduled, not yet updated; None: before anything was recorded
         self._step: _Step | None = None  # scheduled in this iteration
         self._forward_ns = self._sampling_ns = self._update_ns = self._put_ns = 0
         self._loop_ns = self._woken_ns = self._looked_ns = self._schedule_ns = 0
@@ -187,9 +188,11 @@ class EngineProbe(Probe):
 
     def _scheduled(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         """Called once a step, and again when requests had to be evicted first."""
-        if self.writer is None:
-            return
         scheduler, batch = args[0], result[0]
+        if self.writer is None:  # asynchronous, its update comes with the next step, which may be recorded
+            if batch:
+                self._open.append(None)
+            return
         self._schedule_ns = self._schedule_ns or start
         if batch is None:
             return
@@ -282,11 +285,11 @@ class EngineProbe(Probe):
 
     def emitting(self, start_ns: int, emitted: Sequence[tuple[str, int]]) -> None:
         """The step's outputs are about to be sent."""
-        if self.writer is None or not self._open:
+        if self.writer is None or not self._open or (step := self._open[0]) is None:
             return
-        self._put_ns = self._open[0].put_ns = start_ns
+        self._put_ns = step.put_ns = start_ns
         requests = self._requests
-        self._open[0].emitted = [(requests[name].ref, count) for name, count in emitted if count and name in requests]
+        step.emitted = [(requests[name].ref, count) for name, count in emitted if count and name in requests]
 
     def emitted(self, start_ns: int, over: Sequence[tuple[str, str, int]]) -> None:
         """They are sent. ``over``: the requests that ended with them, why, and with how many tokens."""
@@ -294,8 +297,8 @@ class EngineProbe(Probe):
         writer = self.writer
         if writer is None:
             return
-        if self._open:
-            self._open[0].spans += span(codes.OUTPUT_PUT, self._open[0].seq, start_ns, end)
+        if self._open and (step := self._open[0]) is not None:
+            step.spans += span(codes.OUTPUT_PUT, step.seq, start_ns, end)
         for name, reason, tokens in over:
             request = self._requests.pop(name, None)
             if request:
@@ -303,14 +306,15 @@ class EngineProbe(Probe):
 
     def _updated(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         """An iteration is over; the next one starts where it ends, unless the loop sleeps in between."""
-        if self.writer is None or not self._open:
+        step = self._open.popleft() if self._open else None
+        if self.writer is None:
             return
-        step = self._open.popleft()
-        step.spans += span(codes.UPDATE, step.seq, self._update_ns, self._put_ns or end)
         over = now()
-        for seq in {step.seq, *(other.seq for other in self._open)}:
-            step.spans += span(codes.LOOP, seq, self._loop_ns, over)
-        self._write(step)
+        if step is not None:
+            step.spans += span(codes.UPDATE, step.seq, self._update_ns, self._put_ns or end)
+            for seq in {step.seq, *(other.seq for other in self._open if other)}:
+                step.spans += span(codes.LOOP, seq, self._loop_ns, over)
+            self._write(step)
         self._loop_ns = over
         self._woken_ns = 0
 

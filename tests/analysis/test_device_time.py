@@ -326,12 +326,21 @@ def test_our_transformers_servers_steps_are_told_to_the_last(tmp_path: Path, asy
     loop = clocked_transformers.Loop(asynchronous, graph)
     served = clocked_transformers.run(tmp_path, loop, one(), Device(HostClock(), drift_ppm=-60))
     trace, found = served.trace(), stages(served)
-    assert sorted(trace.step_spans["step"][trace.step_spans["code"] == Span.FORWARD]) == list(range(1, 41))
+    assert sorted(trace.step_spans["step"][trace.step_spans["code"] == Span.FORWARD]) == list(range(1, 41 + asynchronous))
     assert not len(trace.untimed_steps)
     (request,) = served.requests
     true_ns = served.busy_ns(request.due_ns, request.tokens[-1])
     assert found["prefill"] + found["decode"] == pytest.approx(true_ns, rel=WITHIN)
     assert used(served).idle_share == pytest.approx(1 - true_busy_share(served), abs=WITHIN)
+    assert found["unexplained"] < WITHIN * found["total"]
+
+
+def test_the_step_that_was_in_flight_while_the_server_slept_takes_no_tokens_of_the_next_request(tmp_path: Path) -> None:
+    requests = [Request("r1", BEGIN, 64, 12), Request("r2", BEGIN + 300 * MS, 64, 12)]
+    served = clocked_transformers.run(tmp_path, clocked_transformers.Loop(asynchronous=True), requests)
+    found = stages(served)
+    true_ns = sum(served.busy_ns(request.due_ns, request.tokens[-1]) for request in requests)
+    assert found["prefill"] + found["decode"] == pytest.approx(true_ns, rel=WITHIN)
     assert found["unexplained"] < WITHIN * found["total"]
 
 

@@ -59,10 +59,6 @@ class _Server:
         self.flying: deque[tuple[list[Request], Event | None]] = deque()
         self.launches: list[tuple[int, int]] = []
         probe = self.probe = EngineProbe()
-        probe.writer = RecordWriter(folder / "core.gap", {"role": "core"})
-        probe._device = DeviceClock(probe.writer, device.torch)
-        probe._compute = device.main
-        probe._copies = device.copies if loop.asynchronous else None
         wrap = wrapper(probe)
         self.prepare = wrap(f"{_API}prepare_next_batch", self._prepare)
         self.add = wrap(f"{_CB}scheduler:Scheduler.add_waiting_request", lambda scheduler, state: None)
@@ -79,24 +75,38 @@ class _Server:
         self.runner = SimpleNamespace(
             inputs_and_outputs=io, use_cuda_graph_decode=loop.graph, use_cuda_graph_varlen=loop.graph, pad_inputs=False
         )
+        if loop.asynchronous:
+            self._bootstrap()
+        probe.writer = RecordWriter(folder / "core.gap", {"role": "core"})
+        probe._device = DeviceClock(probe.writer, device.torch)
+        probe._compute = device.main
+        probe._copies = device.copies if loop.asynchronous else None
+
+    def _bootstrap(self) -> None:
+        """The loop's first step has no update, which comes with its second: a request before the first recorded one."""
+        self.running.append(Request("warm-up", 0, 4, 1))
+        with self.clock.at(self.clock.ns - 20_000_000):
+            self._step()
+        self.running.clear()
+        self.launches.clear()
+        self.device.work.clear()
 
     def serve(self) -> None:
-        ahead = 2 if self.loop.asynchronous else 1
-        while self.arriving or self.running or self.flying:
+        while self.arriving or self.running:
             self._arrivals()
-            if any(request.scheduled < request.output for request in self.running):
-                self.prepare(None)
-                self.compute(self.runner)
-                self.retrieve(None)
-            if len(self.flying) >= ahead or not any(r.scheduled < r.output for r in self.running):
-                self.update(None)
+            self._step()
+            self.update(None)
         self.clock.spend(1e6)
         self.probe.close()
         self.api.close()
 
+    def _step(self) -> None:
+        self.prepare(None)
+        self.compute(self.runner)
+        self.retrieve(None)
+
     def _arrivals(self) -> None:
-        idle = not self.running and not self.flying
-        if idle:
+        if not self.running:
             self.probe.idling()
             self.clock.wait_until(self.arriving[0].due_ns + 350 * US)
             self.probe.woken(self.clock.ns)
@@ -119,8 +129,6 @@ class _Server:
         self.clock.spend(self.loop.schedule_us * US)
         batch, items = [], []
         for request in self.running:
-            if request.scheduled >= request.output:
-                continue
             tokens = 1 if request.computed else request.prompt
             state = SimpleNamespace(request_id=f"engine-{request.name}", position_offset=request.computed)
             items.append(SimpleNamespace(state=state, query_length=tokens, has_new_token=True))
@@ -161,6 +169,9 @@ class _Server:
         event.synchronize()
         self.clock.spend(self.loop.update_us * US)
         start, over = self.clock.ns, []
+        batch = [request for request in batch if request in self.running]  # the others ended with the step before
+        if not batch:
+            return
         self.probe.emitting(start, [(f"engine-{request.name}", 1) for request in batch])
         for request in batch:
             self.api.deliver(request, start + 60 * US)

@@ -125,7 +125,9 @@ class Device:
                 current_device=lambda: 0,
                 set_device=lambda number: None,
             ),
-            autograd=SimpleNamespace(profiler=SimpleNamespace(profile=lambda **_: Profile(self))),
+            autograd=SimpleNamespace(
+                profiler=SimpleNamespace(profile=lambda **_: Profile(self)), DeviceType=SimpleNamespace(CUDA="cuda")
+            ),
         )
 
     def own_ns(self, at: int) -> float:
@@ -183,11 +185,14 @@ class Activity:
 
     work: Work
 
-    def activity_type(self) -> str:
-        return "gpu_memcpy" if "copy" in self.work.name else "kernel"
+    def device_type(self) -> str:
+        return "cuda"
+
+    def is_user_annotation(self) -> bool:
+        return False
 
     def name(self) -> str:
-        return self.work.name
+        return "Memcpy DtoH (Device -> Pinned)" if "copy" in self.work.name else self.work.name
 
     def start_ns(self) -> int:
         return self.work.start + REALTIME_NS
