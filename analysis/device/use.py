@@ -13,7 +13,7 @@ import numpy as np
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.ledger.critical_path import Times, covered, union
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
-from gapmeter.analysis.ledger.launching import Forwards, timed_forwards
+from gapmeter.analysis.ledger.launching import Forwards, busy_of, timed_forwards
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results.device import DeviceUse, KernelUse
 from gapmeter.records import Span
@@ -81,7 +81,7 @@ def _launching(found: Forwards) -> float | None:
 
 
 def _kernels(trace: Trace, found: Forwards) -> KernelUse | None:
-    """Of the forwards that lie whole in a sampled window."""
+    """Of forwards that lie whole in a sampled window, and ``busy_share`` of all, as if the others were like them."""
     whole = found.busy_ns >= 0
     if not whole.any():
         return None
@@ -91,7 +91,7 @@ def _kernels(trace: Trace, found: Forwards) -> KernelUse | None:
     sums = {name: sum(float(note[f"{name}_ns"]) for note in notes) for name in ("sum", "communication", "copies")}
     return KernelUse(
         steps=len(np.unique(found.step[whole])),
-        busy_share=float(found.busy_ns[whole].sum()) / float((found.end - found.start)[whole].sum()),
+        busy_share=min(1.0, float(busy_of(trace, found).sum()) / float((found.end - found.start).sum())),
         overlap=sums["sum"] / max(ran_ns, 1),
         communication_share=sums["communication"] / max(sums["sum"], 1.0),
         copies_ms=sums["copies"] / 1e6,

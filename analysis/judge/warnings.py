@@ -101,9 +101,10 @@ def device_warnings(trace: Trace) -> Iterator[RunWarning]:
     found = timed_forwards(trace)
     lasted, bound = found.end - found.start, host_bound(found)
     if lasted[bound].sum() >= _HOST_BOUND * lasted.sum() > 0 and not (found.busy_ns >= 0).any():
-        text = f"for {share(lasted[bound].sum() / lasted.sum())} of its forwards' time the GPU was as fast as its host"
-        cause = "kernels were launched one by one; which part of it they ran is not known without sampling them"
-        yield _warning("host-bound", text, cause, "graphs, or GAPMETER_PROBE_KERNELS=100", ("prefill", "decode"))
+        part = share(float(lasted[bound].sum() / lasted.sum()))
+        text = f"for {part} of its forwards' time the GPU only kept up with its host, which counts as the host's"
+        cause = "kernels were launched one by one; how long they ran in it was not sampled"
+        yield _warning("host-bound", text, cause, "GAPMETER_PROBE_KERNELS=100", ("prefill", "decode", "launch_gap"))
     for note in said:
         if note.get("what") == "kernel sampling ended":
             yield _warning("no-kernels", "kernels were not sampled", str(note.get("error")), touches=())

@@ -84,6 +84,7 @@ CLASSES: tuple[Class, ...] = (
 CLASS = {c.name: number for number, c in enumerate(CLASSES)}
 DEVICE_CLASSES = frozenset({"prefill", "decode", "other_step"})
 _INGRESS = (Span.HTTP, Span.APPLICATION, Span.REQUEST)
+_IN_CALL = (Span.INPUT_PREP, Span.HOST_LAUNCH, Span.SAMPLING)
 FORWARD_CLASSES = np.array([CLASS["prefill"], CLASS["decode"]])
 HOST_CLASSES = np.array([CLASS[n] for n in ("engine_code", "input_prep", "sampling", "output_put", "output_send")])
 
@@ -341,6 +342,22 @@ class _Maker:
             lay("executor_call", code, every, last_of_code, self.index.call_ends[code])
             lay("executor", code, every, last_of_code)
         lay("loop", Span.LOOP, every, last_of_code)
+        self._steps_after(ok, left)
+
+    def _steps_after(self, ok: Bools, left: Ints) -> None:
+        """What an engine that schedules ahead does for later steps before a token that is there is let out."""
+        spans, upto = self.index.step_spans, np.zeros(len(ok), dtype=np.int64)
+        for begin, end in self.index.engines:
+            mine = ok & (self.step >= begin) & (self.step < end) & (left != MISSING)
+            begun = np.maximum.accumulate(spans[Span.SCHEDULE][0][begin:end])
+            upto[mine] = begin + np.searchsorted(begun, left[mine])
+        event, nth = each_of(np.maximum(upto - self.step - 1, 0) * ok)
+        position = self.step[event] + 1 + nth
+        has_executor = spans[Span.EXECUTE][0][position] != MISSING
+        for code in (Span.SCHEDULE, Span.UPDATE, Span.EXECUTE, Span.SAMPLE_CALL, *_IN_CALL):
+            start, end = (side[position] for side in (spans[code][0], self.index.call_ends.get(code, spans[code][1])))
+            start = np.where(has_executor & np.isin(code, _IN_CALL), MISSING, start)  # a worker of its own may do it
+            self.add("engine_code", start, np.minimum(end, left[event]), event)
 
     def _before_own(self, ok: Bools) -> None:
         """Steps of others that a device is still at when an event's first own step is put behind them."""

@@ -1,10 +1,11 @@
-"""How long forwards may have waited, kernel by kernel, for the host that was still launching them; or did.
+"""How long forwards waited, kernel by kernel, for the host that was still launching them.
 
-A forward that is one graph is launched at once. One that is launched kernel by kernel is done by the device as fast as
+A forward that is one graph begins when it has been launched: until then an idle device waited. One that is launched kernel by kernel is done by the device as fast as
 the host launches, where that is slower: the gaps are inside the forward, where no mark is. What of it passed before the
 host had launched it all is an upper bound of them (``exposed``). Where that is nearly all of it, the device kept up with
-its host, and waited for as long as its kernels did not run: so long as they do on average where they were sampled, in
-forwards of the same kind. A profiler makes launches slower and kernels not, so their time is carried over, not a share.
+its host: no faster device would have ended it sooner, so the time is the host's, but for what kernels ran in it. Where
+they were sampled, forwards of the same kind tell how long that is on average (a profiler makes launches slower and
+kernels not, so their time is carried over, not a share); where they were not, nothing is known of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gapmeter.analysis.ledger.critical_path import covered, union
 from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.records import EntryFlag, Span
 
+_WHOLE_GRAPH = 2  # the two highest bits of INPUT_PREP's n; 3 is one in pieces
 _LAUNCHING = 0.9  # of a forward that waits for its host, the least part in which the host still launches
 
 
@@ -25,7 +27,7 @@ _LAUNCHING = 0.9  # of a forward that waits for its host, the least part in whic
 class Forwards:
     """A row a forward that a device timed: its step, start and end, and ``exposed_ns`` of it.
 
-    ``busy_ns``: how long kernels ran in it, -1 where they were not sampled throughout.
+    ``busy_ns``: how long kernels ran in it, -1 where they were not sampled throughout. ``graph``: it was one launch.
     """
 
     step: Ints
@@ -33,6 +35,7 @@ class Forwards:
     end: Ints
     exposed_ns: Ints
     busy_ns: Ints
+    graph: Bools
 
 
 def timed_forwards(trace: Trace) -> Forwards:
@@ -55,30 +58,38 @@ def timed_forwards(trace: Trace) -> Forwards:
     for note in trace.notes:
         if note.get("type") == "kernels" and note.get("kernels"):
             sampled |= (start >= note["start_ns"]) & (end <= note["end_ns"])
+    prepared = trace.step_spans[trace.step_spans["code"] == Span.INPUT_PREP]
+    whole = prepared["step"][prepared["n"] >> 30 == _WHOLE_GRAPH]
     return Forwards(
         step=forward["step"].astype(np.int64),
         start=start,
         end=end,
         exposed_ns=np.clip(np.minimum(ended, end) - start, 0, None),
         busy_ns=np.where(sampled, busy_ns, -1),
+        graph=np.isin(forward["step"], whole),
     )
 
 
-def launch_waits(trace: Trace) -> tuple[Ints, Floats] | None:
-    """Steps, and how long each's forward is estimated to have waited for launches, ns; None without sampled kernels."""
+def launch_waits(trace: Trace) -> tuple[Ints, Floats]:
+    """Steps, and how long each's forward waited for launches, ns: at most so long where no kernels were sampled."""
     found = timed_forwards(trace)
-    sampled = found.busy_ns >= 0
-    if not sampled.any():
-        return None
-    entries = trace.entries
-    prompts = np.isin(found.step, entries["step"][(entries["flags"] & EntryFlag.PROMPT) != 0])
-    busy = found.busy_ns.astype(np.float64)
-    for kind in (prompts, ~prompts):
-        alike = sampled & kind if (sampled & kind).any() else sampled
-        busy[kind & ~sampled] = found.busy_ns[alike].mean()
-    waits = np.where(host_bound(found), np.clip(found.end - found.start - busy, 0, found.exposed_ns), 0.0)
+    busy = np.maximum(busy_of(trace, found), 0.0)
+    gaps = np.where(host_bound(found), np.clip(found.end - found.start - busy, 0, found.exposed_ns), 0.0)
+    waits = np.where(found.graph, found.exposed_ns, gaps)
     order = np.argsort(found.step, kind="stable")
     return found.step[order], waits[order]
+
+
+def busy_of(trace: Trace, found: Forwards) -> Floats:
+    """How long kernels ran in each forward, ns: the mean of those of its kind where it was not sampled; -1 if none was."""
+    sampled = found.busy_ns >= 0
+    busy = found.busy_ns.astype(np.float64)
+    entries = trace.entries
+    prompts = np.isin(found.step, entries["step"][(entries["flags"] & EntryFlag.PROMPT) != 0])
+    for kind in (prompts, ~prompts):
+        if (alike := sampled & kind).any() or (alike := sampled).any():
+            busy[kind & ~sampled] = found.busy_ns[alike].mean()
+    return busy
 
 
 def host_bound(found: Forwards) -> Bools:

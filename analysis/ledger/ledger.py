@@ -365,7 +365,8 @@ def _own_times(trace: Trace | None, fit: Interference | None, unmeasured: frozen
     own: dict[str, _OwnSteps] = {}
     if trace is not None and fit is not None:
         own["interference"] = _own_steps(trace, fit.seqs, fit.excess_ns, prompt=False)
-    if trace is not None and "launch_gap" not in unmeasured and (waits := launch_waits(trace)) is not None:
+    if trace is not None and "launch_gap" not in unmeasured:
+        waits = launch_waits(trace)
         own |= {"prefill": _own_steps(trace, *waits, prompt=True), "decode": _own_steps(trace, *waits, prompt=False)}
     return own
 

@@ -122,8 +122,9 @@ class EnergyWindow(Result):
 
 
 class KernelUse(Result):
-    """Of the forwards that lie whole in a sampled window: the share in which any kernel ran (their union).
+    """Of ``steps`` whose forward lies whole in a sampled window; ``busy_share``: in which any kernel ran, of all forwards.
 
+    A forward that was not sampled counts with the mean of its kind, since the profiler made the sampled ones longer.
     ``overlap``: summed kernel time over that union, above 1 where kernels ran side by side; ``communication_share`` of
     the sum is NCCL's and other collectives'. ``copies_ms``: copies and fills in the windows, all together.
     """

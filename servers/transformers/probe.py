@@ -259,18 +259,18 @@ class EngineProbe(Probe):
         forward, sampling = self._forward_ns, self._sampling_ns or end
         if self._device:  # of a graph that is replayed this ends the forward too: it holds the sampling
             self._device.mark(SAMPLED, self._compute)
+        runner, inputs = args[0], args[0].inputs_and_outputs
+        graph = int(runner.use_cuda_graph_decode if inputs.use_block_table else runner.use_cuda_graph_varlen)
+        step.flags |= _GRAPH * graph
+        step.padded = inputs.num_q_tokens if runner.pad_inputs and hasattr(inputs, "num_q_tokens") else 0
         seq, scheduled = step.seq, step.schedule_end_ns
         step.spans = [
             *span(codes.SCHEDULE, seq, step.schedule_ns, scheduled),
-            *span(codes.INPUT_PREP, seq, scheduled, forward),
+            *span(codes.INPUT_PREP, seq, scheduled, forward, step.padded | graph << 31),
             *span(codes.HOST_LAUNCH if self._device else codes.FORWARD, seq, forward, sampling),
         ]
         if sampling < end:
             step.spans += span(codes.SAMPLING, seq, sampling, end)
-        runner, inputs = args[0], args[0].inputs_and_outputs
-        if runner.use_cuda_graph_decode if inputs.use_block_table else runner.use_cuda_graph_varlen:
-            step.flags |= _GRAPH
-        step.padded = inputs.num_q_tokens if runner.pad_inputs and hasattr(inputs, "num_q_tokens") else 0
 
     def _copying(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         """Asynchronous: the copy of the tokens has been put on its stream. Synchronous: the host has waited for it."""
