@@ -118,7 +118,7 @@ streams:  ## 10,000 answers open at once against the null server: none lost, mem
 	$(setup) core locust
 	@$(own) -m bench streams $(ARGS)
 
-gpu-proof:  ## what is said of a GPU against what can be known of it, into docs/results/gpu.md (45 minutes) [ARGS='nvml anchors']
+gpu-proof:  ## what is said of a GPU against what can be known of it, into runs/ (45 minutes) [ARGS='nvml anchors']
 	$(setup) core transformers vllm
 	@$(own) -m bench.gpu_proof $(ARGS)
 

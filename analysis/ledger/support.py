@@ -48,6 +48,7 @@ multimodal inputs | approximate | encoding them counts as input preparation | in
 model runner V1 | exact | logits belong to the forward |
 model runner V2 | approximate | logits count as sampling | sampling prefill decode
 CPU | exact | a forward is the wall time of its call |
+CUDA | exact | a forward is between the device's own marks; one that waits for its launches is the host's |
 another device | approximate | device times are written, but have not been tried | prefill decode
 tested version | exact | the probe's tests passed on it |
 untested version | approximate | the code that the hooks read is that of a tested version |
@@ -62,6 +63,7 @@ TABLE: dict[str, Case] = {
 _USES = {
     "grammar": "structured outputs", "adapter": "LoRA", "remote KV": "remote KV", "multimodal": "multimodal inputs",
 }  # fmt: skip
+_DEVICES = {"cpu": "CPU", "cuda": "CUDA"}
 _STAMPED_EXECUTORS = ("uni", "mp", "None")
 
 
@@ -141,7 +143,7 @@ def _models(recorded: _Recorded) -> dict[str, str]:
             found[f"model runner V{head['model_runner']}"] = ""
         if "device" in head:
             device = str(head["device"])
-            found["CPU" if device.startswith("cpu") else "another device"] = device
+            found[_DEVICES.get(device.partition(":")[0], "another device")] = device
     return found
 
 

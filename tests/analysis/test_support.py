@@ -79,7 +79,8 @@ def test_what_a_server_records_decides_the_level(
     ("head", "feature", "level"),
     [
         ({"model_runner": 1, "device": "cpu"}, {"model runner V1", "CPU"}, {"exact"}),
-        ({"model_runner": 2, "device": "cuda:0"}, {"model runner V2", "another device"}, {"approximate"}),
+        ({"model_runner": 1, "device": "cuda:0"}, {"model runner V1", "CUDA"}, {"exact"}),
+        ({"model_runner": 2, "device": "xpu:0"}, {"model runner V2", "another device"}, {"approximate"}),
     ],
 )
 def test_model_runner_and_device_are_those_of_the_workers(

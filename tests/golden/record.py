@@ -94,6 +94,18 @@ def compared(runs: Path) -> None:
     run("compare", *sides, "--factor", "server.args.forward_ms")(runs)
 
 
+def gpu(runs: Path) -> None:
+    """vLLM without graphs, whose forwards wait for their host: on a machine with an NVIDIA GPU only."""
+    if shutil.which("nvidia-smi") is None:
+        sys.exit("gpu is recorded on a machine with an NVIDIA GPU; --derive keeps its records")
+    _ended(gapmeter("run", "chat-p99", "--engine", "vllm", "--runs", str(runs), runs=runs, *settings(
+        "server.model=builtin:llama-1b", "server.precision=bfloat16", "server.max_batch=8",
+        "server.args={max_model_len: 2048, enforce_eager: true}", "load.arrivals=closed", "load.rate=null",
+        "load.duration=null", "load.concurrency=8", "load.requests=64", "load.warmup=auto",
+        "workload.output_tokens={uniform: [100, 140]}", "slo=[]",
+    )))  # fmt: skip
+
+
 RECIPES: dict[str, Recipe] = {
     "attached": attached,
     "capacity": run(
@@ -119,6 +131,7 @@ RECIPES: dict[str, Recipe] = {
         "load.steps=[{rate: 10, for: 2s}, {rate: 30, for: 2s}]",
     )),
     "failures": failures,
+    "gpu": gpu,
     "killed": killed,
     "locustfile": run(*SIMULATED, *SMALL, "--locustfile", "docs/locustfile.py", *settings(
         "load.arrivals=closed", "load.rate=null", "load.requests=null", "load.concurrency=4", "load.duration=6s",

@@ -22,6 +22,7 @@ have a third error.
 ``killed`` followed again on 2026-11-24: goodput leaves out what was in flight when the run was stopped.
 ``capacity`` followed then too: a search takes the drift between its trials from the pace of tokens.
 ``failures`` followed on 2026-11-25: a run with retries had been INVALID, as last attempts were taken for late firsts.
+``gpu`` was recorded on 2026-11-26, on one H100.
 """
 
 from __future__ import annotations
