@@ -98,9 +98,9 @@ class Axis:
             return "0"
         if self.unit == "$":
             return f"${value:.10f}".rstrip("0").rstrip(".")
-        unit = "%" if self.unit == "share" else self.unit
-        if unit == "%":
-            value *= 100
+        unit = self.unit
+        if unit == "share":
+            value, unit = 100 * value, "%"
         elif unit == "ms":
             # On a logarithmic axis every tick is in its own unit, else all are in that of the longest one.
             longest = max(abs(self.scale.low), abs(self.scale.high))

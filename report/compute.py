@@ -60,7 +60,7 @@ def compute(result: RunResult) -> Section | None:
         if any(getattr(each.all, part) for each in found.values())
     ]
     busy = f"A forward of the request's own counts as the {device} computing for it: "
-    on_gpu = "gaps between kernels included unless sampled. "
+    on_gpu = "of one that waited for its launches, only the kernels' time (what was left after them, if not sampled). "
     busy += "the wall time of the call, on a CPU. " if device == "CPU" else on_gpu
     if (part := result.compute.busy_share) is not None:
         busy += f"Over the whole run a forward pass was running {share(part)} of the time, for any request. "

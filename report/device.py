@@ -178,7 +178,7 @@ def _busy(used: Utilisation) -> Table:
         ("CPU time of the server's processes", "server_cpu_share", "of all its cores"),
         ("a forward ran, of the time", "forward_share_of_window", forward),
         ("a forward ran, of each step", "forward_share_of_step", "the rest of a step is the host's"),
-        ("kernels ran, of the forward", "kernel_share_of_forward", "on the steps that were sampled"),
+        ("kernels ran, of the forward", "kernel_share_of_forward", "as where they were sampled"),
     ]
     rows: list[Row] = [
         [name, words, Figure(value, "share", f"telemetry.utilisation.{field}")]
@@ -188,7 +188,7 @@ def _busy(used: Utilisation) -> Table:
     marked = [
         ("the device was busy", "busy_share", "by its own marks"),
         ("it waited for its host", "waiting_share", "idle while the engine was at a step"),
-        ("the host still launched, of the forward", "launching_share", "at most so much were gaps between kernels"),
+        ("the host still launched, of the forward", "launching_share", "gaps between kernels are in here"),
     ]
     rows += [
         [name, words, Figure(value, "share", f"telemetry.utilisation.device.{field}")]

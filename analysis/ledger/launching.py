@@ -1,11 +1,12 @@
 """How long forwards waited, kernel by kernel, for the host that was still launching them.
 
-A forward that is one graph begins when it has been launched: until then an idle device waited. One that is launched kernel by kernel is done by the device as fast as
-the host launches, where that is slower: the gaps are inside the forward, where no mark is. What of it passed before the
-host had launched it all is an upper bound of them (``exposed``). Where that is nearly all of it, the device kept up with
-its host: no faster device would have ended it sooner, so the time is the host's, but for what kernels ran in it. Where
-they were sampled, forwards of the same kind tell how long that is on average (a profiler makes launches slower and
-kernels not, so their time is carried over, not a share); where they were not, nothing is known of it.
+A forward that is one graph begins when it has been launched: until then an idle device waits. One that is launched
+kernel by kernel is done by the device as fast as the host launches, where that is slower: the gaps are inside the
+forward, where no mark is. What of it passed before the host had launched it all is an upper bound of them
+(``exposed``). Where that is nearly all of it, the device kept up with its host: no faster device would have ended it
+sooner, so the time is the host's, but for what kernels ran in it. Where they were sampled, forwards of the same kind
+tell how long that is on average (a profiler makes launches slower and kernels not, so their time is carried over, not a
+share); where they were not, nothing is known of it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def launch_waits(trace: Trace) -> tuple[Ints, Floats]:
 
 
 def busy_of(trace: Trace, found: Forwards) -> Floats:
-    """How long kernels ran in each forward, ns: the mean of those of its kind where it was not sampled; -1 if none was."""
+    """How long kernels ran in each forward, ns: the mean of its kind where it was not sampled; -1 where none was."""
     sampled = found.busy_ns >= 0
     busy = found.busy_ns.astype(np.float64)
     entries = trace.entries

@@ -122,7 +122,7 @@ class EnergyWindow(Result):
 
 
 class KernelUse(Result):
-    """Of ``steps`` whose forward lies whole in a sampled window; ``busy_share``: in which any kernel ran, of all forwards.
+    """Of ``steps`` whose forward lies whole in a sampled window. ``busy_share``: any kernel ran, of all forwards.
 
     A forward that was not sampled counts with the mean of its kind, since the profiler made the sampled ones longer.
     ``overlap``: summed kernel time over that union, above 1 where kernels ran side by side; ``communication_share`` of

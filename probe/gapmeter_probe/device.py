@@ -223,7 +223,9 @@ class DeviceClock:
                 self._free.append(event)
         self.writer.device(step.seq, step.anchor.number, marks)
         if self._host_bound is not None and step.marks[FORWARD] and step.marks[FORWARD_END]:
-            self._watch(marks[2 * FORWARD_END] - marks[2 * FORWARD], marks[2 * FORWARD_END + 1] - marks[2 * FORWARD + 1])
+            self._watch(
+                marks[2 * FORWARD_END] - marks[2 * FORWARD], marks[2 * FORWARD_END + 1] - marks[2 * FORWARD + 1]
+            )
 
     def _watch(self, launching_ns: int, took_ns: int) -> None:
         """Where forwards wait for their host, kernel by kernel, look once how long their kernels run."""

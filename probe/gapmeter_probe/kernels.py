@@ -2,8 +2,9 @@
 
 A thread of its own starts and stops the profiler, and reads what it found; the engine's thread only says which step it
 is at. Nothing is waited for, no step is cut: a kernel is kept with its own time, and analysis lays them beside the
-steps that were whole inside a window. What the profiler costs is in the steps of a window, so there is only one, and
-only where forwards wait for their host. ``GAPMETER_PROBE_KERNELS=N`` asks for the first 20 of every N steps, 0 for none.
+steps that were whole inside a window. What the profiler costs is in the steps of a window, so there is one at most,
+and only where forwards wait for their host; ``GAPMETER_PROBE_KERNELS=N`` asks for the first 20 of every N steps, 0 for
+none.
 """
 
 from __future__ import annotations

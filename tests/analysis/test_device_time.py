@@ -328,7 +328,9 @@ def test_our_transformers_servers_steps_are_told_to_the_last(tmp_path: Path, asy
     loop = clocked_transformers.Loop(asynchronous, graph)
     served = clocked_transformers.run(tmp_path, loop, one(), Device(HostClock(), drift_ppm=-60))
     trace, found = served.trace(), stages(served)
-    assert sorted(trace.step_spans["step"][trace.step_spans["code"] == Span.FORWARD]) == list(range(1, 41 + asynchronous))
+    assert sorted(trace.step_spans["step"][trace.step_spans["code"] == Span.FORWARD]) == list(
+        range(1, 41 + asynchronous)
+    )
     assert not len(trace.untimed_steps)
     (request,) = served.requests
     true_ns = served.busy_ns(request.due_ns, request.tokens[-1])

@@ -98,12 +98,12 @@ def gpu(runs: Path) -> None:
     """vLLM without graphs, whose forwards wait for their host: on a machine with an NVIDIA GPU only."""
     if shutil.which("nvidia-smi") is None:
         sys.exit("gpu is recorded on a machine with an NVIDIA GPU; --derive keeps its records")
-    _ended(gapmeter("run", "chat-p99", "--engine", "vllm", "--runs", str(runs), runs=runs, *settings(
+    run("run", "chat-p99", "--engine", "vllm", *settings(
         "server.model=builtin:llama-1b", "server.precision=bfloat16", "server.max_batch=8",
         "server.args={max_model_len: 2048, enforce_eager: true}", "load.arrivals=closed", "load.rate=null",
         "load.duration=null", "load.concurrency=8", "load.requests=64", "load.warmup=auto",
         "workload.output_tokens={uniform: [100, 140]}", "slo=[]",
-    )))  # fmt: skip
+    ))(runs)  # fmt: skip
 
 
 RECIPES: dict[str, Recipe] = {

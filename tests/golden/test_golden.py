@@ -113,7 +113,7 @@ def test_every_kind_of_result_is_kept() -> None:
     kept = (
         "attached capacity closed compare compare-pairs conversations curve failures killed locustfile simulated sweep"
     )
-    assert {*kept.split(), "transformers", "vllm", "workers"} == set(KEYS)
+    assert {*kept.split(), "gpu", "transformers", "vllm", "workers"} == set(KEYS)
 
 
 def told(key: str, differences: list[str]) -> str:

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.requests.metrics import final
+from gapmeter.report.charts import Axis
 from gapmeter.report.document import Chart, Figure, Table
 from gapmeter.report.run_folder import Run
+from gapmeter.report.scale import Scale
 from gapmeter.report.timeline import Counts, Level, Levels, Span, dots_of, in_flight, over_time, stretches
 from tests.kit.runs import write_run
 
@@ -89,3 +91,8 @@ def test_a_stretch_without_a_sample_has_a_dash_and_no_zero() -> None:
     frame = pd.DataFrame({"from": raw(table, 0), "mean": raw(table, 2)}).set_index("from")["mean"]
     assert frame[0.5] == 10.0
     assert np.isnan(frame[4.0])
+
+
+@pytest.mark.parametrize(("unit", "value"), [("%", 100.0), ("share", 1.0)])
+def test_an_axis_of_percent_ends_at_a_hundred(unit: str, value: float) -> None:
+    assert Axis(Scale.linear([value]), unit, about=2).ticks(units=True)[-1] == (value, "100 %")
