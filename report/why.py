@@ -310,10 +310,10 @@ def setting(stage: str, manifest: Manifest) -> tuple[str, str, str] | None:
     if stage in ("prefill", "decode") and server.precision == "float32" and "bfloat16" in supported:
         return "server.precision", "float32", "bfloat16"
     given = {key.lstrip("-").replace("-", "_"): value for key, value in server.args.items()}
-    if stage == "launch_gap":
-        for key, off, on in (("cuda_graphs", False, True), ("enforce_eager", True, False)):
-            if given.get(key) is off:
-                return f"server.args.{key}", f"{off}".lower(), f"{on}".lower()
+    if stage == "launch_gap" and server.engine == "transformers" and given.get("cuda_graphs") is not True:
+        return "server.args.cuda_graphs", "false", "true"  # none is what it chooses on a GPU, too
+    if stage == "launch_gap" and given.get("enforce_eager") is True:
+        return "server.args.enforce_eager", "true", "false"
     if stage in ("interference", "engine_wait") and server.engine == "vllm":
         now = given.get("max_num_batched_tokens")  # vLLM chooses by the device where none is given
         if isinstance(now, int) and now > 256:

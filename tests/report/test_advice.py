@@ -75,19 +75,19 @@ def test_a_budget_of_tokens_that_vllm_chose_by_its_device_is_not_guessed(
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("engine", "args", "told"),
     [
-        ({}, None),
-        ({"cuda_graphs": True}, None),
-        ({"cuda_graphs": False}, ("server.args.cuda_graphs", "false", "true")),
-        ({"--enforce-eager": True}, ("server.args.enforce_eager", "true", "false")),
+        ("vllm", {}, None),
+        ("vllm", {"--enforce-eager": True}, ("server.args.enforce_eager", "true", "false")),
+        ("transformers", {"cuda_graphs": True}, None),
+        ("transformers", {}, ("server.args.cuda_graphs", "false", "true")),
     ],
 )
-def test_graphs_that_were_switched_off_are_what_to_try_where_the_device_waits_for_launches(
-    tmp_path: Any, args: dict[str, bool], told: tuple[str, str, str] | None
+def test_graphs_that_are_off_are_what_to_try_where_the_device_waits_for_launches(
+    tmp_path: Any, engine: str, args: dict[str, bool], told: tuple[str, str, str] | None
 ) -> None:
     manifest = Manifest.read(write_run(tmp_path / "r", count=60, rate=12.0).path)
-    server = dict(manifest.scenario["server"]) | {"engine": "vllm", "args": args}
+    server = dict(manifest.scenario["server"]) | {"engine": engine, "args": args}
     assert told == setting(
         "launch_gap", manifest.model_copy(update={"scenario": dict(manifest.scenario) | {"server": server}})
     )
