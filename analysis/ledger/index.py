@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from gapmeter.analysis.arrays import Ints
+from gapmeter.analysis.ledger.launching import launch_waits
 from gapmeter.analysis.ledger.trace import FIRST_PROCESS_CODE, FIRST_STEP_CODE, MISSING, Trace
 from gapmeter.records import Span
 from gapmeter.records.reader import Table
@@ -56,6 +57,10 @@ class Index:
         stays = stays[np.isin(stays["step"], self.seqs)]
         self.device_width = np.zeros(len(self.seqs), np.int64)  # how far a step's device stamps may be off
         np.maximum.at(self.device_width, np.searchsorted(self.seqs, stays["step"]), stays["n"])
+        steps, waits = launch_waits(trace)
+        known = np.isin(steps, self.seqs)
+        self.computing = self.step_spans[Span.FORWARD][0].copy()  # from when on a step's forward does not wait any more
+        self.computing[np.searchsorted(self.seqs, steps[known])] += waits[known].astype(np.int64)
         calls = trace.step_spans.copy()
         calls["end"] = np.minimum(calls["end"], calls["start"] + calls["n"])
         self.call_ends = {code: self._dense(calls, code)[1] for code in (Span.EXECUTE, Span.SAMPLE_CALL)}

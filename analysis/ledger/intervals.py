@@ -315,15 +315,19 @@ class _Maker:
         last_of_work = np.where(position == self.step[event], sampled[event], np.iinfo(np.int64).max)
         last_of_code = np.where(left[event] == MISSING, np.iinfo(np.int64).max, left[event])
 
-        def lay(name: str, code: Span, rows: Bools, until: Ints, ends: Ints | None = None) -> None:
-            start, end = (side[position[rows]] for side in (spans[code][0], spans[code][1] if ends is None else ends))
+        def lay(
+            name: str, code: Span, rows: Bools, until: Ints, ends: Ints | None = None, starts: Ints | None = None
+        ) -> None:
+            sides = spans[code][0] if starts is None else starts, spans[code][1] if ends is None else ends
+            start, end = (side[position[rows]] for side in sides)
             start = np.maximum(start, np.where(start == MISSING, MISSING, self.scheduled[event[rows]]))
             self.add(name, start, np.minimum(end, until[rows]), event[rows])
 
         every = np.ones(len(event), dtype=np.bool_)
         for code in DEVICE_WORK:
-            lay("prefill", code, own & prompt, last_of_work)
-            lay("decode", code, own & ~prompt, last_of_work)
+            starts = self.index.computing if code == Span.FORWARD else None
+            lay("prefill", code, own & prompt, last_of_work, starts=starts)
+            lay("decode", code, own & ~prompt, last_of_work, starts=starts)
         lay("launch_gap", Span.DEVICE_STEP, own, last_of_work)
         lay("input_prep", Span.INPUT_PREP, own, last_of_work)
         lay("sampling", Span.SAMPLING, own, last_of_work)

@@ -18,7 +18,6 @@ from gapmeter.analysis.ledger.critical_path import pieces, sweep, with_holes
 from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
 from gapmeter.analysis.ledger.interference import Interference, fit_interference
 from gapmeter.analysis.ledger.intervals import CLASSES, FORWARD_CLASSES, HOST_CLASSES, Causes, ClientStamps, build
-from gapmeter.analysis.ledger.launching import launch_waits
 from gapmeter.analysis.ledger.shares import Sharer
 from gapmeter.analysis.ledger.support import support_of
 from gapmeter.analysis.ledger.trace import MISSING, Trace
@@ -75,7 +74,7 @@ class LedgerInputs:
     """What the ledgers of a run are made from.
 
     ``requests`` is the client's table (see gapmeter.analysis.tables); ``trace`` None when no server process recorded.
-    ``own``: what is taken from stages, by the requests' own steps. ``measured``: which requests are.
+    ``excess``: what others' prompts took of decode, by the requests' own steps. ``measured``: which requests are.
     """
 
     requests: pd.DataFrame
@@ -84,7 +83,7 @@ class LedgerInputs:
     client: ClientStamps
     unmeasured: frozenset[str]
     interference: Interference | None
-    own: Mapping[str, _OwnSteps]
+    excess: _OwnSteps | None
     sharer: Sharer
     measured: Bools
 
@@ -93,9 +92,9 @@ class LedgerInputs:
         fit = fit_interference(trace) if trace is not None and trace.has_engine else None
         unmeasured = _unmeasured(trace) | ({"interference"} if fit is None else set())
         index = Index(trace, len(requests)) if trace is not None else None
-        own = _own_times(trace, fit, unmeasured)
+        excess = _decode_steps(trace, fit.seqs, fit.excess_ns) if trace is not None and fit is not None else None
         measured = requests["measured"].to_numpy(np.bool_)
-        return cls(requests, trace, index, _client(requests), unmeasured, fit, own, Sharer(trace), measured)
+        return cls(requests, trace, index, _client(requests), unmeasured, fit, excess, Sharer(trace), measured)
 
 
 def make_ledger(inputs: LedgerInputs) -> Ledger:
@@ -290,7 +289,7 @@ def _in_turn(inputs: LedgerInputs, blocks: Iterable[_Named]) -> Iterator[_Tables
 
 def _table(inputs: LedgerInputs, events: Events, names: Mapping[str, AnyArray]) -> _Tables:
     """Of a block."""
-    own, unmeasured = inputs.own, inputs.unmeasured
+    unmeasured = inputs.unmeasured
     spoilt, dropped = _dropped(unmeasured)
     causes = build(inputs.trace, inputs.client, events, dropped, inputs.index)
     owned, hidden = sweep(causes.intervals, len(events), len(CLASSES), over=FORWARD_CLASSES, under=HOST_CLASSES)
@@ -298,15 +297,9 @@ def _table(inputs: LedgerInputs, events: Events, names: Mapping[str, AnyArray]) 
     total = events.end - events.start
     by_stage = shares.by_stage
     stages = {stage.name: by_stage[:, at].astype(np.float64) for at, stage in enumerate(STAGES)}
-    if "interference" in own:
-        excess = own["interference"].sums(causes)
-        stages["interference"] = np.minimum(excess, stages["decode"])
+    if inputs.excess is not None:
+        stages["interference"] = np.minimum(inputs.excess.sums(causes), stages["decode"])
         stages["decode"] = stages["decode"] - stages["interference"]
-    for name in ("prefill", "decode"):
-        if name in own:
-            waited = np.minimum(own[name].sums(causes), stages[name])
-            stages["launch_gap"] += waited
-            stages[name] = stages[name] - waited
     for name in unmeasured | {cls.stage for cls in CLASSES if cls.name in spoilt and cls.stage != "scheduling"}:
         stages[name] = np.full(len(events), np.nan)
     explained = by_stage.sum(axis=1)
@@ -350,25 +343,14 @@ class _OwnSteps:
         return np.where(high >= low, self.total[np.maximum(end, begin)] - self.total[begin], 0).astype(np.float64)
 
 
-def _own_steps(trace: Trace, seqs: Ints, ns: Ints | Floats, *, prompt: bool) -> _OwnSteps:
-    """Of steps ``seqs``, in order, ``ns`` each; ``prompt``: where they carry the prompt, else where they decode."""
+def _decode_steps(trace: Trace, seqs: Ints, ns: Ints | Floats) -> _OwnSteps:
+    """Of steps ``seqs``, in order, ``ns`` each, where they decode."""
     entries = trace.entries
-    wanted = np.isin(entries["step"], seqs) & (((entries["flags"] & EntryFlag.PROMPT) != 0) == prompt)
+    wanted = np.isin(entries["step"], seqs) & ((entries["flags"] & EntryFlag.PROMPT) == 0)
     own = entries[wanted & (entries["tokens"] > 0) & (entries["request"] >= 0)]
     own = own[np.lexsort((own["step"], own["request"]))]
     total = np.concatenate([[0], np.cumsum(ns[np.searchsorted(seqs, own["step"])])])
     return _OwnSteps(own["request"] * MOST_TOKENS + own["step"], total)
-
-
-def _own_times(trace: Trace | None, fit: Interference | None, unmeasured: frozenset[str]) -> dict[str, _OwnSteps]:
-    """What is taken from stages by own steps: ``interference``, and of each forward what it waited for its launch."""
-    own: dict[str, _OwnSteps] = {}
-    if trace is not None and fit is not None:
-        own["interference"] = _own_steps(trace, fit.seqs, fit.excess_ns, prompt=False)
-    if trace is not None and "launch_gap" not in unmeasured:
-        waits = launch_waits(trace)
-        own |= {"prefill": _own_steps(trace, *waits, prompt=True), "decode": _own_steps(trace, *waits, prompt=False)}
-    return own
 
 
 def _checks(
