@@ -300,7 +300,7 @@ def kernels(folder: Path) -> Iterator[Finding]:
             use = result.telemetry.utilisation.device if result.telemetry else None
             if every != "0":
                 found = use.kernels if use else None
-                text = f"{found.busy_share:.1%} of {found.steps} forwards" if found else "none"
+                text = f"{found.busy_share:.1%} of forwards, by {found.steps} of them" if found else "none"
                 yield Finding(f"{name}: kernels ran", text, "found", found is not None)
     yield Finding("ITL p50 with samples over without", f"{gaps['100'] / gaps['0']:.3f} times")
 

@@ -89,8 +89,8 @@ def utilisation_sentence(used: Utilisation) -> str:
     if used.forward_share_of_window is None:
         return "; ".join(parts)
     if used.device:
-        parts.append(f"by its own marks it was busy {share(used.device.busy_share)} of the time")
-        parts.append(f"and waited for its host {share(used.device.waiting_share)}")
+        parts.append(f"by its own marks it was at a step {share(used.device.busy_share)} of the time")
+        parts.append(f"and waited for its host between them {share(used.device.waiting_share)}")
     parts.append(f"a forward ran {share(used.forward_share_of_window)} of the time")
     if used.forward_share_of_step is not None:
         parts.append(f"{share(used.forward_share_of_step)} of each step")
@@ -186,8 +186,8 @@ def _busy(used: Utilisation) -> Table:
         if (value := getattr(used, field)) is not None
     ]
     marked = [
-        ("the device was busy", "busy_share", "by its own marks"),
-        ("it waited for its host", "waiting_share", "idle while the engine was at a step"),
+        ("the device was at a step", "busy_share", "by its own marks, waits inside forwards included"),
+        ("it waited for its host", "waiting_share", "between its parts of steps, while the engine was at one"),
         ("the host still launched, of the forward", "launching_share", "gaps between kernels are in here"),
     ]
     rows += [

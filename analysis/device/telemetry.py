@@ -345,7 +345,7 @@ def describe_utilisation(
     NVML's utilisation is the share of time in which at least one kernel ran on the GPU: a single small one counts as
     much as a full one, so it reads near 100 % long before the GPU is used up, and it does not see that the engine waits
     between kernels. A forward's share of the step says how much of each step the device had the work at all; kernels'
-    share of the forward is that of the steps whose kernels were sampled. ``forward_by_device``: the forwards were
+    share of the forwards is carried over from those that were sampled. ``forward_by_device``: the forwards were
     stamped by the device's own events, so that they hold gaps between kernels but not the host's time; ``device`` is
     then what else it marked. Shares are None where the probe did not record what they take.
     """

@@ -12,7 +12,7 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.judge.words import SHARED, STRANGERS, growth_text, held_by, outage_text, speed_words
 from gapmeter.analysis.ledger.cores import Culprit
-from gapmeter.analysis.ledger.launching import host_bound, timed_forwards
+from gapmeter.analysis.ledger.launching import host_bound, timed_forwards, with_prompts
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import count, duration, share, significant
@@ -99,8 +99,11 @@ def device_warnings(trace: Trace) -> Iterator[RunWarning]:
         cause = errors[-1] if errors else "the server was killed, or closed before the device was done"
         yield _warning("device-untimed", text, cause, touches=("prefill", "decode", "launch_gap"))
     found = timed_forwards(trace)
-    lasted, bound = found.end - found.start, host_bound(found)
-    if lasted[bound].sum() >= _HOST_BOUND * lasted.sum() > 0 and not (found.busy_ns >= 0).any():
+    lasted, bound, prompts = found.end - found.start, host_bound(found), with_prompts(trace, found)
+    for kind in (prompts, ~prompts):
+        if (found.busy_ns[kind] >= 0).any():
+            bound &= ~kind
+    if lasted[bound].sum() >= _HOST_BOUND * lasted.sum() > 0:
         part = share(float(lasted[bound].sum() / lasted.sum()))
         text = f"for {part} of its forwards' time the GPU only kept up with its host, which counts as the host's"
         cause = "kernels were launched one by one; how long they ran in it was not sampled"

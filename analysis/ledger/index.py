@@ -84,6 +84,11 @@ class Index:
         start[end == MISSING] = MISSING
         return start, end
 
+    def computed_ns(self, steps: Ints) -> Ints:
+        """How long each step's forward lasted, without what it waited for its launch."""
+        at = np.searchsorted(self.seqs, steps)
+        return self.step_spans[Span.FORWARD][1][at] - self.computing[at]
+
     def located(self, events: Events) -> Events:
         """The events of requests with several choices as those of the choice whose token it was.
 

@@ -349,14 +349,21 @@ class _Maker:
         self._steps_after(ok, left)
 
     def _steps_after(self, ok: Bools, left: Ints) -> None:
-        """What an engine that schedules ahead does for later steps before a token that is there is let out."""
+        """What an engine that schedules ahead does for later steps before a token that is there is let out.
+
+        Where the device waits for their launches, so does the token.
+        """
         spans, upto = self.index.step_spans, np.zeros(len(ok), dtype=np.int64)
         for begin, end in self.index.engines:
             mine = ok & (self.step >= begin) & (self.step < end) & (left != MISSING)
-            begun = np.maximum.accumulate(spans[Span.SCHEDULE][0][begin:end])
+            begun = spans[Span.SCHEDULE][0][begin:end]
+            begun = np.where(begun == MISSING, np.iinfo(np.int64).max, begun)
+            begun = np.minimum.accumulate(begun[::-1])[::-1]
             upto[mine] = begin + np.searchsorted(begun, left[mine])
         event, nth = each_of(np.maximum(upto - self.step - 1, 0) * ok)
         position = self.step[event] + 1 + nth
+        waits = spans[Span.FORWARD][0][position], np.minimum(self.index.computing[position], left[event])
+        self.add("launch_gap", *waits, event)
         has_executor = spans[Span.EXECUTE][0][position] != MISSING
         for code in (Span.SCHEDULE, Span.UPDATE, Span.EXECUTE, Span.SAMPLE_CALL, *_IN_CALL):
             start, end = (side[position] for side in (spans[code][0], self.index.call_ends.get(code, spans[code][1])))

@@ -48,17 +48,18 @@ def timed_forwards(trace: Trace) -> Forwards:
     forward = forward[np.isin(forward["step"], launch["step"])]
     start, end = forward["start"].astype(np.int64), forward["end"].astype(np.int64)
     ended = launch["end"][np.searchsorted(launch["step"], forward["step"])]
-    busy_ns = np.zeros(len(forward), np.int64)
+    busy_ns, sampled = np.zeros(len(forward), np.int64), np.zeros(len(forward), np.bool_)
+    windows = [note for note in trace.notes if note.get("type") == "kernels" and note.get("kernels")]
     for name, spans in trace.process_spans.items():
         kernels = spans[spans["code"] == Span.KERNELS]
-        pid = name.rpartition("-")[2]  # "None" of a process that never said which it is
-        mine = trace.belong_to(forward["step"], int(pid) if pid.isdecimal() else MISSING)
+        of = name.rpartition("-")[2]  # "None" of a process that never said which it is
+        pid = int(of) if of.isdecimal() else MISSING
+        mine = trace.belong_to(forward["step"], pid)
+        for window in windows:
+            if window.get("pid", pid) == pid:
+                sampled |= mine & (start >= window["start_ns"]) & (end <= window["end_ns"])
         ran_ns = covered(start, end, *union(kernels["start_ns"], kernels["end_ns"]))
         busy_ns = np.maximum(busy_ns, ran_ns * mine)  # of several ranks the busiest
-    sampled = np.zeros(len(forward), dtype=np.bool_)
-    for note in trace.notes:
-        if note.get("type") == "kernels" and note.get("kernels"):
-            sampled |= (start >= note["start_ns"]) & (end <= note["end_ns"])
     prepared = trace.step_spans[trace.step_spans["code"] == Span.INPUT_PREP]
     whole = prepared["step"][prepared["n"] >> 30 == _WHOLE_GRAPH]
     return Forwards(
@@ -82,17 +83,25 @@ def launch_waits(trace: Trace) -> tuple[Ints, Floats]:
 
 
 def busy_of(trace: Trace, found: Forwards) -> Floats:
-    """How long kernels ran in each forward, ns: the mean of its kind where it was not sampled; -1 where none was."""
-    sampled = found.busy_ns >= 0
+    """How long kernels ran in each forward, ns: where it was not sampled the mean of its kind, -1 where none of it was.
+
+    A forward with a prompt takes at least as long as those without.
+    """
+    sampled, prompts = found.busy_ns >= 0, with_prompts(trace, found)
     busy = found.busy_ns.astype(np.float64)
-    entries = trace.entries
-    prompts = np.isin(found.step, entries["step"][(entries["flags"] & EntryFlag.PROMPT) != 0])
     for kind in (prompts, ~prompts):
-        if (alike := sampled & kind).any() or (alike := sampled).any():
-            busy[kind & ~sampled] = found.busy_ns[alike].mean()
-    return busy
+        for alike in (sampled & kind, sampled & ~prompts):
+            if alike.any():
+                busy[kind & ~sampled] = found.busy_ns[alike].mean()
+                break
+    return np.minimum(busy, found.end - found.start)
+
+
+def with_prompts(trace: Trace, found: Forwards) -> Bools:
+    """Which forwards computed prompts, beside others' tokens or not."""
+    return np.isin(found.step, trace.entries["step"][(trace.entries["flags"] & EntryFlag.PROMPT) != 0])
 
 
 def host_bound(found: Forwards) -> Bools:
-    """Which forwards the device ended as soon as they had been launched."""
-    return found.exposed_ns >= _LAUNCHING * (found.end - found.start)
+    """Which forwards of many launches the device ended as soon as they had been launched."""
+    return ~found.graph & (found.exposed_ns >= _LAUNCHING * (found.end - found.start))

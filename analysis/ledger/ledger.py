@@ -92,7 +92,9 @@ class LedgerInputs:
         fit = fit_interference(trace) if trace is not None and trace.has_engine else None
         unmeasured = _unmeasured(trace) | ({"interference"} if fit is None else set())
         index = Index(trace, len(requests)) if trace is not None else None
-        excess = _decode_steps(trace, fit.seqs, fit.excess_ns) if trace is not None and fit is not None else None
+        excess = None
+        if trace is not None and index is not None and fit is not None:
+            excess = _decode_steps(trace, fit.seqs, np.minimum(fit.excess_ns, index.computed_ns(fit.seqs)))
         measured = requests["measured"].to_numpy(np.bool_)
         return cls(requests, trace, index, _client(requests), unmeasured, fit, excess, Sharer(trace), measured)
 

@@ -39,13 +39,13 @@ TIDY_S = 0.2  # how long no mark has been made before the steps that are left ar
 pause = time.sleep
 
 
-def open_device(writer: RecordWriter, device: str) -> DeviceClock | None:
-    """A clock for a CUDA device, None for others."""
+def open_device(writer: RecordWriter, device: str, *, graphs: bool) -> DeviceClock | None:
+    """A clock for a CUDA device, None for others. ``graphs``: this process has captured some."""
     if not device.startswith("cuda"):
         return None
     import torch
 
-    return DeviceClock(writer, torch)
+    return DeviceClock(writer, torch, graphs=graphs)
 
 
 def _guarded(work: Callable[..., None]) -> Callable[..., None]:
@@ -85,7 +85,7 @@ class _Step:
 class DeviceClock:
     """The marks of the steps that are being put on the device, and of those that are on it."""
 
-    def __init__(self, writer: RecordWriter, torch: Any) -> None:
+    def __init__(self, writer: RecordWriter, torch: Any, *, graphs: bool = False) -> None:
         self.writer = writer
         self._torch = torch
         self.broken = False
@@ -104,7 +104,9 @@ class DeviceClock:
         self._marked_ns = 0
         every = os.environ.get(KERNELS, "")
         self.kernels = KernelSampler(writer, torch, int(every)) if every.isdigit() and int(every) else None
-        self._host_bound = 0 if not every else None  # forwards in a row; None: they do not ask for samples
+        # Forwards in a row that waited for their host. None: they ask for no samples; before CUDA 12.6, profilers that
+        # end have crashed processes with graphs.
+        self._host_bound = None if every or graphs else 0
 
     def begin(self, seq: int, stream: Any = None) -> None:
         """A step's inputs are about to be put on the device: resolve what is done, mark the first part."""
@@ -115,6 +117,8 @@ class DeviceClock:
     def _begin(self, seq: int, stream: Any) -> None:
         if self._device is None:
             self._device = self._torch.cuda.current_device()
+            if self.kernels:
+                self.kernels.device = self._device
             threading.Thread(target=self._tidy_on, name="gapmeter-device", daemon=True).start()
         self._close()
         self.resolve()
@@ -234,6 +238,7 @@ class DeviceClock:
         if self._host_bound == _HOST_BOUND:
             self._host_bound = None
             self.kernels = KernelSampler(self.writer, self._torch, 0)
+            self.kernels.device = self._device
 
     # -- anchors
 

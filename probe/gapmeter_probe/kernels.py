@@ -9,6 +9,7 @@ none.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -35,6 +36,7 @@ class KernelSampler:
         self._writer, self._torch = writer, torch
         self._every = every and max(every, WINDOW + 1)
         self._left = WINDOW  # steps of the only window
+        self.device: int | None = None  # which the profiler waits for at a window's end; a thread begins with the first
         self._asked = threading.Condition()
         self._wanted = self._running = self._over = False
         self._thread = threading.Thread(target=self._run, name="gapmeter-kernels", daemon=True)
@@ -84,6 +86,8 @@ class KernelSampler:
             return self._wanted is wanted and not (wanted and self._over)
 
     def _window(self) -> None:
+        if self.device is not None:
+            self._torch.cuda.set_device(self.device)
         profile = self._torch.autograd.profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True)
         profile.__enter__()
         try:
@@ -123,7 +127,7 @@ class KernelSampler:
         self._writer.spans(flat)
         self._writer.json(
             {
-                "type": "kernels", "start_ns": start, "end_ns": end, "kernels": len(kernels),
+                "type": "kernels", "pid": os.getpid(), "start_ns": start, "end_ns": end, "kernels": len(kernels),
                 "sum_ns": sum(last - first for first, last in kernels), "copies_ns": copies,
                 "communication_ns": communication, "most": dict(named.most_common(_NAMED)),
             }

@@ -112,7 +112,7 @@ class EngineProbe(Probe):
             return
         self.preemptions = 0
         self.writer.json({"type": "settings", **settings})
-        self._device = open_device(self.writer, str(device))
+        self._device = open_device(self.writer, str(device), graphs=any(settings.get("graphs", ())))
         if self._device:
             import torch
 
@@ -310,10 +310,12 @@ class EngineProbe(Probe):
         if self.writer is None:
             return
         over = now()
+        for other in self._open:
+            if other is not None:
+                other.spans += span(codes.LOOP, other.seq, self._loop_ns, over)
         if step is not None:
             step.spans += span(codes.UPDATE, step.seq, self._update_ns, self._put_ns or end)
-            for seq in {step.seq, *(other.seq for other in self._open if other)}:
-                step.spans += span(codes.LOOP, seq, self._loop_ns, over)
+            step.spans += span(codes.LOOP, step.seq, self._loop_ns, over)
             self._write(step)
         self._loop_ns = over
         self._woken_ns = 0

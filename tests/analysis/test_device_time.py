@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gapmeter_probe.device import FORWARD, SAMPLED, DeviceClock
+from gapmeter_probe.device import FORWARD, FORWARD_END, SAMPLED, DeviceClock
 from gapmeter_probe.kernels import WINDOW, KernelSampler
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,9 @@ from gapmeter.analysis.device.roofline import ratio, step_work
 from gapmeter.analysis.device.use import describe_device
 from gapmeter.analysis.judge.warnings import device_warnings
 from gapmeter.analysis.ledger.device_time import anchors_of
+from gapmeter.analysis.ledger.interference import Interference, fit_interference
+from gapmeter.analysis.ledger.launching import timed_forwards
+from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results.device import DeviceUse, PeakRate
 from gapmeter.records import RecordWriter, Span, read_records
 from tests.kit import clocked_transformers
@@ -304,6 +308,58 @@ def test_forwards_that_the_host_launches_ahead_are_not_looked_into(tmp_path: Pat
     served = run(tmp_path, engine, one(60), kernels_every="")
     assert not [note for note in read_records(tmp_path / "worker.gap").notes if note["type"] == "kernels"]
     assert not list(device_warnings(served.trace()))
+
+
+def test_what_a_mixed_step_waited_for_its_launch_is_no_time_of_others_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Engine(1, graph=False, kernels=600, kernel_us=3)  # forwards of 5 ms, of which kernels run for 2
+    others = [Request(f"o{n}", BEGIN + (80 + 20 * n) * MS, 400, 2) for n in range(20)]
+    served = run(tmp_path, slow, [*one(200), *others], kernels_every="")
+
+    def longer(trace: Trace) -> Interference | None:
+        fit = fit_interference(trace)
+        assert fit is not None and len(fit.seqs) == 20
+        return replace(fit, excess_ns=np.full(len(fit.seqs), 5 * MS))
+
+    monkeypatch.setattr("gapmeter.analysis.ledger.ledger.fit_interference", longer)
+    ledger = served.ledger()
+    row = ledger.rows[(ledger.rows["event"] == "last_token") & (ledger.rows["request_id"] == "r1")].iloc[0]
+    true_ns = served.busy_ns(BEGIN, served.requests[0].tokens[-1])
+    assert ledger.refused == ()
+    assert row["prefill_ns"] + row["decode_ns"] + row["interference_ns"] == pytest.approx(true_ns, rel=WITHIN)
+    assert row["interference_ns"] == pytest.approx(20 * (600 * 3_000 + 250_000), rel=WITHIN)
+    assert row["hidden_host_ns"] < 1.05 * true_ns, "what was launched in a forward's gaps is not hidden beneath it"
+
+
+def test_a_window_of_one_engine_tells_nothing_of_anothers_kernels(tmp_path: Path) -> None:
+    trace = run(tmp_path, Engine(1, graph=False, kernels=300, kernel_us=3), one(100), kernels_every="").trace()
+    ours = timed_forwards(trace)
+    assert (ours.busy_ns > 0).any()
+    (note,) = [note for note in trace.notes if note["type"] == "kernels"]
+    note["pid"] += 1
+    assert (timed_forwards(trace).busy_ns == -1).all()
+
+
+def test_a_process_that_has_captured_graphs_is_never_looked_into_unasked(tmp_path: Path) -> None:
+    device = Device(HostClock())
+    writer = RecordWriter(tmp_path / "worker.gap", {"role": "worker"})
+    with virtual_time(device.clock), pytest.MonkeyPatch.context() as patch:
+        patch.delenv("GAPMETER_PROBE_KERNELS", raising=False)
+        found = []
+        for graphs in (True, False):
+            clock = DeviceClock(writer, device.torch, graphs=graphs)
+            for seq in range(1, 40):
+                clock.begin(seq)
+                clock.mark(FORWARD)
+                for _ in range(400):
+                    device.launch("forward", 1_000)
+                clock.mark(FORWARD_END)
+                clock.mark(SAMPLED)
+                device.clock.spend(MS)
+            found.append(clock.kernels)
+            clock.finish()
+    assert found[0] is None and found[1] is not None and found[1].device == 0
 
 
 def test_that_the_device_was_as_fast_as_its_host_is_said_where_no_kernels_were_sampled(tmp_path: Path) -> None:

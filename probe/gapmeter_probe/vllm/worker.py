@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -105,11 +106,13 @@ class WorkerProbe(Probe):
     def _opened(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         runner = args[0]
         version = 2 if ".gpu.model_runner" in "".join(c.__module__ for c in type(runner).__mro__) else 1
-        device = str(getattr(runner, "device", "unknown"))
+        device, graphs = str(getattr(runner, "device", "unknown")), _has_graphs(runner.vllm_config)
         parallel = {"engine": engine_of(runner.vllm_config), "rank": runner.vllm_config.parallel_config.rank}
-        self.open({**describe(), **parallel, "model_runner": version, "device": device})
+        hip = getattr(getattr(sys.modules.get("torch"), "version", None), "hip", None)  # AMD's torch says cuda, too
+        known = device.replace("cuda", "hip") if hip else device
+        self.open({**describe(), **parallel, "model_runner": version, "device": known})
         if self.writer:
-            self._device = open_device(self.writer, device)
+            self._device = open_device(self.writer, device, graphs=graphs)
             self._copies = next((s for name in _COPY_STREAMS if (s := getattr(runner, name, None)) is not None), None)
             if self._worker is not None and self._device is None and not self._separate:
                 self._worker.writer = self.writer
@@ -224,6 +227,11 @@ class WorkerProbe(Probe):
     def _padding_v2(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self._seq:
             self._padded = _padded(result[0].cg_mode, result[0])
+
+
+def _has_graphs(config: Any) -> bool:
+    mode = getattr(getattr(config, "compilation_config", None), "cudagraph_mode", None)
+    return getattr(mode, "name", "NONE") != "NONE"
 
 
 def _padded(mode: Any, batch: Any) -> int:
