@@ -94,7 +94,7 @@ def busy_of(trace: Trace, found: Forwards) -> Floats:
             if alike.any():
                 busy[kind & ~sampled] = found.busy_ns[alike].mean()
                 break
-    return np.minimum(busy, found.end - found.start)
+    return np.minimum(busy, (found.end - found.start).astype(np.float64))
 
 
 def with_prompts(trace: Trace, found: Forwards) -> Bools:
