@@ -47,7 +47,7 @@ def timed_forwards(trace: Trace) -> Forwards:
     launch = launch[np.argsort(launch["step"], kind="stable")]
     forward = forward[np.isin(forward["step"], launch["step"])]
     start, end = forward["start"].astype(np.int64), forward["end"].astype(np.int64)
-    ended = launch["end"][np.searchsorted(launch["step"], forward["step"])]
+    launch = launch[np.searchsorted(launch["step"], forward["step"])]
     busy_ns, sampled = np.zeros(len(forward), np.int64), np.zeros(len(forward), np.bool_)
     windows = [note for note in trace.notes if note.get("type") == "kernels" and note.get("kernels")]
     for name, spans in trace.process_spans.items():
@@ -61,14 +61,16 @@ def timed_forwards(trace: Trace) -> Forwards:
         ran_ns = covered(start, end, *union(kernels["start_ns"], kernels["end_ns"]))
         busy_ns = np.maximum(busy_ns, ran_ns * mine)  # of several ranks the busiest
     prepared = trace.step_spans[trace.step_spans["code"] == Span.INPUT_PREP]
-    whole = prepared["step"][prepared["n"] >> 30 == _WHOLE_GRAPH]
+    graph = np.isin(forward["step"], prepared["step"][prepared["n"] >> 30 == _WHOLE_GRAPH])
+    called = launch["start"] + launch["n"]  # when the graph had been launched, where that is told; logits may follow
+    ended = np.where(graph & (launch["n"] > 0), called, launch["end"])
     return Forwards(
         step=forward["step"].astype(np.int64),
         start=start,
         end=end,
         exposed_ns=np.clip(np.minimum(ended, end) - start, 0, None),
         busy_ns=np.where(sampled, busy_ns, -1),
-        graph=np.isin(forward["step"], whole),
+        graph=graph,
     )
 
 

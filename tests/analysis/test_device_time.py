@@ -395,6 +395,16 @@ def test_our_transformers_servers_steps_are_told_to_the_last(tmp_path: Path, asy
     assert found["unexplained"] < WITHIN * found["total"]
 
 
+@pytest.mark.parametrize("runner", [1, 2])
+def test_an_idle_device_waits_for_its_graph_and_not_for_the_logits_behind_it(tmp_path: Path, runner: int) -> None:
+    engine = Engine(runner, replay_us=500, logits_launch_us=300)
+    served = run(tmp_path, engine, one())
+    (request,) = served.requests
+    found, true_ns = stages(served), served.busy_ns(request.due_ns, request.tokens[-1])
+    assert found["prefill"] + found["decode"] == pytest.approx(true_ns, rel=WITHIN)
+    assert found["launch_gap"] > 40 * 400_000
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_an_idle_device_waits_until_its_graph_is_launched(tmp_path: Path, asynchronous: bool) -> None:
     loop = clocked_transformers.Loop(asynchronous, graph=True, replay_us=900)

@@ -56,6 +56,8 @@ class Engine:
     kernel_us: int = 60
     kernel_pause_us: int = 0
     logits_us: int = 250
+    replay_us: int = 20  # the host's part of launching a graph,
+    logits_launch_us: int = 4  # and of launching the logits
     sampling_us: int = 30  # each of four kernels
     copy_us: int = 8
     pause_us: int = 0
@@ -143,6 +145,14 @@ class _Server:
             if e.runner == 1
             else "vllm.v1.worker.gpu.async_utils:StepTimingCollector.forward_start"
         )
+        launched = SimpleNamespace(name="FULL" if e.graph else "NONE")
+        batch = SimpleNamespace(num_tokens=8, cg_mode=launched)
+        padding = (
+            f"{_RUNNER[1]}_determine_batch_execution_and_padding"
+            if e.runner == 1
+            else "vllm.v1.worker.gpu.model_runner:dispatch_cg_and_sync_dp"
+        )
+        self.padding = worker(padding, lambda: (launched, batch) if e.runner == 1 else (batch,))
         self.forward = worker(forward, (lambda runner: self._forward()) if e.runner == 1 else (lambda runner: None))
         self.to_list = worker(f"{_RUNNER[1]}_to_list", lambda runner: self._copy(self.device.main).synchronize())
         self.output = worker(_OUTPUT[e.runner], lambda output: self._copy(self.device.copies))
@@ -277,10 +287,11 @@ class _Server:
         self.clock.spend(e.prepare_us * US)
         for _ in range(3):
             device.launch("input", e.input_us * US)
+        self.padding()
         self.launches.append((self.clock.ns, 0))
         self.forward(None)
         if e.runner == 1:
-            device.launch("logits", e.logits_us * US)
+            device.launch("logits", e.logits_us * US, host_ns=e.logits_launch_us * US)
         else:
             self._forward()
         self.clock.spend(20 * US)
@@ -288,7 +299,7 @@ class _Server:
     def _forward(self) -> None:
         e, device = self.engine, self.device
         if e.graph:
-            device.replay("forward", [e.kernel_us * US] * e.kernels, e.kernel_pause_us * US, host_ns=20 * US)
+            device.replay("forward", [e.kernel_us * US] * e.kernels, e.kernel_pause_us * US, host_ns=e.replay_us * US)
             return
         for _ in range(e.kernels):
             device.launch("forward", e.kernel_us * US, host_ns=8 * US)

@@ -48,7 +48,7 @@ class WorkerProbe(Probe):
         self._call: tuple[int, int, int] | None = None  # start, step and number of the remote call in progress
         self._seq = self._last_seq = 0  # of the remote call in progress; of the latest execute_model
         self._prep = self._forward = 0
-        self._padded = 0
+        self._padded = self._launched_ns = 0
         self._device: DeviceClock | None = None
         self._copies: Any = None  # the stream on which tokens go to the host, where it is not the model's
         self._spans: list[int] = []  # of a remote call, written at its end by the thread that ran it
@@ -79,7 +79,7 @@ class WorkerProbe(Probe):
             ),
             self.around(f"{_V1}_to_list", (), self._listing),
             self.after((_V1_OUTPUT, _V2_OUTPUT), (), self._copying, every=True),
-            self._in_c("FORWARDING", self.before(f"{_V1}_model_forward", _STEP, self._forwarding)),
+            self._in_c("FORWARDING", self.around(f"{_V1}_model_forward", _STEP, self._forwarding)),
             self.before(
                 (
                     "vllm.v1.worker.gpu.async_utils:StepTimingCollector.forward_start",
@@ -180,17 +180,24 @@ class WorkerProbe(Probe):
     def _run(self, *_: Any) -> Callable[[], None] | None:
         if not self._seq or not self.writer:
             return None
-        self._forward = self._padded = 0
+        self._forward = self._padded = self._launched_ns = 0
         self._prep = now()
         if self._device:
             self._device.begin(self._seq)
         return self._ran
 
-    def _forwarding(self, *_: Any) -> None:
-        if self._seq and not self._forward:
-            self._forward = now()
-            if self._device:
-                self._device.mark(FORWARD)
+    def _forwarding(self, *_: Any) -> Callable[[], None] | None:
+        if not self._seq or self._forward:
+            return None
+        self._forward = now()
+        if not self._device:
+            return None
+        self._device.mark(FORWARD)
+        return self._launched
+
+    def _launched(self) -> None:
+        """Model Runner V1 goes on to launch the logits in the same call, while a graph already runs."""
+        self._launched_ns = now() - self._forward
 
     def _ran(self) -> None:
         seq, writer, forward = self._seq, self.writer, self._forward
@@ -200,7 +207,8 @@ class WorkerProbe(Probe):
         self._spans += span(codes.INPUT_PREP, seq, self._prep, forward, self._padded)
         if self._device:
             self._device.mark(FORWARD_END)
-        self._spans += span(codes.HOST_LAUNCH if self._device else codes.FORWARD, seq, forward, end)
+        code = codes.HOST_LAUNCH if self._device else codes.FORWARD
+        self._spans += span(code, seq, forward, end, self._launched_ns)
 
     def _sampled(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         if self._seq and self.writer:
