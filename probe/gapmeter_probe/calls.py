@@ -73,7 +73,7 @@ def after(original: Function, handle: Callable[..., None], fail: Fail) -> Functi
     return _native(native.AFTER, original, handle, fail) if native else called
 
 
-def before(original: Function, handle: Callable[..., None], fail: Fail) -> Function:
+def before(original: Function, handle: Callable[..., object], fail: Fail) -> Function:
     """``handle(*args)`` before the call is made (before its coroutine is, where it makes one)."""
 
     @functools.wraps(original)

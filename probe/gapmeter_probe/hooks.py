@@ -124,7 +124,7 @@ class Probe:
         """``handle(start_ns, end_ns, result, args)`` once the call has returned (awaited, where it is a coroutine)."""
         return self._hook(targets, stages, lambda call, fail: calls.after(call, handle, fail), every)
 
-    def before(self, targets: str | tuple[str, ...], stages: Sequence[str], handle: Callable[..., None]) -> Hook:
+    def before(self, targets: str | tuple[str, ...], stages: Sequence[str], handle: Callable[..., object]) -> Hook:
         """``handle(*args)`` before the call is made (before its coroutine is, where it makes one)."""
         return self._hook(targets, stages, lambda call, fail: calls.before(call, handle, fail))
 
