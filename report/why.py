@@ -311,7 +311,7 @@ def setting(stage: str, manifest: Manifest) -> tuple[str, str, str] | None:
         return "server.precision", "float32", "bfloat16"
     given = {key.lstrip("-").replace("-", "_"): value for key, value in server.args.items()}
     if stage == "launch_gap" and server.engine == "transformers" and given.get("cuda_graphs") is not True:
-        return "server.args.cuda_graphs", "false", "true"  # none is what it chooses on a GPU, too
+        return "server.args.cuda_graphs", "false", "true"  # Transformers captures none unless it is told to
     if stage == "launch_gap" and given.get("enforce_eager") is True:
         return "server.args.enforce_eager", "true", "false"
     if stage in ("interference", "engine_wait") and server.engine == "vllm":

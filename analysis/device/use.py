@@ -91,7 +91,7 @@ def _kernels(trace: Trace, found: Forwards) -> KernelUse | None:
     sums = {name: sum(float(note[f"{name}_ns"]) for note in notes) for name in ("sum", "communication", "copies")}
     return KernelUse(
         steps=len(np.unique(found.step[whole])),
-        busy_share=min(1.0, float(busy_of(trace, found).sum()) / float((found.end - found.start).sum())),
+        busy_share=min(1.0, float(busy_of(found).sum()) / float((found.end - found.start).sum())),
         overlap=sums["sum"] / max(ran_ns, 1),
         communication_share=sums["communication"] / max(sums["sum"], 1.0),
         copies_ms=sums["copies"] / 1e6,

@@ -12,7 +12,7 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.judge.words import SHARED, STRANGERS, growth_text, held_by, outage_text, speed_words
 from gapmeter.analysis.ledger.cores import Culprit
-from gapmeter.analysis.ledger.launching import host_bound, timed_forwards, with_prompts
+from gapmeter.analysis.ledger.launching import host_bound, timed_forwards
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import count, duration, share, significant
@@ -99,14 +99,14 @@ def device_warnings(trace: Trace) -> Iterator[RunWarning]:
         cause = errors[-1] if errors else "the server was killed, or closed before the device was done"
         yield _warning("device-untimed", text, cause, touches=("prefill", "decode", "launch_gap"))
     found = timed_forwards(trace)
-    lasted, bound, prompts = found.end - found.start, host_bound(found), with_prompts(trace, found)
-    for kind in (prompts, ~prompts):
+    lasted, bound = found.end - found.start, host_bound(found)
+    for kind in (found.prompts, ~found.prompts):
         if (found.busy_ns[kind] >= 0).any():
             bound &= ~kind
     if lasted[bound].sum() >= _HOST_BOUND * lasted.sum() > 0:
         part = share(float(lasted[bound].sum() / lasted.sum()))
-        text = f"for {part} of its forwards' time the GPU only kept up with its host, which counts as the host's"
-        cause = "kernels were launched one by one; how long they ran in it was not sampled"
+        text = f"for {part} of the forwards' time the GPU only kept up with its host: that time counts as the host's"
+        cause = "kernels were launched one by one; how long they ran was not sampled"
         yield _warning("host-bound", text, cause, "GAPMETER_PROBE_KERNELS=100", ("prefill", "decode", "launch_gap"))
     for note in said:
         if note.get("what") == "kernel sampling ended":

@@ -364,10 +364,10 @@ class _Maker:
         position = self.step[event] + 1 + nth
         waits = spans[Span.FORWARD][0][position], np.minimum(self.index.computing[position], left[event])
         self.add("launch_gap", *waits, event)
-        has_executor = spans[Span.EXECUTE][0][position] != MISSING
+        elsewhere = spans[Span.EXECUTE][0][position] != MISSING  # a worker of its own may do what is in the call
         for code in (Span.SCHEDULE, Span.UPDATE, Span.EXECUTE, Span.SAMPLE_CALL, *_IN_CALL):
             start, end = (side[position] for side in (spans[code][0], self.index.call_ends.get(code, spans[code][1])))
-            start = np.where(has_executor & np.isin(code, _IN_CALL), MISSING, start)  # a worker of its own may do it
+            start = np.where(elsewhere, MISSING, start) if code in _IN_CALL else start
             self.add("engine_code", start, np.minimum(end, left[event]), event)
 
     def _before_own(self, ok: Bools) -> None:

@@ -29,6 +29,7 @@ class Forwards:
     """A row a forward that a device timed: its step, start and end, and ``exposed_ns`` of it.
 
     ``busy_ns``: how long kernels ran in it, -1 where they were not sampled throughout. ``graph``: it was one launch.
+    ``prompts``: it computed some, beside others' tokens or not.
     """
 
     step: Ints
@@ -37,6 +38,7 @@ class Forwards:
     exposed_ns: Ints
     busy_ns: Ints
     graph: Bools
+    prompts: Bools
 
 
 def timed_forwards(trace: Trace) -> Forwards:
@@ -62,6 +64,7 @@ def timed_forwards(trace: Trace) -> Forwards:
         busy_ns = np.maximum(busy_ns, ran_ns * mine)  # of several ranks the busiest
     prepared = trace.step_spans[trace.step_spans["code"] == Span.INPUT_PREP]
     graph = np.isin(forward["step"], prepared["step"][prepared["n"] >> 30 == _WHOLE_GRAPH])
+    prompts = trace.entries["step"][(trace.entries["flags"] & EntryFlag.PROMPT) != 0]
     called = launch["start"] + launch["n"]  # when the graph had been launched, where that is told; logits may follow
     ended = np.where(graph & (launch["n"] > 0), called, launch["end"])
     return Forwards(
@@ -71,25 +74,26 @@ def timed_forwards(trace: Trace) -> Forwards:
         exposed_ns=np.clip(np.minimum(ended, end) - start, 0, None),
         busy_ns=np.where(sampled, busy_ns, -1),
         graph=graph,
+        prompts=np.isin(forward["step"], prompts),
     )
 
 
 def launch_waits(trace: Trace) -> tuple[Ints, Floats]:
     """Steps, and how long each's forward waited for launches, ns: at most so long where no kernels were sampled."""
     found = timed_forwards(trace)
-    busy = np.maximum(busy_of(trace, found), 0.0)
+    busy = np.maximum(busy_of(found), 0.0)
     gaps = np.where(host_bound(found), np.clip(found.end - found.start - busy, 0, found.exposed_ns), 0.0)
     waits = np.where(found.graph, found.exposed_ns, gaps)
     order = np.argsort(found.step, kind="stable")
     return found.step[order], waits[order]
 
 
-def busy_of(trace: Trace, found: Forwards) -> Floats:
+def busy_of(found: Forwards) -> Floats:
     """How long kernels ran in each forward, ns: where it was not sampled the mean of its kind, -1 where none of it was.
 
     A forward with a prompt takes at least as long as those without.
     """
-    sampled, prompts = found.busy_ns >= 0, with_prompts(trace, found)
+    sampled, prompts = found.busy_ns >= 0, found.prompts
     busy = found.busy_ns.astype(np.float64)
     for kind in (prompts, ~prompts):
         for alike in (sampled & kind, sampled & ~prompts):
@@ -97,11 +101,6 @@ def busy_of(trace: Trace, found: Forwards) -> Floats:
                 busy[kind & ~sampled] = found.busy_ns[alike].mean()
                 break
     return np.minimum(busy, (found.end - found.start).astype(np.float64))
-
-
-def with_prompts(trace: Trace, found: Forwards) -> Bools:
-    """Which forwards computed prompts, beside others' tokens or not."""
-    return np.isin(found.step, trace.entries["step"][(trace.entries["flags"] & EntryFlag.PROMPT) != 0])
 
 
 def host_bound(found: Forwards) -> Bools:

@@ -364,7 +364,7 @@ def test_a_process_that_has_captured_graphs_is_never_looked_into_unasked(tmp_pat
 
 def test_that_the_device_was_as_fast_as_its_host_is_said_where_no_kernels_were_sampled(tmp_path: Path) -> None:
     (warning,) = device_warnings(run(tmp_path, Engine(1, graph=False, kernels=300, kernel_us=3), one(60)).trace())
-    assert warning.code == "host-bound" and "100 % of its forwards' time" in warning.text
+    assert warning.code == "host-bound" and "100 % of the forwards' time" in warning.text
     assert warning.touches == ("prefill", "decode", "launch_gap")
 
 
