@@ -117,8 +117,6 @@ class DeviceClock:
     def _begin(self, seq: int, stream: Any) -> None:
         if self._device is None:
             self._device = self._torch.cuda.current_device()
-            if self.kernels:
-                self.kernels.device = self._device
             threading.Thread(target=self._tidy_on, name="gapmeter-device", daemon=True).start()
         self._close()
         self.resolve()
@@ -238,7 +236,6 @@ class DeviceClock:
         if self._host_bound == _HOST_BOUND:
             self._host_bound = None
             self.kernels = KernelSampler(self.writer, self._torch, 0)
-            self.kernels.device = self._device
 
     # -- anchors
 

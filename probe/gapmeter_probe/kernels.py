@@ -36,7 +36,7 @@ class KernelSampler:
         self._writer, self._torch = writer, torch
         self._every = every and max(every, WINDOW + 1)
         self._left = WINDOW  # steps of the only window
-        self.device: int | None = None  # which the profiler waits for at a window's end; a thread begins with the first
+        self._device = 0  # the engine's thread's: the profiler waits for that of its own thread at a window's end
         self._asked = threading.Condition()
         self._wanted = self._running = self._over = False
         self._thread = threading.Thread(target=self._run, name="gapmeter-kernels", daemon=True)
@@ -51,7 +51,7 @@ class KernelSampler:
             wanted = self._left > 0
         if wanted != self._wanted:
             with self._asked:
-                self._wanted = wanted
+                self._wanted, self._device = wanted, self._torch.cuda.current_device()
                 self._asked.notify_all()
 
     def settled(self, timeout_s: float = _PATIENCE_S) -> bool:
@@ -86,8 +86,7 @@ class KernelSampler:
             return self._wanted is wanted and not (wanted and self._over)
 
     def _window(self) -> None:
-        if self.device is not None:
-            self._torch.cuda.set_device(self.device)
+        self._torch.cuda.set_device(self._device)
         profile = self._torch.autograd.profiler.profile(use_cpu=False, use_device="cuda", use_kineto=True)
         profile.__enter__()
         try:
