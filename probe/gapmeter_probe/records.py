@@ -106,7 +106,6 @@ class StepFlag(IntFlag):
 
     ASYNC = 1  # scheduled before the step before it had finished (asynchronous scheduling is on)
     EMPTY = 2  # no token scheduled
-    GRAPH = 4  # ran as a captured graph
 
 
 class EntryFlag(IntFlag):

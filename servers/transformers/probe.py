@@ -30,7 +30,6 @@ _COPYING = tuple(
 
 _PROMPT, _LAST = int(EntryFlag.PROMPT), int(EntryFlag.LAST_CHUNK)
 _RESUMED, _PREEMPTED = int(EntryFlag.RESUMED), int(EntryFlag.PREEMPTED)
-_GRAPH = int(StepFlag.GRAPH)
 _OUTCOMES = {"length": Outcome.OK, "stop": Outcome.OK, "error": Outcome.CUT}
 
 
@@ -261,7 +260,6 @@ class EngineProbe(Probe):
             self._device.mark(SAMPLED, self._compute)
         runner, inputs = args[0], args[0].inputs_and_outputs
         graph = int(runner.use_cuda_graph_decode if inputs.use_block_table else runner.use_cuda_graph_varlen)
-        step.flags |= _GRAPH * graph
         step.padded = inputs.num_q_tokens if runner.pad_inputs and hasattr(inputs, "num_q_tokens") else 0
         seq, scheduled = step.seq, step.schedule_end_ns
         step.spans = [
