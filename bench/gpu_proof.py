@@ -179,7 +179,7 @@ def _event_pairs(torch: Any) -> Iterator[Finding]:
         return statistics.median(found)
 
     ratios = [lasted_ms(40_000_000) / lasted_ms(2_000_000) for _ in range(6)][1:]  # its clock rises at first
-    yield near("twenty times the cycles, by event pairs", statistics.median(ratios), 20, 0.02, "times")
+    yield near("twenty times the cycles, by event pairs", statistics.median(ratios), 20, 0.01, "times")
 
 
 # -- a decode loop of known times

@@ -395,6 +395,15 @@ def test_our_transformers_servers_steps_are_told_to_the_last(tmp_path: Path, asy
     assert found["unexplained"] < WITHIN * found["total"]
 
 
+def test_a_token_that_waits_while_the_next_step_is_launched_is_not_in_transit(tmp_path: Path) -> None:
+    slow = Engine(1, asynchronous=True, graph=False, kernels=600, kernel_us=3)  # launched for 5 ms, ahead
+    ledger = run(tmp_path, slow, one()).ledger()
+    row = ledger.rows[ledger.rows["event"] == "first_token"].iloc[0]
+    assert ledger.refused == ()
+    assert row["launch_gap_ns"] > 6 * MS, "for its own step's launches, and for the next one's"
+    assert row["strict_ns"] < 0.05 * row["total_ns"]
+
+
 @pytest.mark.parametrize("runner", [1, 2])
 def test_an_idle_device_waits_for_its_graph_and_not_for_the_logits_behind_it(tmp_path: Path, runner: int) -> None:
     engine = Engine(runner, replay_us=500, logits_launch_us=300)
