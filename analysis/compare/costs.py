@@ -147,10 +147,10 @@ def _row(name: str, found: Found, setting: str, differs: tuple[Fact, ...]) -> Co
 _ONE = CostRatio(value=1.0, low=1.0, high=1.0, own=(1.0, 1.0), doubt=None)
 
 
-def _rank(row: CostRow) -> float:
-    """The estimate, else the most that it costs."""
+def _rank(row: CostRow) -> tuple[float, float]:
+    """The estimate, else the most that it costs; of two that cost the same, the higher rate comes first."""
     ends = row.per_request_usd_ci
-    return row.per_request_usd or (ends[1] if ends and ends[1] else math.inf)
+    return row.per_request_usd or (ends[1] if ends and ends[1] else math.inf), -(row.capacity.rate or 0.0)
 
 
 def ratio_of(row: tuple[CostRow, Found], best: tuple[CostRow, Found], pairs: int = 1) -> CostRatio:

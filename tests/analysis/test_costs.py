@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -92,6 +92,7 @@ def any_search(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return searched(tmp_path_factory.mktemp("searches"), 50, 45, 55)
 
 
+@example(a=(1000.0, 2.0, 1.5), b=(999.9999999999999, 1.5, 2.0))  # which cost the same
 @given(a=_rates, b=_rates)
 def test_which_of_two_rows_comes_first_changes_nothing(
     any_search: Found, a: tuple[float, float, float], b: tuple[float, float, float]
