@@ -178,10 +178,11 @@ class Curve:
         # A piece without requests has equal ends here, so that the next one with some is rates.
         piece = np.clip(np.searchsorted(reached, counts, side="right") - 1, 0, len(self.first) - 1)
         y, a = counts - reached[piece], self.first[piece]
-        slope = (self.last[piece] - a) / np.diff(self.at_s)[piece]
+        length = np.diff(self.at_s)[piece]
+        slope = (self.last[piece] - a) / length
         root = a + np.sqrt(np.maximum(a * a + 2 * y * slope, 0.0))
         inside = np.divide(2 * y, root, out=np.zeros_like(y), where=root > 0)
-        return np.asarray(self.at_s[piece] + inside)
+        return np.asarray(self.at_s[piece] + np.minimum(inside, length))  # rates too small to be squared overshoot
 
     def knots(self, until_s: float) -> list[tuple[int, float]]:
         """(ns, requests per second) at the ends of the pieces up to a time; two at once where the rate jumps."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -178,6 +178,7 @@ PIECES = st.lists(
 
 
 @settings(deadline=None)
+@example(pieces=[(1.0, 2.225073858507e-311, 6.462161095427286e-25), (1.0, 0.0, 2.0)], shares=[2.225073858507e-311])
 @given(PIECES, st.lists(st.floats(0, 1), min_size=1, max_size=50))
 def test_inverting_an_expected_count_gives_the_time_at_which_it_is_reached(
     pieces: list[tuple[float, float, float]], shares: list[float]
