@@ -218,7 +218,8 @@ def _children(node: yaml.Node, key: str) -> Iterator[tuple[yaml.Node, str]]:
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
             yield name, key
-            yield value, f"{key}.{name.value}".lstrip(".") if isinstance(name, yaml.ScalarNode) else key
+            said = name.value if str(name.value).isprintable() else quoted(name.value)
+            yield value, f"{key}.{said}".lstrip(".") if isinstance(name, yaml.ScalarNode) else key
     elif isinstance(node, yaml.SequenceNode):
         for one in node.value:
             yield one, key

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gapmeter.scenarios import ScenarioError, load_scenario
@@ -62,6 +62,7 @@ def scenario(key: str, value: str) -> str:
 
 
 @settings(max_examples=400, deadline=None)
+@example(key="name", value='{"\\n": [{"\\ud800\\udc00": null}]}', by_flag=False)
 @given(key=st.sampled_from(list(KEYS)), value=WORDS, by_flag=st.booleans())
 def test_any_value_of_any_key_is_taken_or_refused_in_a_sentence_with_its_place(
     tmp_path_factory: pytest.TempPathFactory, key: str, value: str, by_flag: bool
