@@ -19,6 +19,13 @@ from tests import lanes
 from tests.kit.browser import Tab, browser_tab
 from tests.kit.servers import Certificate
 
+# The same examples every time, so that who has changed nothing sees what CI saw; --hypothesis-profile=new draws others.
+# How long an example takes says how busy the machine is, nothing about what it proves.
+for _name, _same, _most in (("same", True, 100), ("new", False, 500)):
+    settings.register_profile(
+        _name, derandomize=_same, max_examples=_most, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+
 _MARK = "GAPMETER_TEST_SESSION"
 _PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _PATIENCE_S = 10.0
@@ -31,9 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     lanes.configure(config)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # How long an example takes says how busy the machine is, nothing about what it proves.
-    settings.register_profile("gapmeter", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("gapmeter")
+    if not config.getoption("hypothesis_profile", None):
+        settings.load_profile("same")
 
 
 @pytest.hookimpl(wrapper=True)

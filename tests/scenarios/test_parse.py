@@ -626,7 +626,7 @@ def test_the_shipped_scenarios_parse_by_name_from_anywhere(
 @pytest.mark.parametrize(
     ("overrides", "duration_s", "longest_s"),
     [
-        ((), 132, 144),
+        ((), 132, 240),
         (("load.duration=20s",), 20, 20),
         (("load.duration=20s", "load.patience=60s"), 20, 60),
         (("load.patience=5m",), 132, 300),
