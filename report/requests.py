@@ -117,7 +117,7 @@ def picked(run: Run) -> list[str]:
     worst = [name for pair in zip(by_first[:_SLOWEST], by_last[:_SLOWEST], strict=True) for name in pair]
     sample = [by_last[i] for i in np.linspace(0, len(by_last) - 1, min(_SAMPLE, len(by_last))).astype(int)]
     wanted = list(dict.fromkeys([*worst, *sample]))
-    sizes = run.timeline.groupby("request_id").size()
+    sizes = run.timeline.groupby("request_id", observed=True).size()
     room = np.cumsum([int(sizes[name]) for name in wanted]) <= _PIECES
     return [name for name, fits in zip(wanted, room, strict=True) if fits]
 
@@ -129,7 +129,7 @@ def request_data(run: Run, names: Sequence[str]) -> dict[str, Any]:
     """
     stretches = run.timeline[run.timeline["request_id"].isin(names)]
     stage, end_ns = stretches["stage"].map(_INDEX).to_numpy(np.int64), stretches["end_ns"].to_numpy(np.int64)
-    at = stretches.groupby("request_id").indices
+    at = stretches.groupby("request_id", observed=True).indices
     rows = run.requests.set_index("request_id").loc[list(names), _OF_REQUEST].to_dict("records")
     sums, (shown, steps) = _sums(run, names), _steps(run, names)
     return {

@@ -189,7 +189,7 @@ def _answered(requests: pd.DataFrame) -> Bools:
 def _client(requests: pd.DataFrame) -> ClientStamps:
     due = "attempt_due_ns" if "attempt_due_ns" in requests else "due_ns"
     names = (due, "connect_start_ns", "connect_end_ns", "write_ns", "sent_ns", "due_ns")
-    return ClientStamps(*(np.asarray(requests[name].fillna(MISSING), dtype=np.int64) for name in names))
+    return ClientStamps(*(requests[name].to_numpy(np.int64, na_value=MISSING) for name in names))
 
 
 def _unmeasured(trace: Trace | None) -> frozenset[str]:

@@ -69,7 +69,7 @@ def spans(folder: RunFolder) -> Iterator[ReadableSpan]:
     _need_sdk()
     run = Run.read(folder)
     make = _maker(run)
-    by_request = dict(iter(run.timeline.groupby("request_id"))) if len(run.timeline) else {}
+    by_request = dict(iter(run.timeline.groupby("request_id", observed=True))) if len(run.timeline) else {}
     for row in run.requests.itertuples():
         if pd.isna(row.sent_ns):
             continue
