@@ -26,7 +26,8 @@ typedef struct {
 
 typedef struct {
   Slice finish_reason, metrics;
-  int32_t prompt, output, cached; /* of the last usage, -1: it does not say */
+  int32_t prompt, output, cached, reasoning; /* of the last usage, -1: it does not say */
+  int reasoned;                              /* a text of reasoning has come */
 } Totals;
 
 /* What is read, of bytes that a NUL follows: nothing but `refuse` ever goes past one. */
@@ -303,6 +304,7 @@ static int choices(Reader *reader) {
   if (choice.finish_reason.inside.begin) reader->totals->finish_reason = choice.finish_reason.inside;
   const Part *part = choice.members > 0 ? &choice.delta : &choice.own;
   reader->row.characters = characters(part);
+  if (part->reasoning.characters || part->reasoning_content.characters) reader->totals->reasoned = 1;
   reader->row.said = reader->row.characters || part->tool_calls || part->function_call ? 2 : 1;
   return 1;
 }
@@ -311,20 +313,26 @@ static int in_details(Reader *reader, const Slice *key, void *into) {
   return is(key, "cached_tokens") ? count(reader, into) : value(reader);
 }
 
+static int in_output_details(Reader *reader, const Slice *key, void *into) {
+  return is(key, "reasoning_tokens") ? count(reader, into) : value(reader);
+}
+
 static int in_usage(Reader *reader, const Slice *key, void *into) {
   Totals *totals = into;
   if (is(key, "prompt_tokens")) return count(reader, &totals->prompt);
   if (is(key, "completion_tokens")) return count(reader, &totals->output);
   if (is(key, "prompt_tokens_details"))
     return totals->cached == -1 && (word(reader, "null") || object(reader, in_details, &totals->cached) >= 0);
-  return value(reader);
+  if (is(key, "completion_tokens_details"))
+    return word(reader, "null") || object(reader, in_output_details, &totals->reasoning) >= 0;
+  return in_output_details(reader, key, &totals->reasoning); /* some have them beside the others */
 }
 
 static int usage(Reader *reader) {
   if (reader->usages++) return 0;
   if (word(reader, "null")) return 1;
   Totals *totals = reader->totals;
-  totals->prompt = totals->output = totals->cached = -1;
+  totals->prompt = totals->output = totals->cached = totals->reasoning = -1;
   if (object(reader, in_usage, totals) < 0) return 0;
   reader->row.total = totals->output;
   return 1;
@@ -382,7 +390,7 @@ static PyObject *events(PyObject *module, PyObject *body) {
   Py_ssize_t length, count = 0, room = 0;
   (void)module;
   if (PyBytes_AsStringAndSize(body, &begin, &length) < 0) return NULL;
-  Totals totals = {{NULL, NULL}, {NULL, NULL}, -1, -1, -1};
+  Totals totals = {{NULL, NULL}, {NULL, NULL}, -1, -1, -1, -1, 0};
   Reader reader = {begin, 0, 0, 0, {0, 0, -1, 0}, &totals};
   Row *rows = NULL;
   int done = 0, said = 0, regular = length < INT32_MAX;
@@ -406,6 +414,7 @@ static PyObject *events(PyObject *module, PyObject *body) {
     rows[count++] = reader.row;
   }
   PyObject *found = Py_None;
+  if (totals.reasoning > 0 && !totals.reasoned) regular = 0; /* what was never sent, `stream.py` leaves out */
   if (regular && said && reader.at == begin + length)
     found = Py_BuildValue("(y#NNiiii)", (const char *)rows, count * (Py_ssize_t)sizeof *rows,
                           text(&totals.finish_reason), text(&totals.metrics),

@@ -35,8 +35,9 @@ class Answer:
     ``token_ns``: one stamp a token, int64 (k tokens of one chunk share theirs). ``chunk_tokens`` and ``chunk_ns``: the
     tokens and the stamp of each chunk that carried some. ``counted`` says where counts come from: ``usage`` (running
     totals in the stream), ``token_ids``, or ``unmeasured``: then each content chunk is one entry of ``token_ns``, and
-    ``output_tokens`` is what the last usage said, if any. ``first_text_ns`` is the first visible text, 0 if none came.
-    ``done``: the stream said that it was over. ``error``: what is wrong with the answer, "" if nothing is.
+    ``output_tokens`` is what the last usage said, if any. ``hidden_tokens``: those of them that were never sent, since
+    the server thought in silence. ``first_text_ns`` is the first visible text, 0 if none came. ``done``:
+    the stream said that it was over. ``error``: what is wrong with the answer, "" if nothing is.
     """
 
     token_ns: Ints
@@ -46,6 +47,7 @@ class Answer:
     text_chars: int = 0
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    hidden_tokens: int = 0
     cached_tokens: int | None = None
     finish_reason: str = ""
     counted: str = "unmeasured"
@@ -81,6 +83,7 @@ class _Reading:
 
     pieces: _Pieces = field(default_factory=_Pieces)
     spoke: bool = False  # a chunk has brought a token
+    reasoned: bool = False  # a chunk has brought a text of reasoning
     first_text_ns: int = 0
     text_chars: int = 0
     usage: dict[str, Any] = field(default_factory=dict)
@@ -119,6 +122,7 @@ def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> An
         text_chars=reading.text_chars,
         prompt_tokens=_whole(usage.get("prompt_tokens")),
         output_tokens=output,
+        hidden_tokens=0 if reading.reasoned else _hidden(usage, output, None if counted == "unmeasured" else counts),
         cached_tokens=_whole(details.get("cached_tokens")) if isinstance(details, dict) else None,
         finish_reason=reading.finish_reason,
         counted=counted,
@@ -267,6 +271,7 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
         if isinstance(part, dict):
             length = sum(_characters(text) for name in _TEXTS if (text := part.get(name)))
             content = content or bool(length or any(part.get(name) for name in _CALLS))
+            reading.reasoned = reading.reasoned or any(part.get(name) for name in REASONING)
             if length:
                 reading.text_chars += length
                 reading.first_text_ns = reading.first_text_ns or stamp
@@ -291,7 +296,7 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
 def _characters(text: Any) -> int:
     """Of a text, or of a list of parts with texts."""
     if isinstance(text, list):
-        return sum(_characters(part.get("text")) for part in text if isinstance(part, dict))
+        return sum(_characters(part.get("text") or part.get("thinking")) for part in text if isinstance(part, dict))
     return len(text) if isinstance(text, str) else 0
 
 
@@ -328,6 +333,22 @@ def _grown(totals: Ints) -> Ints:
 def _running(totals: Ints, new: Ints) -> bool:
     """Whether totals grow with the text: there from its first piece, larger with half of them and with its last."""
     return bool(totals[0] > 0 and new[-1] > 0 and 2 * np.count_nonzero(new) >= len(new))
+
+
+def _hidden(usage: dict[str, Any], output: int | None, counts: Ints | None) -> int:
+    """Tokens of reasoning among the output of an answer in which no text of it came.
+
+    ``counts``: of each chunk, if known; what came behind the first one was sent. Some servers leave these tokens out of
+    the output: then only the usage's total has them.
+    """
+    details = usage.get("completion_tokens_details")
+    said = _whole((details if isinstance(details, dict) else usage).get("reasoning_tokens"))
+    prompt, total = _whole(usage.get("prompt_tokens")), _whole(usage.get("total_tokens"))
+    if not said or output is None or (prompt is not None and total == prompt + output + said):
+        return 0
+    if counts is not None:
+        return min(said, int(counts[0]) - 1)
+    return said if said < output else 0
 
 
 def _unfinished(reading: _Reading, body: bytes) -> str:

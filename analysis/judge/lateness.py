@@ -25,9 +25,9 @@ from gapmeter.analysis.requests.metrics import (
     elapsed_ns,
     generator_lag_ns,
     in_blocks,
-    numbers_of,
     reads_of,
     receive_waits_ns,
+    sent_tokens,
     succeeded,
 )
 from gapmeter.analysis.results.run import RunResult
@@ -174,7 +174,7 @@ def lateness_of(requests: pd.DataFrame, loop_ns: Floats | None, series: MetricSe
     """``requests`` as from ``measured_requests``; ``series``: theirs."""
     good, series = succeeded(requests), series or MetricSeries(requests)
     values = {metric: series(metric).ordered for metric in LATENCIES}
-    tokens = numbers_of(requests, "output_tokens")[good]
+    tokens = sent_tokens(requests)[good]
     tokens = tokens[tokens >= 2]
     waits, pieces = receive_waits_ns(requests)
     merged = None

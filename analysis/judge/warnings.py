@@ -22,6 +22,7 @@ from gapmeter.analysis.requests.metrics import (
     reads_of,
     request_values_ns,
     resent_once,
+    sent_tokens,
     stamps_ns,
     succeeded,
 )
@@ -240,7 +241,7 @@ def attempts_warning(counted: Attempts, measured: int) -> Iterator[RunWarning]:
 def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
     """``measured`` as from ``measured_requests``; only answers that succeeded are looked at, and all for ``resent``."""
     good = measured[succeeded(measured)]
-    tokens = good["output_tokens"].astype("Float64").to_numpy(dtype=np.float64, na_value=np.nan)
+    tokens = sent_tokens(good)
     chunks = np.array([len(each) for each in good["chunk_tokens"]], dtype=np.float64)
     yield from _whole(good, tokens, chunks)
     unknown = int(np.isnan(tokens).sum())

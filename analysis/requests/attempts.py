@@ -33,7 +33,8 @@ from gapmeter.records.request import (
 from gapmeter.records.stream import Answer, outcome_of
 
 _WHOLE = (
-    *STAMPS, "first_token_ns", "first_text_ns", "last_token_ns", "prompt_tokens", "output_tokens", "cached_tokens",
+    *STAMPS, "first_token_ns", "first_text_ns", "last_token_ns", "prompt_tokens", "output_tokens", "hidden_tokens",
+    "cached_tokens",
 )  # fmt: skip
 ROW = (
     "request_id", "index", "turn", "worker", "attempt", *_WHOLE, "prompt_tokens_asked", "output_tokens_asked", "retry",
@@ -186,6 +187,7 @@ def _row(record: RequestRecord, answer: Answer, timeout_ns: int) -> dict[str, An
         "last_token_ns": None if arrived is None else int(arrived[-1]),
         "prompt_tokens": answer.prompt_tokens,
         "output_tokens": answer.output_tokens,
+        "hidden_tokens": answer.hidden_tokens,
         "cached_tokens": answer.cached_tokens,
         "outcome": outcome.name.lower(),
         "error": record.error or answer.error or (_NO_TOKEN if outcome is Outcome.WRONG_LENGTH else ""),

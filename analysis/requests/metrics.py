@@ -1,9 +1,9 @@
 """TTFT, ITL, TPOT, E2E and goodput from the client's table, by the definitions that every figure here uses.
 
-TTFT = first token - due; E2E = last token - due; TPOT = (last - first) / (output tokens - 1), one a request; ITL =
-every gap between two token arrivals, pooled over requests. An answer whose tokens all arrived at once has neither of
-the two. The same from *sent* (``origin="sent"``) is what clients that forget their own lateness report. A chunk of k
-tokens ends one gap, with k recorded.
+TTFT = first token - due; E2E = last token - due; TPOT = (last - first) / (output tokens - 1), one a request, without
+tokens of reasoning that were never sent; ITL = every gap between two token arrivals, pooled over requests. An answer
+whose tokens all arrived at once has neither of the two. The same from *sent* (``origin="sent"``) is what clients that
+forget their own lateness report. A chunk of k tokens ends one gap, with k recorded.
 
 Failed requests count as answers that never came: infinite TTFT, E2E and TPOT, and one infinite gap for every token
 that was asked for and did not arrive. Figures over successes alone stand beside, never instead.
@@ -98,9 +98,14 @@ def request_values_ns(requests: pd.DataFrame, metric: str, origin: str = "due") 
         return elapsed_ns(requests, f"{origin}_ns", "last_token_ns")
     if metric != "tpot":
         raise ValueError(f"{metric!r} is not one figure a request; known are ttft, tpot and e2e")
-    tokens = numbers_of(requests, "output_tokens")
+    tokens = sent_tokens(requests)
     span = elapsed_ns(requests, "first_token_ns", "last_token_ns")
     return np.where((tokens >= 2) & (span > 0), span / np.maximum(tokens - 1, 1), np.nan)
+
+
+def sent_tokens(requests: pd.DataFrame) -> Floats:
+    """Output tokens that a stream can have brought, NaN where they are not known: without hidden reasoning."""
+    return numbers_of(requests, "output_tokens") - np.nan_to_num(numbers_of(requests, "hidden_tokens"))
 
 
 def generator_lag_ns(requests: pd.DataFrame) -> Floats:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from gapmeter.analysis.requests.metrics import request_values_ns
 from gapmeter.records import RunFolder
 from gapmeter.records.request import trace_ids
 from gapmeter.report import marks
@@ -70,7 +71,7 @@ def spans(folder: RunFolder) -> Iterator[ReadableSpan]:
     run = Run.read(folder)
     make = _maker(run)
     by_request = dict(iter(run.timeline.groupby("request_id", observed=True))) if len(run.timeline) else {}
-    for row in run.requests.itertuples():
+    for row in run.requests.assign(tpot_ns=request_values_ns(run.requests, "tpot")).itertuples():
         if pd.isna(row.sent_ns):
             continue
         yield _request(make, run, row)
@@ -136,9 +137,8 @@ def _request(make: Make, run: Run, row: Any) -> ReadableSpan:
         attributes["gen_ai.usage.output_tokens"] = int(row.output_tokens)
     if pd.notna(row.first_token_ns):
         attributes["gen_ai.server.time_to_first_token"] = (row.first_token_ns - row.due_ns) / 1e9
-        if pd.notna(row.output_tokens) and row.output_tokens > 1 and row.last_token_ns > row.first_token_ns:
-            per_token = (row.last_token_ns - row.first_token_ns) / (row.output_tokens - 1) / 1e9
-            attributes["gen_ai.server.time_per_output_token"] = float(per_token)
+        if pd.notna(row.tpot_ns):
+            attributes["gen_ai.server.time_per_output_token"] = row.tpot_ns / 1e9
     failed = "" if row.outcome == "ok" else str(row.error or row.outcome)
     if failed:
         attributes["error.type"] = row.outcome

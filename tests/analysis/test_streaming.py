@@ -32,6 +32,8 @@ PLAN = manifest(plan={"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warm
 COUNTED = sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]")
 UNCOUNTED = sse(chat("a"), chat("b", finish_reason="length"), "[DONE]")
 SEVERAL = sse(chat("a"), chat("b", finish_reason="length"), usage_only(8), "[DONE]")
+HIDDEN = sse(chat("a"), chat("b", finish_reason="stop"), {"choices": [], "usage": {
+    "completion_tokens": 20, "completion_tokens_details": {"reasoning_tokens": 18}}}, "[DONE]")  # fmt: skip
 WHOLE = [json.dumps({"choices": [{"message": {"content": "a b"}, "finish_reason": "stop"}],
                      "usage": {"completion_tokens": 2, "prompt_tokens": 7}}).encode()]  # fmt: skip
 TWICE = sse(chat("a b", finish_reason="length"), "[DONE]")  # two tokens were asked for
@@ -105,6 +107,12 @@ def test_an_answer_that_came_whole_has_neither_tpot_nor_itl(tmp_path: Path) -> N
     )
 
 
+def test_reasoning_that_was_never_sent_does_not_shorten_tpot_and_counts_as_output(tmp_path: Path) -> None:
+    requests = table(tmp_path, HIDDEN)
+    assert metric_series(requests, "tpot").ordered.tolist() == [10.0 * MS]
+    assert describe_throughput(requests).output_tokens_per_s == pytest.approx(20 / 0.05)
+
+
 @pytest.mark.parametrize(
     ("answers", "want"),
     [
@@ -112,6 +120,7 @@ def test_an_answer_that_came_whole_has_neither_tpot_nor_itl(tmp_path: Path) -> N
         ([COUNTED, UNCOUNTED], ["tokens-unknown"]),
         ([COUNTED, WHOLE], ["not-streamed"]),
         ([SEVERAL, SEVERAL], ["several-tokens"]),
+        ([HIDDEN, HIDDEN], []),
         ([COUNTED] * 200 + [WHOLE, UNCOUNTED], []),
         ([gathered(1)], []),
         ([gathered(4)], ["gathered"]),
@@ -122,6 +131,7 @@ def test_an_answer_that_came_whole_has_neither_tpot_nor_itl(tmp_path: Path) -> N
         "no usage",
         "not streamed",
         "four tokens a chunk",
+        "nine of ten tokens hidden",
         "too few to matter",
         "a read a token",
         "four tokens a read",

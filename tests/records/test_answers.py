@@ -43,11 +43,19 @@ USUAL = {
                    "[DONE]"),
     "cached": sse(chat("a", 1, finish_reason="stop"), {"choices": [], "usage": {
         "prompt_tokens": 7, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4}}}, "[DONE]"),
+    "tokens of reasoning": sse(part(1, reasoning="so"), part(2, content="a", finish="stop"), {"choices": [], "usage": {
+        "completion_tokens": 2, "completion_tokens_details": {"audio_tokens": 0, "reasoning_tokens": 1}}}, "[DONE]"),
+    "no token of reasoning": sse(part(1, content="a", finish="stop"), {"choices": [], "usage": {
+        "completion_tokens": 1, "completion_tokens_details": {"reasoning_tokens": 0}}}, "[DONE]"),
     "lines of the other kind": sse(*COUNTED, "[DONE]", end="\r\n"),
     "comments": [b": waiting\n\n", *sse(*COUNTED[:3]), b": waiting\n\n", *sse(*COUNTED[3:], "[DONE]")],
     "escapes": [ONE.replace(b'"a"', b'"\\ud83d\\ude00\\u00e9\\n"')],
 }  # fmt: skip
 OTHER = {
+    "hidden reasoning": sse(chat("a"), chat("b", finish_reason="stop"), {"choices": [], "usage": {
+        "completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 7}}}, "[DONE]"),
+    "hidden reasoning, told flatly": sse(part(9, content="a", finish="stop"), {"choices": [], "usage": {
+        "completion_tokens": 9, "reasoning_tokens": 7}}, "[DONE]"),
     "two choices": sse({"choices": [{"index": 0, "text": "a"}, {"index": 1, "text": "b"}]}, "[DONE]"),
     "second choice": sse(part(1, content="a") | {"choices": [{"index": 1, "text": "a"}]}, "[DONE]"),
     "ids": sse({"choices": [{"index": 0, "delta": {"content": "a"}, "token_ids": [5, 6]}]}, "[DONE]"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -142,14 +143,44 @@ def test_tokens_are_counted_by_what_the_stream_says(
     [
         {"content": "x"}, {"reasoning_content": "x", "content": None}, {"reasoning": "x"}, {"refusal": "x"},
         {"content": [{"type": "text", "text": "x"}]}, {"function_call": {"arguments": "x"}},
+        {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "x"}]}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": "x"}}], "content": ""},
     ],
-    ids=["text", "reasoning_content", "reasoning", "refusal", "parts", "function call", "tool call"],
+    ids=["text", "reasoning_content", "reasoning", "refusal", "parts", "function call", "thinking", "tool call"],
 )  # fmt: skip
 def test_whatever_a_model_writes_is_a_token(delta: dict[str, Any]) -> None:
     chunk = {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
     answer = parse_answer(wire(sse(role(), chunk, chunk, chat(None, finish_reason="stop"), "[DONE]")))
     assert (answer.token_ns.tolist(), answer.error) == ([20, 30], "")
+
+
+AB = (chat("a"), chat("b"))
+FOUR = {"completion_tokens_details": {"reasoning_tokens": 4}}
+THOUGHT = {"choices": [{"index": 0, "delta": {"reasoning_content": "so"}, "finish_reason": None}]}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "usage", "hidden"),
+    [
+        (AB, {"completion_tokens": 6} | FOUR, 4),
+        (AB, {"completion_tokens": 6, "reasoning_tokens": 4}, 4),
+        ((chat("a", 5), chat("b", 6)), {"completion_tokens": 6} | FOUR, 4),
+        # These were sent: with chunks of their own, or with their text.
+        ([chat("" if k < 5 else "a", k) for k in range(1, 7)], {"completion_tokens": 6} | FOUR, 0),
+        ((THOUGHT, *AB), {"completion_tokens": 6} | FOUR, 0),
+        # The output is without them, or can have no such part.
+        (AB, {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 17} | FOUR, 0),
+        (AB, {"completion_tokens": 2} | FOUR, 0),
+        (AB, {"completion_tokens": 2, "completion_tokens_details": None}, 0),
+    ],
+    ids=["in details", "beside the others", "running total", "chunks of their own", "text", "counted apart", "too many",
+         "none"],
+)  # fmt: skip
+def test_reasoning_that_was_counted_and_never_sent_is_hidden(
+    chunks: Sequence[dict[str, Any]], usage: dict[str, Any], hidden: int
+) -> None:
+    answer = parse_answer(wire(sse(*chunks, {"choices": [], "usage": usage}, "[DONE]")))
+    assert (answer.hidden_tokens, answer.output_tokens, answer.error) == (hidden, usage["completion_tokens"], "")
 
 
 def test_a_chunk_with_several_choices_brings_a_token_whichever_of_them_speaks() -> None:
