@@ -12,6 +12,7 @@ import yaml
 from gapmeter.cli import parser
 from gapmeter.commands.flags import address_of
 from gapmeter.commands.measure import workers_of
+from gapmeter.errors import UserError
 from gapmeter.scenarios import list_scenarios
 
 DEPLOY = Path(__file__).resolve().parent.parent / "docs" / "deploy"
@@ -79,6 +80,19 @@ def test_the_service_and_the_policy_of_the_cluster_open_the_masters_two_ports_an
     (rule,) = by_kind["NetworkPolicy"]["spec"]["ingress"]
     assert [each["port"] for each in rule["ports"]] == [port, port + 1]
     assert rule["from"] == [{"podSelector": {"matchLabels": {"app": "gapmeter-worker"}}}]
+
+
+@pytest.mark.parametrize("listen", ["localhost", "127.0.0.5:0", "[::1]:5600"])
+def test_workers_on_this_machine_need_no_secret(listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GAPMETER_WORKER_SECRET", raising=False)
+    assert workers_of(2, listen, "9s") is not None
+
+
+@pytest.mark.parametrize("listen", ["10.0.0.5", "[::]:5600", "127.example"])
+def test_workers_on_other_machines_need_a_secret(listen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GAPMETER_WORKER_SECRET", raising=False)
+    with pytest.raises(UserError, match="need a shared secret"):
+        workers_of(2, listen, "9s")
 
 
 @pytest.mark.parametrize("text", ["", ":5557", "host:port", "host:70000", "[::1", "[::1]5557"])

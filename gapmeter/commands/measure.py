@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+import ipaddress
 import json
 import os
 import signal
@@ -150,7 +152,10 @@ def workers_of(count: int, listen: str, patience: str) -> Workers | None:
     from gapmeter.loadgen.fleet import Workers
 
     host, port = flags.address_of("--listen", listen) if listen else ("127.0.0.1", flags.DEFAULT_PORT)
-    if not os.environ.get("GAPMETER_WORKER_SECRET") and not (host == "localhost" or host.startswith("127.")):
+    ours = host == "localhost"
+    with contextlib.suppress(ValueError):
+        ours = ours or ipaddress.ip_address(host).is_loopback
+    if not os.environ.get("GAPMETER_WORKER_SECRET") and not ours:
         text = "workers on other machines need a shared secret: set GAPMETER_WORKER_SECRET here and"
         raise UserError(f"{text} there to the same value, which you make up", errors.USAGE)
     return Workers(count, host, port, flags.seconds_of("--patience", patience, least_s=5.0))
