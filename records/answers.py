@@ -74,9 +74,9 @@ def _answers(found: Sequence[tuple[RequestRecord, _Read]]) -> list[Answer]:
                 chunk_ns=chunk_ns[chunk:chunk_end],
                 first_text_ns=first_text_ns,
                 text_chars=characters,
-                prompt_tokens=_known(prompt),
-                output_tokens=token_end - token if output < 0 and counted else _known(output),
-                cached_tokens=_known(cached),
+                prompt_tokens=prompt if prompt > 0 else None,
+                output_tokens=output if output > 0 else token_end - token if counted else None,
+                cached_tokens=cached if cached >= 0 else None,
                 finish_reason=storable((finish_reason or b"").decode()),
                 counted="usage" if counted else "unmeasured",
                 request_metrics=engine_metrics(json.loads(metrics)) if metrics else None,
@@ -85,10 +85,6 @@ def _answers(found: Sequence[tuple[RequestRecord, _Read]]) -> list[Answer]:
         )
         chunk, token = chunk_end, token_end
     return answers
-
-
-def _known(count: int) -> int | None:
-    return None if count < 0 else count
 
 
 def _marked(flags: Bools, begins: Ints) -> tuple[Ints, Ints, Ints]:

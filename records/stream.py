@@ -108,7 +108,7 @@ def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> An
         reading.error = _unfinished(reading, record.body)
     usage = reading.usage
     details = usage.get("prompt_tokens_details")
-    output = _whole(usage.get("completion_tokens"))
+    output = _whole(usage.get("completion_tokens")) or None  # a server that does not count says 0
     counted, new = _counts(reading.pieces, output)
     brought = new > 0
     stamps, counts = np.array(reading.pieces.stamps, dtype=np.int64)[brought], new[brought]
@@ -120,7 +120,7 @@ def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> An
         chunk_ns=stamps,
         first_text_ns=reading.first_text_ns,
         text_chars=reading.text_chars,
-        prompt_tokens=_whole(usage.get("prompt_tokens")),
+        prompt_tokens=_whole(usage.get("prompt_tokens")) or None,
         output_tokens=output,
         hidden_tokens=0 if reading.reasoned else _hidden(usage, output, None if counted == "unmeasured" else counts),
         cached_tokens=_whole(details.get("cached_tokens")) if isinstance(details, dict) else None,

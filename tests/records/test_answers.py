@@ -47,6 +47,8 @@ USUAL = {
         "completion_tokens": 2, "completion_tokens_details": {"audio_tokens": 0, "reasoning_tokens": 1}}}, "[DONE]"),
     "no token of reasoning": sse(part(1, content="a", finish="stop"), {"choices": [], "usage": {
         "completion_tokens": 1, "completion_tokens_details": {"reasoning_tokens": 0}}}, "[DONE]"),
+    "a usage of nothing": sse(chat("a"), chat("b", finish_reason="stop"), {"choices": [], "usage": {
+        "prompt_tokens": 0, "completion_tokens": 0, "prompt_tokens_details": {"cached_tokens": 0}}}, "[DONE]"),
     "lines of the other kind": sse(*COUNTED, "[DONE]", end="\r\n"),
     "comments": [b": waiting\n\n", *sse(*COUNTED[:3]), b": waiting\n\n", *sse(*COUNTED[3:], "[DONE]")],
     "escapes": [ONE.replace(b'"a"', b'"\\ud83d\\ude00\\u00e9\\n"')],

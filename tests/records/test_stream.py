@@ -154,6 +154,12 @@ def test_whatever_a_model_writes_is_a_token(delta: dict[str, Any]) -> None:
     assert (answer.token_ns.tolist(), answer.error) == ([20, 30], "")
 
 
+def test_a_usage_of_nothing_does_not_count() -> None:
+    nothing = {"prompt_tokens": 0, "completion_tokens": 0}
+    answer = parse_answer(wire(sse(chat("a"), chat("b"), {"choices": [], "usage": nothing}, "[DONE]")))
+    assert (answer.token_ns.tolist(), answer.prompt_tokens, answer.output_tokens) == ([10, 20], None, None)
+
+
 AB = (chat("a"), chat("b"))
 FOUR = {"completion_tokens_details": {"reasoning_tokens": 4}}
 THOUGHT = {"choices": [{"index": 0, "delta": {"reasoning_content": "so"}, "finish_reason": None}]}
