@@ -257,14 +257,18 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
         yield _warning("tokens-unknown", text, cause, touches=("tpot", "throughput"))
     # ITL is between arrivals: with several tokens in each, a user reads a token sooner than its gap says.
     streamed = (chunks > 1) & ~np.isnan(tokens)
-    if streamed.any() and (each := float(tokens[streamed].sum() / chunks[streamed].sum())) >= _SEVERAL:
-        text = f"a chunk held {significant(each)} tokens on average: ITL is the time between chunks, "
-        text += "not between tokens, and TPOT comes out too short"
+    each = float(tokens[streamed].sum() / chunks[streamed].sum()) if streamed.any() else 1.0
+    text = f"a chunk held {significant(each)} tokens on average: ITL is the time between chunks, not between tokens"
+    if each >= _SEVERAL:
+        text += ", and TPOT comes out too short"
         cause = (
             "the server sends several tokens at once (speculative decoding, a stream interval, slow detokenization), "
             "or counts some that it does not send (hidden reasoning)"
         )
         yield _warning("several-tokens", text, cause, touches=("itl", "tpot"))
+    elif each <= 1 / _SEVERAL:
+        cause = "something in front of the server sends a token's text in several chunks, or counts too few tokens"
+        yield _warning("divided-tokens", text, cause, touches=("itl", "tpot", "throughput"))
     yield from _gathered(good)
     if unended := int((good["error"] != "").sum()) if "error" in good else 0:
         text = (

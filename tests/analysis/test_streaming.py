@@ -32,6 +32,7 @@ PLAN = manifest(plan={"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warm
 COUNTED = sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]")
 UNCOUNTED = sse(chat("a"), chat("b", finish_reason="length"), "[DONE]")
 SEVERAL = sse(chat("a"), chat("b", finish_reason="length"), usage_only(8), "[DONE]")
+DIVIDED = sse(*(chat("a") for _ in range(5)), chat("b", finish_reason="length"), usage_only(2), "[DONE]")
 HIDDEN = sse(chat("a"), chat("b", finish_reason="stop"), {"choices": [], "usage": {
     "completion_tokens": 20, "completion_tokens_details": {"reasoning_tokens": 18}}}, "[DONE]")  # fmt: skip
 WHOLE = [json.dumps({"choices": [{"message": {"content": "a b"}, "finish_reason": "stop"}],
@@ -121,6 +122,7 @@ def test_reasoning_that_was_never_sent_does_not_shorten_tpot_and_counts_as_outpu
         ([COUNTED, WHOLE], ["not-streamed"]),
         ([SEVERAL, SEVERAL], ["several-tokens"]),
         ([HIDDEN, HIDDEN], []),
+        ([DIVIDED, COUNTED], ["divided-tokens"]),
         ([COUNTED] * 200 + [WHOLE, UNCOUNTED], []),
         ([gathered(1)], []),
         ([gathered(4)], ["gathered"]),
@@ -132,6 +134,7 @@ def test_reasoning_that_was_never_sent_does_not_shorten_tpot_and_counts_as_outpu
         "not streamed",
         "four tokens a chunk",
         "nine of ten tokens hidden",
+        "three chunks a token",
         "too few to matter",
         "a read a token",
         "four tokens a read",
