@@ -289,7 +289,8 @@ static int in_choice(Reader *reader, const Slice *key, void *into) {
   }
   if (is(key, "finish_reason"))
     return once(reader, &choice->finish_reason) && !choice->finish_reason.escaped &&
-           !is(&choice->finish_reason.inside, "error") && !is(&choice->finish_reason.inside, "abort");
+           !is(&choice->finish_reason.inside, "error") && !is(&choice->finish_reason.inside, "abort") &&
+           !is(&choice->finish_reason.inside, "insufficient_system_resource");
   if (is(key, "index")) return word(reader, "0") && strchr(",} ", *reader->at) != NULL;
   if (is(key, "message") || is(key, "token_ids")) return nothing(reader);
   return value(reader);

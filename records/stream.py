@@ -24,7 +24,7 @@ _MOST_COUNTED = 1 << 40
 MOST_TOKENS = 10_000_000  # what no chunk can hold; a stamp for each would fill the memory
 REASONING = ("reasoning", "reasoning_content")
 _CALLS = ("tool_calls", "function_call")
-_FAILED = ("error", "abort")  # finish reasons of an answer that the server gave up
+_FAILED = ("error", "abort", "insufficient_system_resource")  # finish reasons of an answer that the server gave up
 _TEXTS = ("content", "reasoning_content", "reasoning", "text", "refusal")
 
 

@@ -64,6 +64,7 @@ OTHER = {
     "error": sse(chat("a", 1), {"error": {"message": "out of memory"}}),
     "flat error": sse(chat("a", 1), {"object": "error", "message": "out of memory", "choices": []}),
     "given up": sse(chat("a", 1), chat(None, 1, finish_reason="abort"), "[DONE]"),
+    "given up for lack of room": sse(chat("a", 1), chat(None, finish_reason="insufficient_system_resource"), "[DONE]"),
     "given up, then ended": sse(chat("a", 1, finish_reason="error"), chat("b", 2, finish_reason="stop"), "[DONE]"),
     "behind the end mark": sse(*COUNTED, "[DONE]", chat("x", 6)),
     "no end": sse(role(0), chat("a", 1)),

@@ -227,6 +227,8 @@ def test_an_answer_that_is_not_streamed_arrives_all_at_once(kind: str) -> None:
         ([*sse(chat("a", 1)), b'data: {"m": 1}\r\nevent:error\r\n\r\n', *sse("[DONE]")], 1, "the server said: "),
         ([*sse(chat("a", 1), {"error": "", "code": 1}, "[DONE]")], 1, "the server said: {'error': '', 'code': 1}"),
         ([*sse(chat("a", 1), chat(None, finish_reason="error"), "[DONE]")], 1, "the server ended the answer"),
+        ([*sse(chat("a", 1), chat(None, finish_reason="insufficient_system_resource"), "[DONE]")], 1,
+         "the server ended the answer"),
         ([*sse(chat("a", 1)), b"data: {{{\n\n", *sse(chat("b", 2))], 1, NOT_JSON),
         ([*sse(chat("a", 1)), b"data: 17\n\n"], 1, "not an object in the answer"),
         ([b"data: " + b"[" * 100_000 + b"\n\n"], 0, NOT_JSON),
