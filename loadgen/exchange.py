@@ -60,10 +60,9 @@ class Address:
 
     def request(self, path: str, body: bytes, request_id: str, *, traced: bool = False) -> bytes:
         """A whole POST request, ready for one write; ``traced``: with a traceparent header that its id decides."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [
             f"POST {self.prefix}{path} HTTP/1.1",
-            f"Host: {host}:{self.port}",
+            f"Host: {endpoint(self.host, self.port)}",
             "User-Agent: gapmeter",
             "Accept: text/event-stream, application/json",
             "Accept-Encoding: identity",
@@ -74,6 +73,11 @@ class Address:
             *(f"{name}: {value}" for name, value in self.headers),
         ]
         return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def endpoint(host: str, port: int) -> str:
+    """Both as addresses have them: an IPv6 one in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def authorization(api_key: str | None) -> tuple[tuple[str, str], ...]:

@@ -251,6 +251,7 @@ def _add_worker(commands: Commands) -> None:
 
 
 def _worker(arguments: argparse.Namespace) -> int:
+    from gapmeter.loadgen.exchange import endpoint
     from gapmeter.options import tell
     from gapmeter.signals import ending_signals
 
@@ -273,7 +274,7 @@ def _worker(arguments: argparse.Namespace) -> int:
     except worker.Refused as error:
         raise UserError(str(error), errors.NOT_VALID) from error
     except ConnectionError as error:
-        raise UserError(str(error) or f"no master answers at {host}:{port}", errors.UNREACHABLE) from error
+        raise UserError(str(error) or f"no master answers at {endpoint(host, port)}", errors.UNREACHABLE) from error
     return errors.OK
 
 

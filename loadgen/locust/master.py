@@ -23,6 +23,7 @@ import locust
 from locust.env import Environment
 from locust.exception import RPCError
 
+from gapmeter.loadgen.exchange import endpoint
 from gapmeter.loadgen.fleet import MasterSpec
 from gapmeter.loadgen.locust.protocol import (
     SECRET,
@@ -145,7 +146,7 @@ class Master:
             if announced != len(self._members):
                 announced = len(self._members)
                 here = f"{announced} of {self._asked.count} workers are here"
-                say(f"{here}; {self._asked.listen_host}:{self.port} listens")
+                say(f"{here}; {endpoint(self._asked.listen_host, self.port)} listens")
             gevent.sleep(_LOOK_S)
 
     def arm(self) -> None:
@@ -321,9 +322,8 @@ def main(arguments: list[str]) -> int:
     try:
         master = Master(spec, plan)
     except (SystemExit, Exception) as error:  # noqa: BLE001 - Locust raises what it likes, or exits
-        return leave(
-            Exit.BAD_SPEC, f"{spec.workers.listen_host}:{spec.workers.listen_port} cannot be listened on: {error}"
-        )
+        asked = endpoint(spec.workers.listen_host, spec.workers.listen_port)
+        return leave(Exit.BAD_SPEC, f"{asked} cannot be listened on: {error}")
     start = gevent.event.AsyncResult()
     listen_for_start(GreenLoop(), start.set, lambda: gevent.spawn(master.stop))
     for signum in (signal.SIGINT, signal.SIGTERM):

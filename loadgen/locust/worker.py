@@ -24,6 +24,7 @@ import gevent.socket
 from locust import User, task
 from locust.env import Environment
 
+from gapmeter.loadgen.exchange import endpoint
 from gapmeter.loadgen.locust.protocol import (
     SECRET,
     TYPE,
@@ -94,7 +95,8 @@ class Worker(Environment):
         was anything to hand in.
         """
         self._resolve()
-        self._say(f"calling the master at {self._call.host}:{self._call.port}, for five minutes if none answers")
+        master = endpoint(self._call.host, self._call.port)
+        self._say(f"calling the master at {master}, for five minutes if none answers")
         runner = self._unless_gone(lambda: self.create_worker_runner(self._call.host, self._call.port))
         runner.register_message(TYPE, self._heard)
         self.events.report_to_master.add_listener(self._report)
@@ -143,7 +145,7 @@ class Worker(Environment):
             found = self._unless_gone(lambda: gevent.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or "no name of a host"
-            raise ConnectionError(f"no master at {host}:{port}: {reason}") from error
+            raise ConnectionError(f"no master at {endpoint(host, port)}: {reason}") from error
         ours = all(ipaddress.ip_address(address[0].partition("%")[0]).is_loopback for *_, address in found)
         if not ours and not self._call.secret:
             raise NoSecret(f"a master on another machine needs a secret: set {SECRET} to the same here and there")
@@ -238,7 +240,7 @@ class Worker(Environment):
         joined = self._seal is not self._own and self._seal.is_theirs(msg.data)
         if not joined and not self._own.is_theirs(msg.data):
             if not self._order.ready():
-                master = f"{self._call.host}:{self._call.port}"
+                master = endpoint(self._call.host, self._call.port)
                 self._refused = f"who answers at {master} does not share this worker's secret ({SECRET})"
             return
         try:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gapmeter.loadgen.client import Client
-from gapmeter.loadgen.exchange import Address, Exchange, authorization
+from gapmeter.loadgen.exchange import Address, Exchange, authorization, endpoint
 from gapmeter.records import Outcome
 from gapmeter.records.request import Flag, RequestRecord
 from gapmeter.records.stream import parse_answer
@@ -159,6 +159,10 @@ async def test_an_idle_connection_that_the_server_closes_is_forgotten() -> None:
 def test_an_address_may_end_in_v1_or_not(url: str, prefix: str, port: int) -> None:
     address = Address.of(url)
     assert (address.prefix, address.port, address.tls is not None) == (prefix, port, url.startswith("https"))
+
+
+def test_the_port_of_an_ipv6_address_stands_behind_its_brackets() -> None:
+    assert (endpoint("::1", 5557), endpoint("host", 5557)) == ("[::1]:5557", "host:5557")
 
 
 @pytest.mark.parametrize("url", ["h:80", "ftp://h", "http://", "/v1", ""])
