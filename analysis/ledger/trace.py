@@ -303,7 +303,10 @@ def _tables(file: RecordFile, by_engine: dict[str, int], *, with_steps: bool) ->
             request=row_of[refs[of_requests]], process=np.full(len(of_requests), process),
         ),
         "step_spans": np.concatenate(
-            [_table(STEP_SPAN, file.spans, rows=of_steps, step=refs[of_steps]), _device_table(file)]
+            [
+                _table(STEP_SPAN, file.spans, rows=of_steps, step=refs[of_steps]),
+                *([_device_table(file)] if with_steps else []),
+            ]
         ),
         "steps": file.steps,
         "entries": _table(ENTRY, file.entries, step=file.entry_step, request=row_of[file.entries["ref"]]),

@@ -332,6 +332,14 @@ def test_what_a_mixed_step_waited_for_its_launch_is_no_time_of_others_prompts(
     assert row["hidden_host_ns"] < 1.05 * true_ns, "what was launched in a forward's gaps is not hidden beneath it"
 
 
+def test_of_several_ranks_devices_that_of_the_one_that_answers_tells_how_long_a_forward_lasted(tmp_path: Path) -> None:
+    served = run(tmp_path, Engine(1, separate=True), one())
+    alone = served.trace().step_loads()
+    (tmp_path / "worker-1.gap").write_bytes((tmp_path / "worker.gap").read_bytes())
+    beside = replace(served, files=sorted(tmp_path.glob("*.gap"))).trace()
+    assert beside.step_loads().equals(alone)
+
+
 def test_a_window_of_one_engine_tells_nothing_of_anothers_kernels(tmp_path: Path) -> None:
     trace = run(tmp_path, Engine(1, graph=False, kernels=300, kernel_us=3), one(100), kernels_every="").trace()
     ours = timed_forwards(trace)
