@@ -340,6 +340,13 @@ def test_of_several_ranks_devices_that_of_the_one_that_answers_tells_how_long_a_
     assert beside.step_loads().equals(alone)
 
 
+def test_a_forward_that_is_launched_for_seconds_costs_no_step_its_records(tmp_path: Path) -> None:
+    served = run(tmp_path, Engine(1, replay_us=4_400_000), one(4))  # longer than 32 bits of nanoseconds
+    launches = served.trace().step_spans
+    assert sorted(launches["step"][launches["code"] == Span.HOST_LAUNCH]) == [1, 2, 3, 4]
+    assert stages(served)["launch_gap"] > 4 * 4.29e9
+
+
 def test_a_window_of_one_engine_tells_nothing_of_anothers_kernels(tmp_path: Path) -> None:
     trace = run(tmp_path, Engine(1, graph=False, kernels=300, kernel_us=3), one(100), kernels_every="").trace()
     ours = timed_forwards(trace)

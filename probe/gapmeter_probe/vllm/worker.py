@@ -29,6 +29,7 @@ _V2_OUTPUT = "vllm.v1.worker.gpu.async_utils:AsyncOutput.__init__"
 _COPY_STREAMS = ("async_output_copy_stream", "output_copy_stream")  # of Model Runner V1 and V2
 _PROC = "vllm.v1.executor.multiproc_executor:WorkerProc."
 _STEP = ("prefill", "decode")
+_MOST = 2**32 - 1  # of a span's n
 
 
 class _Local(threading.local):
@@ -197,7 +198,7 @@ class WorkerProbe(Probe):
 
     def _launched(self) -> None:
         """Model Runner V1 goes on to launch the logits in the same call, while a graph already runs."""
-        self._launched_ns = now() - self._forward
+        self._launched_ns = min(now() - self._forward, _MOST)
 
     def _ran(self) -> None:
         seq, writer, forward = self._seq, self.writer, self._forward
