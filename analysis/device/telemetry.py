@@ -357,7 +357,7 @@ def describe_utilisation(
     if len(forward) and window[1] > window[0]:
         computed = length(within(forward, window))
         # What lies between two parts of a step is the step's too.
-        worked = length(by_step(spans[np.isin(spans["code"], _PARTS_OF_A_STEP)], window))
+        worked = length(by_step(spans, np.isin(spans["code"], _PARTS_OF_A_STEP), window))
         of_steps = min(computed / worked, 1.0) if worked else None
     device = describe_device(trace, window)
     return Utilisation(

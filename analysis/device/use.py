@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Floats, Ints
-from gapmeter.analysis.ledger.critical_path import Times, covered, union
+from gapmeter.analysis.arrays import Bools, Floats, Ints
+from gapmeter.analysis.ledger.critical_path import Times, covered, overlaps, union
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
 from gapmeter.analysis.ledger.launching import Forwards, busy_of, timed_forwards
 from gapmeter.analysis.ledger.trace import Trace
@@ -34,7 +34,7 @@ def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse |
     busy = union(*(np.concatenate(side) for side in zip(*work.values(), strict=True)))
     of_host = np.isin(spans["code"], (Span.SCHEDULE, Span.UPDATE, Span.INPUT_PREP, Span.HOST_LAUNCH, Span.SAMPLING))
     steps = np.isin(spans["step"], stays["step"])
-    at_step = by_step(spans[steps & (of_host | (spans["code"] == Span.DEVICE_STEP))], window)
+    at_step = by_step(spans, steps & (of_host | (spans["code"] == Span.DEVICE_STEP)), window)
     lasted, forwards = length(busy), timed_forwards(trace)
     parts = {code: length(stretches) / whole for code, stretches in work.items()}
     return DeviceUse(
@@ -66,12 +66,21 @@ def length(stretches: Times) -> int:
     return int((stretches[1] - stretches[0]).sum())
 
 
-def by_step(rows: Table, window: tuple[int, int]) -> Times:
-    """From each step's first stamp to its last."""
+def by_step(spans: Table, which: Bools, window: tuple[int, int]) -> Times:
+    """From each step's first stamp of ``which`` to its last, but for what the engine's loop slept in between.
+
+    Transformers' asynchronous batching ends a load's last step when the next request comes.
+    """
+    rows = spans[which]
     rows = rows[np.argsort(rows["step"], kind="stable")]
     _, first = np.unique(rows["step"], return_index=True)
     start = np.clip(np.minimum.reduceat(rows["start"], first), *window).astype(np.int64)
-    return union(start, np.clip(np.maximum.reduceat(rows["end"], first), *window).astype(np.int64))
+    steps = union(start, np.clip(np.maximum.reduceat(rows["end"], first), *window).astype(np.int64))
+    loop = spans["code"] == Span.LOOP
+    if not loop.any():
+        return steps
+    _, _, begun, ended = overlaps(*steps, *within(spans[which | loop], window))
+    return begun, ended
 
 
 def _launching(found: Forwards) -> float | None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.device.roofline import ratio, step_work
+from gapmeter.analysis.device.telemetry import describe_utilisation
 from gapmeter.analysis.device.use import describe_device
 from gapmeter.analysis.judge.warnings import device_warnings
 from gapmeter.analysis.ledger.device_time import anchors_of
@@ -446,6 +447,15 @@ def test_the_step_that_was_in_flight_while_the_server_slept_takes_no_tokens_of_t
     true_ns = sum(served.busy_ns(request.due_ns, request.tokens[-1]) for request in requests)
     assert found["prefill"] + found["decode"] == pytest.approx(true_ns, rel=WITHIN)
     assert found["unexplained"] < WITHIN * found["total"]
+
+
+def test_a_device_does_not_wait_for_its_host_while_the_server_sleeps_with_a_step_in_flight(tmp_path: Path) -> None:
+    requests = [Request("r1", BEGIN, 64, 12), Request("r2", BEGIN + 3000 * MS, 64, 12)]
+    served = clocked_transformers.run(tmp_path, clocked_transformers.Loop(asynchronous=True), requests)
+    assert used(served).idle_share > 0.95
+    assert used(served).waiting_share < WITHIN
+    parts = describe_utilisation((), (), served.trace(), window(served), 1)
+    assert (parts.forward_share_of_step or 0) > 0.9
 
 
 def test_the_last_step_of_a_load_is_recorded_while_the_server_waits_for_the_next(tmp_path: Path) -> None:
