@@ -18,7 +18,7 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.device.use import by_step, describe_device, length, within
-from gapmeter.analysis.ledger.trace import STEP_SPAN, Trace
+from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results.device import (
     EnergyWindow,
     EngineSamples,
@@ -347,17 +347,19 @@ def describe_utilisation(
     between kernels. A forward's share of the step says how much of each step the device had the work at all; kernels'
     share of the forwards is carried over from those that were sampled. ``forward_by_device``: the forwards were
     stamped by the device's own events, so that they hold gaps between kernels but not the host's time; ``device`` is
-    then what else it marked. Shares are None where the probe did not record what they take.
+    then what else it marked. Of several engines it is their mean. Shares are None where the probe did not record what
+    they take.
     """
     busy = [gpu.busy_share.mean for gpu in gpus if gpu.server and gpu.busy_share]
     used = sum(process.cpu_cores for process in processes) if processes else None
-    spans = trace.step_spans if trace is not None else np.empty(0, STEP_SPAN)
-    forward = spans[spans["code"] == Span.FORWARD]
+    engines = [] if trace is None else trace.by_engine()
+    forwards = [spans[spans["code"] == Span.FORWARD] for spans in engines]
+    forwards = [rows for rows in forwards if len(rows)]
     computed, of_steps = None, None
-    if len(forward) and window[1] > window[0]:
-        computed = length(within(forward, window))
+    if forwards and window[1] > window[0]:
+        computed = sum(length(within(rows, window)) for rows in forwards)
         # What lies between two parts of a step is the step's too.
-        worked = length(by_step(spans, np.isin(spans["code"], _PARTS_OF_A_STEP), window))
+        worked = sum(length(by_step(spans, np.isin(spans["code"], _PARTS_OF_A_STEP), window)) for spans in engines)
         of_steps = min(computed / worked, 1.0) if worked else None
     device = describe_device(trace, window)
     return Utilisation(
@@ -365,9 +367,9 @@ def describe_utilisation(
         server_cpu_cores=used,
         server_cores=cores or None,
         server_cpu_share=used / cores if used is not None and cores else None,
-        forward_share_of_window=None if computed is None else computed / (window[1] - window[0]),
+        forward_share_of_window=None if computed is None else computed / len(forwards) / (window[1] - window[0]),
         forward_share_of_step=of_steps,
         kernel_share_of_forward=device.kernels.busy_share if device and device.kernels else None,
-        forward_by_device=len(forward) > 0 and bool((forward["n"] == 1).all()),
+        forward_by_device=len(forwards) > 0 and all((rows["n"] == 1).all() for rows in forwards),
         device=device,
     )

@@ -21,38 +21,45 @@ from gapmeter.records.reader import Table
 
 
 def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse | None:
-    """Over the window (ns); None where no device told its times."""
+    """Over the window (ns), the mean of engines' devices; None where no device told its times."""
     if trace is None or window[1] <= window[0]:
         return None
-    spans = trace.step_spans
-    stays = spans[spans["code"] == Span.DEVICE_STEP]
-    stays = stays[(stays["end"] > window[0]) & (stays["start"] < window[1])]
-    if not len(stays):
+    every, stays = [], []
+    for spans in trace.by_engine():
+        own = spans[spans["code"] == Span.DEVICE_STEP]
+        if len(own):
+            stays.append(own[(own["end"] > window[0]) & (own["start"] < window[1])])
+            every.append(_shares(spans, stays[-1], window))
+    if not any(map(len, stays)):
         return None
-    whole = window[1] - window[0]
-    work = {code: within(spans[(spans["code"] == code)], window) for code in DEVICE_WORK}
-    busy = union(*(np.concatenate(side) for side in zip(*work.values(), strict=True)))
-    of_host = np.isin(spans["code"], (Span.SCHEDULE, Span.UPDATE, Span.INPUT_PREP, Span.HOST_LAUNCH, Span.SAMPLING))
-    steps = np.isin(spans["step"], stays["step"])
-    at_step = by_step(spans, steps & (of_host | (spans["code"] == Span.DEVICE_STEP)), window)
-    lasted, forwards = length(busy), timed_forwards(trace)
-    parts = {code: length(stretches) / whole for code, stretches in work.items()}
+    steps, forwards = np.concatenate(stays), timed_forwards(trace)
+    busy, waiting, inputs, forward, sampling, copy = np.mean(every, axis=0).tolist()
     return DeviceUse(
-        busy_share=lasted / whole,
-        idle_share=1 - lasted / whole,
-        waiting_share=float(length(at_step) - covered(*at_step, *busy).sum()) / whole,
-        input_share=parts[Span.DEVICE_INPUT],
-        forward_share=parts[Span.FORWARD],
-        sampling_share=parts[Span.DEVICE_SAMPLING],
-        copy_share=parts[Span.DEVICE_COPY],
+        busy_share=busy,
+        idle_share=1 - busy,
+        waiting_share=waiting,
+        input_share=inputs,
+        forward_share=forward,
+        sampling_share=sampling,
+        copy_share=copy,
         launching_share=_launching(forwards),
-        steps=len(np.unique(stays["step"])),
+        steps=len(np.unique(steps["step"])),
         untimed_steps=len(trace.untimed_steps),
-        half_width_us=float(np.median(stays["n"])) / 1e3,
-        half_width_us_max=float(stays["n"].max()) / 1e3,
+        half_width_us=float(np.median(steps["n"])) / 1e3,
+        half_width_us_max=float(steps["n"].max()) / 1e3,
         drift_ppm=max((1e6 * drift for drift in trace.drifts), key=abs, default=None),
         kernels=_kernels(trace, forwards),
     )
+
+
+def _shares(spans: Table, stays: Table, window: tuple[int, int]) -> Floats:
+    """Of the window, an engine's device: busy, waiting for its host, and at each part of ``DEVICE_WORK``."""
+    work = [within(spans[spans["code"] == code], window) for code in DEVICE_WORK]
+    busy = union(*(np.concatenate(side) for side in zip(*work, strict=True)))
+    codes = Span.SCHEDULE, Span.UPDATE, Span.INPUT_PREP, Span.HOST_LAUNCH, Span.SAMPLING, Span.DEVICE_STEP
+    at_step = by_step(spans, np.isin(spans["step"], stays["step"]) & np.isin(spans["code"], codes), window)
+    waiting = length(at_step) - int(covered(*at_step, *busy).sum())
+    return np.array([length(busy), waiting, *map(length, work)]) / (window[1] - window[0])
 
 
 def within(rows: Table, window: tuple[int, int]) -> Times:

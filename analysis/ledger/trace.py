@@ -100,6 +100,13 @@ class Trace:
             return np.ones(len(steps), np.bool_)
         return np.asarray(np.searchsorted(self.engine_steps, steps) == self.engine_of[process])
 
+    def by_engine(self) -> list[Table]:
+        """``step_spans``, apart for each engine: they compute side by side."""
+        if len(self.engine_steps) < 2:
+            return [self.step_spans]
+        engine = np.searchsorted(self.engine_steps[:-1], self.step_spans["step"])
+        return [self.step_spans[engine == one] for one in range(len(self.engine_steps))]
+
     def step_loads(self) -> pd.DataFrame:
         """A row a step that ran tokens, by ``step``: what was in it.
 

@@ -196,3 +196,19 @@ def test_a_forwards_share_is_of_the_window_and_of_the_steps() -> None:
     assert found.forward_share_of_step == 120 / 200
     assert not found.forward_by_device, "of one of them only the host's time is known"
     assert describe_utilisation((), (), None, (0, 400), 0).forward_share_of_window is None
+
+
+def test_engines_that_take_turns_are_each_busy_for_half_of_the_time() -> None:
+    spans = [
+        (step, code, int(code == Span.FORWARD), start, start + 100)
+        for step, start in ((1, 0), (2, 100)) for code in (Span.LOOP, Span.FORWARD, Span.DEVICE_STEP)
+    ]  # fmt: skip
+    known = trace([(1, 0, 1, 0, 0, 0), (2, 0, 1, 0, 0, 0)], [])
+    fields = {name: getattr(known, name) for name in Trace.__slots__}
+    whole = Trace(**fields | {"step_spans": np.array(spans, STEP_SPAN), "engine_steps": (1, 2)})
+    found = describe_utilisation((), (), whole, (0, 200), 0)
+    assert found.forward_share_of_window == 0.5
+    assert found.forward_share_of_step == 1
+    assert found.device is not None
+    assert (found.device.busy_share, found.device.idle_share, found.device.forward_share) == (0.5, 0.5, 0.5)
+    assert found.device.waiting_share == 0 and found.device.steps == 2
