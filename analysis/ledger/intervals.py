@@ -110,7 +110,7 @@ class Causes:
 
     intervals: Intervals
     joined: Bools  # every process that recorded knows the request, and the token's step was found
-    first_seq: Ints  # the steps behind the event, by sequence number; MISSING where unknown
+    first_seq: Ints  # the steps whose forwards are behind the event, by sequence number; MISSING where unknown
     last_seq: Ints
     gaps: dict[str, Ints]  # causal pairs: later minus earlier stamp, MISSING pairs left out
     api: Ints  # process ids of the API server and the engine that served the event; MISSING where unknown
@@ -303,12 +303,9 @@ class _Maker:
         Work of a step counts until the token is ``sampled``, the engine's own code until the token has ``left``.
         """
         spans = self.index.step_spans
-        ends, low = np.maximum.reduce([end for _, end in spans.values()]), self.first.copy()
-        for begin, end in self.index.engines:
-            done = np.maximum.accumulate(ends[begin:end])
-            mine = (low >= begin) & (low < end)
-            low[mine] = np.maximum(low[mine], begin + np.searchsorted(done, self.events.start[mine]))
-        self.low = np.where(ok, np.minimum(low, self.step), MISSING)
+        ends, computed = np.maximum.reduce([end for _, end in spans.values()]), spans[Span.FORWARD][1]
+        low = self._not_over(ok, ends)
+        self.low = self._not_over(ok, np.where(computed == MISSING, ends, computed))
         event, nth = each_of(np.where(ok, np.maximum(self.step - low + 1, 0), 0))
         position = nth + low[event]
         own, prompt = self._membership(event, position)
@@ -347,6 +344,15 @@ class _Maker:
             lay("executor", code, every, last_of_code)
         lay("loop", Span.LOOP, every, last_of_code)
         self._steps_after(ok, left)
+
+    def _not_over(self, ok: Bools, ends: Ints) -> Ints:
+        """The first own step that has not ended when an event's window begins, by when each step ends."""
+        low = self.first.copy()
+        for begin, end in self.index.engines:
+            done = np.maximum.accumulate(ends[begin:end])
+            mine = (low >= begin) & (low < end)
+            low[mine] = np.maximum(low[mine], begin + np.searchsorted(done, self.events.start[mine]))
+        return np.where(ok, np.minimum(low, self.step), MISSING)
 
     def _steps_after(self, ok: Bools, left: Ints) -> None:
         """What an engine that schedules ahead does for later steps before a token that is there is let out.

@@ -333,6 +333,26 @@ def test_what_a_mixed_step_waited_for_its_launch_is_no_time_of_others_prompts(
     assert row["hidden_host_ns"] < 1.05 * true_ns, "what was launched in a forward's gaps is not hidden beneath it"
 
 
+def test_what_others_prompts_took_of_a_step_is_in_no_other_tokens_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = clocked_transformers.Loop(send_us=400)  # the engine is at it still when the token has been read
+    others = [Request(f"o{n}", BEGIN + (80 + 20 * n) * MS, 400, 1) for n in range(10)]
+    served = clocked_transformers.run(tmp_path, loop, [*one(100), *others])
+
+    def longer(trace: Trace) -> Interference | None:
+        fit = fit_interference(trace)
+        assert fit is not None and len(fit.seqs) == 10
+        return replace(fit, excess_ns=np.full(len(fit.seqs), MS))
+
+    monkeypatch.setattr("gapmeter.analysis.ledger.ledger.fit_interference", longer)
+    ledger = served.ledger()
+    gaps = ledger.gaps[ledger.gaps["request_id"] == "r1"]
+    assert ledger.refused == ()
+    assert sorted(gaps["interference_ns"])[-11:] == [0, *[MS] * 10]
+    assert (gaps["first_step"] == gaps["last_step"]).all()
+
+
 def test_of_several_ranks_devices_that_of_the_one_that_answers_tells_how_long_a_forward_lasted(tmp_path: Path) -> None:
     served = run(tmp_path, Engine(1, separate=True), one())
     alone = served.trace().step_loads()

@@ -38,6 +38,7 @@ class Loop:
     sampling_us: int = 100
     copy_us: int = 8
     update_us: int = 150
+    send_us: int = 30  # until the call that sends outputs has returned
     replay_us: int = 20  # the host's part of launching a graph
 
 
@@ -179,5 +180,5 @@ class _Server:
             if len(request.tokens) == request.output:
                 self.running.remove(request)
                 over.append((f"engine-{request.name}", "length", request.output))
-        self.clock.spend(30 * US)
+        self.clock.spend(self.loop.send_us * US)
         self.probe.emitted(start, over)
