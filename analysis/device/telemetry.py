@@ -286,14 +286,17 @@ def cpu_series(rows: pd.DataFrame) -> tuple[Ints, Floats]:
 
 
 def _processes(telemetry: Samples, trace: Trace | None, since: int, until: int) -> tuple[ProcessSamples, ...]:
-    """One entry a process of the server, by its CPU time; CPU in cores, switches per second."""
+    """One entry a process of the server, by its CPU time; CPU in cores, switches per second, over all samples' time.
+
+    So they add up to what the server used, also where a process was there for a while only.
+    """
     rows = telemetry.of("processes", since, until)
+    seconds = float(np.ptp(rows["at_ns"])) / 1e9 if len(rows) else 0.0
     labels = list(trace.process_spans) if trace else []
     processes = []
     for pid, mine in rows.groupby("pid") if "pid" in rows else ():
         first, last = mine.iloc[0], mine.iloc[-1]
-        seconds = (last["at_ns"] - first["at_ns"]) / 1e9
-        if seconds <= 0:
+        if last["at_ns"] <= first["at_ns"]:
             continue
         _, cores = cpu_series(mine)
         # What the process is for, where its probe said so.

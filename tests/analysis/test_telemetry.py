@@ -260,6 +260,22 @@ def test_cpu_of_a_process_is_its_time_over_the_windows(tmp_path: Path) -> None:
     assert found.utilisation.server_cpu_share == pytest.approx(0.25)  # of two cores
 
 
+def test_a_process_that_was_there_for_a_while_used_its_cores_for_that_while_alone(tmp_path: Path) -> None:
+    write(tmp_path, "sampler", [{"at_ns": 0, "type": "start", "hz": 10, "sources": {}}])
+    rest = {"rss_bytes": 2**30, "threads": 4, "voluntary": 0, "involuntary": 0}
+    rows = [{"at_ns": t * S // 10, "pid": 7, "name": "core", "cpu_ns": t * S // 20, **rest} for t in range(101)]
+    for pid in range(8, 18):  # compilers, a second each, one after the other
+        begun = (pid - 8) * 10
+        rows += [{"at_ns": (begun + t) * S // 10, "pid": pid, "name": "cc", "cpu_ns": t * S // 10, **rest}
+                 for t in range(11)]  # fmt: skip
+    write(tmp_path, "processes", sorted(rows, key=lambda row: row["at_ns"]))
+    found = describe_telemetry(read(tmp_path), None, MANIFEST, (0, 10 * S), None)
+    assert found is not None
+    assert found.utilisation.server_cpu_cores == pytest.approx(1.5)
+    assert found.processes[0].name == "core" and found.processes[1].cpu_cores == pytest.approx(0.1)
+    assert found.processes[1].cpu_cores_max == pytest.approx(1)
+
+
 def test_the_measured_window_is_from_the_first_due_to_the_last_end() -> None:
     requests = pd.DataFrame({"measured": [False, True, True], "due_ns": [1, 5, 9], "end_ns": [99, 30, 20]})
     assert measured_window(requests) == (5, 30)
