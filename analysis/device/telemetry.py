@@ -56,6 +56,12 @@ class Gap:
     missed: int
     why: str
 
+    def missed_within(self, since_ns: int, until_ns: int, every_ns: int | None) -> int:
+        """Deadlines of it, the first at its start, from ``since_ns`` to ``until_ns``, both included."""
+        every = every_ns or max(self.until_ns - self.since_ns, 1)
+        first = max(-(-(since_ns - self.since_ns) // every), 0)
+        return max(min((until_ns - self.since_ns) // every, self.missed - 1) - first + 1, 0)
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -191,15 +197,16 @@ def describe_telemetry(
 def _source(telemetry: Samples, source: str, since: int, until: int) -> SourceSamples:
     """How many samples lie in the window and what is missing there; ``absent`` says why there are none at all."""
     at = np.unique(telemetry.of(source, since, until)["at_ns"].to_numpy(np.int64))
-    gaps = [gap for gap in telemetry.gaps if gap.source == source and since <= gap.since_ns <= until]
     every = telemetry.about(source).get("every_ns")
+    own = [(gap, gap.missed_within(since, until, every)) for gap in telemetry.gaps if gap.source == source]
+    gaps = [(gap, missed) for gap, missed in own if missed]
     silent_ns = 0 if every is None or telemetry.ended else until - int(at[-1] if len(at) else since)
     unseen = max(0, silent_ns // every - 1) if every else 0  # a sampler that was killed noted no gap
     expected = None if every is None else int((until - since) // every)
-    missed = sum(gap.missed for gap in gaps) + unseen
+    missed = sum(missed for _, missed in gaps) + unseen
     lost = max(0, expected - len(at) - missed) if expected and telemetry.dropped else 0
     missed += lost
-    whys = [gap.why for gap in gaps]
+    whys = [gap.why for gap, _ in gaps]
     whys += [_DISK_FULL] * bool(lost) + [f"the sampler was ended before the run, or {_DISK_FULL}"] * bool(unseen)
     edges = [since, *at.tolist(), until] if missed else at  # where some are missing, they may be so at either end
     longest_ns = max(np.diff(edges).tolist(), default=0)

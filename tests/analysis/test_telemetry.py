@@ -198,6 +198,18 @@ def test_samples_that_are_missing_at_the_end_of_a_run_are_its_longest_gap(tmp_pa
     assert (found.sources["gpu"].missed, found.sources["gpu"].longest_gap_s) == (69, 7.0)
 
 
+def test_of_a_gap_that_began_before_the_window_what_lies_in_it_is_missing(tmp_path: Path) -> None:
+    started(tmp_path, [GPU])
+    write(tmp_path, "gpu", [row for row in samples(13, 100, 500, 2) if row["at_ns"] >= 5 * S])
+    missed = {"at_ns": 5 * S, "type": "missed", "lane": "fast", "sources": ["gpu"], "count": 50,
+              "since_ns": 0, "until_ns": 5 * S}  # fmt: skip
+    write(tmp_path, "sampler", [missed, {"at_ns": 13 * S, "type": "end"}])
+    found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S), None)
+    assert found is not None
+    gpu = found.sources["gpu"]
+    assert (gpu.samples, gpu.missed, gpu.gaps, gpu.longest_gap_s) == (71, 30, 1, 3.0)
+
+
 def test_samples_that_did_not_fit_on_the_disk_are_missing_and_said(tmp_path: Path) -> None:
     started(tmp_path, [GPU])
     write(tmp_path, "gpu", [row for row in samples(13, 100, 500, 2) if not 4 * S <= row["at_ns"] < 6 * S])
