@@ -97,8 +97,8 @@ def _launching(found: Forwards) -> float | None:
 
 
 def _kernels(trace: Trace, found: Forwards) -> KernelUse | None:
-    """Of forwards that lie whole in a sampled window, and ``busy_share`` of all, as if the others were like them."""
-    whole = found.busy_ns >= 0
+    """Of forwards that lie whole in a sampled window; ``busy_share`` also of others, as far as some tell of them."""
+    whole, busy, lasted = found.busy_ns >= 0, busy_of(found), found.end - found.start
     if not whole.any():
         return None
     notes = [note for note in trace.notes if note.get("type") == "kernels" and note.get("kernels")]
@@ -107,7 +107,7 @@ def _kernels(trace: Trace, found: Forwards) -> KernelUse | None:
     sums = {name: sum(float(note[f"{name}_ns"]) for note in notes) for name in ("sum", "communication", "copies")}
     return KernelUse(
         steps=len(np.unique(found.step[whole])),
-        busy_share=min(1.0, float(busy_of(found).sum()) / float((found.end - found.start).sum())),
+        busy_share=min(1.0, float(busy[busy >= 0].sum()) / float(lasted[busy >= 0].sum())),
         overlap=sums["sum"] / max(ran_ns, 1),
         communication_share=sums["communication"] / max(sums["sum"], 1.0),
         copies_ms=sums["copies"] / 1e6,

@@ -368,6 +368,15 @@ def test_a_forward_that_is_launched_for_seconds_costs_no_step_its_records(tmp_pa
     assert stages(served)["launch_gap"] > 4 * 4.29e9
 
 
+def test_forwards_of_which_nothing_was_sampled_are_in_no_share_of_kernels(tmp_path: Path) -> None:
+    prompts = [Request(f"p{n}", BEGIN + 6 * n * MS, 64, 1) for n in range(60)]  # all that the window meets
+    slow = Engine(1, graph=False, kernels=300, kernel_us=3)
+    served = run(tmp_path, slow, [*prompts, Request("r1", BEGIN + 600 * MS, 64, 100)], kernels_every="")
+    forwards, kernels = timed_forwards(served.trace()), used(served).kernels
+    assert kernels is not None and (forwards.busy_ns[~forwards.prompts] == -1).all()
+    assert kernels.busy_share == pytest.approx((300 * 3_000 + 250_000) / 2_600_000, rel=0.05)
+
+
 def test_a_window_of_one_engine_tells_nothing_of_anothers_kernels(tmp_path: Path) -> None:
     trace = run(tmp_path, Engine(1, graph=False, kernels=300, kernel_us=3), one(100), kernels_every="").trace()
     ours = timed_forwards(trace)
