@@ -247,12 +247,14 @@ def _in_one_numbering(files: Sequence[RecordFile]) -> tuple[list[RecordFile], tu
 def _counted_on(file: RecordFile, before: int) -> RecordFile:
     if not before:
         return file
-    steps, spans = file.steps.copy(), file.spans.copy()
+    steps, spans, device = file.steps.copy(), file.spans.copy(), file.device.copy()
     steps["seq"] += before
+    device["seq"] += before
     spans["ref"][(spans["code"] >= FIRST_STEP_CODE) & (spans["code"] < FIRST_PROCESS_CODE)] += before
     return replace(
-        file, steps=steps, spans=spans, entry_step=file.entry_step + before, emission_step=file.emission_step + before
-    )
+        file, steps=steps, spans=spans, device=device, entry_step=file.entry_step + before,
+        emission_step=file.emission_step + before,
+    )  # fmt: skip
 
 
 def _ranks(files: Sequence[RecordFile]) -> list[list[RecordFile]]:

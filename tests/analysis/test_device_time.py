@@ -353,6 +353,25 @@ def test_what_others_prompts_took_of_a_step_is_in_no_other_tokens_gap(
     assert (gaps["first_step"] == gaps["last_step"]).all()
 
 
+def test_of_several_engines_each_has_the_times_of_its_own_device(tmp_path: Path) -> None:
+    served = []
+    for number, drift_ppm in enumerate((40, -60)):
+        (folder := tmp_path / str(number)).mkdir()
+        request = Request(f"r{number}", BEGIN + 3 * MS * number, 64, 30 + number)
+        served.append(run(folder, Engine(1, number=number), [request], Device(HostClock(), drift_ppm=drift_ppm)))
+    first, second = served
+    both = replace(first, files=first.files + second.files, requests=first.requests + second.requests)
+    ledger = both.ledger()
+    rows = ledger.rows[ledger.rows["event"] == "last_token"].set_index("request_id")
+    assert ledger.refused == () and not len(both.trace().untimed_steps)
+    for alone in served:
+        (request,) = alone.requests
+        expected = stages(alone)
+        assert expected["decode"] > 0.5 * expected["total"]
+        for stage in ("prefill", "decode", "launch_gap", "input_prep", "scheduling", "unexplained", "total"):
+            assert rows.loc[request.name, f"{stage}_ns"] == expected[stage], stage
+
+
 def test_of_several_ranks_devices_that_of_the_one_that_answers_tells_how_long_a_forward_lasted(tmp_path: Path) -> None:
     served = run(tmp_path, Engine(1, separate=True), one())
     alone = served.trace().step_loads()

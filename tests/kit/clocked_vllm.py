@@ -42,7 +42,7 @@ class Engine:
     """How the engine runs, and how long its parts take (µs).
 
     ``graph``: the forward is one launch of many kernels; else ``kernels`` launches. ``pause_us``: between the two calls
-    of a step, while the host does something else.
+    of a step, while the host does something else. ``number``: of a server's engines which one it is.
     """
 
     runner: int = 1
@@ -65,6 +65,7 @@ class Engine:
     update_us: int = 200
     idle_us: int = 0  # between two steps
     steps_end_us: int = 150
+    number: int = 0
 
 
 @dataclass(slots=True)
@@ -95,8 +96,10 @@ class _Server:
     def __init__(self, folder: Path, engine: Engine, device: Device) -> None:
         self.engine, self.device, self.clock = engine, device, device.clock
         self.core, self.worker = CoreProbe(), WorkerProbe()
-        self.core.writer = RecordWriter(folder / "core.gap", {"role": "core"})
-        self.worker.writer = RecordWriter(folder / "worker.gap", {"role": "worker", "model_runner": engine.runner})
+        head = {"engine": engine.number}
+        self.core.writer = RecordWriter(folder / "core.gap", {"role": "core", **head})
+        head |= {"model_runner": engine.runner}
+        self.worker.writer = RecordWriter(folder / "worker.gap", {"role": "worker", **head})
         self.folder = folder
         self.running: list[Request] = []
         scheduler = self.core._scheduler = SimpleNamespace(running=self.running, waiting=[], requests={})
