@@ -48,7 +48,7 @@ from gapmeter.runs.archive import archive, unpacked
 from gapmeter.scenarios import ScenarioError, load_points, load_scenario
 from gapmeter.study.target import served_models
 from tests.fuzz.feed import ENDED, feed
-from tests.kit.streams import same
+from tests.kit.streams import comparable, same
 
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden"
@@ -120,6 +120,8 @@ def _read_answer(data: bytes) -> None:
     cut, at_once = feed(pieces, ends=ends), feed(pieces and [data], ends=ends)
     for record in (cut, at_once):
         assert record.outcome in ENDED, record.outcome
+        said_by_its_body = record.outcome in (Outcome.HTTP_4XX, Outcome.HTTP_5XX)
+        assert bool(record.error) == (record.outcome is not Outcome.OK) or said_by_its_body
         answer = parse_answer(record)
         assert same(parse_answers([record])[0], answer)
         assert len(answer.token_ns) == int(answer.chunk_tokens.sum())
@@ -129,8 +131,11 @@ def _read_answer(data: bytes) -> None:
         kept = {"said": [f"{answer.finish_reason} {answer.error}"], "metrics": [answer.request_metrics]}
         pa.Table.from_pandas(pd.DataFrame(kept))
         assert answer.request_metrics != {}  # of which Parquet has no column
+    # How much of a broken answer was read before it broke depends on the pieces; that it broke does not.
     assert (cut.outcome is Outcome.MALFORMED) == (at_once.outcome is Outcome.MALFORMED)
-    if cut.outcome is Outcome.OK:
+    if cut.outcome is not Outcome.MALFORMED:
+        assert (cut.outcome, cut.status, cut.body) == (at_once.outcome, at_once.status, at_once.body)
+        assert comparable(parse_answer(cut)) == comparable(parse_answer(at_once))
         assert [text for _, text in events(cut)] == [text for _, text in events(at_once)]
 
 
@@ -344,7 +349,7 @@ def _command(words: str, run: Path, tmp: Path) -> None:
 
 
 TARGETS: dict[str, Target] = {
-    "answers": Target(_answers, _read_answer),
+    "answers": Target(_answers, _read_answer, examples=900),
     "models": Target(_models, _read_models, (UserError,)),
     "manifests": Target(_manifests, _read_manifest, (NotReadable,)),
     "records": Target(_records, _read_records, (NotRecords, ValueError), examples=150),
