@@ -14,25 +14,10 @@ from scipy import stats
 from gapmeter.analysis.stats import bootstrap
 from gapmeter.analysis.stats.bootstrap import Resampled, counts_of, pooled_harrell_davis
 
-values = st.lists(st.floats(1.0, 1e9), min_size=1, max_size=60)
-
 
 def once(values: NDArray[np.float64], percentile: float) -> float:
     """The percentile of the values as they are."""
     return Resampled(values).harrell_davis(np.ones((len(values), 1), np.int32), [percentile]).item()
-
-
-@given(values, st.sampled_from([1.0, 25.0, 50.0, 90.0, 99.0]))
-def test_a_harrell_davis_percentile_lies_among_the_values_and_follows_their_scale(given: list[float], p: float) -> None:
-    values = np.array(given)
-    found = once(values, p)
-    assert min(given) * (1 - 1e-9) <= found <= max(given) * (1 + 1e-9)
-    assert once(3 * values, p) == pytest.approx(3 * found)
-
-
-def test_harrell_and_davis_of_the_median_of_three_is_the_beta_mixture() -> None:
-    """a = b = 2: I_x(2, 2) = 3 x^2 - 2 x^3, so the weights are 7/27, 13/27, 7/27."""
-    assert once(np.array([1.0, 10.0, 100.0]), 50) == pytest.approx((707 + 130) / 27)
 
 
 def test_values_that_are_missing_are_left_out_of_each_resample() -> None:
@@ -43,7 +28,7 @@ def test_values_that_are_missing_are_left_out_of_each_resample() -> None:
     assert np.isnan(Resampled(np.full(4, np.nan)).harrell_davis(counts, [50, 99])).all()
 
 
-@pytest.mark.parametrize("size", [5, 300, 4000])  # the largest reads only a part of the order for each percentile
+@pytest.mark.parametrize("size", [2, 5, 300, 4000])  # the largest reads only a part of the order for each percentile
 @pytest.mark.parametrize("missing", [0.0, 0.1])
 def test_percentiles_of_resamples_are_scipys_of_the_values_written_out(size: int, missing: float) -> None:
     rng = np.random.default_rng(size)

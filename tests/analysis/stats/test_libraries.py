@@ -19,11 +19,11 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.rates import confint_poisson
 
-from gapmeter.analysis.stats.bootstrap import Resampled, block_length, draw
+from gapmeter.analysis.stats.bootstrap import block_length, draw
 from gapmeter.analysis.stats.changes import least_squares_cuts
 from gapmeter.analysis.stats.dependence import autocorrelation_time
 from gapmeter.analysis.stats.estimate import Difference, Spread, holm
-from gapmeter.analysis.stats.exact import interval_ranks, rate_at_least, share_bounds
+from gapmeter.analysis.stats.exact import rate_at_least, share_bounds
 from gapmeter.analysis.stats.series import Series, ratio_of_geometric_means
 from tests.kit.series import ar1
 
@@ -36,15 +36,6 @@ def see_saw(rng: np.random.Generator, count: int) -> Floats:
     values = np.asarray(3 + noise[1:] - 0.9 * noise[:-1])
     assert autocorrelation_time(values) == 1
     return values
-
-
-@pytest.mark.parametrize("count", [1, 2, 10, 101, 1000])
-def test_percentiles_are_scipys_hdquantiles(count: int) -> None:
-    values = np.random.default_rng(count).lognormal(0, 1, count)
-    asked = [1.0, 25.0, 50.0, 90.0, 99.0, 99.9]
-    theirs = stats.mstats.hdquantiles(values, np.array(asked) / 100) if count > 1 else np.repeat(values, len(asked))
-    found = Resampled(values).harrell_davis(np.ones((count, 1), np.int32), asked)[0]
-    assert found == pytest.approx(np.asarray(theirs), rel=1e-8)
 
 
 @pytest.mark.parametrize("phi", [0.7, 0.9, 0.95])
@@ -83,15 +74,6 @@ def test_bounds_of_a_share_are_statsmodels_also_between_whole_numbers(count: flo
 def test_bounds_of_a_rate_are_statsmodels(count: int, seconds: float) -> None:
     low, _ = confint_poisson(count, seconds, method="exact-c")
     assert rate_at_least(count, seconds) == pytest.approx(low)
-
-
-@settings(deadline=None)
-@given(st.integers(10, 3000), st.sampled_from([50.0, 90.0, 99.0]))
-def test_ends_of_a_percentile_of_independent_values_are_scipys(count: int, percentile: float) -> None:
-    ranks = np.arange(1.0, count + 1)
-    theirs = stats.quantile_test(ranks, p=percentile / 100).confidence_interval(0.95)
-    ours = [np.nan if rank is None else float(rank) for rank in interval_ranks(count, float(count), percentile)]
-    assert ours == pytest.approx([theirs.low, theirs.high], nan_ok=True)
 
 
 @pytest.mark.parametrize("count", [2, 50, 401])
