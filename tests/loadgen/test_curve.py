@@ -146,16 +146,6 @@ def test_counts_in_neighboring_windows_are_alike_in_bursts_and_unrelated_without
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_shares_of_four_processes_together_are_the_one_process(shape: str) -> None:
-    """Each share's rescaled gaps are sums of four exponentials; merged again they are what was drawn."""
-    made = drawn(shape, duration_ns=1000 * S)
-    shares = [made.due_ns[worker::4] for worker in range(4)]
-    np.testing.assert_array_equal(np.sort(np.concatenate(shares)), made.due_ns)
-    for share in shares:
-        assert stats.kstest(np.diff(expected_at(made.knots, share)), "gamma", args=(4,)).pvalue > 0.001
-
-
-@pytest.mark.parametrize("shape", SHAPES)
 def test_a_longer_run_begins_with_the_same_arrivals(shape: str) -> None:
     fixed = {"ramp": ramp(2, 40, "100s")} if shape == "ramp" else {}
     short, long = (drawn(shape, duration_ns=d * S, **fixed).due_ns for d in (100, 1000))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -154,28 +153,12 @@ def test_shares_together_are_the_plan(path: Path, workers: int, closed: bool) ->
     assert len({share.digest() for share in shares}) == workers
 
 
-def test_merged_shares_are_one_poisson_process(path: Path) -> None:
-    """The rate, the dispersion and the gaps of what four processes issue together."""
-    plan = planned(path, "load.duration=2000s", "workload.prompt_tokens=1", "workload.output_tokens=1")
-    merged = np.sort(np.concatenate([plan.slice(worker, 4).due_ns for worker in range(4)]))
-    assert stats.kstest(np.diff(merged, prepend=0) / 1e9, "expon", args=(0, 0.1)).pvalue > 0.001
-    counts = np.bincount(merged // 4_000_000_000)[:500]
-    assert counts.var(ddof=1) / counts.mean() == pytest.approx(1, abs=4 * (2 / 499) ** 0.5)
-
-
 def test_a_slice_of_a_slice_is_refused(path: Path) -> None:
     plan = planned(path)
     with pytest.raises(ValueError, match="cannot take slice 0 of 2 of slice 1 of 2"):
         plan.slice(1, 2).slice(0, 2)
     with pytest.raises(ValueError, match="cannot take slice 2 of 2"):
         plan.slice(2, 2)
-
-
-def test_a_plan_travels_to_another_process(path: Path) -> None:
-    share = planned(path, *CLOSED).slice(1, 2)
-    copy = pickle.loads(pickle.dumps(share))
-    assert copy.digest() == share.digest()
-    assert copy.body(len(copy) + 3) == share.body(len(share) + 3)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])

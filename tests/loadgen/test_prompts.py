@@ -80,11 +80,6 @@ def test_a_tokenizer_that_a_class_changes_as_it_loads_is_left_to_transformers(tm
     assert plain == load_tokenizer(write_model(tmp_path / "again")).counts(["one"], "completion")
 
 
-def test_a_long_prompt_is_exact_too(tokenizers: dict[str, PromptTokenizer]) -> None:
-    prompts = make_prompts(tokenizers["byte-level"], "chat", np.array([32_000]), 0.0, stream(1))
-    assert tokenizers["byte-level"].counts([prompts.openings.texts[0]], "chat") == 32_000
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_prompts_differ_from_their_first_words_on(tokenizers: dict[str, PromptTokenizer], name: str) -> None:
     prompts = make_prompts(tokenizers[name], "chat", np.full(200, 100), 0.0, stream(1))
