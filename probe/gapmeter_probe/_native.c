@@ -49,15 +49,14 @@ static PyObject *method_type;
 enum {
   N_GROW, N_WRITER, N_DONE_CALLBACK, N_SEQ, N_TOTAL, N_TOKENS, N_NEW, N_CACHED, N_REQ_ID, N_COMPUTED, N_REQ_IDS, N_RUNNING,
   N_WAITING, N_SKIPPED, N_FREE, N_OUTPUTS, N_NEW_IDS, N_REQUEST_ID, N_HAS_WORK, N_NUM_TOKENS, N_FINISH, N_RECEIVED,
-  N_COLLECTOR, N_PUT, N_REF, N_FINISHED, N_CALL, N_BODY, N_GENERATIONS, N_OPENED, N_WRITTEN, N_OUTPUT, N_TAKEN, N_STATE,
-  N_OFFSET, N_PROMPT, N_EVICTED, N_QUERY, NAMES
+  N_COLLECTOR, N_PUT, N_REF, N_FINISHED, N_CALL, N_BODY, N_GENERATIONS, N_OPENED, N_WRITTEN, N_OUTPUT, N_TAKEN, NAMES
 };
 static const char *const spelled[NAMES] = {
     "_grow", "writer", "add_done_callback", "gapmeter_seq", "total_num_scheduled_tokens", "num_scheduled_tokens",
     "scheduled_new_reqs", "scheduled_cached_reqs", "req_id", "num_computed_tokens", "req_ids", "running",
     "waiting", "skipped_waiting", "num_free_blocks", "outputs", "new_token_ids", "request_id", "has_work", "num_tokens",
     "finish_reason", "received", "collector", "put", "ref", "finished", "gapmeter_call", "body", "generations", "opened",
-    "written", "output", "gapmeter_ns", "state", "position_offset", "prompt", "evicted", "query_length"};
+    "written", "output", "gapmeter_ns"};
 static PyObject *names[NAMES];
 
 /* ---- objects of ours */
@@ -1663,77 +1662,9 @@ static PyType_Slot answers_slots[] = {{Py_tp_new, answers_new},         {Py_tp_m
 static PyType_Spec answers_spec = {"gapmeter_probe._native.Answers", sizeof(Answers), 0,
                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, answers_slots};
 
-/* ---- what handlers in Python call */
-
-/* span(code, ref, start_ns, end_ns, n=0): as `spans` takes it. */
-static PyObject *make_span(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-  (void)module;
-  if (nargs < 4 || nargs > 5) {
-    PyErr_SetString(PyExc_TypeError, "span takes code, ref, start_ns, end_ns and n");
-    return NULL;
-  }
-  PyObject *rest[3] = {PyLong_FromLong(SPAN_SIZE), PyLong_FromLong(SPAN_KIND), PyLong_FromLong(0)};
-  PyObject *made = rest[0] && rest[1] && rest[2]
-                       ? PyTuple_Pack(8, rest[0], rest[1], args[0], args[1], nargs == 5 ? args[4] : rest[2], args[2],
-                                      args[2], args[3])
-                       : NULL;
-  for (int k = 0; k < 3; k++)
-    Py_XDECREF(rest[k]);
-  return made;
-}
-
-/* The entry of an item of Transformers' batch that only decodes; NULL without an exception for any other. */
-static PyObject *decode_entry(PyObject *item, PyObject *requests) {
-  PyObject *state = PyObject_GetAttr(item, names[N_STATE]), *before = NULL, *id = NULL, *query = NULL, *ref = NULL;
-  PyObject *request, *evicted = NULL, *zero = NULL, *entry = NULL;
-  int64_t done, prompt;
-  if (!state || !(before = PyObject_GetAttr(state, names[N_OFFSET])) || !(id = PyObject_GetAttr(state, names[N_REQUEST_ID])))
-    goto over;
-  request = PyDict_GetItemWithError(requests, id);
-  if (!request || to_i64(before, &done) || attribute_i64(request, names[N_PROMPT], &prompt) || done < prompt ||
-      !(evicted = PyObject_GetAttr(request, names[N_EVICTED])) || evicted != Py_False)
-    goto over;
-  if ((query = PyObject_GetAttr(item, names[N_QUERY])) && (ref = PyObject_GetAttr(request, names[N_REF])) &&
-      (zero = PyLong_FromLong(0)))
-    entry = PyTuple_Pack(5, ref, query, before, zero, zero);
-over:
-  Py_XDECREF(state);
-  Py_XDECREF(before);
-  Py_XDECREF(id);
-  Py_XDECREF(query);
-  Py_XDECREF(ref);
-  Py_XDECREF(evicted);
-  Py_XDECREF(zero);
-  return entry;
-}
-
-/* entries(batch, requests, entry): of each item, by `entry(item)` where it does more than to decode. */
-static PyObject *make_entries(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-  (void)module;
-  if (nargs != 3 || !PyDict_Check(args[1])) {
-    PyErr_SetString(PyExc_TypeError, "entries takes a batch, the requests and what to do with the others");
-    return NULL;
-  }
-  PyObject *batch = listed(args[0]), *made = batch ? PyList_New(0) : NULL;
-  Py_ssize_t count = made ? PySequence_Size(batch) : 0;
-  for (Py_ssize_t k = 0; k < count; k++) {
-    PyObject *entry = decode_entry(item(batch, k), args[1]);
-    if (!entry && !PyErr_Occurred())
-      entry = PyObject_CallFunctionObjArgs(args[2], item(batch, k), NULL);
-    int left = entry ? PyList_Append(made, entry) : -1;
-    Py_XDECREF(entry);
-    if (left) {
-      Py_CLEAR(made);
-      break;
-    }
-  }
-  Py_XDECREF(batch);
-  return made;
-}
+/* ---- the module */
 
 static PyMethodDef functions[] = {
-    {"span", METHOD(make_span), METH_FASTCALL, "A span to be written with others."},
-    {"entries", METHOD(make_entries), METH_FASTCALL, "What the requests of a batch do."},
     {"wrap", make_wrapped, METH_VARARGS, "A function with our own code around it."},
     {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, functions, NULL, NULL, NULL, NULL};

@@ -17,8 +17,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from gapmeter_probe import codes
+from gapmeter_probe.appender import span
 from gapmeter_probe.hooks import now
-from gapmeter_probe.writer import RecordWriter, span
+from gapmeter_probe.writer import RecordWriter
 
 WINDOW = 20  # steps
 _PAUSE_NS = 500  # kernels that follow one another more closely than this count as one stretch, the pause as a pause

@@ -37,14 +37,12 @@ from gapmeter_probe.records import (
 )
 
 if TYPE_CHECKING:
-    from gapmeter_probe.appender import Appender, span
+    from gapmeter_probe.appender import Appender
 else:
     try:
-        from gapmeter_probe._native import Appender, span
+        from gapmeter_probe._native import Appender
     except ImportError:  # there was no compiler where it was installed
-        from gapmeter_probe.appender import Appender, span
-
-__all__ = ["NATIVE", "PROBE_DIR", "RecordWriter", "open_probe", "span"]
+        from gapmeter_probe.appender import Appender
 
 NATIVE = Appender.__module__ == "gapmeter_probe._native"
 CHUNK_BYTES = 4 << 20

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gapmeter_probe import calls, codes
+from gapmeter_probe import codes
+from gapmeter_probe.appender import span
 from gapmeter_probe.device import COPIED, FORWARD, FORWARD_END, SAMPLED, DeviceClock, open_device
 from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.records import EntryFlag, Outcome, StepFlag
-from gapmeter_probe.writer import span
 
 _CB = "transformers.generation.continuous_batching."
 _API = f"{_CB}continuous_api:ContinuousBatchProcessor."
@@ -204,10 +204,7 @@ class EngineProbe(Probe):
         step.running, step.waiting = len(scheduler.active_requests), len(scheduler.waiting_requests)
         step.entries = [(ref, 0, 0, 0, _PREEMPTED) for ref in self._evictions]
         self._evictions.clear()
-        if calls.native:
-            step.entries += calls.native.entries(batch, self._requests, self._entry)
-        else:
-            step.entries += [self._entry(item) for item in batch]
+        step.entries += [self._entry(item) for item in batch]
         self._step = step
         self._open.append(step)
         if self._device:
@@ -319,7 +316,7 @@ class EngineProbe(Probe):
         self._woken_ns = 0
 
     def _write(self, step: _Step) -> None:
-        """All that is recorded of a step, at once and at its end: see ``gapmeter_probe.writer.span``."""
+        """All that is recorded of a step, at once and at its end: see ``gapmeter_probe.appender.span``."""
         writer = self.writer
         assert writer is not None
         writer.step(

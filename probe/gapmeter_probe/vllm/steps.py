@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gapmeter_probe import codes
-from gapmeter_probe.appender import Stamps
+from gapmeter_probe.appender import Stamps, span
 from gapmeter_probe.records import EntryFlag, StepFlag
-from gapmeter_probe.writer import RecordWriter, span
+from gapmeter_probe.writer import RecordWriter
 
 SEQ = "gapmeter_seq"  # the attribute that carries a step's number
 # Where calls leave their times: start and end; of an encoding, the identity of what was encoded, too.

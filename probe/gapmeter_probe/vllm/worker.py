@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 from gapmeter_probe import calls, codes
+from gapmeter_probe.appender import span
 from gapmeter_probe.device import COPIED, FORWARD, FORWARD_END, SAMPLED, DeviceClock, open_device
 from gapmeter_probe.hooks import Hook, Probe, now
 from gapmeter_probe.vllm.core import describe, engine_of
 from gapmeter_probe.vllm.steps import SEQ
-from gapmeter_probe.writer import span
 
 # Bits of INPUT_PREP's n: ran as a captured graph; as one in pieces. The rest is the padded batch size.
 GRAPH, PIECEWISE = 1 << 31, 1 << 30
