@@ -16,10 +16,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -280,7 +280,7 @@ def vllm(folder: Path) -> Iterator[Finding]:
         return
     args = {"load_format": "dummy", "max_model_len": 2048}
     for runner in ("0", "1"):
-        with _environment(VLLM_USE_V2_MODEL_RUNNER=runner):
+        with patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=runner):
             for batch in (1, 32):
                 name = f"vLLM, Model Runner V{1 + int(runner)}, batch {batch}"
                 yield from _served(folder, name, "vllm", "builtin:llama-8b", batch, args)
@@ -292,7 +292,7 @@ def kernels(folder: Path) -> Iterator[Finding]:
     """Kernels in windows of steps: how much of a forward they fill, and what looking costs the gaps between tokens."""
     gaps: dict[str, float] = {}
     for every in ("0", "100"):  # of graphs; without them the probe looks once by itself
-        with _environment(GAPMETER_PROBE_KERNELS=every):
+        with patch.dict(os.environ, GAPMETER_PROBE_KERNELS=every):
             name = f"transformers, kernels sampled every {every} steps" if every != "0" else "transformers, no samples"
             result = _run(folder, "transformers", "builtin:llama-1b", 8, {"cuda_graphs": True})
             yield from _described(name, result)
@@ -360,15 +360,6 @@ def _cost_found(name: str, cost: Mapping[str, Any]) -> Finding:
     speed = cost["parts"]["all"]["tokens_per_s"]
     text = f"{speed['ratio']:.4f} ({speed['low']:.4f} .. {speed['high']:.4f}) of its tokens a second"
     return Finding(f"{name}: with the probe", text, "0.98 or more", speed["ratio"] >= 0.98)
-
-
-@contextmanager
-def _environment(**names: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
-    yield
-    for name, value in before.items():
-        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 PARTS: dict[str, Callable[[Path], Iterator[Finding]]] = {

@@ -11,8 +11,10 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -118,20 +120,10 @@ def delayed(name: str, folder: Path, cases: tuple[Case, ...], setting: Setting |
         yield Delayed(engine, folder, cases)
 
 
-@contextlib.contextmanager
-def _patched(inject: Path) -> Iterator[None]:
+def _patched(inject: Path) -> AbstractContextManager[object]:
     """What is started in here, server or generator, has the patch in it."""
-    before = {name: os.environ.get(name) for name in ("GAPMETER_INJECT", "PYTHONPATH")}
-    path = [str(_PATCHES), *filter(None, [before["PYTHONPATH"]])]
-    os.environ |= {"GAPMETER_INJECT": str(inject), "PYTHONPATH": os.pathsep.join(path)}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    path = [str(_PATCHES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return patch.dict(os.environ, GAPMETER_INJECT=str(inject), PYTHONPATH=os.pathsep.join(path))
 
 
 def in_turn(cases: Sequence[Case], rounds: int) -> list[Case | None]:

@@ -313,14 +313,7 @@ def test_a_disk_that_fills_up_makes_the_run_invalid_and_its_results_can_be_had_l
 
 def test_a_disk_that_is_full_before_the_load_is_no_server_that_cannot_be_reached(tmp_path: Path) -> None:
     """The server's own record does not fit."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(tmp_path)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("only root may mount a small disk")
-    try:
-        done = gapmeter(*SIMULATED, runs=tmp_path)
-    finally:
-        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+    with small_disk(tmp_path / "small", "600k"):
+        done = gapmeter(*SIMULATED, runs=tmp_path / "small")
     assert (done.code, done.out) == (98, ""), done.err
     assert "No space left on device" in done.err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,8 +140,3 @@ def _lines(pieces: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
         *whole, rest = (rest + piece).split(b"\n")
         found += [(arrived, line.strip()) for line in whole]
     return [*found, (pieces[-1][0] if pieces else 0, rest.strip())]
-
-
-def available() -> bool:
-    """Whether an interpreter with vLLM is at hand (the marked tests need one)."""
-    return os.access(find_python(ROOT), os.X_OK)
