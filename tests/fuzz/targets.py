@@ -228,8 +228,13 @@ def _scenarios() -> list[bytes]:
 
 def _read_scenario(data: bytes) -> None:
     path = _file("scenario.yaml", data)
-    load_points(path, (), {})
-    scenario = load_scenario(path, (), {})
+    try:
+        load_points(path, (), {})
+        scenario = load_scenario(path, (), {})
+    except ScenarioError as error:
+        if path.name not in str(error):
+            raise AssertionError(f"of which file? {error}") from error
+        raise
     assert scenario.digest()
 
 

@@ -84,17 +84,6 @@ def test_any_value_of_any_key_is_taken_or_refused_in_a_sentence_with_its_place(
         assert found.digest()
 
 
-@settings(max_examples=200, deadline=None)
-@given(data=st.binary(max_size=60))
-def test_a_scenario_file_of_any_bytes_is_refused_in_a_sentence(
-    tmp_path_factory: pytest.TempPathFactory, data: bytes
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "bytes.yaml"
-    path.write_bytes(data)
-    with pytest.raises(ScenarioError, match=r"bytes\.yaml"):
-        load_scenario(path, [], {})
-
-
 LINES = st.one_of(
     st.binary(max_size=40),
     st.sampled_from(
