@@ -61,8 +61,22 @@ static PyObject *names[NAMES];
 
 /* ---- objects of ours */
 
+/* What those begin with that the collector has to know: how many objects they hold, and these in a row. */
+#define HOLDS PyObject_HEAD Py_ssize_t holds;
+typedef struct {
+  HOLDS
+  PyObject *held[];
+} Holder;
+
 /* A new one, all of it zero. */
 static void *allocate(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); }
+
+static void *holder(PyTypeObject *type, Py_ssize_t holds) {
+  Holder *self = allocate(type);
+  if (self)
+    self->holds = holds;
+  return self;
+}
 
 static void release(void *object) {
   PyTypeObject *type = Py_TYPE((PyObject *)object);
@@ -70,17 +84,25 @@ static void release(void *object) {
   Py_DECREF(type);
 }
 
-/* What one holds stands in a row, from `held` on: to be visited with its type, and let go of. */
-static int visit_held(PyObject *object, PyObject **held, int count, visitproc visit, void *arg) {
+static int holder_traverse(PyObject *object, visitproc visit, void *arg) {
+  Holder *self = (Holder *)object;
   Py_VISIT(Py_TYPE(object));
-  for (int k = 0; k < count; k++)
-    Py_VISIT(held[k]);
+  for (Py_ssize_t k = 0; k < self->holds; k++)
+    Py_VISIT(self->held[k]);
   return 0;
 }
 
-static void let_go(PyObject **held, int count) {
-  for (int k = 0; k < count; k++)
-    Py_CLEAR(held[k]);
+static int holder_clear(PyObject *object) {
+  Holder *self = (Holder *)object;
+  for (Py_ssize_t k = 0; k < self->holds; k++)
+    Py_CLEAR(self->held[k]);
+  return 0;
+}
+
+static void holder_dealloc(PyObject *object) {
+  PyObject_GC_UnTrack(object);
+  holder_clear(object);
+  release(object);
 }
 
 static PyObject *own(PyObject *object) {
@@ -474,9 +496,9 @@ static PyType_Spec stamps_spec = {"gapmeter_probe._native.Stamps", sizeof(Stamps
 enum { AFTER, BEFORE, AROUND, NOTE, ARRIVAL, MARK, TAKEN, SENT, EXECUTE, SAMPLE, RUN, FORWARDING, SAMPLED, PADDING };
 
 typedef struct {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  HOLDS
   PyObject *original, *handle, *fail, *name, *of, *attributes;
+  vectorcallfunc vectorcall;
   int64_t *stamps; /* NOTE, ARRIVAL: of the Stamps that is `of` */
   Py_ssize_t argument; /* NOTE: whose identity is noted, too; none below 0 */
   uint32_t code;
@@ -634,7 +656,7 @@ static int set_taken(PyObject *object, PyObject *name) {
 
 /* A coroutine that is waited for, and what we do when it is done. */
 typedef struct {
-  PyObject_HEAD
+  HOLDS
   PyObject *coroutine, *of, *about; /* the wrapped function; its first argument (TAKEN), or what its handler said (SENT) */
   int64_t start;
 } Awaited;
@@ -720,29 +742,14 @@ static PyObject *awaited_close(PyObject *object, PyObject *nothing) {
   return PyObject_CallMethod(((Awaited *)object)->coroutine, "close", NULL);
 }
 
-static int awaited_traverse(PyObject *object, visitproc visit, void *arg) {
-  return visit_held(object, &((Awaited *)object)->coroutine, 3, visit, arg);
-}
-
-static int awaited_clear(PyObject *object) {
-  let_go(&((Awaited *)object)->coroutine, 3);
-  return 0;
-}
-
-static void awaited_dealloc(PyObject *object) {
-  PyObject_GC_UnTrack(object);
-  awaited_clear(object);
-  release(object);
-}
-
 static PyMethodDef awaited_methods[] = {{"send", awaited_given, METH_O, NULL},
                                         {"throw", awaited_throw, METH_VARARGS, NULL},
                                         {"close", awaited_close, METH_NOARGS, NULL},
                                         {NULL, NULL, 0, NULL}};
 static PyType_Slot awaited_slots[] = {{Py_tp_methods, awaited_methods}, {Py_am_await, own},
                                       {Py_am_send, awaited_send},       {Py_tp_iter, own},
-                                      {Py_tp_iternext, awaited_next},   {Py_tp_traverse, awaited_traverse},
-                                      {Py_tp_clear, awaited_clear},     {Py_tp_dealloc, awaited_dealloc},
+                                      {Py_tp_iternext, awaited_next},   {Py_tp_traverse, holder_traverse},
+                                      {Py_tp_clear, holder_clear},      {Py_tp_dealloc, holder_dealloc},
                                       {0, NULL}};
 static PyType_Spec awaited_spec = {"gapmeter_probe._native.Awaited", sizeof(Awaited), 0,
                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, awaited_slots};
@@ -765,7 +772,7 @@ static PyObject *await_call(Wrapped *self, PyObject *const *args, size_t nargsf,
     Py_XDECREF(about);
     return coroutine;
   }
-  Awaited *awaited = allocate(awaited_type);
+  Awaited *awaited = holder(awaited_type, 3);
   if (!awaited) {
     Py_DECREF(coroutine);
     Py_DECREF(about);
@@ -783,7 +790,7 @@ static PyObject *await_call(Wrapped *self, PyObject *const *args, size_t nargsf,
 enum { WORKER_SPAN = 110, INPUT_PREP_SPAN = 111, FORWARD_SPAN = 112, SAMPLING_SPAN = 113 };
 
 typedef struct {
-  PyObject_HEAD
+  HOLDS
   PyObject *writer;        /* None: all is done in Python */
   PyObject *padded, *mode; /* the batch's size with the bits of how it ran; the mode whose bits are known */
   int64_t seq, last_seq, prep, forward; /* of the remote call in progress; of the latest step */
@@ -887,7 +894,7 @@ static PyObject *worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
   (void)kwargs;
   if (!PyArg_ParseTuple(args, "O", &padded))
     return NULL;
-  Worker *self = allocate(type);
+  Worker *self = holder(type, 3);
   if (!self)
     return NULL;
   self->padded = own(padded);
@@ -895,20 +902,10 @@ static PyObject *worker_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
   return (PyObject *)self;
 }
 
-static int worker_traverse(PyObject *object, visitproc visit, void *arg) {
-  return visit_held(object, &((Worker *)object)->writer, 3, visit, arg);
-}
-
-static void worker_dealloc(PyObject *object) {
-  PyObject_GC_UnTrack(object);
-  let_go(&((Worker *)object)->writer, 3);
-  release(object);
-}
-
 static PyMemberDef worker_members[] = {{"writer", T_OBJECT_EX, offsetof(Worker, writer), 0, NULL},
                                        {NULL, 0, 0, 0, NULL}};
 static PyType_Slot worker_slots[] = {{Py_tp_new, worker_new},           {Py_tp_members, worker_members},
-                                     {Py_tp_traverse, worker_traverse}, {Py_tp_dealloc, worker_dealloc},
+                                     {Py_tp_traverse, holder_traverse}, {Py_tp_dealloc, holder_dealloc},
                                      {0, NULL}};
 static PyType_Spec worker_spec = {"gapmeter_probe._native.Worker", sizeof(Worker), 0,
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, worker_slots};
@@ -1002,7 +999,7 @@ static PyObject *make_wrapped(PyObject *module, PyObject *args) {
     PyErr_SetString(PyExc_IndexError, "no such stamp");
     return NULL;
   }
-  Wrapped *self = allocate(wrapped_type);
+  Wrapped *self = holder(wrapped_type, 6);
   if (!self)
     return NULL;
   self->vectorcall = wrapped_call;
@@ -1026,19 +1023,9 @@ static PyObject *wrapped_get(PyObject *self, PyObject *instance, PyObject *owner
   return PyObject_CallFunctionObjArgs(method_type, self, instance, NULL);
 }
 
-static int wrapped_traverse(PyObject *object, visitproc visit, void *arg) {
-  return visit_held(object, &((Wrapped *)object)->original, 6, visit, arg);
-}
-
 static int wrapped_clear(PyObject *object) {
   Py_CLEAR(((Wrapped *)object)->attributes);
   return 0;
-}
-
-static void wrapped_dealloc(PyObject *object) {
-  PyObject_GC_UnTrack(object);
-  let_go(&((Wrapped *)object)->original, 6);
-  release(object);
 }
 
 static PyMemberDef wrapped_members[] = {
@@ -1052,9 +1039,9 @@ static PyType_Slot wrapped_slots[] = {{Py_tp_doc, "A function, and what we do ar
                                       {Py_tp_descr_get, wrapped_get},
                                       {Py_tp_members, wrapped_members},
                                       {Py_tp_getset, wrapped_getset},
-                                      {Py_tp_traverse, wrapped_traverse},
+                                      {Py_tp_traverse, holder_traverse},
                                       {Py_tp_clear, wrapped_clear},
-                                      {Py_tp_dealloc, wrapped_dealloc},
+                                      {Py_tp_dealloc, holder_dealloc},
                                       {0, NULL}};
 static PyType_Spec wrapped_spec = {
     "gapmeter_probe._native.Wrapped", sizeof(Wrapped), 0,
@@ -1073,7 +1060,7 @@ typedef struct {
 } Buffered;
 
 typedef struct {
-  PyObject_HEAD
+  HOLDS
   PyObject *writer, *scheduler, *blocks; /* None until the file is open */
   PyObject *requests, *departed, *evicted, *evictions, *prompt_entry, *stamps;
   int64_t seq, updated, looped_ns, woken_ns;
@@ -1405,7 +1392,7 @@ static PyObject *steps_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyErr_SetString(PyExc_ValueError, "too few stamps");
     return NULL;
   }
-  Steps *self = allocate(type);
+  Steps *self = holder(type, 9);
   if (!self)
     return NULL;
   self->requests = own(requests);
@@ -1420,15 +1407,9 @@ static PyObject *steps_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
   return (PyObject *)self;
 }
 
-static int steps_traverse(PyObject *object, visitproc visit, void *arg) {
-  return visit_held(object, &((Steps *)object)->writer, 9, visit, arg);
-}
-
 static void steps_dealloc(PyObject *object) {
-  PyObject_GC_UnTrack(object);
-  let_go(&((Steps *)object)->writer, 9);
   PyMem_Free(((Steps *)object)->numbers);
-  release(object);
+  holder_dealloc(object);
 }
 
 static PyMethodDef steps_methods[] = {{"scheduled", METHOD(steps_scheduled), METH_FASTCALL, NULL},
@@ -1442,7 +1423,7 @@ static PyMemberDef steps_members[] = {{"writer", T_OBJECT_EX, offsetof(Steps, wr
                                       {"woken_ns", T_LONGLONG, offsetof(Steps, woken_ns), 0, NULL},
                                       {NULL, 0, 0, 0, NULL}};
 static PyType_Slot steps_slots[] = {{Py_tp_new, steps_new},           {Py_tp_methods, steps_methods},
-                                    {Py_tp_members, steps_members},   {Py_tp_traverse, steps_traverse},
+                                    {Py_tp_members, steps_members},   {Py_tp_traverse, holder_traverse},
                                     {Py_tp_dealloc, steps_dealloc},   {0, NULL}};
 static PyType_Spec steps_spec = {"gapmeter_probe._native.Steps", sizeof(Steps), 0,
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, steps_slots};
@@ -1452,7 +1433,7 @@ static PyType_Spec steps_spec = {"gapmeter_probe._native.Steps", sizeof(Steps), 
 enum { OUTPUT_RECEIVE = 5, DETOKENIZE = 6, EGRESS = 7, MOST_ARRIVED = 64 };
 
 typedef struct {
-  PyObject_HEAD
+  HOLDS
   PyObject *writer; /* None until the file is open */
   PyObject *generations, *marks, *carrying;
   int64_t arrived_ns;
@@ -1630,7 +1611,7 @@ static PyObject *answers_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
   (void)kwargs;
   if (!PyArg_ParseTuple(args, "O!O!O", &PyDict_Type, &generations, &PyDict_Type, &marks, &carrying))
     return NULL;
-  Answers *self = allocate(type);
+  Answers *self = holder(type, 4);
   if (!self)
     return NULL;
   self->generations = own(generations);
@@ -1640,16 +1621,6 @@ static PyObject *answers_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
   return (PyObject *)self;
 }
 
-static int answers_traverse(PyObject *object, visitproc visit, void *arg) {
-  return visit_held(object, &((Answers *)object)->writer, 4, visit, arg);
-}
-
-static void answers_dealloc(PyObject *object) {
-  PyObject_GC_UnTrack(object);
-  let_go(&((Answers *)object)->writer, 4);
-  release(object);
-}
-
 static PyMethodDef answers_methods[] = {{"decoded", METHOD(answers_decoded), METH_FASTCALL, NULL},
                                         {"processed", METHOD(answers_processed), METH_FASTCALL, NULL},
                                         {"sending", METHOD(answers_sending), METH_FASTCALL, NULL},
@@ -1657,8 +1628,8 @@ static PyMethodDef answers_methods[] = {{"decoded", METHOD(answers_decoded), MET
 static PyMemberDef answers_members[] = {{"writer", T_OBJECT_EX, offsetof(Answers, writer), 0, NULL},
                                         {NULL, 0, 0, 0, NULL}};
 static PyType_Slot answers_slots[] = {{Py_tp_new, answers_new},         {Py_tp_methods, answers_methods},
-                                      {Py_tp_members, answers_members}, {Py_tp_traverse, answers_traverse},
-                                      {Py_tp_dealloc, answers_dealloc}, {0, NULL}};
+                                      {Py_tp_members, answers_members}, {Py_tp_traverse, holder_traverse},
+                                      {Py_tp_dealloc, holder_dealloc}, {0, NULL}};
 static PyType_Spec answers_spec = {"gapmeter_probe._native.Answers", sizeof(Answers), 0,
                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, answers_slots};
 
