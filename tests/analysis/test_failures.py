@@ -100,6 +100,13 @@ def test_percentiles_stand_twice_in_the_summary_over_successes_and_with_failures
     assert alone.p99_ms is not None and alone.p99_ms < 100
     assert with_them.p99_ms is None
     assert with_them.over_ms == {"p975": 30_000, "p99": 30_000}
+    assert told.counts.failed == {"http_5xx": 60}
+    assert (told.verdict, told.slo[0].metric, told.slo[0].status, told.slo[0].infinite) == (
+        "FAIL",
+        "ttft",
+        "FAIL",
+        True,
+    )
     assert with_them.p50_ms is not None and alone.p50_ms is not None and with_them.p50_ms >= alone.p50_ms
 
 

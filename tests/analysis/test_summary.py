@@ -145,21 +145,6 @@ def test_an_unmeasured_stage_is_null_never_zero(told: RunFigures) -> None:
     assert told.stages["preempted"].p50_ms == 0
 
 
-def test_failed_requests_stand_beside_successes_and_decide_the_slo() -> None:
-    frames = simulate(1200, rate=8.0, failures=60, error="boom")
-    told = build_figures(RunTables(frames.requests, frames.ledger), SLOS, replace(EVIDENCE, slo_on_errors=True))
-    ttft = told.metrics["ttft"]
-    assert ttft.with_failures is not None
-    assert (ttft.count, ttft.with_failures.count) == (1140, 1200)
-    assert ttft.with_failures.p99_ms is None
-    assert [p for p, each in ttft.with_failures.percentiles.items() if each.infinite] == [97.5, 99.0]
-    assert ttft.p99_ms is not None and ttft.p99_ms < 100
-    assert told.counts.failed == {"http_5xx": 60}
-    assert told.verdict == "FAIL"
-    assert {row.metric: row.status for row in told.slo}["ttft"] == "FAIL"
-    assert told.slo[0].infinite
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
