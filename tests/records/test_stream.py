@@ -66,13 +66,6 @@ def test_a_stream_cut_into_any_pieces_reads_as_it_does_whole(stream: list[bytes]
     assert [stamp for stamp, _ in events(record)] == [10 * (int((ends > byte).argmax()) + 1) for byte in needed]
 
 
-def test_a_stream_read_byte_by_byte_stamps_each_event_with_its_last_byte() -> None:
-    body = b"".join(FULL)
-    answer = parse_answer(wire([bytes([byte]) for byte in body], list(range(len(body)))))
-    ends = np.cumsum([len(event) for event in FULL])
-    assert answer.chunk_ns.tolist() == [int(ends[i]) - 1 for i in (1, 2, 3, 4)]
-
-
 @pytest.mark.parametrize(
     ("body", "want"),
     [
