@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gapmeter.servers.telemetry import Absent, Journal, ReadFailed, Source
@@ -56,7 +56,7 @@ class Lane:
 
     name: str
     every_ns: int
-    sources: list[Source]
+    sources: list[Source] = field(default_factory=list)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -110,9 +110,9 @@ def step_back(cores: Sequence[int]) -> None:
 def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:
     """What can be sampled here; what can not is written down once, with its reason."""
     every_ns = round(1e9 / settings.hz)
-    fast = Lane("fast", every_ns, [])
-    pcie = Lane("pcie", max(_PCIE_EVERY_NS, every_ns), [])
-    engine = Lane("engine", max(settings.metrics_every_ns, 1), [])
+    fast = Lane("fast", every_ns)
+    pcie = Lane("pcie", max(_PCIE_EVERY_NS, every_ns))
+    engine = Lane("engine", max(settings.metrics_every_ns, 1))
     named = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
     openers: list[tuple[Lane, str, Callable[[], Source]]] = [
         (fast, "gpu", lambda: open_gpus(*named, "gpu", READINGS)),

@@ -240,18 +240,16 @@ def test_a_full_server_completes_its_ceiling_and_one_below_it_what_is_asked() ->
     assert abs(math.log(full.rate / 100.0)) < 3 * full.error
 
 
-def queue_levels(capacity: float, ceiling: float, rates: Sequence[float], error: float = 0.05) -> list[TrialLevel]:
-    """Of a limit that a percentile of 1 / (1 - rho) reaches at ``capacity``, in trials long enough to be steady."""
-    return [
-        TrialLevel(rate, math.log((1 - capacity / ceiling) / (1 - rate / ceiling)), error, 1_000_000) for rate in rates
-    ]
+def queue_levels(capacity: float, rates: Sequence[float], error: float = 0.05) -> list[TrialLevel]:
+    """Of a limit that a percentile of 1 / (1 - rho) reaches at ``capacity``, in long trials; the ceiling is 100."""
+    return [TrialLevel(rate, math.log((1 - capacity / 100) / (1 - rate / 100)), error, 1_000_000) for rate in rates]
 
 
 @pytest.mark.parametrize("capacity", [60.0, 80.0, 93.0])
 def test_the_curve_finds_the_place_where_a_queue_meets_its_limit(capacity: float) -> None:
     rates = (50.0, 70.0, 80.0, 90.0)
     speeds = speeds_of([Pace(2.0, 0.01)] * len(rates), rates)
-    known = fit(queue_levels(capacity, 100.0, rates), [Ceiling(100.0, 0.01)], 0.01, 200.0, speeds)
+    known = fit(queue_levels(capacity, rates), [Ceiling(100.0, 0.01)], 0.01, 200.0, speeds)
     low, high = known.interval(0.95)
     assert low < capacity < high
     assert known.quantile(0.5) == pytest.approx(capacity, rel=0.04)
@@ -260,7 +258,7 @@ def test_the_curve_finds_the_place_where_a_queue_meets_its_limit(capacity: float
 
 def test_trials_that_disagree_about_the_speed_widen_the_interval_and_are_told() -> None:
     rates = (50.0, 60.0, 70.0, 75.0, 80.0, 85.0)
-    calm = queue_levels(80.0, 100.0, rates, 0.02)
+    calm = queue_levels(80.0, rates, 0.02)
     wild = [
         dataclasses.replace(level, rate=level.rate * math.exp(0.08 * sign))
         for level, sign in zip(calm, itertools.cycle((1, -1)), strict=False)
@@ -271,13 +269,13 @@ def test_trials_that_disagree_about_the_speed_widen_the_interval_and_are_told() 
 
 
 def test_an_overload_that_served_too_little_is_overruled_by_trials_that_were_served_more() -> None:
-    known = fit(queue_levels(85.0, 100.0, (60.0, 75.0, 82.0, 85.0, 88.0)), [Ceiling(84.0, 0.01)], 0.01, 200.0)
+    known = fit(queue_levels(85.0, (60.0, 75.0, 82.0, 85.0, 88.0)), [Ceiling(84.0, 0.01)], 0.01, 200.0)
     assert known.quantile(0.5) > 82.0
 
 
 @pytest.mark.parametrize("error", [0.0, 0.1, 0.3, 1.0])
 def test_an_overload_that_was_served_unevenly_tells_the_ceiling_less_exactly(error: float) -> None:
-    levels = queue_levels(80.0, 100.0, (50.0, 70.0, 90.0))
+    levels = queue_levels(80.0, (50.0, 70.0, 90.0))
     known = fit(levels, [Ceiling(100.0, error)], 0.01, 200.0)
     assert known.quantile(0.5) == pytest.approx(80.0, rel=0.1)
     assert known.spread(0.95) >= fit(levels, [Ceiling(100.0, 0.0)], 0.01, 200.0).spread(0.95) - 1e-3

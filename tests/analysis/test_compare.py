@@ -431,9 +431,9 @@ def test_a_few_requests_show_that_more_failed_as_soon_as_their_difference_does(a
     assert FailedShares(a_share=b / 60, b_share=a / 60, a_ci=b_ci, b_ci=a_ci).more == ("a" if more else None)
 
 
-def failing_at_random(run: Run, share: float, given_ns: float = 60e9) -> Run:
-    """The same run, but every so many requests one fails, whatever it would have taken."""
-    return without(run, np.arange(run.count) % round(1 / share) == 0, given_ns)
+def failing_at_random(run: Run, given_ns: float = 60e9) -> Run:
+    """The same run, but of twenty requests one fails, whatever it would have taken."""
+    return without(run, np.arange(run.count) % 20 == 0, given_ns)
 
 
 @pytest.mark.parametrize("given_ns", [2e9, 300e9])
@@ -441,7 +441,7 @@ def test_a_server_that_only_fails_more_is_told_so_and_its_time_out_moves_no_othe
     given_ns: float,
 ) -> None:
     whole = virtual(1)
-    failing = failing_at_random(whole, 0.05, given_ns=given_ns)
+    failing = failing_at_random(whole, given_ns=given_ns)
     for one, other, word, said in (
         (whole, failing, FAILS_MORE, "B failed 5.0 % of its requests, A none, more than chance explains; "),
         (failing, whole, FAILS_LESS, "B failed none of its requests, A 5.0 %, fewer than chance explains; "),
@@ -472,7 +472,7 @@ def test_a_server_that_fails_more_is_never_faster_and_one_that_fails_less_may_be
     factor: float, more: str, less: str
 ) -> None:
     whole = virtual(1)
-    failing = failing_at_random(scaled(whole, math.log(factor)), 0.05)
+    failing = failing_at_random(scaled(whole, math.log(factor)))
     for one, other, word in ((whole, failing, more), (failing, whole, less)):
         found = compare_sides([one], [other], PERCENTILES, resamples=200)
         assert claims.judge([found], {})[0].word == word

@@ -45,9 +45,9 @@ def tokens(output: float = 200.0, off: float = 10.0, total: Interval | None = No
     return TokensPerRequest(output=each, prompt=None, total=total)
 
 
-def price(units: int = 1, usd: float = 2.0, utilisation: float = 0.5, device: str = "H100-SXM") -> Price:
+def price(units: int = 1, usd: float = 2.0, utilisation: float = 0.5) -> Price:
     return Price(
-        device=device, units=units, usd_per_unit_hour=usd, source="the scenario's price", is_default=False,
+        device="H100-SXM", units=units, usd_per_unit_hour=usd, source="the scenario's price", is_default=False,
         utilisation=utilisation, measured_on="", usd_per_hour=units * usd,
     )  # fmt: skip
 

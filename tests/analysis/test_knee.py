@@ -38,12 +38,12 @@ REPEATS = 25
 Said = Counter[tuple[str, int | None]]
 
 
-def closed_loop(users: int, places: int, rng: np.random.Generator, answers: int = 500) -> tuple[Floats, Floats]:
+def closed_loop(users: int, places: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
     """Users who ask again when answered, a server with so many places, exponential services of mean 1.
 
     Waits (0.1 and what it takes until a place is free) in the order of asking, and answers a unit of time in blocks.
     """
-    services = rng.exponential(1.0, answers)
+    services = rng.exponential(1.0, 500)
     free, asking = [0.0] * places, [0.0] * users
     waits, ends = [], []
     for service in services:

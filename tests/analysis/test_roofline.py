@@ -106,14 +106,14 @@ def about(peaks: dict[str, Any] | None = None, **server: Any) -> Manifest:
     return manifest(target=target, scenario={"server": server})
 
 
-def decode_steps(count: int, ns: int) -> Trace:
-    entries = [(step, 0, 1, 9, 0, 0) for step in range(count)]
-    return trace(entries, [(step, 10_000 * step, 10_000 * step + ns) for step in range(count)])
+def decode_steps(ns: int) -> Trace:
+    entries = [(step, 0, 1, 9, 0, 0) for step in range(40)]
+    return trace(entries, [(step, 10_000 * step, 10_000 * step + ns) for step in range(40)])
 
 
 def test_decode_that_reads_at_most_of_the_bandwidth_is_bound_by_it_and_has_a_least_time() -> None:
     # 4000 + 10 x 64 bytes at 10 GB/s take 464 ns; the forward takes 580
-    found = describe_roofline(decode_steps(40, 580), about(), (0, 10**9))
+    found = describe_roofline(decode_steps(580), about(), (0, 10**9))
     decode = found.decode
     assert decode.mbu.share == pytest.approx(0.8)
     assert decode.mbu.high == pytest.approx(0.8 * 10 / 9)
@@ -124,14 +124,14 @@ def test_decode_that_reads_at_most_of_the_bandwidth_is_bound_by_it_and_has_a_lea
 
 
 def test_decode_that_is_far_from_either_roof_is_bound_by_neither() -> None:
-    found = describe_roofline(decode_steps(40, 9000), about(), (0, 10**9))
+    found = describe_roofline(decode_steps(9000), about(), (0, 10**9))
     assert found.decode.bound == "neither"
     assert "neither reading nor computing explains half of its time" in str(roofline_sentence(found))
 
 
 def test_a_model_that_fits_into_the_cache_is_not_held_against_memory() -> None:
     peaks = {"llc_bytes": 1 << 20, "cached": {"median": 90.0, "low": 50.0, "high": 100.0, "repeats": 9}}
-    found = describe_roofline(decode_steps(40, 580), about(peaks), (0, 10**9))
+    found = describe_roofline(decode_steps(580), about(peaks), (0, 10**9))
     decode = found.decode
     assert decode.cache_resident
     assert decode.mbu.share == pytest.approx(0.08) and decode.mbu_of_memory == pytest.approx(0.8)
@@ -157,17 +157,17 @@ def test_a_gpu_is_held_against_the_catalogue_times_the_gpus_that_share_the_model
         target = {"weights": WEIGHTS.to_json(), "tensor_parallel": 2}
         return manifest(hardware={"gpus": [gpu]}, target=target, scenario={"server": {"precision": "bfloat16"}})
 
-    found = describe_roofline(decode_steps(40, 580), told("NVIDIA H100 80GB HBM3, 81559 MiB, 570.1"), (0, 10**9))
+    found = describe_roofline(decode_steps(580), told("NVIDIA H100 80GB HBM3, 81559 MiB, 570.1"), (0, 10**9))
     assert found.device is not None and found.device.bandwidth_gb_s is not None and found.device.tflops is not None
     assert found.device.bandwidth_gb_s.peak == 6700
     assert found.device.tflops.peak == pytest.approx(2 * 989.4)
-    unknown = describe_roofline(decode_steps(40, 580), told("Some GPU of 2031"), (0, 10**9))
+    unknown = describe_roofline(decode_steps(580), told("Some GPU of 2031"), (0, 10**9))
     assert "not in the catalogue" in str(unknown.why)
 
 
 @pytest.mark.parametrize(("engine", "why"), [("simulated", "computes nothing"), ("attach", "attached server")])
 def test_what_has_no_roofline_says_why(engine: str, why: str) -> None:
-    found = describe_roofline(decode_steps(40, 580), about(engine=engine), (0, 10**9))
+    found = describe_roofline(decode_steps(580), about(engine=engine), (0, 10**9))
     assert found.decode is None and roofline_sentence(found) is None and why in str(found.why)
 
 
@@ -175,7 +175,7 @@ def test_the_evidence_for_what_binds_is_read_from_the_result_and_none_where_unme
     started(tmp_path, [GPU])
     write(tmp_path, "pcie", [{"at_ns": t, "gpu": 0, "pcie_rx_kb_s": 12_601_600, "pcie_tx_kb_s": 0} for t in range(9)])
     telemetry = describe_telemetry(read_telemetry(RunFolder(tmp_path)), None, about(), (0, 10), None)
-    roofline = describe_roofline(decode_steps(40, 580), about(), (0, 10**9))
+    roofline = describe_roofline(decode_steps(580), about(), (0, 10**9))
     found = binding_evidence(roofline, telemetry)
     assert (found.decode_bound, found.prefill_bound) == ("memory bandwidth", None)
     assert found.pcie_share == pytest.approx(0.2)

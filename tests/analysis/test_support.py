@@ -183,21 +183,21 @@ def asked(name: str, due: int, arrivals: Sequence[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def handed(writer: RecordWriter, engine_id: str, client_id: str, base: int, written: Sequence[tuple[int, int]]) -> None:
+def handed(writer: RecordWriter, engine_id: str, client_id: str, written: Sequence[tuple[int, int]]) -> None:
     """A request on its way through an API server: ``written`` are the tokens so far and when they were written."""
     ref = writer.request(engine_id, client_id)
-    writer.span(Span.INGRESS, ref, base + 100, base + 200)
-    writer.span(Span.HANDOFF, ref, base + 200, base + 250)
+    writer.span(Span.INGRESS, ref, 100, 200)
+    writer.span(Span.HANDOFF, ref, 200, 250)
     for n, at in written:
         writer.span(Span.OUTPUT_RECEIVE, ref, at - 300, at - 200, n=n)
         writer.span(Span.DETOKENIZE, ref, at - 200, at - 100, n=n, queued_ns=at - 200)
         writer.span(Span.EGRESS, ref, at - 50, at, n=n)
 
 
-def added(writer: RecordWriter, engine_id: str, base: int) -> int:
+def added(writer: RecordWriter, engine_id: str) -> int:
     ref = writer.request(engine_id)
-    writer.span(Span.CORE_RECEIVE, ref, base + 300, base + 400)
-    writer.span(Span.CORE_ADD, ref, base + 400, base + 450)
+    writer.span(Span.CORE_RECEIVE, ref, 300, 400)
+    writer.span(Span.CORE_ADD, ref, 400, 450)
     return ref
 
 
@@ -232,14 +232,14 @@ def ledger(folder: Path, table: pd.DataFrame) -> tuple[Ledger, Trace]:
     return make_ledger(LedgerInputs.of(table, trace)), trace
 
 
-def one_step(writer: RecordWriter, name: str, base: int) -> None:
-    stepped(writer, 1, base, [(added(writer, name, 0), True)])
+def one_step(writer: RecordWriter, name: str = "ea", base: int = 5000) -> None:
+    stepped(writer, 1, base, [(added(writer, name), True)])
 
 
 def test_steps_of_two_engines_with_the_same_numbers_are_not_mixed(tmp_path: Path) -> None:
     def api(writer: RecordWriter) -> None:
-        handed(writer, "ea", "a", 0, [(1, 9000)])
-        handed(writer, "eb", "b", 0, [(1, 19_000)])
+        handed(writer, "ea", "a", [(1, 9000)])
+        handed(writer, "eb", "b", [(1, 19_000)])
 
     written(tmp_path, "api", api)
     for engine, (name, base) in enumerate((("ea", 5000), ("eb", 15_000))):
@@ -257,16 +257,16 @@ def test_steps_of_two_engines_with_the_same_numbers_are_not_mixed(tmp_path: Path
 
 
 def test_engines_of_several_servers_in_one_folder_are_refused(tmp_path: Path) -> None:
-    written(tmp_path, "api", lambda w: handed(w, "ea", "a", 0, [(1, 9000)]))
+    written(tmp_path, "api", lambda w: handed(w, "ea", "a", [(1, 9000)]))
     for number in (1, 2):
-        written(tmp_path, f"core-{number}", lambda w: one_step(w, "ea", 5000))
+        written(tmp_path, f"core-{number}", one_step)
     found, _ = ledger(tmp_path, requests(asked("a", 0, [9100])))
     assert found.refused[0].startswith("several servers recorded")
 
 
 def test_of_several_ranks_the_one_that_answers_tells_the_steps(tmp_path: Path) -> None:
-    written(tmp_path, "api", lambda w: handed(w, "ea", "a", 0, [(1, 9000)]))
-    written(tmp_path, "core", lambda w: one_step(w, "ea", 5000))
+    written(tmp_path, "api", lambda w: handed(w, "ea", "a", [(1, 9000)]))
+    written(tmp_path, "core", one_step)
     written(tmp_path, "worker-0", lambda w: worked(w, 1, 5000, late=400, answers=False), rank=1)
     written(tmp_path, "worker-1", lambda w: worked(w, 1, 5000), rank=0)
     found, trace = ledger(tmp_path, requests(asked("a", 0, [9100])))
@@ -278,11 +278,11 @@ def test_of_several_ranks_the_one_that_answers_tells_the_steps(tmp_path: Path) -
 
 def test_an_answer_of_several_choices_goes_to_the_first_token_of_any_and_the_last_of_all(tmp_path: Path) -> None:
     def api(writer: RecordWriter) -> None:
-        handed(writer, "e0", "a", 0, [(1, 9000), (2, 13_000)])
-        handed(writer, "e1", "a", 0, [(1, 13_500), (2, 17_000)])
+        handed(writer, "e0", "a", [(1, 9000), (2, 13_000)])
+        handed(writer, "e1", "a", [(1, 13_500), (2, 17_000)])
 
     def core(writer: RecordWriter) -> None:
-        first, second = (added(writer, name, 0) for name in ("e0", "e1"))
+        first, second = (added(writer, name) for name in ("e0", "e1"))
         stepped(writer, 1, 5000, [(first, True)])
         stepped(writer, 2, 8000, [(first, False), (second, True)])
         stepped(writer, 3, 11_000, [(second, False)])
@@ -309,9 +309,9 @@ def test_an_answer_of_several_choices_goes_to_the_first_token_of_any_and_the_las
 def test_a_pipeline_of_stages_is_refused_in_so_many_words(tmp_path: Path) -> None:
     def core(writer: RecordWriter) -> None:
         writer.json(settings_of(parallel={"pipeline_parallel_size": 2}))
-        stepped(writer, 1, 5000, [(added(writer, "ea", 0), True)])
+        stepped(writer, 1, 5000, [(added(writer, "ea"), True)])
 
-    written(tmp_path, "api", lambda w: handed(w, "ea", "a", 0, [(1, 9000)]))
+    written(tmp_path, "api", lambda w: handed(w, "ea", "a", [(1, 9000)]))
     written(tmp_path, "core", core, server="vllm", versions={"vllm": NEWEST})
     found, _ = ledger(tmp_path, requests(asked("a", 0, [9100])))
     assert found.refused == (f"pipeline parallel (2 stages): {TABLE['pipeline parallel'].words}",)

@@ -40,9 +40,9 @@ POISSON = Evidence(
 ON_OFF = replace(POISSON, arrivals="onoff")
 
 
-def poisson_run(rate: float = 20.0, count: int = 1500, lag_ms: float = 0.05, seed: int = 2) -> pd.DataFrame:
+def poisson_run(count: int = 1500, lag_ms: float = 0.05, seed: int = 2) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
-    due = 10**12 + np.cumsum(rng.exponential(1e9 / rate, count)).astype(np.int64)
+    due = 10**12 + np.cumsum(rng.exponential(1e9 / 20, count)).astype(np.int64)
     return run(due, due + int(lag_ms * MS))
 
 

@@ -35,9 +35,9 @@ def contents(folder: Path) -> Iterator[tuple[Path, bytes]]:
         yield path, gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
 
 
-def holding(folder: Path, key: str = "0123456789") -> list[Path]:
+def holding(folder: Path) -> list[Path]:
     """The files with a part of the key that no escaping changes."""
-    return [path for path, data in contents(folder) if key.encode() in data]
+    return [path for path, data in contents(folder) if b"0123456789" in data]
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=6), st.text(), st.text())

@@ -25,10 +25,10 @@ TIMES = StageTimes(
 COMMAND = ["python", "-m", "server", "--port", "41234", "--max-batch", "8"]
 
 
-def virtual(seed: int, service: int = 0, traffic: Traffic = TRAFFIC, **times: Any) -> Run:
+def virtual(seed: int, service: int = 0, **times: Any) -> Run:
     """A run of the arrivals of ``seed``; ``service`` numbers its independent service times."""
     settings = Settings(Limits(max_sequences=4), replace(TIMES, seed=100 * seed + service, **times))
-    return virtual_run(traffic.arrivals(seed), settings, f"{seed}/{service}", traffic.warmup)
+    return virtual_run(TRAFFIC.arrivals(seed), settings, f"{seed}/{service}", TRAFFIC.warmup)
 
 
 def manifest(**changes: Any) -> Manifest:

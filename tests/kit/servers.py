@@ -176,10 +176,10 @@ def null_process(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]
 
 @contextlib.asynccontextmanager
 async def listening(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], limit: int = 1 << 16
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[str]:
     """The address at which ``serve`` is called for every connection."""
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=limit)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:

@@ -44,10 +44,10 @@ def test_each_of_several_processes_has_a_conversation_for_its_users(tokenizer: P
     assert all(len(made.slice(process, 3)) for process in range(3))
 
 
-def talks(turns: list[int], *, pause_ns: int = 0, end_ns: int = 0, gap_ns: int = MS, users: int = 0) -> Plan:
-    """Equal conversations of so many turns each, beginning ``gap_ns`` apart, or with whichever user is free."""
+def talks(turns: list[int], *, pause_ns: int = 0, end_ns: int = 0, users: int = 0) -> Plan:
+    """Equal conversations of so many turns each, beginning a millisecond apart, or with whichever user is free."""
     place = [turn for count in turns for turn in range(1, count + 1)]
-    starts = iter(range(0, len(turns) * gap_ns, gap_ns))
+    starts = iter(range(0, len(turns) * MS, MS))
     due = [next(starts) if turn == 1 and not users else -1 for turn in place]
     made = plan(due, think_ns=pause_ns, end_ns=end_ns, users=users)
     return dataclasses.replace(made, turns=np.array(place, np.int64))

@@ -68,9 +68,9 @@ class Watcher(Probe):
         ]
 
 
-def notes(probe: Probe, kind: str) -> list[dict[str, Any]]:
+def missing_hooks(probe: Probe) -> list[dict[str, Any]]:
     assert probe.writer is not None
-    return [note for note in read_records(probe.writer.path).notes if note["type"] == kind]
+    return [note for note in read_records(probe.writer.path).notes if note["type"] == "missing"]
 
 
 @pytest.mark.parametrize("imported_before", [True, False])
@@ -105,7 +105,7 @@ def test_hooks_without_a_target_are_recorded_with_the_stages_that_they_cost(targ
     install([probe])
     importlib.import_module(target)
     probe.open({"server": "test"})
-    missing = {note["hook"].partition(":")[2]: note["stages"] for note in notes(probe, "missing")}
+    missing = {note["hook"].partition(":")[2]: note["stages"] for note in missing_hooks(probe)}
     assert missing == {"Thing.gone": ["egress"], "Thing.x": ["template"]}
 
 
@@ -113,9 +113,9 @@ def test_a_target_may_turn_out_missing_after_the_file_was_opened(target: str) ->
     probe = Watcher(target)
     install([probe])
     probe.open({"server": "test"})
-    assert [note["stages"] for note in notes(probe, "missing")] == [["template"]]
+    assert [note["stages"] for note in missing_hooks(probe)] == [["template"]]
     importlib.import_module(target)
-    assert [note["stages"] for note in notes(probe, "missing")] == [["template"], ["egress"]]
+    assert [note["stages"] for note in missing_hooks(probe)] == [["template"], ["egress"]]
 
 
 def test_a_failure_of_ours_changes_nothing_for_the_caller_and_is_recorded_once(target: str) -> None:
@@ -128,7 +128,7 @@ def test_a_failure_of_ours_changes_nothing_for_the_caller_and_is_recorded_once(t
     probe.open({"server": "test"})
     thing = importlib.import_module(target).Thing()
     assert [thing.plain(n) for n in range(3)] == [1, 2, 3]
-    (note,) = notes(probe, "missing")
+    (note,) = missing_hooks(probe)
     assert note["stages"] == ["queue"] and "ZeroDivisionError" in note["error"]
 
 
