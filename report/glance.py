@@ -51,10 +51,11 @@ def glance(result: RunResult, manifest: Manifest) -> list[Section]:
 
 
 def _beside(table: Table, result: RunResult, manifest: Manifest) -> list[Block]:
+    tried = why.advice(result, manifest)
     if (found := why.owners(result, manifest.device)) is None:
-        return [table]
+        return [table, *tried]
     beside: list[Block] = [Heading(found.name), found]
-    return [Columns([[Heading("What was served"), table], beside]), *why.advice(result, manifest)]
+    return [Columns([[Heading("What was served"), table], beside]), *tried]
 
 
 def _served(result: RunResult) -> str:

@@ -75,13 +75,14 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
     """
     answers, why_slow = slo.objectives_in_short(result), why.section(result, manifest)
     failures = failed_in_short(result)
-    first = why_slow or failures if result.verdict == FAIL else None  # what explains the verdict
+    explains = why_slow if why.main_metric(result) else failures
+    first = explains if result.verdict == FAIL else None
     sections = [
         first,
         answers,
         failures if first is not failures else None,
         *glance.glance(result, manifest),
-        why_slow if result.verdict != FAIL else None,
+        why_slow if first is not why_slow else None,
         _trusted(result),
         waits.tail(result),
         percentiles.definitions(result, TERMINAL),

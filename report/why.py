@@ -28,6 +28,7 @@ _NO_PROBE = "in the server and the network, and unmeasured: no probe timestamps 
 _NO_SETTING = {
     "core_wait": "No setting shortens the wait for a core: give the server more cores, or stop other programs on them.",
 }
+_BUSY = {429, 503}  # what a server answers that takes no more
 _BARS = 10
 _SMALL = 0.01  # of the wait at the percentile: less is no row
 
@@ -212,12 +213,12 @@ def owners(result: RunResult, device: str, *, in_letters: bool = False) -> Table
 
 def section(result: RunResult, manifest: Manifest) -> Section | None:
     """In short: owners at the limit's percentile and beyond typical requests, what that says, and what to try."""
-    table = owners(result, manifest.device, in_letters=True)
+    table, tried = owners(result, manifest.device, in_letters=True), advice(result, manifest)
     if table is None:
-        return None
+        return Section("why", "", tried, on=BRIEF) if tried else None
     said = [*said_of(result, manifest.device, listed=True), most_an_upgrade_brings(result)]
     lead = doc.Paragraph(" ".join(as_sentence(one) for one in said if one))
-    return Section("why", "", [table, lead, *advice(result, manifest)], on=BRIEF)
+    return Section("why", "", [table, lead, *tried], on=BRIEF)
 
 
 def said_of(result: RunResult, device: str, *, listed: bool = False) -> list[str]:
@@ -250,15 +251,16 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
     """One setting for the stage that has most of the difference (or of what everybody pays), and what proves it."""
     metric = main_metric(result)
     anatomy = result.tail.of(metric) if metric else None
-    if result.verdict == INVALID or anatomy is None:
+    if result.verdict == INVALID:
         return []
-    if stranger := _stranger(result, anatomy):
+    if anatomy is not None and (stranger := _stranger(result, anatomy)):
         return [doc.Paragraph(stranger)]
-    slope = result.steady.methods.queue_slope
-    if result.verdict == FAIL and slope is not None and slope.grows and _searchable(manifest):
+    if result.verdict == FAIL and (overload := _overload(result)) and _searchable(manifest):
         search = Command.parse(manifest.command).as_search()
-        words = "More is asked than the server can do. To find the rate that it holds:"
+        words = f"{overload}. To find the rate that it holds:"
         return [] if search is None else [doc.Paragraph(words), doc.Pre(str(search))]
+    if anatomy is None:
+        return []
     all_pay = anatomy.typical.total_ms >= _BASE * anatomy.at.total_ms and result.verdict == FAIL
     gains = [
         (part.at_ms if all_pay else part.ms, part.stages) for part in anatomy.owners if part.owner != UNEXPLAINED_OWNER
@@ -277,6 +279,20 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
             words = f"Try {key}={other} (now {now}) to shorten {marks.words(stage)}. To test it:"
             return [doc.Paragraph(words), doc.Pre(str(command))]
     return []
+
+
+def _overload(result: RunResult) -> str:
+    """That requests pile up; or that failures missed the limit, mostly such as an overloaded server gives; or ""."""
+    slope = result.steady.methods.queue_slope
+    if slope is not None and slope.grows:
+        return "More is asked than the server can do"
+    some = result.load.loop == "open" and result.outage is None and result.counts.succeeded
+    if not some or main_metric(result) is not None:
+        return ""
+    full = [f.count for f in result.failures if f.name == "timeout" or {e.status for e in f.examples} & _BUSY]
+    if 2 * sum(full) <= result.counts.failed_by_server:
+        return ""
+    return "Requests timed out or were turned away: more may be asked than the server can do"
 
 
 def _searchable(manifest: Manifest) -> bool:

@@ -117,6 +117,31 @@ def test_a_run_that_asked_more_than_the_server_can_do_is_sent_to_a_search(tmp_pa
 
 
 @pytest.mark.parametrize(
+    ("kind", "status", "searches"), [("timeout", 0, True), ("http_4xx", 429, True), ("http_5xx", 500, False)]
+)
+def test_an_overload_that_shows_in_failures_alone_is_sent_to_a_search_beneath_what_failed(
+    tmp_path: Any, kind: str, status: int, searches: bool
+) -> None:
+    folder = write_run(tmp_path / "r", count=900, rate=12.0, failures=30)
+    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
+    assert result.verdict == "FAIL"
+    failures = tuple(
+        each.model_copy(
+            update={
+                "name": kind,
+                "examples": tuple(one.model_copy(update={"status": status}) for one in each.examples),
+            }
+        )
+        for each in result.failures
+    )
+    failed = result.model_copy(update={"failures": failures})
+    assert bool(advice(failed, manifest)) is searches
+    named = [section.key for section in run.brief(failed, manifest).sections if section]
+    assert named[0] == "failed"
+    assert ("why" in named) is searches
+
+
+@pytest.mark.parametrize(
     ("process", "first"),
     [("another program", "Before changing settings, try dedicated cores"), ("engine", "Try server")],
 )
