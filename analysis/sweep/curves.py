@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.numbers import significant
 from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.requests.metrics import request_values_ns, succeeded
 from gapmeter.analysis.results.sweep import (
@@ -125,10 +124,7 @@ def label(values: Mapping[str, Any]) -> str:
 def _word(key: str, value: Any) -> str:
     if key == "load.concurrency" and value == 1:
         return "1 user"
-    if isinstance(value, float):
-        text = significant(value, 4).rstrip("0").rstrip(".")
-    else:
-        text = value if isinstance(value, str) else json.dumps(value)
+    text = value if isinstance(value, str) else f"{value:,.12g}" if isinstance(value, float) else json.dumps(value)
     return _WORDS.get(key, f"{key.rpartition('.')[2].replace('_', ' ')} {{}}").format(text)
 
 
