@@ -202,22 +202,22 @@ def slo_value(slo: SloAnswer) -> str:
         return share(slo.value)
     if slo.among_failures:
         return "no value"
-    return duration(slo.value) if slo.value is not None else f"~{duration(slo.sample)}" if slo.sample else DASH
+    if slo.value is not None:
+        return duration(slo.value)
+    return DASH if slo.sample is None else f"~{duration(slo.sample)}"
 
 
 def slo_interval(slo: SloAnswer) -> str:
-    """Its 95 % interval; where it has no upper end the bound that there is, or the lower end."""
+    """Its 95 % interval; where it lacks an end the bound that there is, but where it is missed the lower end."""
     if slo.late is not None:
         return DASH
     if slo.unit == "share":
         return f"{share(slo.low)} .. {share(slo.high)}"
-    if slo.high is None and slo.at_most is not None:
-        return at_most(slo.at_most)
-    if slo.low is not None and slo.high is None:
+    if slo.low is not None and slo.high is None and (slo.status == FAIL or slo.at_most is None):
         return f"{duration(slo.low)} or more"
     if slo.low is None and slo.beyond and slo.basis == "share":
         return f"{share(slo.beyond / slo.count)} beyond the limit"
-    return bounds(slo.low, slo.high)
+    return at_most(slo.at_most) or bounds(slo.low, slo.high)
 
 
 def gauge(slo: SloAnswer) -> Gauge:

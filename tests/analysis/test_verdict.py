@@ -13,7 +13,7 @@ from scipy import stats
 
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, SloAnswer, Verdict
-from gapmeter.report.slo import slo_sentence
+from gapmeter.report.slo import slo_interval, slo_sentence
 from gapmeter.scenarios.slo import Slo
 from tests.kit.runs import slo
 
@@ -297,3 +297,13 @@ def test_a_percentile_without_an_upper_end_is_bounded_as_surely_as_the_sample_al
     assert found.highest.percentile == 95
     assert "at most 40.0 ms (9" in slo_sentence(found)
     assert "p95 39.0 ms" in slo_sentence(found)
+
+
+def test_what_stands_beside_an_answer_is_the_end_that_decided_it() -> None:
+    """Of a p99 of 320 values both ends of which are not known, and of a p1, which has an upper one alone."""
+    beyond = one(slo("ttft", 99, 45), answers(np.linspace(20, 90, 320)))
+    assert beyond.status == FAIL and beyond.at_most is not None and beyond.low is not None and beyond.low > 45
+    assert slo_interval(beyond).endswith(" or more")
+    within = one(slo("ttft", 1, 45), answers(np.linspace(20, 40, 30)))
+    assert (within.status, within.low) == (PASS, None)
+    assert slo_interval(within).startswith("at most ")
