@@ -133,7 +133,7 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
         for at, trial in enumerate(valid)
         if (served := trial.outcome.served) and served.saturated
     ]
-    most = min((trial.rate for trial in valid if trial.verdict == FAILS or is_overloaded(trial)), default=None)
+    most = min((trial.rate for trial in valid if _is_beyond(trial) or is_overloaded(trial)), default=None)
     if most is None or all(trial.finding.leaning == FAILS for trial in valid):
         return None
     speeds = speeds_of(
@@ -200,6 +200,12 @@ def is_overloaded(trial: Trial) -> bool:
     """Whether the server completed requests more slowly than they came."""
     served = trial.outcome.served
     return served is not None and served.saturated
+
+
+def _is_beyond(trial: Trial) -> bool:
+    """Whether it fails, or has all values beyond a limit: of a median that proves nothing, but it asks for no more."""
+    count = trial.outcome.counts[trial.finding.promise]
+    return trial.verdict == FAILS or (trial.finding.leaning == FAILS and 0 < count.count == count.over)
 
 
 def _level(trial: Trial, at: int, share: float) -> TrialLevel:
@@ -323,7 +329,7 @@ def _bracket(goal: Goal, valid: Sequence[Trial]) -> float | Ended | None:
     """
     lowest, highest = (choose(valid, key=lambda trial: trial.rate) for choose in (min, max))
     full = any(is_overloaded(trial) for trial in valid)
-    if not full and highest.verdict != FAILS:
+    if not full and not _is_beyond(highest):
         pairs = zip(goal.promises, highest.outcome.counts, strict=True)
         levels = [count.log_level for promise, count in pairs if promise.metric != "errors"]
         far = bool(levels) and all(level is not None and level[0] < _FAR for level in levels)
@@ -337,11 +343,11 @@ def _bracket(goal: Goal, valid: Sequence[Trial]) -> float | Ended | None:
 
 
 def _fails_alone(goal: Goal, trial: Trial) -> bool:
-    """Whether a promise fails whatever the load: too many values are beyond its limit even without all that overlap.
+    """Whether a promise surely fails whatever the load: too many values are beyond its limit without all that overlap.
 
     With N requests in flight on average at most a share N of arrivals finds another one there, and as many are joined.
     """
     at = trial.finding.promise
     count = trial.outcome.counts[at]
     alone = count.over / count.count - 2 * trial.outcome.in_flight if count.count else 0.0
-    return alone > goal.promises[at].share
+    return trial.verdict == FAILS and alone > goal.promises[at].share

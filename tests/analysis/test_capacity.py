@@ -209,6 +209,37 @@ def test_a_share_far_above_the_one_allowed_fails_once_it_came_in_several_bursts(
     assert find((P99,), [Count(353, 1980, 8, bursts=bursts)], look).verdict == verdict
 
 
+ERRORS = Promise("errors <= 1 %", "errors", 0.01)
+P50 = Promise("e2e p50 <= 2 s", "e2e", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("promises", "over", "count", "fails"),
+    [
+        ((P99,), 33, 64, True),
+        ((P99,), 32, 64, False),
+        ((P95,), 64, 64, True),
+        ((P95,), 63, 64, False),
+        ((P50,), 64, 64, False),
+        ((P99, P95, ERRORS), 64, 64, True),
+    ],
+)
+def test_what_is_beyond_its_limit_throughout_fails_at_once_however_alike_neighbours_are(
+    promises: tuple[Promise, ...], over: int, count: int, fails: bool
+) -> None:
+    """A server that fails every request, or takes as long for each: its values swing nowhere, so no burst is counted.
+
+    Undecided, a search asked ever higher rates of it, up to the load tester's own limit.
+    """
+    counts = [Count(over, count, count, bursts=0)] * len(promises)
+    for look in plan_looks(promises, count)[-2:]:
+        found = find(promises, counts, look)
+        assert (found.verdict == FAILS) is fails
+        if fails:
+            assert found.confidence == SURE
+            assert promises[found.promise] == promises[-1], "failed requests exceed every limit, so errors lead"
+
+
 def test_the_error_of_a_percentile_is_what_it_scatters_by() -> None:
     rng = np.random.default_rng(8)
     found = [log_level(rng.exponential(1.0, 4000), 99.0, 2.0) for _ in range(300)]
@@ -389,6 +420,20 @@ def test_an_slo_that_no_rate_meets_ends_the_search_after_eight_halvings() -> Non
     done = [trial(10 / 2**k, FAILS) for k in range(9)]
     assert next_rate(GOAL, done[:-1]) == pytest.approx(10 / 2**8)
     assert next_rate(GOAL, done) == capacity.UNMEETABLE
+
+
+def test_no_higher_rate_is_asked_of_a_server_that_is_beyond_its_median_s_limit_throughout() -> None:
+    goal = dataclasses.replace(GOAL, promises=(P50,))
+    for over, rate in ((64, 5.0), (40, 20.0)):
+        slow = dataclasses.replace(EMPTY, counts=(Count(over, 64, 64, bursts=0),))
+        assert next_rate(goal, [Trial(10.0, slow, Finding(UNDECIDED, 0.6, FAILS, 0))]) == rate
+
+
+@pytest.mark.parametrize(("verdict", "then"), [(UNDECIDED, 5.0), (FAILS, capacity.UNMEETABLE)])
+def test_a_single_hiccup_of_a_quick_server_does_not_show_that_no_rate_meets_an_slo(verdict: str, then: object) -> None:
+    slow = dataclasses.replace(EMPTY, counts=(Count(1, 40, 40, bursts=1),), in_flight=0.002)
+    lowest = Trial(10.0, slow, Finding(verdict, 0.6, FAILS, 0))
+    assert next_rate(GOAL, [lowest, trial(20, FAILS, **FULL)]) == then
 
 
 @pytest.mark.parametrize(
