@@ -106,6 +106,8 @@ def headline(search: Search) -> tuple[str, ...]:
     lines = [answer]
     if search.rate:
         lines.append(_held(search))
+    if search.curve and not any(point.good_share for point in search.curve):
+        lines.append("No request of any trial kept every limit; the trials' pages say why.")
     if search.disturbed:
         lines.append(
             f"In {search.disturbed} of {len(search.trials)} trials another program held the server's cores, or the CPU "

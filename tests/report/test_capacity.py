@@ -1,0 +1,24 @@
+"""What a search's answer says in sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gapmeter.analysis.results.capacity import BUDGET, CapacityResult, RatePoint
+from gapmeter.report.capacity import headline
+from tests.kit.searches import write_search
+
+
+@pytest.mark.parametrize(("good", "said"), [(0.0, True), (0.01, False)])
+def test_a_search_whose_every_request_was_beyond_a_limit_says_so(tmp_path: Path, good: float, said: bool) -> None:
+    """Such a server may be broken: that a lower rate would do is not to be read from it."""
+    search = CapacityResult.read(write_search(tmp_path / "s", None, None, 8.0)).capacity
+    points = tuple(
+        RatePoint(rate=rate, good_share=share, goodput_per_s=rate * share, goodput_ci=None, verdict="fails", n=60)
+        for rate, share in ((8.0, 0.0), (4.0, good))
+    )
+    told = headline(search.model_copy(update={"curve": points, "ended": BUDGET}))
+    assert told[0].startswith("Capacity below 8 req/s")
+    assert any("No request of any trial kept every limit" in line for line in told) is said
