@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from gapmeter.analysis.numbers import DASH, duration, share, significant, usd
@@ -73,8 +74,10 @@ def _answer(sweep: SweepFigures) -> str:
     served = [(tokens, point.label) for point in by[PASS] if (tokens := point.tokens_per_s) is not None]
     best = ""
     if priced and len(priced) == len(by[PASS]):
-        usd_each, label = min(priced)
-        best = f" Cheapest: {label}, at most {usd(1e6 * usd_each)} for a million requests."
+        least = min(priced)[0]
+        cheapest = [label for usd_each, label in priced if math.isclose(usd_each, least)]
+        if len(cheapest) < len(priced) or len(priced) == 1:  # asked at one rate, all cost the same
+            best = f" Cheapest: {', '.join(cheapest)}, at most {usd(1e6 * least)} for a million requests."
     elif served:
         tokens, label = max(served)
         best = (

@@ -38,6 +38,21 @@ def point(label: str, verdict: str, tokens: float, usd: float | None = None) -> 
                 "Cheapest: 8 req/s, at most $2.00 for a million requests."
             ),
         ),
+        (
+            (point("max batch 1", "PASS", 90, 3e-6), point("max batch 8", "PASS", 90, 3e-6)),
+            "The SLOs are met at max batch 1, max batch 8.",
+        ),
+        (
+            (
+                point("4 req/s", "PASS", 90, 3e-6),
+                point("8, float32", "PASS", 9, 2e-6),
+                point("8, int8", "PASS", 9, 2e-6),
+            ),
+            (
+                "The SLOs are met at 4 req/s, 8, float32, 8, int8. "
+                "Cheapest: 8, float32, 8, int8, at most $2.00 for a million requests."
+            ),
+        ),
         ((point("1", "FAIL", 90),), "No point meets the SLOs; missed at 1."),
     ],
 )
