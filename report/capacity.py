@@ -151,7 +151,8 @@ def _held(search: Search) -> str:
         f"{', or more: the most that is modelled' if search.drift > _MOST_DRIFT else ''}."
     )
     if search.held is None:
-        return f"No rate was proven to hold: there was not enough time left to prove one.{drift}"
+        why = ": there was not enough time left to prove one" if search.ended in (FOUND, BUDGET) else ""
+        return f"No rate was proven to hold{why}.{drift}"
     part = share(search.held / (search.rate or search.held))
     return f"Proven to hold: {rate(search.held)}, {part} of the estimate ({_GUARANTEE}).{drift}"
 

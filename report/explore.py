@@ -23,9 +23,9 @@ def difference_sentence(difference: GroupDifference, a: str, b: str, device: str
     """Two groups of requests, with the difference's uncertainty; ``device`` is what computed the forwards."""
     low, high = difference.difference_ci_ms
     whole = duration(abs(difference.difference_ms))
-    ends = ""
+    ends, unsure = "", "; they lie in too few stretches of the run for an interval"
     if low is not None and high is not None:
-        ends = f" (95 %: {duration(low)} to {duration(high)})"
+        ends, unsure = f" (95 %: {duration(low)} to {duration(high)})", ""
         if high < 0:
             ends = f" (95 %: {duration(-high)} to {duration(-low)})"
         elif low <= 0:
@@ -34,11 +34,11 @@ def difference_sentence(difference: GroupDifference, a: str, b: str, device: str
     said = f"{a} waited {whole} {more} than {b}{ends}"
     first = next((row for row in difference.ranked if row.ms * difference.difference_ms > 0), None)
     if first is None:
-        return said
+        return f"{said}{unsure}"
     who, part = whose(first.stage, first.owner, device), duration(abs(first.ms))
     if abs(first.ms) > abs(difference.difference_ms):
-        return f"{said}; {who} took {part} {more}, the other stages together {other}"
-    return f"{said}, {part} of it {who}"
+        return f"{said}; {who} took {part} {more}, the other stages together {other}{unsure}"
+    return f"{said}, {part} of it {who}{unsure}"
 
 
 def explorer(result: RunResult, device: str) -> Section | None:

@@ -60,7 +60,9 @@ def test_the_stage_that_is_named_went_the_way_of_the_difference(stages: dict[str
         a_count=50, b_count=50, a_ms=20.0, b_ms=20.0 - whole, difference_ms=whole, difference_ci_ms=(None, None),
         stretches=9, ranked=tuple(ranked),
     )  # fmt: skip
-    assert said in difference_sentence(found, "a", "b")
+    told = difference_sentence(found, "a", "b")
+    assert said in told
+    assert told.endswith("; they lie in too few stretches of the run for an interval")
 
 
 @settings(max_examples=30, deadline=None)

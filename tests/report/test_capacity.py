@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gapmeter.analysis.results.capacity import BUDGET, CapacityResult, RatePoint
+from gapmeter.analysis.results.capacity import BUDGET, DIED, CapacityResult, Ended, RatePoint
 from gapmeter.report.capacity import headline
 from tests.kit.searches import write_search
 
@@ -22,3 +22,10 @@ def test_a_search_whose_every_request_was_beyond_a_limit_says_so(tmp_path: Path,
     told = headline(search.model_copy(update={"curve": points, "ended": BUDGET}))
     assert told[0].startswith("Capacity below 8 req/s")
     assert any("No request of any trial kept every limit" in line for line in told) is said
+
+
+@pytest.mark.parametrize(("ended", "why"), [(BUDGET, ": there was not enough time left"), (DIED, ".")])
+def test_only_a_budget_that_ran_out_is_why_no_rate_was_proven(tmp_path: Path, ended: Ended, why: str) -> None:
+    search = CapacityResult.read(write_search(tmp_path / "s", 9.0, 8.0, 10.0)).capacity
+    told = headline(search.model_copy(update={"held": None, "spread": 0.1, "ended": ended}))
+    assert told[1].startswith(f"No rate was proven to hold{why}")
