@@ -248,8 +248,8 @@ def _regression_row(row: RegressionRow, found: Regression) -> str:
     name = row.name.replace(row.metric, row.metric.upper())
     if row.status == NOT_ESTIMABLE:
         return f"{name} cannot be compared: {row.why or 'its baseline is 0'}"
-    least = "at least " if row.failed == "b" else ""
-    grew = f"{name} {duration(row.a_ms)} -> {least}{duration(row.b_ms)}"
+    a, b = ("at least " if side in (row.failed or "") else "" for side in "ab")
+    grew = f"{name} {a}{duration(row.a_ms)} -> {b}{duration(row.b_ms)}"
     grew += "" if row.failed else f", {relative(row)} (95 % interval {growth_interval(row)})"
     meaning = {REGRESSED: ": a regression", UNDECIDED: f": undecided; {_what_decides(row, found)}"}.get(row.status, "")
     stands_in = ", judged by the mean: the sample is too small for the percentile" if is_mean else ""

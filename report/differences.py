@@ -147,18 +147,25 @@ def change_sentence(pair: PairComparison) -> str:
 
 def not_estimable(pair: PairComparison) -> str:
     """Which figures nothing can be said of, and why, once for all of a metric; "" where there are none."""
-    small, late = list[str](), list[str]()
+    small, late, failed = list[str](), list[str](), list[str]()
     for metric, known in pair.metrics.items():
         missing = [(key, figure) for key, figure in known.percentiles.items() if figure.difference_ms is None]
-        for told, is_late in ((small, False), (late, True)):
-            own = [(key, figure) for key, figure in missing if (figure.late_ms is not None) is is_late]
+        for told in (small, late, failed):
+            own = [
+                (key, figure) for key, figure in missing
+                if told is (late if figure.late_ms is not None else failed if figure.failed else small)
+            ]  # fmt: skip
             if own:
                 names = ", ".join(f"p{percentile_of_key(key):g}" for key, _ in own)
+                if told is failed:
+                    told.append(f"{metric.upper()} {names}")
+                    continue
                 reason = own[0][1].why or "not estimable"
-                if is_late:
+                if told is late:
                     reason = f"up to {duration(max(figure.late_ms or 0.0 for _, figure in own))}"
                 told.append(f"{metric.upper()} {names} ({reason.partition(' do not support')[0].rstrip(',')})")
     said = [f"Samples too small: {'; '.join(small)}."] if small else []
+    said += [f"Among the requests that failed, on both sides: {'; '.join(failed)}."] if failed else []
     means = [(metric.upper(), known.mean) for metric, known in pair.metrics.items() if known.mean is not None]
     lacking = [(name, mean) for name, mean in means if mean.difference_ms is None and mean.late_ms is None]
     said += [f"No mean of {', '.join(name for name, _ in lacking)}: {lacking[0][1].why}."] if lacking else []

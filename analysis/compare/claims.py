@@ -318,7 +318,7 @@ def _growth(figure: ClaimedFigure, limit: float, runs: tuple[int, int]) -> _Grow
 def _status(figure: ClaimedFigure, growth: _Growth | None, p: float | None, limit: float) -> RegressionStatus:
     if growth is None or p is None or figure.relative_ci is None or figure.difference_ms is None:
         return NOT_ESTIMABLE
-    if figure.relative_ci[1] < limit:
+    if figure.relative_ci[1] <= limit:
         return WITHIN
     return REGRESSED if p <= TAIL and figure.difference_ms > (figure.floor_ms or 0.0) else UNDECIDED
 

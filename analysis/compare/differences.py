@@ -350,7 +350,7 @@ class _Judge:
         if short:
             return Difference(*self._ends(metric, part), why=min(short, key=lambda found: found.n_eff or 0.0).why)
         if all(side.percentile(percentile).value == math.inf for side in series):
-            return Difference(None, None, why="on both sides it is a request that failed")
+            return Difference(None, None, why="on both sides it is a request that failed", failed="ab")
         failed = [n for n, side in zip("ab", series, strict=True) if math.inf in side.percentile(percentile).known]
         return replace(self._difference(metric, part, _beyond(series, percentile)), failed="".join(failed))
 

@@ -206,7 +206,7 @@ class Series:
     def _too_few(self, percentile: float) -> str:
         n_eff = self.n_eff(percentile)
         worth = ""
-        if n_eff < 1:
+        if self.count and n_eff < 1:
             worth = ", which move as one,"
         elif n_eff < 0.95 * self.count:
             worth = f", worth {n_eff:,.0f} independent one{'s' * (n_eff >= 1.5)},"

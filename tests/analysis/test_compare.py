@@ -56,7 +56,7 @@ from gapmeter.analysis.stats.estimate import Difference, Spread
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.report import html, markdown, terminal
 from gapmeter.report.comparison import document, headline, with_sentences, words_of
-from gapmeter.report.differences import brief, change_of, change_sentence, verdict_sentence
+from gapmeter.report.differences import brief, change_of, change_sentence, not_estimable, verdict_sentence
 from gapmeter.report.document import Table
 from gapmeter.scenarios.slo import LATENCIES
 from tests.kit import results as kit
@@ -357,6 +357,21 @@ def test_a_regression_is_an_interval_beyond_the_limit_and_within_is_one_below_it
     assert found.sentence.startswith("TTFT p90 ")
 
 
+def test_what_did_not_grow_at_all_is_within_a_limit_of_nothing() -> None:
+    metrics = {
+        "ttft": MetricComparison(
+            verdict="no difference found", percentiles={"p90": figure(0.0, 0.0)}, shift=(), mean=None
+        )
+    }
+    pair = PairComparison.model_construct(metrics=metrics, changed=None, errors=NONE_FAILED, runs=(3, 3))
+    assert claims.judge_pair(pair, [("ttft", 90.0)], 0.0, "base", "compare/1").status == WITHIN
+
+
+def test_a_time_out_is_told_as_no_latency_of_the_baseline() -> None:
+    failed = held(figure(-0.3, failed="a"))
+    assert failed.sentence.startswith("TTFT p90 at least 100 ms -> 70.0 ms, allowed")
+
+
 def test_of_two_percentiles_each_must_regress_more_surely_and_both_must_be_within() -> None:
     alone, beside = held(figure(0.084)), held(figure(0.084), figure(0.0))
     assert (alone.status, beside.status) == (REGRESSED, UNDECIDED)
@@ -575,9 +590,13 @@ def test_a_failed_request_is_infinite_and_counts_as_what_it_was_given() -> None:
 
 def test_a_percentile_that_is_a_failed_request_on_both_sides_cannot_be_compared() -> None:
     a, b = (dropping(virtual(1, service), 0.2) for service in (0, 1))
-    found = compare_sides([a], [b], PERCENTILES, resamples=50).metrics["ttft"]
-    assert "failed" in found[90.0].why
-    assert found[50.0].supported
+    found = compare_sides([a], [b], PERCENTILES, resamples=50)
+    told = found.metrics["ttft"]
+    assert "failed" in told[90.0].why
+    assert told[50.0].supported
+    said = not_estimable(pair_of(("A", "B"), found, claims.judge([found], {})[0], "GPU"))
+    assert "Among the requests that failed, on both sides: TTFT p90" in said
+    assert "p90" not in said.partition("Samples too small")[2].partition(".")[0]
 
 
 def test_a_percentile_that_one_side_failed_is_shown_as_failed_and_makes_the_other_no_faster() -> None:
