@@ -186,7 +186,7 @@ _UNEVEN = 2.0  # how much longer some bursts are than others, beyond the exponen
 _UNSURE = 0.7  # of n_eff: a trial that met few bursts thinks that they are shorter than they are
 _FEWEST_VALUES = 40  # for a percentile
 _FEWEST_BEYOND = 30  # for a limit that all exceed: a brief trial has 40 or more on average
-_MARKOV, _MOST_ALLOWED = 0.01 + 1e-9, 0.1 + 1e-9  # shares that may exceed a limit: p99 and beyond; p90
+_MARKOV, _MOST_ALLOWED = 0.01 + 1e-9, 0.05 + 1e-9  # shares that may exceed a limit: p99 and beyond; p95
 _GROWS, _IN_LINE = 0.1, 0.7  # seconds of latency a second, and how well their ranks agree: a queue that grows
 _TRIMMED = 0.05  # of the completions at either end: a full server is looked at
 
@@ -272,7 +272,7 @@ def _fails_at_once(count: Count, share: float) -> bool:
 
     The maximal ergodic inequality is Markov's for all looks at once: a share of mean s ever exceeds x with a chance of
     at most s / x, 2 % for half of a p99's values. Below p99 it takes all of them, which queues at a p95's limit show in
-    up to 4 % of trials.
+    up to 4 % of trials, and at a p90's in too many.
     """
     most = count.over > count.count / 2 if share <= _MARKOV else count.over == count.count
     return most and share <= _MOST_ALLOWED and count.count >= _FEWEST_BEYOND

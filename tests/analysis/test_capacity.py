@@ -210,7 +210,7 @@ def test_a_share_far_above_the_one_allowed_fails_once_it_came_in_several_bursts(
 
 
 ERRORS = Promise("errors <= 1 %", "errors", 0.01)
-P50 = Promise("e2e p50 <= 2 s", "e2e", 0.5)
+P50, P90 = (Promise(f"e2e p{p} <= 2 s", "e2e", 1 - p / 100) for p in (50, 90))
 
 
 @pytest.mark.parametrize(
@@ -222,6 +222,7 @@ P50 = Promise("e2e p50 <= 2 s", "e2e", 0.5)
         ((P95,), 30, 30, True),
         ((P95,), 29, 29, False),
         ((P95,), 63, 64, False),
+        ((P90,), 64, 64, False),
         ((P50,), 64, 64, False),
         ((P99, P95, ERRORS), 64, 64, True),
     ],
