@@ -56,7 +56,7 @@ def read_requests(folder: RunFolder, plan: PlanFacts) -> tuple[pd.DataFrame, lis
     paths = folder.record_files(folder.requests)
     if not paths:
         raise NotRecords(f"{folder.path}: no request was recorded")
-    table, files = read_attempts(paths, plan.timeout_ns, dict(plan.clock_offsets_ns or {}))
+    table, files = read_attempts(paths, plan.timeout_ns, plan.clock_offsets_ns or {})
     table = _settle(table.sort_values(["due_ns", "index"], ignore_index=True), plan.timeout_ns)
     since_start = table["due_ns"] - plan.start_ns
     table["measured"] = (since_start >= plan.warmup_ns) & (table["index"] >= plan.warmup_requests)

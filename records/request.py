@@ -111,7 +111,7 @@ _HEAD = struct.Struct("<" + "".join(stored.code for stored in FIELDS.values()))
 _NAMES = tuple(FIELDS)
 _FIRST, _LAST = _NAMES[: _NAMES.index("request_id")], _NAMES[_NAMES.index("body") + 1 :]
 _NUMBERS = _FIRST + _LAST
-_INDEX, _FLAGS = _FIRST.index("index"), _FIRST.index("flags")
+_FLAGS = _FIRST.index("flags")
 _first, _last = attrgetter(*_FIRST), attrgetter(*_LAST)
 _in_columns = attrgetter(*(name for name, stored in FIELDS.items() if stored.column))
 
@@ -155,11 +155,6 @@ def _head(payload: bytes) -> tuple[Any, ...]:
     if len(payload) < _HEAD.size:
         raise ValueError(f"{len(payload)} bytes are too few for a request record")
     return _HEAD.unpack_from(payload)
-
-
-def index_of(payload: bytes) -> int:
-    """The place in the plan of the record in a BLOB frame's payload. Raises ValueError when it is not a whole one."""
-    return int(_head(payload)[_INDEX])
 
 
 def request_id_of(payload: bytes) -> str:
