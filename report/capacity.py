@@ -61,7 +61,6 @@ def document(result: CapacityResult, manifest: SearchManifest) -> doc.Document:
             _how(search, manifest),
         ],
         provenance=result.provenance,
-        version=manifest.versions.get("gapmeter", ""),
     )
 
 

@@ -67,18 +67,15 @@ _ONE_RUN = "one run per side, forced: the interval leaves out how much repeated 
 _RARE: doc.Headers = ["per request at the SLA", "energy a request"]
 
 
-def write(folder: Path, result: Comparison, version: str = "") -> Comparison:
-    """``compare.json`` and ``report.html`` of a folder; ``version``: of the gapmeter that ran the baseline.
-
-    Returns the result with its sentences. Raises OSError.
-    """
+def write(folder: Path, result: Comparison) -> Comparison:
+    """``compare.json`` and ``report.html`` of a folder; returns the result with its sentences. Raises OSError."""
     told = result.model_copy(update={"words": words_of(result)})
     told.write(folder)
-    html.write(folder / "report.html", document(told, version))
+    html.write(folder / "report.html", document(told))
     return told
 
 
-def document(result: Comparison, version: str = "") -> doc.Document:
+def document(result: Comparison) -> doc.Document:
     """The page, and in short the terminal's and Markdown's answer."""
     several = len(result.comparisons) > 1
     sections: list[Section | None] = [_protocol(result), _facts(result)]
@@ -102,7 +99,6 @@ def document(result: Comparison, version: str = "") -> doc.Document:
         sections=[*sections, *_method(result), remedied],
         provenance=result.provenance,
         device=result.comparisons[0].device if result.comparisons else "GPU",
-        version=version,
     )
 
 

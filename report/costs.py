@@ -38,15 +38,15 @@ _LONGEST = 40  # characters of a name in a sentence
 _FEW = 6  # rows in a sentence
 
 
-def write(folder: Path, result: CostTable, version: str = "") -> CostTable:
+def write(folder: Path, result: CostTable) -> CostTable:
     """``compare.json`` and ``report.html`` of a folder; returns the result with its words. Raises OSError."""
     result = result.model_copy(update={"words": CostWords(headline=headline(result), why=tuple(_doubts(result)))})
     result.write(folder)
-    html.write(folder / "report.html", document(result, version))
+    html.write(folder / "report.html", document(result))
     return result
 
 
-def document(result: CostTable, version: str = "") -> doc.Document:
+def document(result: CostTable) -> doc.Document:
     """The page, and in short the terminal's and Markdown's answer."""
     established = result.verdict == CHEAPER
     doubts = [doc.Said(text) for text in _doubts(result)]
@@ -69,7 +69,6 @@ def document(result: CostTable, version: str = "") -> doc.Document:
                     short="how", on=PAGE),
         ],
         provenance=result.provenance,
-        version=version,
     )  # fmt: skip
 
 

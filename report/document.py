@@ -460,7 +460,6 @@ class Document:
     sections: Sequence[Section | None]  # None: there was nothing to say
     provenance: Provenance
     device: str = "GPU"
-    version: str = ""
 
     def on(self, medium: Medium) -> list[Section]:
         """The sections that are shown there."""

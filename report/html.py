@@ -53,7 +53,6 @@ def page(document: Document, scripts: Sequence[str] = (), policy: str = "") -> s
         sections=[(section, printer.blocks(section.blocks)) for section in sections],
         origin=printer.origin(),
         data={section.key: _json(section.data) for section in sections if section.data},
-        version=document.version,
     )
 
 

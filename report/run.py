@@ -142,7 +142,6 @@ def _around(result: RunResult, manifest: Manifest, sections: Sequence[Section | 
         sections=sections,
         provenance=result.provenance,
         device=manifest.device,
-        version=manifest.versions.get("gapmeter", ""),
     )
 
 

@@ -105,7 +105,6 @@ def document(result: SweepResult, manifest: SweepManifest) -> doc.Document:
         ],
         provenance=result.provenance,
         device=result.device,
-        version=manifest.versions.get("gapmeter", ""),
     )
 
 

@@ -62,8 +62,8 @@ def compare_runs(
     from gapmeter.report import comparison
 
     paths = _distinct(sides)
-    result, version = derive(paths, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
-    folder, result = _written(Path(runs), paths, result, lambda path, placed: comparison.write(path, placed, version))
+    result = derive(paths, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
+    folder, result = _written(Path(runs), paths, result, comparison.write)
     return Conclusion(folder, result, errors.OK if result.comparable or result.forced else errors.NOT_VALID)
 
 
@@ -78,8 +78,8 @@ def compare_costs(
     from gapmeter.report import costs
 
     paths = _distinct(sides)
-    result, version = derive_costs(paths, Asked(factors=tuple(factors), force=force), command)
-    folder, result = _written(Path(runs), paths, result, lambda path, placed: costs.write(path, placed, version))
+    result = derive_costs(paths, Asked(factors=tuple(factors), force=force), command)
+    folder, result = _written(Path(runs), paths, result, costs.write)
     return Conclusion(folder, result, errors.NOT_VALID if result.verdict == NOT_COMPARABLE else errors.OK)
 
 
@@ -93,9 +93,9 @@ def compare_again(folder: Path, into: Path) -> None:
     kept = read_comparison(folder)
     sides = [[folder / path for path in side] for side in kept.asked.folders or ()]
     if isinstance(kept, CostTable):
-        costs.write(into, *derive_costs(sides, kept.asked, kept.command))
+        costs.write(into, derive_costs(sides, kept.asked, kept.command))
     else:
-        comparison.write(into, *derive(sides, kept.asked, kept.command))
+        comparison.write(into, derive(sides, kept.asked, kept.command))
 
 
 def _distinct(sides: Sequence[Sequence[str | Path]]) -> list[list[Path]]:
@@ -136,25 +136,21 @@ def opened(sides: Sequence[Sequence[str | Path]]) -> Iterator[list[list[Path]]]:
         ]
 
 
-def derive_costs(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> tuple[CostTable, str]:
-    """A table of costs from the folders alone, and the version of gapmeter that made the first. Raises UserError."""
+def derive_costs(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> CostTable:
+    """A table of costs from the folders alone. Raises UserError."""
     from gapmeter.analysis.compare.costs import cost_table
     from gapmeter.analysis.compare.searches import NotOneSide
 
     with opened(sides) as folders:
         found = [[_read_found(path) for path in side] for side in folders]
-        version = manifest_of(folders[0][0]).versions.get("gapmeter", "")
     try:
-        return cost_table(found, asked, command), version
+        return cost_table(found, asked, command)
     except NotOneSide as error:
         raise UserError(f"not comparable: {error}", errors.USAGE) from error
 
 
-def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> tuple[Comparison, str]:
-    """A comparison from the runs' folders alone, and the version of gapmeter that ran the baseline.
-
-    Raises UserError as ``compare_runs`` does.
-    """
+def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> Comparison:
+    """A comparison from the runs' folders alone. Raises UserError as ``compare_runs`` does."""
     from gapmeter.analysis.compare.build import compare  # its import takes a second: mistakes are reported before
     from gapmeter.analysis.compare.sides import Side
 
@@ -164,7 +160,7 @@ def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> tuple
         for each, path in zip(side.runs, paths, strict=True):
             if not each.run.count:
                 raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
-    return compare(read, asked, command), read[0].first.manifest.versions.get("gapmeter", "")
+    return compare(read, asked, command)
 
 
 def compare_in_turn(
