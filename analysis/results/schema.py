@@ -1,16 +1,14 @@
-"""The JSON Schemas of result files, made from their types: ``python -m gapmeter.analysis.results.schema``."""
+"""The JSON Schemas of result files, made from their types: ``python -m gapmeter.analysis.results.schema NAME``."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from gapmeter.analysis.results.codec import ResultFile
 
-FOLDER = Path(__file__).parents[2] / "schemas"
 # The schema's name: whose file it describes, and where that is.
 _TYPES = {
     "manifest": "gapmeter.analysis.results.manifest:Manifest",
@@ -42,11 +40,6 @@ def schema(name: str, of: type[ResultFile]) -> dict[str, Any]:
     }
 
 
-def text(document: Mapping[str, Any]) -> str:
-    """As it stands in its file."""
-    return json.dumps(document, indent=1) + "\n"
-
-
 def _plain(value: Any) -> Any:
     """Without titles, which only repeat the keys."""
     if isinstance(value, dict):
@@ -55,5 +48,7 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    for each, described in types().items():
-        (FOLDER / f"{each}.json").write_text(text(schema(each, described)), encoding="utf-8")
+    parser = argparse.ArgumentParser(description="Print the JSON Schema of a kind of result file.")
+    parser.add_argument("name", choices=_TYPES)
+    asked = parser.parse_args().name
+    print(json.dumps(schema(asked, types()[asked]), indent=1))

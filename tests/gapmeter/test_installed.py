@@ -57,7 +57,7 @@ def test_a_wheel_claims_one_name(project: Path, name: str, tmp_path: Path) -> No
     assert tops == {name}
     if name == "gapmeter":
         for part in (
-            "scenarios/smoke.yaml", "schemas/run.json", "analysis/gpus.yaml", "servers/words.txt", "loadgen/worker.py",
+            "scenarios/smoke.yaml", "analysis/gpus.yaml", "servers/words.txt", "loadgen/worker.py",
             "web/assets/live.js", "report/assets/page.html",
         ):  # fmt: skip
             assert f"gapmeter/{part}" in names

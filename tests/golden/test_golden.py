@@ -43,7 +43,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gapmeter.analysis.results.schema import FOLDER
+from gapmeter.analysis.results.schema import schema, types
 from gapmeter.study.comparison import compare_runs
 from gapmeter.study.conclusion import report_again
 
@@ -189,8 +189,8 @@ def _misfits(path: Path) -> Iterator[str]:
     kind = document.get("kind") or ("capacity" if "capacity" in document else "run")
     names = {"manifest.json": "manifest" if kind == "run" else f"{kind}-manifest", "summary.json": kind}
     names |= {"verdict.json": "verdict", "compare.json": "comparison"}
-    schema = json.loads((FOLDER / f"{names[path.name]}.json").read_text())
-    for error in jsonschema.Draft202012Validator(schema).iter_errors(document):
+    name = names[path.name]
+    for error in jsonschema.Draft202012Validator(schema(name, types()[name])).iter_errors(document):
         yield f"{path.parent.name}/{path.name}: {error.json_path} {error.message[:200]}"
 
 

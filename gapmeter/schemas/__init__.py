@@ -1,1 +1,0 @@
-"""JSON Schemas of the files that a run, a search and the like leave; made by gapmeter.analysis.results.schema."""
