@@ -12,7 +12,7 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.cost import describe_economics
-from gapmeter.analysis.device.energy import measured_energy
+from gapmeter.analysis.device.energy import energy_of
 from gapmeter.analysis.device.roofline import describe_roofline
 from gapmeter.analysis.device.telemetry import describe_telemetry, measured_window, read_telemetry
 from gapmeter.analysis.judge import validity, verdict
@@ -142,7 +142,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
         bands = beside.submit(describe_bands, ledgers)
         pairs = beside.submit(describe_pairs, measured, ledgers, limits_of(manifest.slo))
         samples = read_telemetry(folder)
-        energy = measured_energy(samples, manifest, window)
+        energy = energy_of(samples, *window, plan.start_ns) if samples is not None and window is not None else None
         telemetry = describe_telemetry(samples, trace, manifest, window, energy)
         state = describe_steady(requests, warmup, loop=plan.loop, searched=steady)
         canaries = [(g.canary_at_ns, g.canary_ns) for g in generators]

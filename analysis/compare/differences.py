@@ -45,7 +45,7 @@ from gapmeter.analysis.stages import STAGE_NAMES
 from gapmeter.analysis.stats import bootstrap
 from gapmeter.analysis.stats.bootstrap import Resampled, pooled_harrell_davis
 from gapmeter.analysis.stats.dependence import autocorrelation_time
-from gapmeter.analysis.stats.estimate import TAIL, Difference, Estimate, Spread
+from gapmeter.analysis.stats.estimate import Difference, Estimate, Spread
 from gapmeter.analysis.stats.series import Series, pooled, share_of, spread_of_mean
 from gapmeter.scenarios.slo import LATENCIES
 
@@ -408,11 +408,10 @@ class _Judge:
         """A stage's share of the whole difference; None where that may be 0."""
         if not total.value or not total.estimate.excludes(0.0):
             return None
-        diff = self._drawn[f"{event}/1"] - self._drawn[f"{event}/0"]
-        whole = diff[:, len(STAGE_NAMES)]
-        same = whole * total.value > 0
-        low, high = np.quantile(diff[same, STAGE_NAMES.index(stage)] / whole[same], [TAIL, 1 - TAIL])
-        return Estimate((own.value or 0.0) / total.value, float(low), float(high))
+        drawn = self._drawn[f"{event}/1"] - self._drawn[f"{event}/0"]
+        both = drawn[:, [STAGE_NAMES.index(stage), len(STAGE_NAMES)]]
+        found = bootstrap.share_with_draws((own.value or 0.0) / total.value, both, total.value)
+        return found if found.supported else None
 
     def _ends(self, name: str, part: int) -> tuple[float | None, float | None]:
         a, b = (float(self._now[f"{name}/{side}"][0, part]) for side in (0, 1))

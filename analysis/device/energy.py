@@ -10,19 +10,9 @@ import numpy as np
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.device.telemetry import Samples, servers_gpus
 from gapmeter.analysis.results.device import EnergyWindow
-from gapmeter.analysis.results.manifest import Manifest
 
 _COVERED = 0.9  # of a window by power samples, below which their mean says nothing about the window
 _FEWEST_IDLE_S = 0.3
-
-
-def measured_energy(
-    telemetry: Samples | None, manifest: Manifest, window: tuple[int, int] | None
-) -> EnergyWindow | None:
-    """Energy of the measured window; None where nothing counted it."""
-    if telemetry is None or window is None or manifest.plan.t0_ns is None:
-        return None
-    return energy_of(telemetry, *window, manifest.plan.t0_ns)
 
 
 @dataclass(frozen=True, slots=True)
