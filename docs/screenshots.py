@@ -17,10 +17,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from gapmeter.machine.doctor import BROWSERS
 from gapmeter.runs.listing import ListedRun, find_listed, list_known
 from gapmeter.web.runs_page import RunFilter, runs_page
-from tests.kit.browser import Tab, browser_tab
+from tests.kit.browser import BROWSERS, Tab, browser_tab
 
 _UNSOUND = ("INVALID", "NOT COMPARABLE")
 IMAGES, RUNS = Path(__file__).parent / "images", Path("runs")

@@ -14,9 +14,8 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from gapmeter.machine.doctor import BROWSERS
 from tests import lanes
-from tests.kit.browser import Tab, browser_tab
+from tests.kit.browser import BROWSERS, Tab, browser_tab
 from tests.kit.servers import Certificate
 
 # The same examples every time, so that who has changed nothing sees what CI saw; --hypothesis-profile=new draws others.

@@ -32,7 +32,6 @@ from gapmeter.records.timer import Timer
 from gapmeter.servers import vllm
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 STREAMS = 10_000
 _FAST_CLOCKS = {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"}
 _WATCH_S = 0.4
@@ -77,7 +76,6 @@ _REMEDIES = {
     "GPU": "in use right now (nvidia-smi shows by whom): wait, or set CUDA_VISIBLE_DEVICES",
     "Transformers": "this torch does not use the GPU: make clean-all setup TORCH_BUILD=cuda",
     "vLLM": "it can't use the GPU: make clean-all vllm TORCH_BUILD=cuda",
-    "browser": "only the report's own tests and screenshots need one: apt-get install chromium",
 }
 
 
@@ -120,15 +118,15 @@ def diagnose() -> list[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     kernel = f"{platform.system()} {platform.release()}, {platform.machine()}"
     linux = platform.system() == "Linux"  # placement, timers and the guard of launched servers are Linux's
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), "")
-    findings = [
+    return [
         judged("Python", sys.version_info >= (3, 11), f"{version} in {sys.prefix}", needed=True),
         judged("system", linux, kernel, needed=True),
         *check_machine(),
         calibration(),
+        gpu(gpus),
+        transformers(bool(gpus)),
+        vllm_engine(bool(gpus)),
     ]
-    findings += [gpu(gpus), transformers(bool(gpus)), vllm_engine(bool(gpus))]
-    return [*findings, judged("browser", bool(found), found or "no Chromium on the PATH")]
 
 
 def check_machine() -> list[Finding]:

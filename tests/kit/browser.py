@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-port=0",
@@ -77,7 +77,7 @@ class Tab:
 @contextlib.asynccontextmanager
 async def browser_tab(profile: Path) -> AsyncIterator[Tab]:
     """A browser of its own with one empty page; ``profile`` is a folder that it may make."""
-    program = next((found for name in _NAMES if (found := shutil.which(name))), None)
+    program = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     assert program, "no Chromium on the PATH; install it (Debian: apt install chromium)"
     command = [program, *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
     quiet = asyncio.subprocess.DEVNULL
