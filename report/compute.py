@@ -86,7 +86,7 @@ def _shares(found: ComputeShares, metric: str, device: str) -> Chart:
             who, one = words.format(device=device), getattr(band, part)
             cell = Figure(one.share, "share", f"compute.{metric}.{key}.{part}.share") if one else doc.Unmeasured()
             rows.setdefault(part, [who]).extend([cell, shares(one.share_ci) if one else ""])
-            parts += [Part(part, who, paint, ink, one.ms, one.share, one.share_ci)] if one else []
+            parts += [Part(who, paint, ink, one.ms, one.share, one.share_ci)] if one else []
         shown.append((names[key], band.total_ms, band.count, parts))
     title = f"Shares of the wait {UNTIL[metric]}"
     headers = ["who was at work", *(header for key in bands for header in (names[key], "95 %"))]

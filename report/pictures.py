@@ -175,7 +175,6 @@ class Ranks:
 class Part:
     """A share of a whole, with its interval where there is one; ``paint`` and ``ink`` are its colours."""
 
-    key: str
     words: str
     paint: str
     ink: str
@@ -202,7 +201,7 @@ class Shares:
             for part in (part for part in parts if part.share > 0):
                 label, ends = share(part.share), f" (95 %: {said})" if (said := shares(part.ends)) else ""
                 title = f"{part.words}: {label}{ends}, {duration(part.ms)}, mean of {count:,}"
-                data = {"data_part": part.key, "data_share": f"{part.share:.7g}"}
+                data = {"data_share": f"{part.share:.7g}"}
                 label = label if part.share > 0.05 else ""
                 pieces.append(Segment(part.share, part.paint, label, title, part.ink, "part", data=data))
             drawn.append(bar(plot, at, pieces, thick))

@@ -167,7 +167,7 @@ class Dots:
             name, f"{self.metric} over time", said, self.span.shades(plot),
             NOTHING if len(answered) else none,
             objective,
-            el("g", points(plot, dots), class_="dots", data_metric_dots=self.metric), *crosses, stamp=stamp,
+            el("g", points(plot, dots), class_="dots"), *crosses, stamp=stamp,
         )  # fmt: skip
 
     @property
