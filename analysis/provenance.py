@@ -53,6 +53,13 @@ def provenance_of_study(manifest: SweepManifest | SearchManifest, served: str | 
     return Provenance(**(facts | own))
 
 
+def provenance_of_several(known: Sequence[Provenance], command: str, **own: str) -> Provenance:
+    """Of runs or studies that are compared: what is not the same stands with all its values, but for their ``own``."""
+    names = ("scenario", "digest", "model", "precision", "engine", "hardware", "load", "validity")
+    joined = {name: ", ".join(dict.fromkeys(getattr(each, name) for each in known)) for name in names}
+    return known[0].model_copy(update={**joined, "command": command or "gapmeter compare", **own})
+
+
 def engine_words(manifest: Manifest) -> str:
     """The engine and its version, where it is known."""
     engine = manifest.asked.server.engine

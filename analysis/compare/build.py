@@ -11,7 +11,7 @@ from gapmeter.analysis.compare.claims import Claim, PairVerdict
 from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.sides import AnalysedRun, Side, late_ns, why_refused
 from gapmeter.analysis.judge.evidence import floor_of
-from gapmeter.analysis.provenance import hardware_words
+from gapmeter.analysis.provenance import hardware_words, provenance_of_several
 from gapmeter.analysis.requests.figures import finite_ms
 from gapmeter.analysis.results.comparison import (
     BLOCKS,
@@ -44,7 +44,6 @@ from gapmeter.analysis.results.comparison import (
 )
 from gapmeter.analysis.results.cost import AnyCost, AnyEnergy
 from gapmeter.analysis.results.distribution import percentile_key
-from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import owner_of
 from gapmeter.analysis.stats.estimate import CONFIDENCE, POWER, Difference
 from gapmeter.analysis.stats.series import Series, pooled
@@ -89,7 +88,11 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
         ),
         protocol=tuple(protocols),
         comparisons=(),
-        provenance=_provenance(sides, command, comparable=comparable, forced=asked.force),
+        provenance=provenance_of_several(
+            [side.first.result.provenance for side in sides], command,
+            n=" and ".join(str(side.requests) for side in sides),
+            validity="valid" if comparable else FORCED if asked.force else "not compared",
+        ),
         asked=asked,
     )  # fmt: skip
     if not (comparable or asked.force):
@@ -269,21 +272,6 @@ def _warnings(sides: Sequence[Side], found: Sequence[Differences]) -> Iterable[s
         if lost and len(lost) < len(_REAL):
             yield f"not measured on both sides, so part of unexplained: {', '.join(sorted(lost))}"
             return
-
-
-def _provenance(sides: Sequence[Side], command: str, *, comparable: bool, forced: bool) -> Provenance:
-    """Of all runs together."""
-    known = [side.first.result.provenance for side in sides]
-    together = {
-        name: ", ".join(dict.fromkeys(str(getattr(each, name)) for each in known))
-        for name in ("digest", "engine", "hardware", "load")
-    }
-    own = {
-        "n": " and ".join(str(side.requests) for side in sides),
-        "validity": "valid" if comparable else FORCED if forced else "not compared",
-        "command": command or "gapmeter compare",
-    }
-    return known[0].model_copy(update=together | own)
 
 
 _IN_TABLE = (("ttft", 50.0), ("ttft", 99.0), ("itl", 99.0), ("e2e", 50.0), ("e2e", 99.0))

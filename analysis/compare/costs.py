@@ -25,9 +25,9 @@ from typing import Any
 
 from gapmeter.analysis.compare.searches import SEARCH_SPREAD, Found, compared_by, differing, together, words
 from gapmeter.analysis.pareto import merged
+from gapmeter.analysis.provenance import provenance_of_several
 from gapmeter.analysis.results.comparison import BLOCKS, NOT_COMPARABLE, Asked, Fact
 from gapmeter.analysis.results.costs import CHEAPER, NOT_ESTABLISHED, CostRatio, CostRow, CostTable, Doubt
-from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stats.estimate import CONFIDENCE
 
 _SURE = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -70,7 +70,9 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
         pareto=merged([(row.name, one.pareto) for row, one in zip(rows, found, strict=True)]),
         notes=tuple(_notes(rows, found)),
         command=command,
-        provenance=_provenance(found, command),
+        provenance=provenance_of_several(
+            [one.provenance for one in found], command, n=" and ".join(one.provenance.n for one in found)
+        ),
         asked=asked,
     )
 
@@ -215,12 +217,3 @@ def _notes(rows: Sequence[CostRow], found: Sequence[Found]) -> Iterable[str]:
         ):
             if a and b and max(a, b) > _OTHER_REQUESTS * min(a, b):
                 yield f"a request of {row.name} has {b:.3g} {side} tokens, one of {rows[0].name} {a:.3g}"
-
-
-def _provenance(found: Sequence[Found], command: str) -> Provenance:
-    """Of all rows together."""
-    known = [one.provenance for one in found]
-    names = ("scenario", "digest", "model", "precision", "engine", "hardware", "load", "validity")
-    joined = {name: ", ".join(dict.fromkeys(str(getattr(each, name)) for each in known)) for name in names}
-    counts = " and ".join(each.n for each in known)
-    return known[0].model_copy(update={**joined, "n": counts, "command": command or "gapmeter compare"})

@@ -211,6 +211,14 @@ def test_what_only_the_second_side_s_slos_name_is_compared_too(folders: list[Pat
     assert row.name == "ttft p97"
 
 
+def test_a_comparison_of_two_models_is_from_both(folders: list[Path]) -> None:
+    a, b = (read_run(path) for path in folders[:2])
+    origin = b.result.provenance.model_copy(update={"model": "another"})
+    other = replace(b, result=b.result.model_copy(update={"provenance": origin}))
+    found = compare([Side((a,)), Side((other,))])
+    assert found.provenance.model == f"{a.result.provenance.model}, another"
+
+
 def test_another_floor_of_the_load_tester_is_told() -> None:
     about = manifest()
     floor = Floor(
