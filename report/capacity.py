@@ -128,10 +128,9 @@ def headline(search: Search) -> tuple[str, ...]:
 def _interval(search: Search) -> str:
     """The estimate, and what it assumes; what is wider than was asked says so."""
     low, high = ("unknown" if end is None else significant(end) for end in (search.low, search.high))
-    text = (
-        f"Capacity {rate(search.rate)}, {100 * search.confidence:g} % interval {low} .. {high}, assuming latency "
-        "grows like a queue's"
-    )
+    text = f"Capacity {rate(search.rate)}, {100 * search.confidence:g} % interval {low} .. {high}"
+    if search.drift is not None:
+        text += ", assuming latency grows like a queue's"
     return (
         f"{text}." if _is_narrow(search) else f"{text} (wider than the {share(search.within)} asked: {_why(search)})."
     )
@@ -231,10 +230,13 @@ def _posterior(search: Search) -> Section:
     ]
     heads: doc.Headers = [Column("from", "from (1/s)"), Column("to", "to (1/s)"), "probability"]
     table = Table("Where the capacity lies", heads, rows, words=0)
-    lead = (
-        f"By the trials' percentiles, if they follow a queue's curve up to the server's ceiling "
-        f"({rate(search.ceiling)}). Shaded: {100 * search.confidence:g} % of it. Ticks: rates that were tried."
+    by = (
+        "Between a rate that did not fail and one that failed or was more than the server could do"
+        if search.drift is None
+        else "By the trials' percentiles, if they follow a queue's curve up to the server's ceiling "
+        f"({rate(search.ceiling)})"
     )
+    lead = f"{by}. Shaded: {100 * search.confidence:g} % of it. Ticks: rates that were tried."
     chart = Chart("posterior", Posterior(search), table=table, margin="levels")
     return Section("posterior", table.name, [chart], lead, "posterior", PAGE | TERMINAL)
 
@@ -257,7 +259,8 @@ def _trials_in_short(search: Search) -> Section:
         if slo:
             which = f"{slo.text}: " if len(trial.slos) > 1 else ""
             beyond = f"{count(slo.over)} of {count(slo.count)} over the limit, n_eff {count(slo.n_eff)}"
-            seen = f"{which}{beyond}; {duration(1000 * trial.seconds)}"
+            grew = ", but the queue grew" if trial.overloaded else ""
+            seen = f"{which}{beyond}{grew}; {duration(1000 * trial.seconds)}"
         leans = trial.verdict == UNDECIDED and (trial.confidence or 0.0) > 0.5
         lean = f", probably {trial.leaning}" if leans else ""
         verdict = Mark(f"{trial.verdict}{lean}", tone(trial.verdict))
@@ -276,11 +279,11 @@ def _trials_in_short(search: Search) -> Section:
 def _trials(search: Search) -> Section:
     rows: list[Row] = []
     for at, trial in enumerate(search.trials):
-        slo = trial.decided_by
+        slo, grew = trial.decided_by, "; but the queue grew" if trial.overloaded else ""
         href = quote(f"{trial.folder}/report.html") if trial.folder else ""
         rows.append([
             Name(str(trial.number), href), Mark(trial.verdict, tone(trial.verdict)),
-            trial.reason or trial.slo, Figure(trial.rate, "rate", f"capacity.trials.{at}.rate"),
+            trial.reason or f"{trial.slo}{grew}", Figure(trial.rate, "rate", f"capacity.trials.{at}.rate"),
             share(trial.confidence), f"{count(slo.over)} of {count(slo.count)}", share(slo.allowed), count(slo.n_eff),
             count(trial.requests), duration(1000 * trial.seconds),
         ])  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Final
 
 from gapmeter.analysis.capacity.curve import Posterior
 from gapmeter.analysis.capacity.read import BURSTS, Measured, goal_of, read_trials
-from gapmeter.analysis.capacity.search import Goal, held_rate, posterior
+from gapmeter.analysis.capacity.search import Goal, held_rate, is_overloaded, posterior
 from gapmeter.analysis.capacity.trial import Trial
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
 from gapmeter.analysis.judge.words import STRANGERS
@@ -109,7 +109,7 @@ def build_search(goal: Goal, measured: Sequence[Measured], manifest: SearchManif
         spread=known and known.spread(goal.confidence),
         held=held,
         ceiling=known and known.ceiling,
-        drift=known and known.drift,
+        drift=(known and known.drift) or None,  # 0: there is no curve
         confidence=goal.confidence,
         within=goal.within,
         ended=ended,
@@ -209,6 +209,7 @@ def _trial(goal: Goal, number: int, trial: Trial) -> TrialResult:
         seconds=outcome.seconds,
         reason=_reason_of(trial),
         folder=outcome.name or None,
+        overloaded=(trial.verdict == HOLDS and is_overloaded(trial)) or None,
     )
 
 

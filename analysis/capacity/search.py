@@ -149,7 +149,9 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
             found.append(
                 between(max((level.rate for level in levels if level.rate < min(failed)), default=0), min(failed))
             )
-    return least(found) if found else None
+    if not found:  # errors alone, and none came: the server was full
+        found = [between(max((trial.rate for trial in valid if trial.rate < most), default=0), most)]
+    return least(found)
 
 
 def search(goal: Goal, oracle: Oracle, trials: Sequence[Trial] = ()) -> tuple[list[Trial], Ended]:

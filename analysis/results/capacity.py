@@ -46,7 +46,10 @@ class CountedSlo(Result):
 
 
 class TrialResult(Result):
-    """One trial; ``slo`` decided it. ``leaning``: of an undecided one. ``folder``: its run, within the search's."""
+    """One trial; ``slo`` decided it. ``leaning``: of an undecided one. ``folder``: its run, within the search's.
+
+    ``overloaded``: every SLO held, but the queue grew, so the rate is not one that the server holds.
+    """
 
     number: int
     rate: float
@@ -60,6 +63,7 @@ class TrialResult(Result):
     seconds: float
     reason: str | None
     folder: str | None
+    overloaded: bool | None = left_out()
 
     @property
     def decided_by(self) -> CountedSlo:

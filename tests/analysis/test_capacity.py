@@ -332,6 +332,15 @@ def test_what_has_no_percentile_is_halved_between_a_rate_that_fails_and_one_that
     assert posterior(errors, tried[:1]) is None
 
 
+def test_errors_that_never_come_are_searched_for_below_the_rate_that_the_server_could_not_do() -> None:
+    errors = Goal((Promise("errors <= 20 %", "errors", 0.2),), 10.0, budget_s=400.0)
+    tried = [trial(10, HOLDS, 0.99), trial(20, HOLDS, 0.99), trial(40, HOLDS, 0.99, **FULL)]
+    assert 20 < next_rate(errors, tried) < 40
+    known = posterior(errors, tried)
+    assert known is not None
+    assert known.interval(1.0) == pytest.approx((20, 40))
+
+
 GOAL = Goal((P99,), 10.0, within=0.1, budget_s=4000.0)
 
 
