@@ -240,7 +240,7 @@ def _ratio(row: CostRow) -> str:
     if row.ratio is None:
         return DASH
     if row.ratio.value == row.ratio.low == row.ratio.high:
-        return "1"
+        return "1" if row.ratio.value else "not established"
     return f"{_times(row.ratio)}{', not established' if row.ratio.doubt else ''}"
 
 

@@ -295,6 +295,13 @@ def test_a_run_that_passed_costs_at_most_so_much_which_may_be_enough(tmp_path: P
     assert "gapmeter capacity finds the other" in " ".join(text(document(undecided)).plain.split())
 
 
+def test_a_ratio_of_which_nothing_is_known_is_no_ratio_of_one(tmp_path: Path) -> None:
+    found = table(searched(tmp_path, None, 20, None), searched(tmp_path, None, 40, None, usd=7))
+    assert (found.verdict, found.cheapest) == (NOT_ESTABLISHED, "A")
+    rows = re.findall(r"^ [AB]  .*at most \S+ +(.*?) *$", text(document(found)).plain, re.MULTILINE)
+    assert rows == ["1", "not established"]
+
+
 def test_points_of_a_sweep_that_differ_in_their_rate_alone_are_one_row_between_what_held_and_what_failed(
     tmp_path: Path,
 ) -> None:
