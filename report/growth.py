@@ -69,7 +69,8 @@ def _answer(sweep: SweepFigures) -> str:
 
     rest = [f"missed at {names(FAIL)}"] if by[FAIL] else []
     rest += [f"undecided at {names(INCONCLUSIVE)}"] if by[INCONCLUSIVE] else []
-    met = f"The SLOs are met at {names(PASS)}" if by[PASS] else "No point meets the SLOs"
+    none = "No point meets the SLOs" if len(by[FAIL]) == len(points) else "No point is shown to meet the SLOs"
+    met = f"The SLOs are met at {names(PASS)}" if by[PASS] else none
     priced = [(cost.per_request_usd, point.label) for point in by[PASS] if isinstance(cost := point.economy.cost, Cost)]
     served = [(tokens, point.label) for point in by[PASS] if (tokens := point.tokens_per_s) is not None]
     best = ""

@@ -54,6 +54,10 @@ def point(label: str, verdict: str, tokens: float, usd: float | None = None) -> 
             ),
         ),
         ((point("1", "FAIL", 90),), "No point meets the SLOs; missed at 1."),
+        (
+            (point("1", "INCONCLUSIVE", 90), point("8", "FAIL", 400)),
+            "No point is shown to meet the SLOs; missed at 8; undecided at 1.",
+        ),
     ],
 )
 def test_the_first_line_answers_which_setting(points: tuple[Point, ...], told: str) -> None:
