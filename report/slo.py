@@ -22,7 +22,7 @@ from gapmeter.report.document import (
     Section,
     Table,
 )
-from gapmeter.report.why import deciding, excess_sentence, tail_sentence, through_failures, whose
+from gapmeter.report.why import deciding, excess_sentence, is_unmeasured, tail_sentence, through_failures, whose
 from gapmeter.report.words import about_minutes, as_sentence, of_all
 
 _ANSWERS = {
@@ -213,10 +213,10 @@ def slo_interval(slo: SloAnswer) -> str:
         return DASH
     if slo.unit == "share":
         return f"{share(slo.low)} .. {share(slo.high)}"
+    if slo.basis == "share" and slo.beyond and (slo.low or 0.0) <= slo.limit:  # what decides, not an end that may not
+        return f"{share(slo.beyond / slo.count)} beyond the limit"
     if slo.low is not None and slo.high is None and (slo.status == FAIL or slo.at_most is None):
         return f"{duration(slo.low)} or more"
-    if slo.low is None and slo.beyond and slo.basis == "share":
-        return f"{share(slo.beyond / slo.count)} beyond the limit"
     return at_most(slo.at_most) or bounds(slo.low, slo.high)
 
 
@@ -311,11 +311,12 @@ def _needed(result: RunResult, slo: SloAnswer) -> str:
 
 
 def _explained(result: RunResult, slo: SloAnswer) -> str:
-    """The owner of the extra time of slow ones, where one clearly leads."""
+    """The owner of the extra time of slow ones, where one clearly leads, or nothing measured it."""
     slow = result.tail.of(explained_by(slo.metric))
     if slow is None or result.verdict == INVALID:
         return ""
-    return whose(slow.owners[0], result.device) if slow.leading is not None else "no single cause"
+    known = slow.leading is not None or is_unmeasured(slow)
+    return whose(slow.owners[0], result.device) if known else "no single cause"
 
 
 _TENTHS = 10

@@ -48,7 +48,7 @@ def tail_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = 
     """
     what, first = _SLOW.get(metric, "requests"), anatomy.owners[0]
     more = f"slow {what} take {duration(anatomy.difference_ms)} longer than typical ones"
-    if first.owner == UNEXPLAINED_OWNER and _unstamped(anatomy):
+    if is_unmeasured(anatomy):
         return f"{more}; {_part_of(first, 'that', _NO_PROBE)}"
     if anatomy.leading is not None:
         return f"{more}; {_part_of(first, 'that', whose(first, device))}"
@@ -124,6 +124,11 @@ def excess_sentence(result: RunFigures, metric: str) -> str:
         return ""
     first, slow = anatomy.owners[0], _SLOW.get(explained_by(metric), "requests")
     return _part_of(first, f"the extra time of slow {slow}", whose(first, result.device))
+
+
+def is_unmeasured(anatomy: Anatomy) -> bool:
+    """Whether most of what slow ones wait longer for went by where no probe stamps it."""
+    return anatomy.owners[0].owner == UNEXPLAINED_OWNER and _unstamped(anatomy)
 
 
 def _unstamped(anatomy: Anatomy) -> bool:

@@ -10,10 +10,12 @@ from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.manifest import PrecisionSupport
 from gapmeter.analysis.results.run import CoreHolder
 from gapmeter.analysis.results.trust import QueueSlope
+from gapmeter.analysis.stages import UNEXPLAINED_OWNER
 from gapmeter.report import document as doc
 from gapmeter.report import html, run
 from gapmeter.report.command import Command
-from gapmeter.report.why import advice, setting
+from gapmeter.report.slo import objectives
+from gapmeter.report.why import advice, setting, tail_sentence
 from gapmeter.scenarios.model import KEYS
 from tests.kit.runs import write_run
 
@@ -171,6 +173,20 @@ def test_nothing_is_advised_for_a_stage_that_is_next_to_nothing_of_the_wait(tmp_
     assert told is not None and advice(result, manifest)
     endless = told.model_copy(update={"at": told.at.model_copy(update={"total_ms": 1000 * told.at.total_ms})})
     assert advice(result.model_copy(update={"tail": result.tail.model_copy(update={"ttft": endless})}), manifest) == []
+
+
+def test_what_no_probe_measured_is_not_called_without_a_single_cause(tmp_path: Any) -> None:
+    folder = write_run(tmp_path / "r", count=2400, rate=22.0)
+    result = RunResult.read(folder.path)
+    told = result.tail.of("ttft")
+    assert told is not None
+    blank = told.owners[0].model_copy(update={"owner": UNEXPLAINED_OWNER})
+    typical = told.typical.model_copy(update={"stages_ms": {"unexplained": told.typical.total_ms}})
+    open_cause = told.model_copy(update={"owners": (blank,), "typical": typical, "leading": None})
+    shown = objectives(result.model_copy(update={"tail": result.tail.model_copy(update={"ttft": open_cause})}))
+    assert "no probe timestamps the server's stages" in tail_sentence(open_cause, "ttft", "CPU")
+    (table,) = shown.blocks
+    assert isinstance(table, doc.Table) and str(table.rows[0][-1]).endswith("unexplained")
 
 
 def test_an_invalid_run_is_advised_nothing_and_blames_nobody(tmp_path: Any) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.report.document import Figure, Gauge, Mark
 from gapmeter.report.pictures import gauge_line
+from gapmeter.report.slo import slo_interval
 
 GAUGE = Gauge(Mark("met"), "ttft p99 <= 100 ms", "50.0 ms", "40.0 .. 80.0 ms", Figure(100.0), 50.0, 40.0, 80.0)
 
@@ -51,3 +53,12 @@ def test_a_percentile_that_failures_reach_is_never_met_and_marked_at_the_edge() 
     source = drawn(value=None, low=None, high=None, never=True, measured="never")
     assert "▸" in source
     assert "<title>never, " in source
+
+
+@pytest.mark.parametrize("low", [None, 53.4])
+def test_a_limit_that_so_many_exceed_is_missed_by_their_share_and_not_by_an_end_below_it(low: float | None) -> None:
+    missed = SloAnswer.model_construct(
+        metric="ttft", basis="share", limit=75.0, low=low, high=None, at_most=None, late=None, beyond=37, count=77
+    )
+    assert slo_interval(missed) == "48 % beyond the limit"
+    assert slo_interval(missed.model_copy(update={"low": 80.0})) == "80.0 ms or more"
