@@ -127,7 +127,9 @@ def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
     notes = []
     if count > len(firsts):
         held = f"{len(firsts)} {'different ' * (len(firsts) < min(count, len(file.entries)))}prompts"
-        notes.append(f"{file.path} holds {held} for {count} requests: they repeat, so a prefix cache will know them")
+        notes.append(
+            f"the file {file.path} holds {held} for {count} requests: they repeat, so a prefix cache will know them"
+        )
     return Content(
         CHAT if file.chat else COMPLETION, [asks[index] for index in which], once[which], output,
         tokenizer is not None, repeated, _notes(tokenizer, notes),

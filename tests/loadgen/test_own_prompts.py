@@ -44,6 +44,7 @@ def test_messages_are_asked_as_they_stand_and_come_round_again(tmp_path: Path, t
     assert plan.prompt_tokens.tolist() == counts
     assert plan.prompt_tokens_exact
     (note,) = plan.notes
+    assert note.startswith("the file "), "a sentence begins with a capital, and a path may not"
     assert note.endswith("holds 2 prompts for 5 requests: they repeat, so a prefix cache will know them")
     assert plan.prefix_share == pytest.approx(sum(counts[2:]) / sum(counts))
 
