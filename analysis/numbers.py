@@ -53,12 +53,12 @@ def in_unit(ms: float, unit: str) -> tuple[float, str]:
 
 
 def bounds(low: float | None, high: float | None) -> str:
-    """An interval in milliseconds, as ``1.31 .. 1.58`` in the unit of its upper end, or ``not estimable``."""
+    """An interval in milliseconds, as ``1.31 .. 1.58`` in the unit of the larger end, or ``not estimable``."""
     if low is None or high is None:
         return "not estimable"
-    unit = unit_of(low if math.isinf(high) else high)
     if math.isinf(high):
         return f"{duration(low)} .. ∞"
+    unit = unit_of(max(low, high, key=abs))
     return f"{significant(in_unit(low, unit)[0])} .. {significant(in_unit(high, unit)[0])} {unit}"
 
 

@@ -148,8 +148,10 @@ def show(found: Explanation) -> None:
         table.add_column(name, overflow="fold")  # cut short, network_in and network_out would look alike
     for name in ("these", "the others", "difference", "95 % interval", "share"):
         table.add_column(name, justify="right", no_wrap=True)
+    low, high = parts.difference_ci_ms
+    proven = low is not None and high is not None and not low <= 0 <= high  # of nothing there are no shares
     for row in [row for row in parts.ranked if row.ms][:_SHOWN]:
-        part = share(row.share) if row.share is not None else DASH
+        part = share(row.share) if row.share is not None and proven else DASH
         owner = Text(printable(owner_words(row.owner, found.device)))
         table.add_row(
             row.stage.replace("_", " "),

@@ -144,6 +144,10 @@ def _answer(connection: DuckDBPyConnection, query: str) -> tuple[list[str], list
             raise UserError(one_sentence(str(error)), errors.USAGE) from error
         text = "a time with a zone is not supported here; write CAST(… AS VARCHAR), or AS TIMESTAMP"
         raise UserError(text, errors.USAGE) from error
+    except duckdb.CatalogException as error:
+        said, there = str(error).splitlines()[0], ", ".join(("runs", *TABLES))
+        told = f"{said.rstrip('!')}; there are {there}" if "Table with name" in said else one_sentence(str(error))
+        raise UserError(told, errors.USAGE) from error
     except duckdb.Error as error:
         raise UserError(one_sentence(str(error)), errors.USAGE) from error
 

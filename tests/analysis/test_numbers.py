@@ -36,6 +36,7 @@ def test_durations_take_the_unit_that_keeps_them_short(ms: float | None, text: s
     ("low", "high", "text"),
     [
         (1310.0, 1580.0, "1.31 .. 1.58 s"), (40.0, 43.0, "40.0 .. 43.0 ms"), (950.0, 1100.0, "0.950 .. 1.10 s"),
+        (-1.17, 0.0682, "-1.17 .. 0.0682 ms"), (-0.0332, 0.12, "-0.0332 .. 0.120 ms"),
         (None, 43.0, "not estimable"), (40.0, None, "not estimable"),
     ],
 )  # fmt: skip

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +108,16 @@ def test_people_read_a_table_and_the_largest_stage_in_a_sentence(
     err = " ".join(capsys.readouterr().err.split())
     assert "rank_percent > 80 waited" in err
     assert "stage owner these the others difference 95 % interval share" in err
+
+
+@pytest.mark.whole_run
+@pytest.mark.parametrize(("ends", "shares"), [((1.0, 9.0), True), ((-1.0, 9.0), False)])
+def test_stages_have_no_shares_of_a_difference_that_is_not_proven(
+    finished_run: Path, capsys: pytest.CaptureFixture[str], ends: tuple[float, float], shares: bool
+) -> None:
+    found = explain.explain(finished_run, "rank_percent > 80")
+    explain.show(replace(found, difference=found.difference.model_copy(update={"difference_ci_ms": ends})))
+    assert bool(re.search(r"\d %$", capsys.readouterr().err, re.MULTILINE)) is shares
 
 
 @pytest.mark.whole_run

@@ -169,6 +169,7 @@ def test_a_query_under_way_is_ended_by_a_signal(tmp_path: Path, finished_run: Pa
         ("SELECT nope FROM runs", 'column "nope" not found'),
         ("SELEC 1", "syntax error"),
         ("SELECT * FROM nowhere", "nowhere does not exist"),
+        ("SELECT * FROM request_table", "does not exist; there are runs, requests, ledger, gaps, steps"),
         ("CREATE TABLE a (b int)", "one SELECT at a time"),
         ("DELETE FROM runs", "one SELECT at a time"),
         ("COPY runs TO 'x.csv'", "one SELECT at a time"),
