@@ -18,14 +18,12 @@ _CODE_OF_FIGURES = ("analysis", "records")
 
 def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
     """The provenance of one analysed run."""
-    server = manifest.asked.server
-    attached = server.engine == "attach"  # the scenario's model is then only the one that it would have launched
-    hardware = manifest.hardware
+    hardware, (model, precision) = manifest.hardware, served_by(manifest)
     return Provenance(
         scenario=figures.name or manifest.asked.name,
         digest=manifest.scenario_digest,
-        model=manifest.target.model if attached else server.model,
-        precision=UNKNOWN if attached else server.precision,
+        model=model,
+        precision=precision,
         engine=engine_words(manifest),
         hardware=hardware_words(hardware.gpus, hardware.cpu, hardware.cores),
         load=load_words(figures.load),
@@ -34,6 +32,12 @@ def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
         date=manifest.started_wall.partition("T")[0],
         command=manifest.command,
     )
+
+
+def served_by(manifest: Manifest) -> tuple[str, str]:
+    """The model and its precision; an attached server has not those that the scenario would have launched."""
+    server = manifest.asked.server
+    return (manifest.target.model, UNKNOWN) if server.engine == "attach" else (server.model, server.precision)
 
 
 def provenance_of_study(manifest: SweepManifest | SearchManifest, served: str | None = None, **own: str) -> Provenance:

@@ -27,6 +27,12 @@ class BriefServer(_Part):
     model: str
 
 
+class BriefTarget(_Part):
+    """Who was asked; a study's manifest has none."""
+
+    model: str
+
+
 class BriefLoad(_Part):
     rate: float | None = None
     concurrency: int | None = None
@@ -53,6 +59,7 @@ class ManifestBrief(_File):
     schema_version: Literal[1] = 1
     kind: Literal["run", "sweep", "capacity"] = "run"
     scenario: BriefScenario
+    target: BriefTarget | None = None
     started_wall: str
     ended_because: str | None = None
 

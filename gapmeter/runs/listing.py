@@ -170,10 +170,12 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
 
 
 def _described(path: Path, manifest: ManifestBrief) -> ListedRun:
-    scenario = manifest.scenario
+    scenario, server = manifest.scenario, manifest.scenario.server
+    asked = manifest.target.model if manifest.target else ""
+    model = asked if server.engine == "attach" else server.model  # which an attached server need not have
     return ListedRun(
-        manifest.kind, str(path), manifest.started_wall, name=scenario.name, engine=scenario.server.engine,
-        model=scenario.server.model, load=_load(scenario, manifest.kind),
+        manifest.kind, str(path), manifest.started_wall, name=scenario.name, engine=server.engine,
+        model=model, load=_load(scenario, manifest.kind),
     )  # fmt: skip
 
 

@@ -38,6 +38,10 @@ class _Row:
     def server(self, key: str) -> Any:
         return self.manifest.scenario["server"].get(key)
 
+    def launched(self, key: str, attached: str | None = None) -> Any:
+        """What a server was launched with; of one that ran already, ``attached``."""
+        return attached if self.server("engine") == "attach" else self.server(key)
+
     def text(self, name: str) -> str | None:
         """A file's own text."""
         path = self.folder / name
@@ -68,10 +72,10 @@ _COLUMNS: dict[str, tuple[str, Callable[[_Row], Any]]] = {
     "command": ("VARCHAR", lambda row: row.manifest.command),
     "version": ("VARCHAR", lambda row: row.manifest.versions.get("gapmeter")),
     "engine": ("VARCHAR", lambda row: row.server("engine")),
-    "model": ("VARCHAR", lambda row: row.server("model")),
-    "precision": ("VARCHAR", lambda row: row.server("precision")),
+    "model": ("VARCHAR", lambda row: row.launched("model", row.manifest.target.model)),
+    "precision": ("VARCHAR", lambda row: row.launched("precision")),
     "emulated": ("BOOLEAN", lambda row: found.emulated if (found := row.manifest.target.precision) else None),
-    "max_batch": ("BIGINT", lambda row: row.server("max_batch")),
+    "max_batch": ("BIGINT", lambda row: row.launched("max_batch")),
     "device": ("VARCHAR", lambda row: row.manifest.device),
     "verdict": ("VARCHAR", _of_result(lambda result: result.verdict)),
     "loop": ("VARCHAR", _of_result(lambda result: result.load.loop)),

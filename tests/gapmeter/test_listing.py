@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gapmeter.runs.listing import ListedRun, list_known, newest_run
+from gapmeter.runs.sql import ask
 
 pytestmark = pytest.mark.whole_run
 
@@ -49,6 +50,19 @@ def test_runs_come_in_the_order_in_which_they_began_with_their_figures(
     assert first.ttft_p99_ms == summary["metrics"]["ttft"]["p99_ms"]
     assert (first.load, first.model) == ("60 req/s", "builtin:tiny")
     assert (second.kind, second.state, second.measured) == ("sweep", "done", None)
+
+
+def test_an_attached_server_has_the_model_that_it_names_and_not_the_one_that_would_have_been_launched(
+    tmp_path: Path, manifest: dict[str, Any], summary: dict[str, Any]
+) -> None:
+    scenario = manifest["scenario"]
+    attached = scenario | {"server": scenario["server"] | {"engine": "attach", "url": "http://127.0.0.1:8000"}}
+    about = manifest | {"scenario": attached, "target": manifest["target"] | {"model": "its-own"}}
+    folder(tmp_path, "a", about, summary)
+    (found,) = list_known(tmp_path)
+    assert (found.engine, found.model) == ("attach", "its-own")
+    (tmp_path / "a" / "requests").mkdir()
+    assert ask("SELECT model, precision, max_batch FROM runs", tmp_path)[1] == [("its-own", None, None)]
 
 
 @pytest.mark.parametrize(
