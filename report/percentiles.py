@@ -20,7 +20,7 @@ from gapmeter.report import marks
 from gapmeter.report.curves import curve_of, named_of
 from gapmeter.report.document import Block, Figure, Name, Panel, Paragraph, Row, Section, Stage, Table, Words, in_ms
 from gapmeter.report.run_folder import Run
-from gapmeter.report.words import UNTIL, about_minutes, late_words
+from gapmeter.report.words import UNTIL, about_minutes, late_words, more_requests
 from gapmeter.scenarios.slo import BETWEEN_TOKENS, LATENCIES
 
 _LEAD = (
@@ -90,7 +90,7 @@ def figure(found: Distribution, percentile: float, key: str) -> Figure:
             hint, text = "so many requests were never answered", "∞"
         elif one.needs:
             span = f", {about}" if (about := about_minutes(one.needs)) else ""
-            hint = f"no interval: needs {count(one.needs.requests)} more requests{span}"
+            hint = f"no interval: needs {more_requests(one.needs)}{span}"
             if one.at_most:
                 text, hint = f"≤ {duration(one.at_most.ms)}", f"{share(one.at_most.confidence)} sure; {hint}"
     return Figure(one.value_ms, "ms", f"{key}.{name}_ms", hint, text)

@@ -23,7 +23,7 @@ from gapmeter.report.document import (
     Table,
 )
 from gapmeter.report.why import deciding, excess_sentence, is_unmeasured, tail_sentence, through_failures, whose
-from gapmeter.report.words import about_minutes, as_sentence, of_all
+from gapmeter.report.words import about_minutes, as_sentence, more_requests, of_all
 
 _ANSWERS = {
     PASS: Mark("met", "good", "v", PASS),
@@ -65,7 +65,7 @@ def verdict_sentence(result: RunResult) -> str:
             return f"{said}: undecided; {changed}."
         needs, minutes = telling.needs, about_minutes(telling.needs) if telling.needs else ""
         more = (
-            f"{f'{minutes} more' if minutes else f'about {count(needs.requests)} more requests'} would decide it"
+            f"{f'{minutes} more' if minutes else f'about {more_requests(needs)}'} would decide it"
             if needs
             else "too close to the limit to decide"
         )
@@ -131,7 +131,7 @@ def slo_sentence(answer: SloAnswer) -> str:
         }[answer.status]
     else:
         minutes = f" ({about})" if (about := about_minutes(answer.needs)) else ""
-        said += f": undecided against {limit}; needs about {count(answer.needs.requests)} more requests{minutes}"
+        said += f": undecided against {limit}; needs about {more_requests(answer.needs)}{minutes}"
     if answer.outage is not None:
         said += f", since {outage_text(answer.outage)}"
     if (far := answer.far) is not None:
@@ -171,7 +171,7 @@ def _latency(answer: SloAnswer) -> str:
         return f"{name} {value}, 95 % interval {low} .. {high} ({size})"
     if answer.status == INCONCLUSIVE and answer.needs is None and (needs := answer.estimable_with):
         span = f", {about}," if (about := about_minutes(needs)) else ""
-        size += f"; an estimate needs {count(needs.requests)} more requests{span} like these"
+        size += f"; an estimate needs {more_requests(needs)}{span} like these"
     known = f"; {highest}" if (highest := highest_known(answer)) else ""
     least = f", at least {_time(answer.low)}" if answer.low is not None else ""
     most = f", {bound}" if (bound := at_most(answer.at_most)) else ", no upper bound from this sample"
@@ -306,8 +306,7 @@ def _needed(result: RunResult, slo: SloAnswer) -> str:
     if slo.needs is None:
         return "too close to decide"
     minutes = about_minutes(slo.needs).replace("about ", "~")
-    few = f"{count(slo.needs.requests)} more request{'s' * (slo.needs.requests != 1)}"
-    return f"needs {f'{minutes} more' if minutes else few}"
+    return f"needs {f'{minutes} more' if minutes else more_requests(slo.needs)}"
 
 
 def _explained(result: RunResult, slo: SloAnswer) -> str:

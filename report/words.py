@@ -46,6 +46,10 @@ def about_minutes(needs: Needs) -> str:
     return f"about {needs.minutes:.0f} min" if needs.minutes and needs.minutes >= 1 else ""
 
 
+def more_requests(needs: Needs) -> str:
+    return f"{count(needs.requests)} more request{'s' * (needs.requests != 1)}"
+
+
 def of_all(result: RunFigures) -> str:
     """Whose percentiles: of every request, those that the server failed as if their answers never came."""
     return f"of all {count(result.counts.ended)}"

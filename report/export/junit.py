@@ -18,6 +18,7 @@ from gapmeter.analysis.results.comparison import Regression
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult, SloAnswer
 from gapmeter.analysis.results.sweep import Point, SweepResult
 from gapmeter.report.slo import slo_interval, slo_sentence, slo_value
+from gapmeter.report.words import more_requests
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 Outcome = Literal["passed", "failure", "error", "skipped"]
@@ -103,7 +104,7 @@ def _cases(slos: Sequence[SloAnswer], reasons: Sequence[str]) -> list[Case]:
 
 
 def _details(slo: SloAnswer) -> list[tuple[str, str]]:
-    needs = [("needs", f"about {count(slo.needs.requests)} more requests")] if slo.needs else []
+    needs = [("needs", f"about {more_requests(slo.needs)}")] if slo.needs else []
     return [
         ("expression", slo.text),
         ("value", slo_value(slo)),

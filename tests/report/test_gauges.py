@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from gapmeter.analysis.results.distribution import Needs
 from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.report.document import Figure, Gauge, Mark
 from gapmeter.report.pictures import gauge_line
 from gapmeter.report.slo import slo_interval
+from gapmeter.report.words import more_requests
 
 GAUGE = Gauge(Mark("met"), "ttft p99 <= 100 ms", "50.0 ms", "40.0 .. 80.0 ms", Figure(100.0), 50.0, 40.0, 80.0)
 
@@ -62,3 +64,8 @@ def test_a_limit_that_so_many_exceed_is_missed_by_their_share_and_not_by_an_end_
     )
     assert slo_interval(missed) == "48 % beyond the limit"
     assert slo_interval(missed.model_copy(update={"low": 80.0})) == "80.0 ms or more"
+
+
+def test_one_request_more_is_one() -> None:
+    assert more_requests(Needs(requests=1, minutes=None)) == "1 more request"
+    assert more_requests(Needs(requests=1200, minutes=None)) == "1,200 more requests"
