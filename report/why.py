@@ -78,6 +78,8 @@ def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
     name = f"p{anatomy.percentile:g} {metric.upper()}"
     typical, at = duration(anatomy.typical.total_ms), duration(anatomy.at.total_ms)
     said = f"typical {_SLOW.get(metric, 'requests')} already take {typical} of the {at} around {name}"
+    if typical == at:  # where p50 is asked for, they are the same requests
+        said = f"typical {_SLOW.get(metric, 'requests')} take {typical}"
     ranked = sorted(anatomy.owners, key=lambda part: -part.typical_ms)
     least = _SMALL * anatomy.typical.total_ms
     ranked = [part for part in ranked[:2] if part.typical_ms >= least]

@@ -178,6 +178,8 @@ def test_what_every_request_pays_is_told_beside_what_slow_ones_wait_for() -> Non
     assert api.at_share == pytest.approx(api.at_ms / found.at.total_ms)
     assert ", most of it API server" in pays_sentence(found, "ttft", "GPU")
     assert pays_sentence(known(ledgers(600, queue=80.0)), "ttft", "GPU") == ""
+    median = found.model_copy(update={"percentile": 50.0, "at": found.typical})
+    assert pays_sentence(median, "ttft", "GPU").startswith("typical requests take 56.0 ms, most"), "not 56 ms of 56 ms"
 
 
 @pytest.mark.parametrize(
