@@ -78,6 +78,7 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
     explains = why_slow if why.main_metric(result) else failures
     first = explains if result.verdict == FAIL else None
     sections = [
+        _regression(regression) if regression else None,
         first,
         answers,
         failures if first is not failures else None,
@@ -87,7 +88,6 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
         waits.tail(result),
         percentiles.definitions(result, TERMINAL),
         percentiles.metrics(result),
-        _regression(regression) if regression else None,
         Section("cost", "", [Facts(_economy(result, manifest))], on=DETAILS),
         _facts(result, DETAILS),
         _facts(result, MARKDOWN),

@@ -247,7 +247,8 @@ class Outputs:
         if self.junit:
             is_written &= write_file(self.junit, junit([suite for each in done for suite in suites_of(each)]))
         if self.markdown:
-            is_written &= write_file(self.markdown, "\n".join(map(_markdown, done)))
+            judged_first = sorted(done, key=lambda each: each.regression is None)  # what a pull request is asked for
+            is_written &= write_file(self.markdown, "\n".join(map(_markdown, judged_first)))
         return is_written
 
 
