@@ -271,7 +271,7 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
         if isinstance(part, dict):
             length = sum(_characters(text) for name in _TEXTS if (text := part.get(name)))
             content = content or bool(length or any(part.get(name) for name in _CALLS))
-            reading.reasoned = reading.reasoned or any(part.get(name) for name in REASONING)
+            reading.reasoned = reading.reasoned or any(part.get(name) for name in REASONING) or _thinks(part)
             if length:
                 reading.text_chars += length
                 reading.first_text_ns = reading.first_text_ns or stamp
@@ -298,6 +298,12 @@ def _characters(text: Any) -> int:
     if isinstance(text, list):
         return sum(_characters(part.get("text") or part.get("thinking")) for part in text if isinstance(part, dict))
     return len(text) if isinstance(text, str) else 0
+
+
+def _thinks(part: dict[str, Any]) -> bool:
+    """Whether a part of its content is a text of reasoning, as Mistral's servers send it."""
+    content = part.get("content")
+    return isinstance(content, list) and any(isinstance(each, dict) and each.get("thinking") for each in content)
 
 
 def _counts(pieces: _Pieces, whole: int | None = None) -> tuple[str, Ints]:

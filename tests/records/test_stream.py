@@ -155,6 +155,8 @@ def test_a_usage_of_nothing_does_not_count() -> None:
 
 AB = (chat("a"), chat("b"))
 FOUR = {"completion_tokens_details": {"reasoning_tokens": 4}}
+PARTS = [{"type": "thinking", "thinking": [{"type": "text", "text": "so"}]}]
+IN_PARTS = {"choices": [{"index": 0, "delta": {"content": PARTS}, "finish_reason": None}]}
 THOUGHT = {"choices": [{"index": 0, "delta": {"reasoning_content": "so"}, "finish_reason": None}]}
 
 
@@ -167,13 +169,14 @@ THOUGHT = {"choices": [{"index": 0, "delta": {"reasoning_content": "so"}, "finis
         # These were sent: with chunks of their own, or with their text.
         ([chat("" if k < 5 else "a", k) for k in range(1, 7)], {"completion_tokens": 6} | FOUR, 0),
         ((THOUGHT, *AB), {"completion_tokens": 6} | FOUR, 0),
+        ((IN_PARTS, *AB), {"completion_tokens": 6} | FOUR, 0),
         # The output is without them, or can have no such part.
         (AB, {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 17} | FOUR, 0),
         (AB, {"completion_tokens": 2} | FOUR, 0),
         (AB, {"completion_tokens": 2, "completion_tokens_details": None}, 0),
     ],
-    ids=["in details", "beside the others", "running total", "chunks of their own", "text", "counted apart", "too many",
-         "none"],
+    ids=["in details", "beside the others", "running total", "chunks of their own", "text", "thinking",
+         "counted apart", "too many", "none"],
 )  # fmt: skip
 def test_reasoning_that_was_counted_and_never_sent_is_hidden(
     chunks: Sequence[dict[str, Any]], usage: dict[str, Any], hidden: int
