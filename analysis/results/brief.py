@@ -28,7 +28,7 @@ class BriefServer(_Part):
 
 
 class BriefTarget(_Part):
-    """Who was asked; a study's manifest has none."""
+    """Who was asked; a study's manifest has none, its summary does."""
 
     model: str
 
@@ -96,6 +96,10 @@ class BriefCapacity(_Part):
     high: Number
 
 
+class BriefOrigin(_Part):
+    model: str
+
+
 class StudyBrief(_File):
     """Of a sweep's summary, or a search's, which has its ``capacity``."""
 
@@ -103,3 +107,4 @@ class StudyBrief(_File):
 
     verdict: str | None = None
     capacity: BriefCapacity | None = None
+    provenance: BriefOrigin | None = None

@@ -145,6 +145,8 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
             return replace(listed, reason=manifest.ended_because or "not analysed: run gapmeter report")
         if manifest.kind != "run":
             study = StudyBrief.read(path)
+            if manifest.scenario.server.engine == "attach" and study.provenance:
+                listed = replace(listed, model=study.provenance.model)
             if (found := study.capacity) is not None and found.rate is not None:
                 ends = (DASH if end is None else significant(end) for end in (found.low, found.high))
                 listed = replace(listed, load=f"{rate(found.rate)} ({' .. '.join(ends)})")

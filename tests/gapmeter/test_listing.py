@@ -65,6 +65,15 @@ def test_an_attached_server_has_the_model_that_it_names_and_not_the_one_that_wou
     assert ask("SELECT model, precision, max_batch FROM runs", tmp_path)[1] == [("its-own", None, None)]
 
 
+def test_a_sweep_over_an_attached_server_has_the_model_that_it_was_on(tmp_path: Path, manifest: dict[str, Any]) -> None:
+    scenario = manifest["scenario"]
+    attached = scenario | {"server": scenario["server"] | {"engine": "attach", "url": "http://127.0.0.1:8000"}}
+    swept = {name: value for name, value in manifest.items() if name != "target"} | {"kind": "sweep"}
+    folder(tmp_path, "a", swept | {"scenario": attached}, {"verdict": "PASS", "provenance": {"model": "its-own"}})
+    (found,) = list_known(tmp_path)
+    assert (found.kind, found.model) == ("sweep", "its-own")
+
+
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"schema_version": 1, "scenario": 5}', '{"schema_version": 1, "scenario": {"server": "vllm"}}']
 )
