@@ -122,7 +122,7 @@ def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
 
 
 def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
-    """Where the capacity lies by what ``trials`` found; None before one failed or found the server full.
+    """Where the capacity lies by what ``trials`` found; None before one failed, was beyond a limit, or overloaded.
 
     None too while all lean to failing: the curve would put a place below them where its shape likes, and there may be
     none.

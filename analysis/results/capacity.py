@@ -150,10 +150,10 @@ class Search(Result):
 
     ``spread``: half of their distance, as a share of the rate. ``held``: the highest rate at which a sequential test
     found that every SLO holds; no curve is assumed for it. ``ceiling``: requests per second that the server completes
-    at most; ``drift``: by what share its speed differs between trials, as far as they tell. Without a rate that failed
-    there is no curve: ``low`` is then what held. ``binding_*``: the SLO that breaks first, and what slow requests wait
-    for where it does. ``best_seen``: where no rate meets every SLO. ``disturbed``: trials in which another program held
-    the server's cores, or the CPU changed its speed.
+    at most; ``drift``: by what share its speed differs between trials, as far as they tell; None without a curve, as
+    where only errors are limited. Without a rate that failed, ``low`` is what held. ``binding_*``: the SLO that breaks
+    first, and what slow requests wait for where it does. ``best_seen``: where no rate meets every SLO. ``disturbed``:
+    trials in which another program held the server's cores, or the CPU changed its speed.
     """
 
     rate: float | None
