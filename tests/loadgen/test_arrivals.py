@@ -60,6 +60,12 @@ def test_poisson_arrivals_have_dispersion_1_and_no_memory() -> None:
     assert abs(np.mean(lagged)) < 4 / (20_000 * 40) ** 0.5
 
 
+def test_the_last_arrival_lies_anywhere_before_the_end() -> None:
+    """The time from the last arrival to the end is exponential too, as in a process that was merely cut off."""
+    rest = [(100 * S - drawn(seed, duration_ns=100 * S)[-1]) / S for seed in range(200)]
+    assert stats.kstest(rest, "expon", args=(0, 1 / 20)).pvalue > 0.001
+
+
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0, 8.0])
 def test_gamma_gaps_have_the_rate_and_the_squared_cv_asked_for(burstiness: float) -> None:
     wanted = stats.gamma(1 / burstiness, 0, burstiness / 20)

@@ -20,6 +20,10 @@ def once(values: NDArray[np.float64], percentile: float) -> float:
     return Resampled(values).harrell_davis(np.ones((len(values), 1), np.int32), [percentile]).item()
 
 
+def test_every_percentile_of_one_value_is_that_value() -> None:
+    assert [once(np.array([7.0]), percentile) for percentile in (1, 50, 99.9)] == pytest.approx([7.0] * 3)
+
+
 def test_values_that_are_missing_are_left_out_of_each_resample() -> None:
     counts = np.array([[1, 1, 0], [1, 0, 3], [0, 1, 0], [1, 1, 0]], np.int32)
     found = Resampled(np.array([1.0, np.nan, 2.0, 3.0])).harrell_davis(counts, [50])[:, 0]
