@@ -352,9 +352,8 @@ def _hidden(usage: dict[str, Any], output: int | None, counts: Ints | None) -> i
     prompt, total = _whole(usage.get("prompt_tokens")), _whole(usage.get("total_tokens"))
     if not said or output is None or (prompt is not None and total == prompt + output + said):
         return 0
-    if counts is not None:
-        return min(said, int(counts[0]) - 1)
-    return said if said < output else 0
+    hidden = said if counts is None else min(said, int(counts[0]) - 1)
+    return hidden if hidden < output else 0
 
 
 def _unfinished(reading: _Reading, body: bytes) -> str:

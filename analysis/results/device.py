@@ -69,7 +69,10 @@ class GpuSamples(Result):
 
 
 class ProcessSamples(Result):
-    """One process of the server: CPU in cores, context switches per second."""
+    """One process of the server: CPU in cores and context switches per second, over all that was sampled.
+
+    So one that was there for a while only has fewer than it used meanwhile; ``cpu_cores_max`` has its most.
+    """
 
     pid: int
     name: str

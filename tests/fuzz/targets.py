@@ -125,6 +125,7 @@ def _read_answer(data: bytes) -> None:
         answer = parse_answer(record)
         assert same(parse_answers([record])[0], answer)
         assert len(answer.token_ns) == int(answer.chunk_tokens.sum())
+        assert 0 <= answer.hidden_tokens < (answer.output_tokens or 1)
         counts = (getattr(answer, name) for name in ("prompt_tokens", "output_tokens", "cached_tokens"))
         assert all(count is None or 0 <= count < 1 << 48 for count in counts)  # sums of them are numbers of a table
         list(chunks(record))

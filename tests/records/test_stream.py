@@ -173,10 +173,11 @@ THOUGHT = {"choices": [{"index": 0, "delta": {"reasoning_content": "so"}, "finis
         # The output is without them, or can have no such part.
         (AB, {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 17} | FOUR, 0),
         (AB, {"completion_tokens": 2} | FOUR, 0),
+        ((chat("a", 5), chat("b", 6)), {"completion_tokens": 2} | FOUR, 0),
         (AB, {"completion_tokens": 2, "completion_tokens_details": None}, 0),
     ],
     ids=["in details", "beside the others", "running total", "chunks of their own", "text", "thinking",
-         "counted apart", "too many", "none"],
+         "counted apart", "too many", "more than the total", "none"],
 )  # fmt: skip
 def test_reasoning_that_was_counted_and_never_sent_is_hidden(
     chunks: Sequence[dict[str, Any]], usage: dict[str, Any], hidden: int
