@@ -215,7 +215,7 @@ def slo_interval(slo: SloAnswer) -> str:
         return f"{share(slo.low)} .. {share(slo.high)}"
     if slo.basis == "share" and slo.beyond and (slo.low or 0.0) <= slo.limit:  # what decides, not an end that may not
         return f"{share(slo.beyond / slo.count)} beyond the limit"
-    if slo.low is not None and slo.high is None and (slo.status == FAIL or slo.at_most is None):
+    if slo.low is not None and slo.high is None and (slo.at_most is None or slo.status == FAIL):
         return f"{duration(slo.low)} or more"
     return at_most(slo.at_most) or bounds(slo.low, slo.high)
 
