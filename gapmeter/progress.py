@@ -30,7 +30,8 @@ _WORTH_SAYING_S = 1.0
 class Progress:
     """What is known at one moment of a run. Rates are requests per second over the last few seconds.
 
-    ``phase`` is a word (warm-up, load, drain); ``remaining_s`` None when the end is not known (a count of requests);
+    ``phase`` is a word (warm-up, load, drain); ``remaining_s`` the most that is left, None when the end is not known (a
+    count of requests), and ``least_s`` the least, where the load may end before;
     ``slo`` names the rolling percentile, for instance ``p99 TTFT``, ``value_ms`` is None until there is one.
     All but the phase and its times are as of ``behind_s`` ago: what was recorded since has not been read yet.
     ``unread`` answers were only counted: they are in no latency, nor in ``failed`` if only their content would tell.
@@ -52,11 +53,15 @@ class Progress:
     lag_p99_ms: float | None = None
     behind_s: float = 0.0
     unread: int = 0
+    least_s: float | None = None
 
 
 def line(now: Progress, width: int) -> str:
     """One line of at most ``width`` columns; what matters least is left off first."""
-    left = f", {_clock(now.remaining_s)} left" if now.remaining_s is not None else ""
+    left = ""
+    if now.remaining_s is not None:
+        least = "" if now.least_s is None else f"{_clock(now.least_s)} to " if now.least_s else "at most "
+        left = f", {least}{_clock(now.remaining_s)} left"
     rates = "/".join(
         significant(rate, 2) if rate < 10 else f"{rate:,.0f}"
         for rate in (now.asked_per_s, now.sent_per_s, now.done_per_s)
@@ -127,6 +132,8 @@ class Watch:
         self._follower = follower
         self._line = ProgressLine(sys.stderr, as_json=as_json)
         self._plan, self._t0 = plan, t0_ns
+        load = scenario.load
+        self._least_ns = plan.warmup_ns + (load.duration_ns or 0) if load.may_last_longer else None
         self._slo = next((slo for slo in scenario.slo if slo.metric == "ttft"), None)
         # Of a conversation only the first turn has a time of its own, so that no rate of requests is asked for.
         self._due = [] if len(plan.turns) else (plan.due_ns[plan.due_ns >= 0] + t0_ns).tolist()
@@ -161,6 +168,7 @@ class Watch:
             lag_p99_ms=seen.percentile("lag", 99.0),
             behind_s=(now - seen.as_of_ns) / 1e9,
             unread=seen.unread,
+            least_s=None if self._least_ns is None else max((self._t0 + self._least_ns - now) / 1e9, 0.0),
         )
 
     def _asked(self, now: int) -> float:
