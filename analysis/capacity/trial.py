@@ -231,9 +231,9 @@ def find(promises: Sequence[Promise], counts: Sequence[Count], look: Look) -> Fi
     )
     confidence = min(1 - wrong / share, MOST_SURE) if share else 0.0
     beyond = [at for at in range(len(counts)) if _fails_at_once(counts[at], promises[at].share)]
-    if beyond and (leaning, confidence >= SURE) != (FAILS, True):
-        # What failed exceeds every limit, so of several it is the one on errors.
+    if beyond and not (leaning == FAILS and confidence >= SURE):
         leaning, confidence = FAILS, SURE
+        # A failed request is beyond every limit: where errors are among them, they are the cause.
         promise = min(beyond, key=lambda at: (promises[at].metric != "errors", fails[at]))
     verdict: TrialVerdict = leaning if confidence >= SURE else UNDECIDED
     return Finding(verdict, max(confidence, min(1 - wrong, HINT), 0.5), leaning, promise)
