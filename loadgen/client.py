@@ -1,8 +1,4 @@
-"""The wire client: in the timed window it stamps and stores, nothing else.
-
-A connection carries one request at a time. It stamps bytes as they are read and keeps the pieces of the body; what they
-mean is derived after the run, from the recorded bytes.
-"""
+"""The wire client: connections to one server, each used again when it is free."""
 
 from __future__ import annotations
 
@@ -10,212 +6,17 @@ import asyncio
 import contextlib
 import errno
 import os
-import re
 import socket
 import ssl
-from array import array
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
-from typing import Any, cast
+from typing import Any
 
-import httptools
-
+from gapmeter.loadgen.connection import CUT, Connection
 from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.loadgen.transport import AsyncioLoop, Transport, handshake, new_socket, to_secure
 from gapmeter.records import Outcome
 from gapmeter.records.request import NO_FLAG, Flag
-from gapmeter.records.stream import parse_answer
-
-# A reused connection that closes so soon after our write, unanswered, had been closed by the server while it idled.
-# Later than that the server had the request and dropped it: that is a failure, not a stale connection.
-STALE_NS = 500_000_000
-_MOST_ERROR_BODY = 300
-_UPGRADED = 101  # nobody had asked for that
-_TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|refusal|arguments)":\s*"[^"]')
-_NO_STAMPS: array[int] = array("q")
-_CUT = "the connection was closed before the answer was complete"
-
-
-class Connection(asyncio.Protocol):
-    """One socket. A piece has two stamps: when the kernel had its bytes, and when we did, before we look at them.
-
-    A transport that reads with the kernel's stamps calls ``received`` and sets ``disorder``, which counts packets that
-    came out of order; any other calls ``data_received``.
-    """
-
-    __slots__ = (
-        "_arrive", "_arrived", "_client", "_complete", "_disordered", "_exchange", "_feed", "_final", "_framed",
-        "_headed", "_keep", "_location", "_mark", "_marks", "_parser", "_parts", "_stamp", "_stamps", "_transport",
-        "closed", "disorder", "number", "on_body",
-    )  # fmt: skip
-
-    def __init__(self, client: Pool, number: int) -> None:
-        self._client, self.number, self.closed = client, number, False
-        self._exchange: Exchange | None = None
-        self._transport: asyncio.Transport | None = None
-        self._stamps, self._arrived, self._marks, self._parts = array("q"), array("q"), list[int](), list[bytes]()
-        # Bound methods of C objects: the parser and ``received`` store through them without a Python frame.
-        self._stamp, self._arrive, self._mark = self._stamps.append, self._arrived.append, self._marks.append
-        self.disorder: Callable[[], int] | None = None
-        self._disordered = 0
-        self.on_body = self._parts.append
-        self._complete = -1  # body parts of the complete answer, -1 until it is
-        self._headed = self._framed = False  # its head has been read; its head says where the body ends
-        self._location = b""  # where its head points to
-        self._keep = False  # whether the connection may carry another request
-        self._final = 0  # status of the complete answer, 0 until it is
-        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
-        self._feed = self._parser.feed_data
-
-    def send(self, exchange: Exchange) -> None:
-        """Hand the whole request to the socket in one write."""
-        transport = cast(asyncio.Transport, self._transport)
-        self._exchange, exchange.carrier, exchange.connection = exchange, self, self.number
-        data = exchange.data
-        exchange.write_ns = monotonic_ns()
-        transport.write(data)
-        exchange.sent_ns = monotonic_ns()
-
-    def resume_writing(self) -> None:
-        """The socket has taken the rest of a request that was too long for its buffer: only now it is sent."""
-        if self._exchange is not None and not self._stamps:
-            self._exchange.sent_ns = monotonic_ns()
-
-    def data_received(self, data: bytes) -> None:
-        self.received(data, monotonic_ns(), 0)
-
-    def received(self, data: bytes, now: int, arrived: int) -> None:
-        """``now``: when we had it; ``arrived``: when the kernel did, by CLOCK_REALTIME, 0 where it does not say."""
-        if self._exchange is None:  # bytes that answer nothing: this connection cannot be trusted any more
-            self.close()
-            return
-        self._stamp(now)
-        self._arrive(arrived)
-        try:
-            self._feed(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._mark(len(self._parts))
-            self._not_http(f"not HTTP: {error}: {data[:60]!r}", now)
-            return
-        self._mark(len(self._parts))
-        if self._complete >= 0:
-            self._answered(now)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        now = monotonic_ns()
-        self.closed = True
-        exchange = self._exchange
-        if exchange is None:
-            self._client.forget(self)
-        elif self._is_stale(exchange, now):
-            self._exchange = None
-            self._client.resend(exchange)
-        elif error is None and self._headed and not self._framed:
-            exchange.mark(Flag.CLOSE_DELIMITED)
-            self._complete = len(self._parts)
-            self._answered(now)
-        else:
-            self._finish(Outcome.CUT, f"{_CUT}: {error}" if error else _CUT, now)
-        self._parser = self._transport = self.disorder = None  # they hold on to us: nobody collects cycles here
-        del self._feed
-
-    def last_text_ns(self) -> int:
-        """When the last read came that plainly held text; 0 if none did, as where texts are cut across reads."""
-        for k in range(len(self._stamps) - 1, -1, -1):
-            if _TEXT.search(b"".join(self._parts[self._marks[k - 1] if k else 0 : self._marks[k]])):
-                return self._stamps[k]
-        return 0
-
-    def last_token_ns(self) -> int:
-        """When the last token came, 0 before the first. Parses all that is there: not to be called for each chunk."""
-        if self._exchange is None:
-            return 0
-        self._exchange.keep(self._stamps, self._arrived, self._marks, self._parts)
-        return max(parse_answer(self._exchange.collect()).chunk_ns.tolist(), default=0)
-
-    def give_up(self, outcome: Outcome, reason: str) -> None:
-        """End the request that is under way from our side; what has arrived of its answer is kept."""
-        self._finish(outcome, reason, monotonic_ns())
-
-    def close(self) -> None:
-        self.closed = True
-        if self._transport is not None:
-            self._transport.abort()
-
-    def on_message_begin(self) -> None:
-        self._headed = self._framed = self._keep = False
-        self._location = b""
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        lowered = name.lower()
-        if lowered == b"content-length" or (lowered == b"transfer-encoding" and b"chunked" in value.lower()):
-            self._framed = True
-        elif lowered == b"location":
-            self._location = value
-
-    def on_headers_complete(self) -> None:
-        if self._status() >= 200:  # an interim answer (100 Continue) has a head of its own
-            self._headed = True
-
-    def on_message_complete(self) -> None:
-        if self._complete < 0 and self._parser is not None and self._status() >= 200:
-            self._complete = len(self._parts)
-            # The parser forgets both with the next byte.
-            self._keep, self._final = self._parser.should_keep_alive(), self._parser.get_status_code()
-
-    def _status(self) -> int:
-        return self._final or (self._parser.get_status_code() if self._parser is not None else 0)
-
-    def _trusted(self) -> array[int]:
-        """The kernel's stamps of this answer; none where a packet overtook another, since a stamp may be too early."""
-        before, self._disordered = self._disordered, self.disorder() if self.disorder is not None else 0
-        return self._arrived if self._disordered <= before and self.disorder is not None else _NO_STAMPS
-
-    def _is_stale(self, exchange: Exchange, now: int) -> bool:
-        reused = Flag.REUSED in exchange.flags and exchange.attempt == 0
-        return reused and not self._stamps and now - exchange.sent_ns < STALE_NS
-
-    def _not_http(self, error: str, now: int) -> None:
-        """The parser gave up: on the answer, or on bytes that came behind a complete one."""
-        if self._complete < 0:
-            self._finish(Outcome.MALFORMED, error, now)
-        else:
-            self._answered(now, stray=True)
-
-    def _answered(self, now: int, *, stray: bool = False) -> None:
-        """A whole answer is here; what came behind it in the same read is not part of it."""
-        stray = stray or len(self._parts) > self._complete
-        del self._parts[self._complete :]
-        self._marks[-1:] = [min(mark, self._complete) for mark in self._marks[-1:]]
-        keep = self._keep and not stray and not self.closed
-        outcome = _by_status(self._status())
-        error = "" if outcome is Outcome.OK else b"".join(self._parts)[:_MOST_ERROR_BODY].decode(errors="replace")
-        if 300 <= self._status() < 400:
-            error = f"it points to {self._location.decode(errors='replace') or 'nowhere'}"
-        self._finish(outcome, error, now, keep=keep)
-
-    def _finish(self, outcome: Outcome, error: str, now: int, *, keep: bool = False) -> None:
-        exchange, self._exchange = self._exchange, None
-        if exchange is None:
-            return
-        status = self._status()
-        if self._stamps and (status >= 200 or status == _UPGRADED):  # an interim one is none of the answer
-            exchange.status = status
-        exchange.keep(self._stamps, self._trusted(), self._marks, self._parts)
-        exchange.end(outcome, error, now)
-        if keep:
-            self._parts.clear()
-            self._marks.clear()
-            del self._stamps[:], self._arrived[:]
-            self._complete, self._final = -1, 0
-            self._parser = httptools.HttpResponseParser(self)  # the old one would give this status to what is no answer
-            self._feed = self._parser.feed_data
-        else:
-            self.close()
-        self._client.finished(self, exchange)
 
 
 def reason(error: OSError) -> str:
@@ -224,12 +25,6 @@ def reason(error: OSError) -> str:
         return "this process may open no more files: raise its limit (ulimit -Hn), or use more generator processes"
     has_number = error.errno is not None and error.errno > 0
     return os.strerror(error.errno or 0) if has_number else error.strerror or str(error)
-
-
-def _by_status(status: int) -> Outcome:
-    if 200 <= status < 300:
-        return Outcome.OK
-    return Outcome.HTTP_5XX if status >= 500 else Outcome.HTTP_4XX
 
 
 def numeric(address: Sequence[Any]) -> str:
@@ -330,7 +125,7 @@ class Pool:
             return
         exchange.connect_end_ns = monotonic_ns()
         if connection.closed:
-            self._never_sent(exchange, Outcome.CUT, _CUT)
+            self._never_sent(exchange, Outcome.CUT, CUT)
         else:
             connection.send(exchange)
 

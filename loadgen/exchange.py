@@ -18,7 +18,7 @@ from gapmeter.records import Outcome
 from gapmeter.records.request import Flag, RequestRecord, traceparent
 
 if TYPE_CHECKING:
-    from gapmeter.loadgen.client import Connection
+    from gapmeter.loadgen.connection import Connection
 
 _NO_READS: array[int] = array("q")
 _NO_MARKS: list[int] = []

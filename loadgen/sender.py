@@ -10,7 +10,8 @@ from itertools import count
 from time import monotonic_ns
 from typing import Any, Protocol
 
-from gapmeter.loadgen.client import Client, Connection, Pool
+from gapmeter.loadgen.client import Client, Pool
+from gapmeter.loadgen.connection import Connection
 from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.receive import WallClock

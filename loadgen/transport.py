@@ -13,7 +13,7 @@ from gapmeter.loadgen.receive import MOST_READ, out_of_order, reader, stamp_arri
 from gapmeter.records.timer import Readers
 
 if TYPE_CHECKING:
-    from gapmeter.loadgen.client import Connection
+    from gapmeter.loadgen.connection import Connection
 
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 

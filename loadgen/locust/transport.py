@@ -15,7 +15,8 @@ from typing import Any
 import gevent
 from gevent.socket import wait_read, wait_write
 
-from gapmeter.loadgen.client import Connection, Pool, numeric
+from gapmeter.loadgen.client import Pool, numeric
+from gapmeter.loadgen.connection import Connection
 from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.loadgen.transport import Transport, handshake, new_socket, to_secure
 

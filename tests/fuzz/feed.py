@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gapmeter.loadgen.client import Connection, Pool
+from gapmeter.loadgen.client import Pool
+from gapmeter.loadgen.connection import Connection
 from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.records import Outcome
 from gapmeter.records.request import NO_FLAG, RequestRecord, decode, encode

@@ -176,7 +176,7 @@ async def test_a_request_that_is_dropped_on_its_new_connection_too_is_not_sent_a
 async def test_the_time_that_a_dead_connection_cost_is_no_lateness_of_the_load_tester(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gapmeter.loadgen.client.STALE_NS", 60_000_000_000)
+    monkeypatch.setattr("gapmeter.loadgen.connection.STALE_NS", 60_000_000_000)
     async with null_server("silent") as (server, url), asking(url) as one:
         one.issue()
         for times in (1, 2):
@@ -193,7 +193,7 @@ async def test_the_time_that_a_dead_connection_cost_is_no_lateness_of_the_load_t
 
 
 async def test_a_request_that_the_server_had_for_long_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gapmeter.loadgen.client.STALE_NS", 50_000_000)
+    monkeypatch.setattr("gapmeter.loadgen.connection.STALE_NS", 50_000_000)
     async with null_server("silent") as (server, url), asking(url) as one:
         one.issue()
         await asyncio.sleep(0.15)

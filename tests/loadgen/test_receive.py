@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gapmeter.loadgen import receive
-from gapmeter.loadgen.client import Connection
+from gapmeter.loadgen.connection import Connection
 from gapmeter.loadgen.receive import WallClock, stamp_arrivals
 from gapmeter.loadgen.transport import AsyncioLoop
 from gapmeter.records.request import Flag, as_read, decode, encode
