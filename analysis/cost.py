@@ -39,7 +39,7 @@ import pandas as pd
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.device.devices import CPU, UnknownDevice, catalogue, find_device, recognise
 from gapmeter.analysis.judge.evidence import CHANGING
-from gapmeter.analysis.requests.metrics import succeeded
+from gapmeter.analysis.requests.metrics import numbers_of, succeeded
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import (
     Cost,
@@ -205,10 +205,7 @@ def offered_rate(
 def describe_tokens(measured: pd.DataFrame) -> TokensPerRequest:
     """Mean and interval of output, prompt and both over successes; None where any request's are unknown, or few are."""
     good = measured[succeeded(measured)]
-    output, prompt = (
-        pd.to_numeric(good[f"{side}_tokens"]).astype("Float64").to_numpy(np.float64, na_value=np.nan)
-        for side in ("output", "prompt")
-    )
+    output, prompt = (numbers_of(good, f"{side}_tokens") for side in ("output", "prompt"))
 
     def interval(tokens: Floats) -> Interval | None:
         if len(tokens) < 2 or np.isnan(tokens).any():

@@ -22,6 +22,7 @@ from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import (
     MetricSeries,
     ended_by_us,
+    flattened,
     generator_lag_ns,
     percentile_of,
     stamps_ns,
@@ -182,8 +183,7 @@ def busiest_second(requests: pd.DataFrame) -> tuple[float, float]:
     tokens = sent = 0.0
     for _, own in requests.groupby(workers):
         left = stamps_ns(own, "sent_ns")
-        arrived = [np.asarray(stamps, np.int64) for stamps in own.get("token_ns", ()) if stamps is not None]
-        tokens = max(tokens, _most_in_a_second(np.concatenate([np.empty(0, np.int64), *arrived])))
+        tokens = max(tokens, _most_in_a_second(flattened(own, "token_ns")[0]))
         sent = max(sent, _most_in_a_second(left[left >= 0]))
     return tokens, sent
 

@@ -148,7 +148,7 @@ def arrivals_of(requests: pd.DataFrame, rows: Bools) -> tuple[Ints, Ints, Ints]:
 
     In the order of rows, and of time in each.
     """
-    at_ns, counts = _flat(requests, "token_ns", rows)
+    at_ns, counts = flattened(requests, "token_ns", rows)
     return _together(np.repeat(np.flatnonzero(rows).astype(np.int32), counts), at_ns)
 
 
@@ -160,7 +160,7 @@ def in_blocks(requests: pd.DataFrame) -> Iterator[pd.DataFrame]:
 
 def reads_of(requests: pd.DataFrame) -> tuple[Ints, Ints, Ints]:
     """As ``arrivals_of``, of all rows, how many chunks with tokens came."""
-    (at_ns, _), (tokens, counts) = _flat(requests, "token_ns"), _flat(requests, "chunk_tokens")
+    (at_ns, _), (tokens, counts) = flattened(requests, "token_ns"), flattened(requests, "chunk_tokens")
     return _together(np.repeat(np.arange(len(counts), dtype=np.int32), counts), at_ns[np.cumsum(tokens) - tokens])
 
 
@@ -178,7 +178,7 @@ def _together(whose: Ints, at_ns: Ints) -> tuple[Ints, Ints, Ints]:
     return whose[first[:-1]], at_ns[first[:-1]], first[1:] - first[:-1]
 
 
-def _flat(requests: pd.DataFrame, name: str, rows: Bools | slice = slice(None)) -> tuple[Ints, Ints]:
+def flattened(requests: pd.DataFrame, name: str, rows: Bools | slice = slice(None)) -> tuple[Ints, Ints]:
     """The arrays of a column as one, and the length of each; a missing one is empty."""
     none = np.empty(0, np.int64)
     column = requests[name].to_numpy(object)[rows] if name in requests else [None] * len(requests[rows])

@@ -12,7 +12,7 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.requests.figures import ledgers_by_metric
-from gapmeter.analysis.requests.metrics import issued, measured_requests, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import flattened, issued, measured_requests, numbers_of, stamps_ns, succeeded
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.run import INVALID
 from gapmeter.analysis.tables import read_table, table_in
@@ -118,11 +118,9 @@ def block_rates(requests: pd.DataFrame) -> Floats | None:
     if len(due) < 2 or due.max() <= due.min():
         return None
     good = requests[succeeded(requests)]
-    counts = np.array([0 if each is None else len(each) for each in good["token_ns"]])
-    tokens = good["output_tokens"].to_numpy(np.float64, na_value=np.nan)
+    (at_ns, counts), tokens = flattened(good, "token_ns"), numbers_of(good, "output_tokens")
     if not counts.any() or np.isnan(tokens).any():
         return None
-    at = np.concatenate([np.asarray(each, dtype=np.float64) for each in good["token_ns"] if each is not None])
     edges = np.linspace(due.min(), due.max(), BLOCKS + 1)
-    found, _ = np.histogram(at, bins=edges, weights=np.repeat(tokens / np.maximum(counts, 1), counts))
+    found, _ = np.histogram(at_ns, bins=edges, weights=np.repeat(tokens / np.maximum(counts, 1), counts))
     return np.asarray(found / ((edges[1] - edges[0]) / 1e9), dtype=np.float64)
