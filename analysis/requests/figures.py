@@ -167,15 +167,14 @@ def _taken(values: AnyArray, rows: Ints | slice) -> AnyArray:
 
 def write_histograms(
     folder: Path, requests: pd.DataFrame, ledger: pd.DataFrame | None, start_s: float, length_s: float,
-    about: str = "", series: MetricSeries | None = None,
+    about: str, series: MetricSeries,
 ) -> None:  # fmt: skip
     """One V2 log for each metric, stage and group under ``folder``.
 
     ``requests`` as from ``measured_requests``; successes only. Names: ``ttft``, ``ttft-from-sent``, ``stage-queue``,
     ``stage-queue-to-first-token``, ``group-queueing``; the tag in the file is the same.
-    ``about`` says in each file where its values are from, and how many it could not hold; ``series``: the requests'.
+    ``about`` says in each file where its values are from, and how many it could not hold; ``series``: theirs.
     """
-    series = series or MetricSeries(requests)
     samples: dict[str, Floats] = {}
     for metric in LATENCIES:
         samples[metric], samples[f"{metric}-from-sent"] = series(metric).ordered, series(metric, "sent").ordered

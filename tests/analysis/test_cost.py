@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.cost import (
     NoPrice,
     NoRate,
@@ -32,6 +31,7 @@ from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Goodput, Throughput
 from gapmeter.analysis.results.run import RunFigures, RunResult
 from gapmeter.analysis.results.trust import Steady
+from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.analysis.stats.exact import rate_at_least
 from gapmeter.report.cost import cost_sentence, energy_sentence
 from tests.kit import results as kit

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.cost import Energy, NoEnergy
@@ -25,6 +24,7 @@ from gapmeter.analysis.results.sweep import (
     SweepFigures,
     SweptCurve,
 )
+from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.analysis.sweep.build import describe_economy
 from gapmeter.analysis.sweep.read import MeasuredRun
 from gapmeter.report.document import Section, Table, plain

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.numbers import over
 from gapmeter.analysis.requests.figures import bound_ns, censored, distribution
 from gapmeter.analysis.requests.load import describe_failures
 from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results.requests import FailureExample
 from gapmeter.analysis.results.run import RunResult
+from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.analysis.stats.series import Series
 from tests.kit.results import result
 from tests.kit.runs import EVIDENCE, SLOS, simulate

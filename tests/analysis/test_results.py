@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.brief import ManifestBrief, RunBrief
 from gapmeter.analysis.results.distribution import Distribution, Percentile, percentile_key, percentile_of_key
 from gapmeter.analysis.results.schema import schema, types
 from gapmeter.analysis.results.trust import Ratio
+from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.scenarios.slo import parse_slo
 from tests.kit.results import manifest, manifest_document, result
 from tests.kit.runs import simulate

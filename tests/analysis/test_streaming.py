@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.warnings import streaming_warnings
 from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger, timelines
@@ -18,6 +17,7 @@ from gapmeter.analysis.requests.attempts import request_rows
 from gapmeter.analysis.requests.load import describe_throughput
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results.requests import Throughput
+from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.analysis.sweep.build import _throughput
 from gapmeter.analysis.sweep.read import Frames
 from gapmeter.analysis.tables import read_requests

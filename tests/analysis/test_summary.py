@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.requests import figures
-from gapmeter.analysis.requests.metrics import measured_requests, metric_series
+from gapmeter.analysis.requests.metrics import MetricSeries, measured_requests, metric_series
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.run import RunFigures
 from gapmeter.analysis.results.trust import RunWarning
+from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.analysis.stages import GROUPS, STAGES, column
 from gapmeter.report.slo import headline
 from gapmeter.report.trust import trust_sentence
@@ -94,7 +94,7 @@ def test_percentiles_are_those_of_the_hdr_logs_within_their_three_digits(
     frames: Frames, told: RunFigures, tmp_path: Path
 ) -> None:
     measured = measured_requests(frames.requests)
-    figures.write_histograms(tmp_path, measured, frames.ledger, 1e9, 60.0)
+    figures.write_histograms(tmp_path, measured, frames.ledger, 1e9, 60.0, "", MetricSeries(measured))
     parts = {metric: told.metrics[metric] for metric in told.metrics}
     parts |= {f"{m}-from-sent": told.metrics_from_sent[m] for m in told.metrics_from_sent}
     parts |= {f"stage-{name}": part for name, part in told.stages.items() if part.count}

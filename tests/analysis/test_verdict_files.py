@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.results.run import RunResult
+from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.report.export.junit import junit, suite_of_run
 from gapmeter.report.slo import slo_sentence
 from gapmeter.scenarios.slo import Slo

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.cost import cost_of, describe_cost, describe_value, offered_rate
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results.capacity import Fleet
 from gapmeter.analysis.results.cost import Price, SlaRate, TokensPerRequest
+from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.report.cost import cost_sentence, fleet_words, value_sentence
 from tests.kit.results import manifest
 from tests.kit.runs import simulate, slo

@@ -17,13 +17,13 @@ import pandas as pd
 from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogReader
 
-from gapmeter.analysis.analyse import RunTables, build_figures
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.tail import describe_bands
 from gapmeter.analysis.ledger.upgrade import describe_compute
 from gapmeter.analysis.requests.metrics import limits_of
 from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.analysis.stages import STAGES, column
 from gapmeter.analysis.tables import write_table
 from gapmeter.records import RunFolder
