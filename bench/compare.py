@@ -20,25 +20,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.queues import lindley
 from bench.virtual_run import Traffic, virtual_run
 from bench.virtual_server import Settings
+from gapmeter.analysis.arrays import Bools
 from gapmeter.analysis.compare import claims
+from gapmeter.analysis.compare.aligned import EVENTS
 from gapmeter.analysis.compare.build import pair_of
 from gapmeter.analysis.compare.claims import FAMILY, judge_pair
-from gapmeter.analysis.compare.differences import EVENTS, Differences, compare_sides
-from gapmeter.analysis.compare.sides import Run
-from gapmeter.analysis.results.comparison import (
-    FASTER,
-    NOTHING,
-    REGRESSED,
-    SLOWER,
-    UNKNOWN,
-    WITHIN,
-    RegressionStatus,
-)
+from gapmeter.analysis.compare.differences import Differences, compare_sides
+from gapmeter.analysis.compare.sides import RunColumns
+from gapmeter.analysis.results.comparison import FASTER, NOTHING, REGRESSED, SLOWER, UNKNOWN, WITHIN, RegressionStatus
 from gapmeter.analysis.stages import STAGE_NAMES
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.scenarios.slo import LATENCIES
@@ -108,14 +101,14 @@ def compare_seed(job: Job) -> list[dict[str, Any]]:
     return rows
 
 
-def _run(job: Job, service: int, arrivals: int, times: StageTimes) -> Run:
+def _run(job: Job, service: int, arrivals: int, times: StageTimes) -> RunColumns:
     """``service`` and ``arrivals`` number the independent streams of this seed."""
     traffic = LOADS[job.load]
     settings = Settings(_LIMITS, replace(times, seed=10 * job.seed + service))
     return virtual_run(traffic.arrivals(10 * job.seed + arrivals), settings, f"{job.seed}/{service}", traffic.warmup)
 
 
-def _row(kind: str, job: Job, a: Run, b: Run, expected: str = "") -> dict[str, Any]:
+def _row(kind: str, job: Job, a: RunColumns, b: RunColumns, expected: str = "") -> dict[str, Any]:
     found = compare_sides([a], [b], dict.fromkeys(LATENCIES, FAMILY), resamples=RESAMPLES)
     (verdict,) = claims.judge([found], {})
     change = claims.what_changed(found, verdict, "GPU")
@@ -259,7 +252,7 @@ def dropped_cell(share: float, runs: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def gate(a: Sequence[Run], b: Sequence[Run]) -> tuple[str, RegressionStatus]:
+def gate(a: Sequence[RunColumns], b: Sequence[RunColumns]) -> tuple[str, RegressionStatus]:
     """The comparison's word, and the gate's answer."""
     found = compare_sides(a, b, _GATE_PERCENTILES, resamples=_GATE_RESAMPLES)
     (verdict,) = claims.judge([found], {}, _GATE_SLOS)
@@ -268,35 +261,35 @@ def gate(a: Sequence[Run], b: Sequence[Run]) -> tuple[str, RegressionStatus]:
     return verdict.word, judged.status
 
 
-def queue_run(rng: np.random.Generator, load: float = _GATE_LOAD) -> Run:
+def queue_run(rng: np.random.Generator, load: float = _GATE_LOAD) -> RunColumns:
     """A run's TTFT: log-normal service and the wait of an M/M/1 queue."""
     n = _GATE_REQUESTS
     gaps, services = rng.exponential(1 / load, (1, n)), rng.exponential(1.0, (1, n))
     ttft = _TTFT_NS * (rng.lognormal(0, _TTFT_SPREAD, n) + _WAIT * lindley(gaps, services)[0])
     planned = np.stack([np.arange(n), np.zeros(n), np.cumsum(gaps[0]) * _TTFT_NS, np.ones(n), np.ones(n)], axis=1)
     nothing, ledgers = np.full(n, np.nan), dict.fromkeys(EVENTS, np.full((n, len(STAGE_NAMES)), np.nan))
-    return Run(
+    return RunColumns(
         "", True, planned.astype(np.int64), np.ones(n, bool), np.full(n, 60e9),
         {"ttft": ttft, "e2e": nothing, "tpot": nothing}, np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int64),
         ledgers,
     )  # fmt: skip
 
 
-def scaled(run: Run, log_factor: float) -> Run:
+def scaled(run: RunColumns, log_factor: float) -> RunColumns:
     """The same run on a server that takes exp(``log_factor``) times as long for everything."""
     factor = math.exp(log_factor)
     values = {metric: factor * own for metric, own in run.values.items()}
     return replace(run, values=values, gaps_ns=factor * run.gaps_ns)
 
 
-def dropping(run: Run, share: float, given_ns: float = 60e9) -> Run:
+def dropping(run: RunColumns, share: float, given_ns: float = 60e9) -> RunColumns:
     """The same run, but the requests with the longest TTFT fail, without a token."""
     lost = np.zeros(run.count, bool)
     lost[np.argsort(run.values["ttft"])[run.count - round(share * run.count) :]] = True
     return without(run, lost, given_ns)
 
 
-def without(run: Run, lost: NDArray[np.bool_], given_ns: float) -> Run:
+def without(run: RunColumns, lost: Bools, given_ns: float) -> RunColumns:
     """The same run, but these requests fail."""
     return replace(
         run,

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from gapmeter_probe.records import Span
-from numpy.typing import NDArray
 
 from bench.virtual_server import Arrival, Outcome, Settings, simulate
-from gapmeter.analysis.compare.sides import Run, run_of
+from gapmeter.analysis.arrays import Ints
+from gapmeter.analysis.compare.sides import RunColumns, run_of
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED, column
 from gapmeter.servers.simulated.engine_loop import Listener
 from gapmeter.servers.simulated.scheduler import Emission, StepPlan
 
-Ints = NDArray[np.int64]
 _STEP = {
     Span.SCHEDULE: 0, Span.UPDATE: 1, Span.INPUT_PREP: 2, Span.FORWARD: 3, Span.SAMPLING: 4, Span.OUTPUT_SEND: 5,
 }  # fmt: skip
@@ -82,7 +81,7 @@ class _Steps(Listener):
             self.token_steps[emission.key].append(seq - self._first)
 
 
-def virtual_run(arrivals: Sequence[Arrival], settings: Settings, name: str, warmup: int = 0) -> Run:
+def virtual_run(arrivals: Sequence[Arrival], settings: Settings, name: str, warmup: int = 0) -> RunColumns:
     """Simulate, and give the run as a comparison reads it; the first ``warmup`` requests are not measured.
 
     Raises ValueError for settings under which steps overlap or requests are evicted: stages would not simply add up.

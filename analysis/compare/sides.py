@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.judge.lateness import ToldLateness
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests import figures as fig
@@ -36,7 +35,7 @@ _UNKNOWN_NS = 3600e9  # that a failed request took, where nothing says how long 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class RunColumns:
     """A run's measured requests, index i of every column the same one; times in ns.
 
     ``planned``: shape (n, 5), what the plan says of each (index, turn, due after the run's t0, prompt and output tokens
@@ -51,7 +50,7 @@ class Run:
     name: str
     open_loop: bool
     planned: Ints
-    good: NDArray[np.bool_]
+    good: Bools
     given_ns: Floats
     values: Mapping[str, Floats]
     gaps_ns: Floats
@@ -102,13 +101,13 @@ class Run:
         owners = np.unique(self.gap_owner, return_inverse=True)[1].astype(np.int64)
         return Series(self.gaps_ns, [owners, time_blocks(self.gap_at_ns, self.gaps_ns)])
 
-    def rows(self, keep: Ints) -> Run:
+    def rows(self, keep: Ints) -> RunColumns:
         """The same run with only these requests, in this order."""
         place = np.full(self.count, -1, dtype=np.int64)
         place[keep] = np.arange(len(keep))
         owner = place[self.gap_owner]
         kept = owner >= 0
-        return Run(
+        return RunColumns(
             self.name, self.open_loop, self.planned[keep], self.good[keep], self.given_ns[keep],
             {metric: values[keep] for metric, values in self.values.items()},
             self.gaps_ns[kept], self.gap_at_ns[kept], owner[kept],
@@ -120,7 +119,7 @@ class Run:
 class AnalysedRun:
     """A run with its manifest and its results."""
 
-    run: Run
+    run: RunColumns
     manifest: Manifest
     result: RunResult
 
@@ -167,7 +166,7 @@ def read_run(path: Path) -> AnalysedRun:
     return AnalysedRun(replace(run, lateness=ToldLateness((result,))), manifest, result)
 
 
-def late_ns(runs: Iterable[Run], metric: str, percentile: float | None) -> float | None:
+def late_ns(runs: Iterable[RunColumns], metric: str, percentile: float | None) -> float | None:
     """How much of a percentile (None: of the mean) of these runs may be lateness, where one of them refuses its own."""
     told = (run.lateness.refused_ns(metric, percentile) for run in runs if run.lateness is not None)
     return max((each for each in told if each is not None), default=None)
@@ -180,7 +179,7 @@ def why_refused(late: float) -> str:
 
 def run_of(
     requests: pd.DataFrame, ledger: pd.DataFrame | None, name: str, *, open_loop: bool, t0_ns: int = 0
-) -> Run:  # fmt: skip
+) -> RunColumns:  # fmt: skip
     """A run from its tables, as ``requests.parquet`` and ``ledger.parquet`` have them."""
     measured = measured_requests(requests)
     good = succeeded(measured)
@@ -192,7 +191,7 @@ def run_of(
     }
     given = stamps_ns(measured, "censored_ns").astype(np.float64)
     longest = max(values["e2e"][good], default=0.0)
-    return Run(
+    return RunColumns(
         name=name,
         open_loop=open_loop,
         planned=np.stack([index, turn, measured["due_ns"].to_numpy(np.int64) - t0_ns, prompt, output], axis=1),

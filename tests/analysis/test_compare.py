@@ -19,7 +19,7 @@ from gapmeter.analysis.compare.build import compare, pair_of
 from gapmeter.analysis.compare.claims import FAMILY, judge_pair, judge_regression
 from gapmeter.analysis.compare.differences import compare_sides
 from gapmeter.analysis.compare.protocol import check
-from gapmeter.analysis.compare.sides import Run, Side, read_run
+from gapmeter.analysis.compare.sides import RunColumns, Side, read_run
 from gapmeter.analysis.judge.lateness import ToldLateness
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import RunResult
@@ -454,7 +454,7 @@ def test_a_few_requests_show_that_more_failed_as_soon_as_their_difference_does(a
     assert FailedShares(a_share=b / 60, b_share=a / 60, a_ci=b_ci, b_ci=a_ci).more == ("a" if more else None)
 
 
-def failing_at_random(run: Run, given_ns: float = 60e9) -> Run:
+def failing_at_random(run: RunColumns, given_ns: float = 60e9) -> RunColumns:
     """The same run, but of twenty requests one fails, whatever it would have taken."""
     return without(run, np.arange(run.count) % 20 == 0, given_ns)
 
@@ -517,7 +517,7 @@ def test_dropping_the_slowest_requests_is_neither_faster_nor_within(share: float
         assert claims.judge([replace(found, metrics=means)], {})[0].word not in (FASTER, MIXED)
 
 
-def alike(seed: int, count: int, log_factor: float = 0.0) -> Run:
+def alike(seed: int, count: int, log_factor: float = 0.0) -> RunColumns:
     """The last requests of a queue that is nearly full, whose neighbours are too alike for a percentile."""
     rng = np.random.default_rng(seed)
     run = queue_run(rng, load=0.95)

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.virtual_run import Traffic, virtual_run
 from bench.virtual_server import Settings
-from gapmeter.analysis.compare.sides import Run
+from gapmeter.analysis.compare.sides import RunColumns
 from gapmeter.analysis.results import Manifest
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import StageTimes
@@ -25,7 +25,7 @@ TIMES = StageTimes(
 COMMAND = ["python", "-m", "server", "--port", "41234", "--max-batch", "8"]
 
 
-def virtual(seed: int, service: int = 0, **times: Any) -> Run:
+def virtual(seed: int, service: int = 0, **times: Any) -> RunColumns:
     """A run of the arrivals of ``seed``; ``service`` numbers its independent service times."""
     settings = Settings(Limits(max_sequences=4), replace(TIMES, seed=100 * seed + service, **times))
     return virtual_run(TRAFFIC.arrivals(seed), settings, f"{seed}/{service}", TRAFFIC.warmup)
