@@ -22,8 +22,8 @@ import numpy as np
 from bench import false_claims
 from bench.queues import Queue as KnownQueue
 from bench.queues import wait_quantile
-from bench.virtual_trials import EVICTING, Asked, Engine, Queue, VirtualOracle
-from gapmeter.analysis.capacity.search import Goal, held_rate, posterior, search
+from bench.virtual_trials import EVICTING, Asked, Engine, Queue, VirtualOracle, search
+from gapmeter.analysis.capacity.search import Goal, held_rate, posterior
 from gapmeter.analysis.capacity.trial import Promise
 from gapmeter.analysis.results.capacity import FOUND
 from gapmeter.analysis.stats.exact import share_bounds

@@ -12,8 +12,11 @@ from bench.queues import lindley
 from bench.virtual_server import Arrival, Settings, simulate
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity.read import count_values
+from gapmeter.analysis.capacity.sample import served_by
+from gapmeter.analysis.capacity.search import Goal, next_trial, run_trial
 from gapmeter.analysis.capacity.speed import pace_of
-from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Promise, served_by
+from gapmeter.analysis.capacity.trial import Ask, Enough, Oracle, Outcome, Promise, Trial
+from gapmeter.analysis.results.capacity import Ended
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import StageTimes
 
@@ -152,3 +155,11 @@ class VirtualOracle:
             min(count.n_eff for count in counts), at + 1, served_by(due[of], last[of]),
             pace_of((last[of] - first[of]) / tokens[of]), in_flight,
         )  # fmt: skip
+
+
+def search(goal: Goal, oracle: Oracle) -> tuple[list[Trial], Ended]:
+    """Every trial until the search ends, and how it ended."""
+    done: list[Trial] = []
+    while not isinstance(ask := next_trial(goal, done), str):
+        done.append(run_trial(goal, oracle, ask, len(done) + 1))
+    return done, ask

@@ -12,23 +12,17 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
-from gapmeter.analysis.capacity.search import Goal
-from gapmeter.analysis.capacity.speed import pace_of
-from gapmeter.analysis.capacity.trial import (
-    Count,
-    Look,
-    Outcome,
-    Promise,
-    Trial,
+from gapmeter.analysis.capacity.sample import (
     bursts_of,
     chance_if_stable,
-    find,
     log_level,
-    plan_looks,
     served_by,
     worth,
     worth_of_clusters,
 )
+from gapmeter.analysis.capacity.search import Goal
+from gapmeter.analysis.capacity.speed import pace_of
+from gapmeter.analysis.capacity.trial import Count, Look, Outcome, Promise, Trial, find, plan_looks
 from gapmeter.analysis.judge.evidence import Evidence, evidence_of
 from gapmeter.analysis.judge.lateness import Lateness, lateness_of, shortens
 from gapmeter.analysis.judge.validity import check_run

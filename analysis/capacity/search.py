@@ -154,14 +154,6 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
     return least(found)
 
 
-def search(goal: Goal, oracle: Oracle, trials: Sequence[Trial] = ()) -> tuple[list[Trial], Ended]:
-    """Every trial until the search ends, and how it ended; ``trials`` are those that were run before."""
-    done = list(trials)
-    while not isinstance(ask := next_trial(goal, done), str):
-        done.append(run_trial(goal, oracle, ask, len(done) + 1))
-    return done, ask
-
-
 def run_trial(goal: Goal, oracle: Oracle, ask: Ask, number: int) -> Trial:
     """One trial, only as long as what it is for needs."""
     first = max(FIRST_LOOK, math.ceil(ask.rate * (1.0 if ask.aim == "ceiling" else 2.0)))

@@ -16,6 +16,7 @@ from scipy import stats
 from gapmeter.analysis.capacity import search as capacity
 from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
 from gapmeter.analysis.capacity.read import count_values
+from gapmeter.analysis.capacity.sample import Served, bursts_of, chance_if_stable, log_level, served_by, worth
 from gapmeter.analysis.capacity.search import Goal, held_rate, next_trial, posterior
 from gapmeter.analysis.capacity.speed import Pace, speeds_of
 from gapmeter.analysis.capacity.trial import (
@@ -28,18 +29,12 @@ from gapmeter.analysis.capacity.trial import (
     Look,
     Outcome,
     Promise,
-    Served,
     Trial,
-    bursts_of,
     chance_if_broken,
-    chance_if_stable,
     chance_of_such_bursts,
     find,
     hopeless,
-    log_level,
     plan_looks,
-    served_by,
-    worth,
 )
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED, Fleet
 

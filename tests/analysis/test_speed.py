@@ -10,9 +10,10 @@ import pytest
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity.curve import Ceiling, TrialLevel, fit
+from gapmeter.analysis.capacity.sample import Served
 from gapmeter.analysis.capacity.search import Goal, posterior
 from gapmeter.analysis.capacity.speed import DRIFTS, Pace, pace_of, speeds_of
-from gapmeter.analysis.capacity.trial import Count, Finding, Outcome, Promise, Served, Trial
+from gapmeter.analysis.capacity.trial import Count, Finding, Outcome, Promise, Trial
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED
 
 RATES = (16.0, 50.0, 60.0, 70.0, 75.0, 80.0, 85.0)

@@ -10,8 +10,8 @@ from scipy import stats
 
 from bench.capacity import LEVELS, Cell, Found, describe, limits_ns, one_search
 from bench.virtual_server import Settings
-from bench.virtual_trials import STEPS, Asked, Engine, VirtualOracle
-from gapmeter.analysis.capacity.search import Goal, held_rate, posterior, search
+from bench.virtual_trials import STEPS, Asked, Engine, VirtualOracle, search
+from gapmeter.analysis.capacity.search import Goal, held_rate, posterior
 from gapmeter.analysis.capacity.trial import Promise
 from gapmeter.servers.simulated.scheduler import Limits
 
