@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.numbers import count, duration
 from gapmeter.analysis.results.distribution import Distribution, percentile_key
 from gapmeter.analysis.stats.series import Series
@@ -20,8 +20,6 @@ from gapmeter.report.charts import Axis, Plot, Point, band, limit, line, points
 from gapmeter.report.document import Chart, Figure, Headers, Row, Table, in_ms
 from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, percent
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

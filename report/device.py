@@ -8,6 +8,7 @@ from itertools import groupby
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.device.telemetry import Samples, cpu_series, read_telemetry
 from gapmeter.analysis.numbers import DASH, duration, share, significant
 from gapmeter.analysis.requests.metrics import final
@@ -16,8 +17,8 @@ from gapmeter.analysis.results.device import AchievedShare, DecodeRoofline, Peak
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.report import document as doc
 from gapmeter.report.document import Chart, Figure, Paragraph, Row, Section, Table, Words
-from gapmeter.report.run_folder import Run
-from gapmeter.report.timeline import Floats, Level, Levels, Span, span_of
+from gapmeter.report.run_folder import ReportedRun
+from gapmeter.report.timeline import Level, Levels, Span, span_of
 from gapmeter.report.words import as_sentence, shares
 
 _MOST_PROCESSES = 3
@@ -151,7 +152,7 @@ def _interval(achieved: AchievedShare) -> str:
 # --- over time
 
 
-def device(run: Run) -> Section | None:
+def device(run: ReportedRun) -> Section | None:
     """Telemetry: how busy the device was by several counts, and its samples over time. None when none were taken."""
     telemetry = run.result.telemetry
     samples = read_telemetry(run.folder) if telemetry else None
@@ -229,7 +230,7 @@ def _sampled(telemetry: Telemetry) -> Table:
     return Table("Samples", ["of", "what", "mean", "least", "most"], rows, words=2)
 
 
-def levels_of(samples: Samples, run: Run, span: Span, names: Mapping[int, str]) -> Iterator[Level]:
+def levels_of(samples: Samples, run: ReportedRun, span: Span, names: Mapping[int, str]) -> Iterator[Level]:
     """What is drawn over time, in the order in which it is read; ``names`` of the server's processes by pid."""
     for gpu, rows in _by(samples, "gpu", "gpu"):
         yield from _sampled_levels(samples, run, "gpu", rows, f"gpu{gpu}", f"GPU {gpu}: {{}}", _GPU_LEVELS)
@@ -275,7 +276,7 @@ def _elapsed(since: Floats, edges: Floats) -> Floats:
     return np.asarray(earlier * edges - np.concatenate([[0.0], np.cumsum(moments)])[earlier])
 
 
-def _seconds(run: Run, at_ns: pd.Series) -> Floats:
+def _seconds(run: ReportedRun, at_ns: pd.Series) -> Floats:
     return np.asarray((at_ns.to_numpy(np.float64) - run.origin_ns) / 1e9)
 
 
@@ -284,8 +285,9 @@ def _usual(samples: Samples, source: str) -> float:
 
 
 def _sampled_levels(
-    samples: Samples, run: Run, source: str, rows: pd.DataFrame, key: str, title: str, columns: Sequence[_Sampled]
-) -> Iterator[Level]:
+    samples: Samples, run: ReportedRun, source: str, rows: pd.DataFrame, key: str, title: str,
+    columns: Sequence[_Sampled],
+) -> Iterator[Level]:  # fmt: skip
     at, usual = _seconds(run, rows["at_ns"]), _usual(samples, source)
     for column, words, unit, scale, top in columns:
         if column in rows:
@@ -293,7 +295,7 @@ def _sampled_levels(
             yield Level(f"{key}-{column}", title.format(words), unit, at, value, usual, top)
 
 
-def _counted_levels(samples: Samples, run: Run, engine: pd.DataFrame) -> Iterator[Level]:
+def _counted_levels(samples: Samples, run: ReportedRun, engine: pd.DataFrame) -> Iterator[Level]:
     """Of counters, what they rose by from one look to the next; one that never rose is not drawn."""
     at, usual = _seconds(run, engine["at_ns"]), _usual(samples, "engine")
     if "preemptions" in engine and (times := np.diff(engine["preemptions"].to_numpy(np.float64))).any():

@@ -19,7 +19,7 @@ from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.curves import curve_of, named_of
 from gapmeter.report.document import Block, Figure, Name, Panel, Paragraph, Row, Section, Stage, Table, Words, in_ms
-from gapmeter.report.run_folder import Run
+from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.words import UNTIL, about_minutes, late_words, more_requests
 from gapmeter.scenarios.slo import BETWEEN_TOKENS, LATENCIES
 
@@ -35,7 +35,7 @@ _NOTE = (
 )
 
 
-def percentiles(run: Run) -> Section:
+def percentiles(run: ReportedRun) -> Section:
     """The metrics' curves, failed requests counted as infinite, every percentile, and each stage by itself."""
     result = run.result
     curves: list[list[Block]] = []
@@ -158,7 +158,7 @@ _PARTS = {"first_token": "stages_to_first_token", "last_token": "stages"}
 _UNTIL = {"first_token": UNTIL["ttft"], "last_token": UNTIL["e2e"]}
 
 
-def _stage_curves(run: Run) -> list[Block]:
+def _stage_curves(run: ReportedRun) -> list[Block]:
     """A list of stages to choose from, and the curve of the one chosen, to either event."""
     result, charts = run.result, dict[str, dict[str, Block]]()
     for event in LEDGER_OF.values():

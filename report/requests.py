@@ -17,7 +17,7 @@ from gapmeter.analysis.stages import STAGE_NAMES, column
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Figure, Name, Paragraph, Row, Section, Table, in_ms
-from gapmeter.report.run_folder import Run, whole
+from gapmeter.report.run_folder import ReportedRun, whole
 
 _LISTED = 25
 _SLOWEST = 100  # by each of the two events
@@ -34,7 +34,7 @@ _LEAD = (
 )
 
 
-def one_request(run: Run) -> Section | None:
+def one_request(run: ReportedRun) -> Section | None:
     """The slowest requests, one by one, and the view that opens the embedded ones."""
     if not run.result.stages:  # a ledger that was refused is not shown
         return None
@@ -60,7 +60,7 @@ def one_request(run: Run) -> Section | None:
     return Section("requests", "One request", blocks, short="one request", data=data)
 
 
-def _list(run: Run, slowest: pd.DataFrame, openable: frozenset[str], until: str) -> Table:
+def _list(run: ReportedRun, slowest: pd.DataFrame, openable: frozenset[str], until: str) -> Table:
     requests = run.requests.set_index("request_id")
     longest_ms, rows = float(slowest["total_ns"].iloc[0]) / 1e6, list[Row]()
     for name, parts in _parts_ms(slowest):
@@ -102,7 +102,7 @@ def _written(tokens: object) -> str:
 # --- what the page embeds
 
 
-def picked(run: Run) -> list[str]:
+def picked(run: ReportedRun) -> list[str]:
     """Ids of the requests that can be opened, the most telling first; none without timelines."""
     if not len(run.timeline):
         return []
@@ -122,7 +122,7 @@ def picked(run: Run) -> list[str]:
     return [name for name, fits in zip(wanted, room, strict=True) if fits]
 
 
-def request_data(run: Run, names: Sequence[str]) -> dict[str, Any]:
+def request_data(run: ReportedRun, names: Sequence[str]) -> dict[str, Any]:
     """For the script: stages and their looks, the picked requests with their stretches, the steps.
 
     Times are microseconds from due (of a request) or from the first due time (of a step). ``sharing``: who was in them.
@@ -168,7 +168,7 @@ def _request(
     }
 
 
-def _sums(run: Run, requests: Sequence[str]) -> dict[str, list[Any]]:
+def _sums(run: ReportedRun, requests: Sequence[str]) -> dict[str, list[Any]]:
     """Per request: the ledgers to the first and to the last token, ns by stage, null where unmeasured."""
     names = [column(name) for name in STAGE_NAMES]
     out: dict[str, list[Any]] = {}
@@ -181,7 +181,7 @@ def _sums(run: Run, requests: Sequence[str]) -> dict[str, list[Any]]:
     return out
 
 
-def _steps(run: Run, names: Sequence[str]) -> tuple[dict[str, list[int]], list[list[int | None]]]:
+def _steps(run: ReportedRun, names: Sequence[str]) -> tuple[dict[str, list[int]], list[list[int | None]]]:
     """Each request's first and last step number, and the steps: number, start, length, forward, what they held."""
     rows = run.of_event("last_token").set_index("request_id")
     if not len(run.steps) or "first_step" not in rows or "forward_start_ns" not in run.steps:
@@ -209,7 +209,7 @@ def _step(row: dict[str, Any], origin: int) -> list[int | None]:
     return [int(row["step"]), (start - origin) // 1000, (end - start) // 1000, *forward, *content]
 
 
-def _sharing(run: Run, steps: list[list[int | None]]) -> list[list[Any]]:
+def _sharing(run: ReportedRun, steps: list[list[int | None]]) -> list[list[Any]]:
     """Who was in those steps: id, first step, the step of the first token, last step."""
     if not steps:
         return []

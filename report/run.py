@@ -40,7 +40,7 @@ from gapmeter.report.document import (
 )
 from gapmeter.report.failures import failed, failed_in_short
 from gapmeter.report.requests import one_request
-from gapmeter.report.run_folder import Run
+from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.words import as_sentence, reproduce, stopped, tone
 
 CLOSED_LOOP = (
@@ -96,8 +96,8 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
 
 
 def document(folder: RunFolder, series: MetricSeries | None = None) -> Document:
-    """The page of an analysed run; ``series``: its metrics', where they have been made. Raises as ``Run.read`` does."""
-    run = Run.read(folder, series, timeline_columns=("request_id", "stage", "end_ns"))
+    """The page of an analysed run; ``series``: its metrics', if already made. Raises as ``ReportedRun.read``."""
+    run = ReportedRun.read(folder, series, timeline_columns=("request_id", "stage", "end_ns"))
     result, manifest = run.result, run.manifest
     sections = [
         *glance.glance(result, manifest),

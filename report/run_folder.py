@@ -17,7 +17,7 @@ from gapmeter.records import RunFolder
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """Frames have the columns that docs/exports.md lists; without a probe some are empty.
 
     ``made``: the metrics' series, where analysis has made them.
@@ -35,7 +35,7 @@ class Run:
     @classmethod
     def read(
         cls, folder: RunFolder, series: MetricSeries | None = None, *, timeline_columns: Sequence[str] | None = None
-    ) -> Run:
+    ) -> ReportedRun:
         """Raises FileNotFoundError when the folder has not been analysed, NotReadable when its JSON is not ours.
 
         ``timeline_columns``: those that are needed of it, all if None: it has a thousand rows a request.

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gapmeter.analysis.numbers import round_step
+
 _FAR = 12.0  # largest over smallest value from which a fitting axis is logarithmic
 _GAP = 0.6  # of a category, between groups of them
 
@@ -93,8 +95,6 @@ class Scale:
             inside = [[value for value in values if self.holds(value)] for values in every]
             if len(inside[0]) >= 3:  # fewer: the axis is so short that even steps read better
                 return next((values for values in inside if len(values) <= about + 2), inside[-1])
-        raw = (self.high - self.low) / about
-        power = 10.0 ** math.floor(math.log10(raw))
-        step = next(power * m for m in (1, 2, 5, 10) if power * m >= raw * (1 - 1e-9))
+        step = round_step((self.high - self.low) / about)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [step * i for i in range(first, last + 1)]

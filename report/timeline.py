@@ -13,23 +13,22 @@ from itertools import pairwise
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from gapmeter.analysis.numbers import duration, significant, ticks
+from gapmeter.analysis.arrays import Bools, Floats, Ints
+from gapmeter.analysis.numbers import duration, round_step, significant
 from gapmeter.analysis.requests.metrics import final, issued
 from gapmeter.report.charts import Axis, Plot, Point, band, limit, line, points, shade, stairs
 from gapmeter.report.document import Block, Chart, Column, Figure, Headers, Heading, Row, Section, Table
 from gapmeter.report.percentiles import main_limit
 from gapmeter.report.pictures import Limit
 from gapmeter.report.requests import picked
-from gapmeter.report.run_folder import Run
+from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
 
 _DOTS, _COLUMNS, _FAILED = 2000, 500, 5000
 _ROWS = 20  # of a table
 _OPEN = "Larger dots open: click one, or reach them with Tab, move with the arrows, and press Enter."
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def span_of(requests: pd.DataFrame, origin_ns: int) -> Span:
 
 def stretches(length_s: float) -> list[tuple[float, float]]:
     """The time axis cut at round seconds (1, 2 or 5 times a power of ten apart), at most twenty-one stretches."""
-    step = ticks(length_s, _ROWS)[1]
+    step = round_step(length_s / _ROWS)
     edges = [step * i for i in range(int(np.ceil(length_s / step - 1e-9)))]
     return list(pairwise([*edges, length_s]))
 
@@ -79,7 +78,7 @@ def _exact(value: float | None) -> Figure:
     return Figure(value, "number", text=text)
 
 
-def over_time(run: Run) -> Section:
+def over_time(run: ReportedRun) -> Section:
     """TTFT and E2E by due time, arrivals, requests in flight, and what the engine held."""
     requests, origin = final(run.requests), run.origin_ns
     requests = requests[issued(requests)]
@@ -103,7 +102,7 @@ def over_time(run: Run) -> Section:
     return Section("time", "Over time", blocks, lead, "over time")
 
 
-def _counts(run: Run, requests: pd.DataFrame, span: Span) -> dict[str, Counts]:
+def _counts(run: ReportedRun, requests: pd.DataFrame, span: Span) -> dict[str, Counts]:
     flying = in_flight(run.requests, run.origin_ns)
     found = {
         "arrivals": arrivals(requests, span, run.origin_ns),
@@ -135,7 +134,7 @@ class Dots:
     span: Span
     at_s: Floats
     ms: Floats
-    good: NDArray[np.bool_]
+    good: Bools
     outcome: Sequence[str]
     ids: Sequence[str]
     open: frozenset[str]
@@ -171,10 +170,10 @@ class Dots:
         )  # fmt: skip
 
     @property
-    def failed(self) -> NDArray[np.bool_]:
+    def failed(self) -> Bools:
         return np.asarray([outcome != "ok" for outcome in self.outcome], dtype=np.bool_)
 
-    def _drawn(self) -> NDArray[np.int64]:
+    def _drawn(self) -> Ints:
         rows = np.flatnonzero(self.good)
         kept = rows[thin(self.at_s[rows], self.ms[rows], self.span.length_s)]
         over = rows[self.ms[rows] > self.limit[0]][:_FAILED] if self.limit else rows[:0]
@@ -216,7 +215,7 @@ def dots_of(
     return Dots(metric, span, at, ms, good, outcomes, ids, openable, limit)
 
 
-def thin(at: Floats, value: Floats, length: float) -> NDArray[np.int64]:
+def thin(at: Floats, value: Floats, length: float) -> Ints:
     """Rows to draw: all when few, else the first, last, smallest and largest of each of 500 columns of time."""
     if len(at) <= _DOTS:
         return np.arange(len(at))
@@ -282,7 +281,7 @@ def in_flight(requests: pd.DataFrame, origin_ns: int) -> tuple[Floats, Floats]:
 def arrivals(requests: pd.DataFrame, span: Span, origin_ns: int) -> Counts:
     """Requests due per second, counted in bins that are a 1, 2 or 5 long, about a hundred of them."""
     at = (requests["due_ns"].to_numpy(dtype=np.float64) - origin_ns) / 1e9
-    width = ticks(span.length_s, 100)[1]
+    width = round_step(span.length_s / 100)
     edges = np.arange(0.0, span.length_s + width, width)
     counts, _ = np.histogram(at, edges)
     return Counts("Arrivals", "req/s", span, edges, np.append(counts / width, 0.0), f"counted in bins of {width:g} s")

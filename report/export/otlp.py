@@ -20,7 +20,7 @@ from gapmeter.analysis.requests.metrics import request_values_ns
 from gapmeter.records import RunFolder
 from gapmeter.records.request import trace_ids
 from gapmeter.report import marks
-from gapmeter.report.run_folder import Run
+from gapmeter.report.run_folder import ReportedRun
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -68,7 +68,7 @@ def send(folder: RunFolder, endpoint: str) -> int:
 def spans(folder: RunFolder) -> Iterator[ReadableSpan]:
     """Every span of a run, each request's followed by its stages'. Raises as ``send``."""
     _need_sdk()
-    run = Run.read(folder)
+    run = ReportedRun.read(folder)
     make = _maker(run)
     by_request = dict(iter(run.timeline.groupby("request_id", observed=True))) if len(run.timeline) else {}
     for row in run.requests.assign(tpot_ns=request_values_ns(run.requests, "tpot")).itertuples():
@@ -90,7 +90,7 @@ def _need_sdk() -> None:
 Make = Callable[..., "ReadableSpan"]
 
 
-def _maker(run: Run) -> Make:
+def _maker(run: ReportedRun) -> Make:
     """What makes a span of this run from its name, ids, stamps and attributes."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
@@ -120,7 +120,7 @@ def _maker(run: Run) -> Make:
     return make
 
 
-def _request(make: Make, run: Run, row: Any) -> ReadableSpan:
+def _request(make: Make, run: ReportedRun, row: Any) -> ReadableSpan:
     kind, model = run.manifest.scenario["workload"]["kind"], run.manifest.target.model
     operation = _OPERATIONS.get(kind, "chat")
     attributes: dict[str, Any] = {

@@ -23,7 +23,7 @@ import pandas as pd
 from gapmeter.analysis.ledger.ledger import chosen
 from gapmeter.records import RunFolder
 from gapmeter.report import marks
-from gapmeter.report.run_folder import Run, whole
+from gapmeter.report.run_folder import ReportedRun, whole
 
 _REQUESTS, _STEPS = 500, 20_000  # most that are shown
 REQUESTS, ENGINE = 1, 2  # process numbers: two groups of tracks
@@ -38,11 +38,11 @@ Event = dict[str, Any]
 
 def write_trace(folder: RunFolder, file: Path) -> None:
     """Write the file, packed by gzip. Raises FileNotFoundError when the run has not been analysed, OSError."""
-    packed = json.dumps(trace(Run.read(folder)), separators=(",", ":"), allow_nan=False).encode()
+    packed = json.dumps(trace(ReportedRun.read(folder)), separators=(",", ":"), allow_nan=False).encode()
     file.write_bytes(gzip.compress(packed, compresslevel=3, mtime=0))
 
 
-def trace(run: Run) -> dict[str, Any]:
+def trace(run: ReportedRun) -> dict[str, Any]:
     """The whole document. Events are in order of time."""
     shown = run.requests[chosen(run.requests, _REQUESTS)]
     timeline = run.timeline
@@ -57,7 +57,7 @@ def trace(run: Run) -> dict[str, Any]:
     return {"traceEvents": [*_names(run, shown, tracks), *timed], "displayTimeUnit": "ms", "otherData": about}
 
 
-def _steps_shown(run: Run) -> pd.DataFrame:
+def _steps_shown(run: ReportedRun) -> pd.DataFrame:
     """All steps, or those that ran from the first to the last step of the slowest requests, as many as are shown."""
     if len(run.steps) <= _STEPS:
         return run.steps
@@ -72,7 +72,7 @@ def _steps_shown(run: Run) -> pd.DataFrame:
     return run.steps[kept]
 
 
-def _names(run: Run, shown: pd.DataFrame, tracks: Mapping[str, int]) -> Iterator[Event]:
+def _names(run: ReportedRun, shown: pd.DataFrame, tracks: Mapping[str, int]) -> Iterator[Event]:
     valid = "" if run.result.verdict != "INVALID" else " (INVALID run)"
     for pid, text in ((REQUESTS, f"requests{valid}"), (ENGINE, f"engine{valid}")):
         yield _meta("process_name", pid, 0, name=text)
@@ -91,7 +91,7 @@ def _meta(kind: str, pid: int, tid: int, **args: Any) -> Event:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": args}
 
 
-def _requests(run: Run, shown: pd.DataFrame, tracks: Mapping[str, int]) -> Iterator[Event]:
+def _requests(run: ReportedRun, shown: pd.DataFrame, tracks: Mapping[str, int]) -> Iterator[Event]:
     for row in shown.itertuples():
         args = {"prompt tokens": whole(row.prompt_tokens), "output tokens": whole(row.output_tokens)}
         args |= {"measured": bool(row.measured), "TTFT ms": (row.first_token_ns - row.due_ns) / 1e6}
@@ -99,18 +99,18 @@ def _requests(run: Run, shown: pd.DataFrame, tracks: Mapping[str, int]) -> Itera
         yield _slice(run, "request", "request", (row.due_ns, row.last_token_ns), place, args)
 
 
-def _stages(run: Run, tracks: Mapping[str, int]) -> Iterator[Event]:
+def _stages(run: ReportedRun, tracks: Mapping[str, int]) -> Iterator[Event]:
     for row in run.timeline.itertuples():
         owner = marks.owner(row.stage, run.device)
         place, args = (REQUESTS, tracks[row.request_id]), {"owner": owner, "kind": row.kind}
         yield _slice(run, row.stage, owner, (row.start_ns, row.end_ns), place, args)
 
 
-def _known_parts(run: Run) -> list[str]:
+def _known_parts(run: ReportedRun) -> list[str]:
     return [part for part in _PARTS if f"{part}_start_ns" in run.steps.columns]
 
 
-def _steps(run: Run) -> Iterator[Event]:
+def _steps(run: ReportedRun) -> Iterator[Event]:
     for number, part in enumerate(_known_parts(run), start=1):
         wanted = ["step", "requests", "prompt_tokens", "decode_tokens", f"{part}_start_ns", f"{part}_end_ns"]
         known = run.steps[wanted].dropna(subset=wanted[-2:])
@@ -121,7 +121,7 @@ def _steps(run: Run) -> Iterator[Event]:
                 yield _slice(run, part.replace("_", " "), "step", (start, end), (ENGINE, number), args)
 
 
-def _counters(run: Run) -> Iterator[Event]:
+def _counters(run: ReportedRun) -> Iterator[Event]:
     for column, title in _COUNTERS.items():
         if column not in run.steps.columns:
             continue
@@ -130,7 +130,7 @@ def _counters(run: Run) -> Iterator[Event]:
             yield {"ph": "C", "name": title, "pid": ENGINE, "tid": 0, "ts": ts, "args": {column: int(value)}}
 
 
-def _flows(run: Run, tracks: Mapping[str, int]) -> Iterator[Event]:
+def _flows(run: ReportedRun, tracks: Mapping[str, int]) -> Iterator[Event]:
     """From the forward of the step that made a token to the request's track where that token arrived."""
     if "forward_start_ns" not in run.steps.columns or "last_step" not in run.ledger.columns:
         return
@@ -148,7 +148,12 @@ def _flows(run: Run, tracks: Mapping[str, int]) -> Iterator[Event]:
 
 
 def _slice(
-    run: Run, name: str, category: str, stretch: tuple[int, int], place: tuple[int, int], args: Mapping[str, Any]
+    run: ReportedRun,
+    name: str,
+    category: str,
+    stretch: tuple[int, int],
+    place: tuple[int, int],
+    args: Mapping[str, Any],
 ) -> Event:
     (start, end), (pid, tid) = stretch, place
     return {

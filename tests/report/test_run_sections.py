@@ -21,7 +21,7 @@ from gapmeter.records import RunFolder
 from gapmeter.report import cost, failures, html, percentiles, run, slo, terminal
 from gapmeter.report.device import levels_of
 from gapmeter.report.document import PAGE, Chart, Figure, Table
-from gapmeter.report.run_folder import Run
+from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.timeline import Span
 from tests.kit.runs import write_run
 
@@ -216,7 +216,7 @@ def test_a_run_without_a_cost_shows_a_dash_and_the_reason() -> None:
 @pytest.mark.parametrize("length_s", [4.0, 3e8])
 def test_the_share_of_forwards_is_drawn_in_bins_however_long_the_run_was(well: RunFolder, length_s: float) -> None:
     """In every second of the first four a forward runs for a quarter; records may name a moment years away."""
-    known = Run.read(well)
+    known = ReportedRun.read(well)
     begun = known.origin_ns + np.arange(0.0, 4.0) * S
     steps = pd.DataFrame({"forward_start_ns": begun, "forward_end_ns": begun + S / 4})
     nothing = Samples({}, (), {}, 0)
@@ -248,7 +248,7 @@ def test_the_engines_counters_are_drawn_as_what_they_rose_by(well: RunFolder, tm
     samples = read_telemetry(folder)
     assert samples is not None
     nothing = pd.DataFrame()
-    known = replace(Run.read(well), requests=pd.DataFrame({"due_ns": [0]}), steps=nothing)
+    known = replace(ReportedRun.read(well), requests=pd.DataFrame({"due_ns": [0]}), steps=nothing)
     drawn = {level.key: level for level in levels_of(samples, known, Span(4.0, 0.0, 4.0), {})}
     assert set(drawn) == {"engine-running", "engine-preemptions", "engine-prefix"}
     assert drawn["engine-preemptions"].value.tolist() == [0, 2, 0, 0]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gapmeter.analysis.requests.metrics import final
 from gapmeter.report.charts import Axis
 from gapmeter.report.document import Chart, Figure, Table
-from gapmeter.report.run_folder import Run
+from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.scale import Scale
 from gapmeter.report.timeline import Counts, Level, Levels, Span, dots_of, in_flight, over_time, stretches
 from tests.kit.runs import write_run
@@ -49,7 +49,7 @@ def test_the_means_of_a_count_have_its_area_and_lie_between_its_extremes(changes
 
 
 def test_every_request_is_in_one_row_and_the_largest_wait_is_there_unrounded(tmp_path: Path) -> None:
-    run = Run.read(write_run(tmp_path / "r", count=300, rate=20.0, failures=4, error="x"))
+    run = ReportedRun.read(write_run(tmp_path / "r", count=300, rate=20.0, failures=4, error="x"))
     requests = final(run.requests)
     span = Span(float((requests["due_ns"].max() - run.origin_ns) / 1e9) + 1.0, 0.0, 1.0)
     dots = dots_of("TTFT", requests, span, run.origin_ns, "first_token_ns", frozenset())
@@ -75,7 +75,7 @@ def test_a_turn_that_was_never_sent_is_neither_issued_nor_failed_and_the_last_fa
     ends = requests["last_token_ns"].notna()
     requests.loc[ends, "last_token_ns"] = np.minimum(requests.loc[ends, "last_token_ns"], due)  # nothing came later
     requests.to_parquet(folder.path / "requests.parquet")
-    section = over_time(Run.read(folder))
+    section = over_time(ReportedRun.read(folder))
     due_and_failed = len(requests) - 2, 1  # the warm-up's are drawn too
     assert f"{len(requests) - 2} requests were issued, 1 of them failed" in str(section.lead)
     (table, *_) = [block.table for block in section.blocks if isinstance(block, Chart)]
