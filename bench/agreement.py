@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from bench.engine import Engine, Setting, running
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.records import RunFolder, Span
 
@@ -33,8 +33,6 @@ _LOAD = (
     "load.arrivals=closed", "load.rate=null", "load.duration=null", "load.requests=120",
     "load.warmup=0", 'workload.prompt_tokens={"uniform":[16,256]}', 'workload.output_tokens={"uniform":[4,24]}',
 )  # fmt: skip
-
-Floats = NDArray[np.float64]
 
 
 def measure(folder: Path) -> dict[str, Any]:

@@ -11,21 +11,11 @@ import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gapmeter.machine.instrument import (
-    Cores,
-    Timing,
-    departures,
-    equal_plan,
-    errors,
-    issue,
-    kept_to,
-    poisson,
-)
+from gapmeter.analysis.arrays import Ints
+from gapmeter.machine.instrument import Cores, Timing, departures, equal_plan, errors, issue, kept_to, poisson
 from gapmeter.records.stream import parse_answer
 
-Ints = NDArray[np.int64]
 STREAMS = 64
 MOST_TOKENS = 16384
 

@@ -21,18 +21,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from bench import false_alarms
 from bench.queues import QUEUES, Queue, simulate, sojourn_quantile, wait_quantile
+from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.judge.verdict import decide
 from gapmeter.analysis.results.run import FAIL, PASS
 from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL, Bound, Estimate
 from gapmeter.analysis.stats.exact import interval_ranks
 from gapmeter.analysis.stats.series import Series
-
-Floats = NDArray[np.float64]
 
 LOADS = (0.3, 0.5, 0.7, 0.8, 0.9)
 COUNTS = (50, 500, 2_000, 10_000)
@@ -144,7 +142,7 @@ def _plain_ranks(count: int, percentile: float) -> tuple[int | None, int | None]
     return interval_ranks(count, float(count), percentile)
 
 
-def loadgen(exceeds: NDArray[np.bool_]) -> dict[str, float]:
+def loadgen(exceeds: Bools) -> dict[str, float]:
     """How often LoadGen's rule accepts a p99: at the end of the runs, and at any request on the way."""
     allowed = _allowed(exceeds.shape[1])
     accepts = np.cumsum(exceeds, axis=1) <= allowed
@@ -152,7 +150,7 @@ def loadgen(exceeds: NDArray[np.bool_]) -> dict[str, float]:
 
 
 @functools.cache
-def _allowed(count: int) -> NDArray[np.int64]:
+def _allowed(count: int) -> Ints:
     """After n requests, n = 1 .. count: the most exceedances of p99 with which the rule accepts; -1 for none."""
     n = np.arange(1, count + 1)
     most = np.full(count, -1, dtype=np.int64)

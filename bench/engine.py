@@ -62,6 +62,21 @@ class Setting:
     port: int = 0
 
 
+@contextlib.contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    """What is started while the block lasts has these variables, too."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def default_cores() -> tuple[int, ...]:
     """All of ours but the last, which is the load generator's."""
     cores = tuple(sorted(os.sched_getaffinity(0)))

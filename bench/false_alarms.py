@@ -12,13 +12,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from bench.queues import lindley
 from gapmeter.analysis.judge import steady
 from gapmeter.analysis.judge.steady import level_changes, queue_slope
-
-Floats = NDArray[np.float64]
 
 COUNT = 1_000
 LOADS = (0.3, 0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.2, 1.3)
@@ -63,11 +60,6 @@ def _objections(requests: pd.DataFrame) -> dict[str, bool]:
 def table(figures: Mapping[str, Any]) -> list[str]:
     runs = f"{figures['replications']:,} runs of {figures['count']:,} requests"
     said = f"Share of {runs}, M/M/1, in which each method objects to a steady state. Below load 1 there is one."
-    lines = [
-        said,
-        "",
-        "| load | MSER-5 cuts or gives up | PELT sees a change | the queue grows |",
-        "|---|---|---|---|",
-    ]
+    lines = [said, "", "| load | MSER-5 cuts or gives up | PELT sees a change | the queue grows |", "|---|---|---|---|"]
     cells = [[f"{row[key]:.1%}" for key in ("mser5", "pelt", "queue_slope")] for row in figures["rows"]]
     return lines + [f"| {row['load']:g} | {' | '.join(c)} |" for row, c in zip(figures["rows"], cells, strict=True)]

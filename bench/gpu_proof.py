@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
-from bench import gpu_decode
+from bench import gpu_decode, probe_cost
+from bench.engine import CHECKOUT, Setting, environment
 from gapmeter.analysis.ledger.device_time import anchors_of
 from gapmeter.analysis.results import RunResult
 from gapmeter.options import Options
@@ -257,9 +257,6 @@ def _work(torch: Any, graph: bool) -> tuple[gpu_decode.Work, float, float]:
 
 def transformers(folder: Path) -> Iterator[Finding]:
     """Our own server, with graphs and asynchronous batching on and off; what its probe costs."""
-    from bench import probe_cost
-    from bench.engine import Setting
-
     for asynchronous in (False, True):
         for graphs in (False, True):
             args = {"async_batching": asynchronous, "cuda_graphs": graphs}
@@ -271,8 +268,6 @@ def transformers(folder: Path) -> Iterator[Finding]:
 
 def vllm(folder: Path) -> Iterator[Finding]:
     """Both model runners, alone and in a batch of 32; what the probe costs."""
-    from bench import probe_cost
-    from bench.engine import CHECKOUT, Setting
     from gapmeter.servers.vllm import find_python, installed
 
     if "vllm" not in installed(find_python(CHECKOUT)):
@@ -280,7 +275,7 @@ def vllm(folder: Path) -> Iterator[Finding]:
         return
     args = {"load_format": "dummy", "max_model_len": 2048}
     for runner in ("0", "1"):
-        with patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=runner):
+        with environment(VLLM_USE_V2_MODEL_RUNNER=runner):
             for batch in (1, 32):
                 name = f"vLLM, Model Runner V{1 + int(runner)}, batch {batch}"
                 yield from _served(folder, name, "vllm", "builtin:llama-8b", batch, args)
@@ -292,7 +287,7 @@ def kernels(folder: Path) -> Iterator[Finding]:
     """Kernels in windows of steps: how much of a forward they fill, and what looking costs the gaps between tokens."""
     gaps: dict[str, float] = {}
     for every in ("0", "100"):  # of graphs; without them the probe looks once by itself
-        with patch.dict(os.environ, GAPMETER_PROBE_KERNELS=every):
+        with environment(GAPMETER_PROBE_KERNELS=every):
             name = f"transformers, kernels sampled every {every} steps" if every != "0" else "transformers, no samples"
             result = _run(folder, "transformers", "builtin:llama-1b", 8, {"cuda_graphs": True})
             yield from _described(name, result)

@@ -14,13 +14,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from bench.engine import Engine, Setting, default_cores, running
+from bench.engine import Engine, Setting, default_cores, environment, running
+from gapmeter.analysis.arrays import Bools, Ints
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import pieces
 from gapmeter.analysis.ledger.index import Events
@@ -38,7 +37,6 @@ _WARM = 4
 _NOW_BYTES = 16
 _ADDED = np.dtype([("case", "<i8"), ("request", "<i8"), ("start", "<i8"), ("end", "<i8"), ("own", "<i8")])
 _NAMES = (*(stage.name for stage in STAGES if stage.name != "launch_gap"), UNEXPLAINED)
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +118,10 @@ def delayed(name: str, folder: Path, cases: tuple[Case, ...], setting: Setting |
         yield Delayed(engine, folder, cases)
 
 
-def _patched(inject: Path) -> AbstractContextManager[object]:
+def _patched(inject: Path) -> AbstractContextManager[None]:
     """What is started in here, server or generator, has the patch in it."""
     path = [str(_PATCHES), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return patch.dict(os.environ, GAPMETER_INJECT=str(inject), PYTHONPATH=os.pathsep.join(path))
+    return environment(GAPMETER_INJECT=str(inject), PYTHONPATH=os.pathsep.join(path))
 
 
 def in_turn(cases: Sequence[Case], rounds: int) -> list[Case | None]:
@@ -168,7 +166,7 @@ class Measured:
         table["e2e"] = rows["total_ns"]
         return table.reindex(self.requests["request_id"]).reset_index(drop=True).fillna({"interference": 0.0})
 
-    def of(self, case: Case | None) -> NDArray[np.bool_]:
+    def of(self, case: Case | None) -> Bools:
         """Of each row, whether it is one of the case's requests."""
         return np.asarray(self._schedule[self._index] == self._number(case))
 

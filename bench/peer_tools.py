@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+
+from gapmeter.analysis.arrays import Floats
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "null-server"
 _PROMPT_TOKENS = 32
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ from typing import Any
 import aiohttp
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 from scipy import special
 
 from bench.engine import CHECKOUT, NAME, Engine, Setting, running
+from gapmeter.analysis.arrays import Floats
 from gapmeter.machine.instrument import Cores, kept_to
 
 USERS = 4
@@ -162,7 +162,7 @@ def ratios(pairs: Sequence[tuple[Burst, Burst]]) -> dict[str, Any]:
     return out
 
 
-def hodges_lehmann(values: NDArray[np.float64]) -> tuple[float, float, float]:
+def hodges_lehmann(values: Floats) -> tuple[float, float, float]:
     """Median of all pairwise means, and its 95 % interval by the normal approximation of Wilcoxon's signed ranks.
 
     For 10 values or more, shape (n,).

@@ -16,10 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import optimize, stats
 
-Floats = NDArray[np.float64]
+from gapmeter.analysis.arrays import Floats
 
 MOST_WAITING = 400  # of the M/D/1 distribution that is summed; at load 0.9 more wait with probability below 1e-35
 _CHUNK = 250  # replications that are simulated at once, for the memory's sake

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
+from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results.manifest import (
     CalibratedLimit,
@@ -318,6 +318,6 @@ def _worst(seen: Errors) -> float:
     return max(float(np.percentile(values, 99)) for values in (seen.late, seen.lag)) / 1e6
 
 
-def _pace(at_ns: NDArray[np.int64], count: int) -> float:
+def _pace(at_ns: Ints, count: int) -> float:
     """So many things over the time from the first stamp to the last, per second."""
     return count / max(1.0, float(at_ns.max() - at_ns.min())) * 1e9

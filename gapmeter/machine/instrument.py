@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from gapmeter.analysis.arrays import Ints
 from gapmeter.loadgen.fleet import Fleet, make_fleet
 from gapmeter.loadgen.plan import PATHS, Plan, Swaps
 from gapmeter.records import Outcome, RecordFile, Span, read_records
 from gapmeter.records.request import RequestRecord, as_read
 from gapmeter.records.stream import parse_answer
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class NullRun:
     """What both sides recorded; ``cpu_ns`` of the generator process from just before the start, kernel included."""
 
     records: list[RequestRecord]
@@ -117,7 +115,7 @@ def poisson(rate: float, count: int, seed: Sequence[int]) -> Ints:
 
 def issue(
     cores: Cores, plan: Plan, timing: Timing, *, generator: str = "asyncio", warm: int, measure_cpu: bool = False
-) -> Run:
+) -> NullRun:
     """Issue the plan from one process against a fresh null server. Raises NotMeasured unless every answer is whole."""
     with tempfile.TemporaryDirectory(prefix="gapmeter-null-") as folder:
         path = Path(folder)
@@ -132,10 +130,10 @@ def issue(
     if failed or len(records) != len(plan):
         why = f": {failed[0].outcome.name} {failed[0].error}" if failed else ""
         raise NotMeasured(f"{len(records)} of {len(plan)} answers of the null server came, {len(failed)} failed{why}")
-    return Run(records, generated, server, cpu_ns)
+    return NullRun(records, generated, server, cpu_ns)
 
 
-def errors(run: Run) -> Errors:
+def errors(run: NullRun) -> Errors:
     """The client's stamps against the server's log, over all requests."""
     logged = departures(run.server)
     ttft, e2e, itl, late, lag, arrived = [], [], [], [], [], []

@@ -10,12 +10,12 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gapmeter import errors
+from gapmeter.analysis.arrays import Bools
 from gapmeter.analysis.ledger.explore import FEWEST, difference
 from gapmeter.analysis.numbers import DASH, bounds, duration, share
 from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of
@@ -74,7 +74,7 @@ def explain(path: str | Path, group: str, against: str = REST, metric: str = "tt
     return Explanation(*names, metric, run.manifest.device, difference(rows, a, b), run.result.provenance)
 
 
-def holds(condition: str, columns: dict[str, pd.Series]) -> NDArray[np.bool_]:
+def holds(condition: str, columns: dict[str, pd.Series]) -> Bools:
     """For which rows a condition holds; never for one that an unknown value decides. Raises UserError."""
     table = pa.Table.from_pandas(pd.DataFrame(columns).assign(row_=range(len(next(iter(columns.values()))))))
     with duckdb.connect(":memory:", config={"enable_external_access": False}) as connection:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from gapmeter.analysis.arrays import Floats
 
 
 def ar1(rng: np.random.Generator, phi: float, count: int) -> Floats:
