@@ -131,13 +131,9 @@ def _interval(search: Search) -> str:
     text = f"Capacity {rate(search.rate)}, {100 * search.confidence:g} % interval {low} .. {high}"
     if search.drift is not None:
         text += ", assuming latency grows like a queue's"
-    return (
-        f"{text}." if _is_narrow(search) else f"{text} (wider than the {share(search.within)} asked: {_why(search)})."
-    )
-
-
-def _is_narrow(search: Search) -> bool:
-    return search.spread is not None and search.spread <= search.within
+    if search.spread is None or search.spread > search.within:
+        text += f" (wider than the {share(search.within)} asked: {_why(search)})"
+    return f"{text}."
 
 
 def _held(search: Search) -> str:
@@ -266,13 +262,7 @@ def _trials_in_short(search: Search) -> Section:
         verdict = Mark(f"{trial.verdict}{lean}", tone(trial.verdict))
         sure = DASH if trial.verdict == UNDECIDED and not leans else share(trial.confidence)
         rows.append([str(trial.number), Figure(trial.rate, "rate"), verdict, sure, seen])
-    headers: doc.Headers = [
-        "",
-        "rate",
-        Column("verdict", wraps=True),
-        "confidence",
-        Column("evidence", wraps=True),
-    ]
+    headers: doc.Headers = ["", "rate", Column("verdict", wraps=True), "confidence", Column("evidence", wraps=True)]
     return Section("in-short", "", [Table("Trials", headers, rows, words=1, whole=True)], on=BRIEF)
 
 

@@ -26,13 +26,7 @@ from gapmeter.analysis.results.comparison import (
 )
 from gapmeter.report import differences, html
 from gapmeter.report import document as doc
-from gapmeter.report.differences import (
-    change_sentence,
-    failed_sentence,
-    growth_interval,
-    relative,
-    verdict_sentence,
-)
+from gapmeter.report.differences import change_sentence, failed_sentence, growth_interval, relative, verdict_sentence
 from gapmeter.report.document import (
     BRIEF,
     MARKDOWN,

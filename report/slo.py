@@ -9,19 +9,7 @@ from gapmeter.analysis.numbers import DASH, bounds, count, duration, share
 from gapmeter.analysis.results.distribution import AtMost
 from gapmeter.analysis.results.latency import explained_by
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, RunFigures, RunResult, SloAnswer
-from gapmeter.report.document import (
-    BRIEF,
-    Code,
-    Column,
-    Figure,
-    Gauge,
-    Headers,
-    Mark,
-    Paragraph,
-    Row,
-    Section,
-    Table,
-)
+from gapmeter.report.document import BRIEF, Code, Column, Figure, Gauge, Headers, Mark, Paragraph, Row, Section, Table
 from gapmeter.report.why import deciding, excess_sentence, is_unmeasured, tail_sentence, through_failures, whose
 from gapmeter.report.words import about_minutes, as_sentence, more_requests, of_all
 

@@ -10,17 +10,7 @@ from gapmeter.analysis.judge.steady import FEWEST_REQUESTS
 from gapmeter.analysis.judge.words import growth_text
 from gapmeter.analysis.numbers import DASH, duration, share, significant
 from gapmeter.analysis.results.run import RunFigures, RunResult
-from gapmeter.analysis.results.trust import (
-    Drift,
-    Floor,
-    Mser5,
-    Pelt,
-    QueueSlope,
-    Ratio,
-    ReceiveWait,
-    Steady,
-    Trust,
-)
+from gapmeter.analysis.results.trust import Drift, Floor, Mser5, Pelt, QueueSlope, Ratio, ReceiveWait, Steady, Trust
 from gapmeter.report import document as doc
 from gapmeter.report.document import Block, Figure, Heading, Mark, Name, Paragraph, Row, Section, Table, in_ms
 from gapmeter.report.waits import no_ledger

@@ -9,19 +9,7 @@ from gapmeter.analysis.results.latency import Band as ResultBand
 from gapmeter.analysis.results.run import INVALID, RunResult
 from gapmeter.report import document as doc
 from gapmeter.report import marks
-from gapmeter.report.document import (
-    Block,
-    Chart,
-    Figure,
-    Panel,
-    Paragraph,
-    Row,
-    Section,
-    Stage,
-    Table,
-    Words,
-    in_ms,
-)
+from gapmeter.report.document import Block, Chart, Figure, Panel, Paragraph, Row, Section, Stage, Table, Words, in_ms
 from gapmeter.report.percentiles import main_limit
 from gapmeter.report.pictures import Band, Ranks, Stacks, stages_in
 from gapmeter.report.why import most_an_upgrade_brings

@@ -46,15 +46,7 @@ from gapmeter.analysis.results.trust import (
     Steady,
     SteadyMethods,
 )
-from gapmeter.analysis.stats.changes import (
-    BATCH,
-    FEWEST_BATCHES,
-    Slope,
-    differs,
-    mser5,
-    slope_of,
-    strongest_change,
-)
+from gapmeter.analysis.stats.changes import BATCH, FEWEST_BATCHES, Slope, differs, mser5, slope_of, strongest_change
 from gapmeter.analysis.stats.estimate import CONFIDENCE, Estimate
 from gapmeter.analysis.stats.series import FEWEST_OF_RATIO, ratio_of_geometric_means, ratio_of_means
 

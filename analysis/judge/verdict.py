@@ -29,16 +29,7 @@ from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, resent
 from gapmeter.analysis.results.distribution import KnownPercentile, Needs
 from gapmeter.analysis.results.latency import Anatomy, explained_by
 from gapmeter.analysis.results.requests import Outage
-from gapmeter.analysis.results.run import (
-    FAIL,
-    INCONCLUSIVE,
-    INVALID,
-    PASS,
-    Basis,
-    FarBelow,
-    SloAnswer,
-    Verdict,
-)
+from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Basis, FarBelow, SloAnswer, Verdict
 from gapmeter.analysis.stats.estimate import CONFIDENCE, MOST_SURE, TAIL, Estimate
 from gapmeter.analysis.stats.exact import chance_far_from, chance_of_so_large_a_share, growth_to_decide
 from gapmeter.analysis.stats.hdr import PERCENTILES

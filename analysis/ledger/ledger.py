@@ -235,11 +235,7 @@ def _gap_events(requests: pd.DataFrame, good: Ints) -> Iterator[_Named]:
         later = np.flatnonzero(whose[1:] == whose[:-1]) + 1
         _, nth = each_of(np.bincount(whose[later], minlength=len(some)))
         events = Events(some[whose[later]], so_far[later], at_ns[later - 1], at_ns[later])
-        names = {
-            "request_id": low + whose[later],
-            "k": nth + 1,
-            "tokens": so_far[later] - so_far[later - 1],
-        }
+        names = {"request_id": low + whose[later], "k": nth + 1, "tokens": so_far[later] - so_far[later - 1]}
         yield events, {name: values.astype(np.int32) for name, values in names.items()} | {"end_ns": events.end}
 
 

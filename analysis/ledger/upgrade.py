@@ -25,14 +25,7 @@ from gapmeter.analysis.ledger.critical_path import union
 from gapmeter.analysis.ledger.tail import FEWEST, FEWEST_SLOW, stage_parts, stages_in, typical
 from gapmeter.analysis.requests.figures import LEDGER_OF, finite_ms
 from gapmeter.analysis.results.distribution import MainPercentiles, percentile_key
-from gapmeter.analysis.results.latency import (
-    Compute,
-    ComputeBand,
-    ComputeShares,
-    PartShare,
-    Upgrade,
-    UpgradeBracket,
-)
+from gapmeter.analysis.results.latency import Compute, ComputeBand, ComputeShares, PartShare, Upgrade, UpgradeBracket
 from gapmeter.analysis.stages import BY_NAME, UNEXPLAINED, column
 from gapmeter.analysis.stats.bootstrap import drawn_means, stretches, with_draws
 from gapmeter.analysis.stats.series import Series

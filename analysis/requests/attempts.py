@@ -10,15 +10,7 @@ import pandas as pd
 
 from gapmeter.records import Outcome, RecordFile, read_records
 from gapmeter.records.answers import parse_answers
-from gapmeter.records.request import (
-    FINISHED,
-    STAMPS,
-    RequestRecord,
-    columns,
-    decode,
-    on_clock,
-    request_id_of,
-)
+from gapmeter.records.request import FINISHED, STAMPS, RequestRecord, columns, decode, on_clock, request_id_of
 from gapmeter.records.stream import Answer, outcome_of
 
 _WHOLE = (

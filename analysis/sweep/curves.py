@@ -98,11 +98,6 @@ def axis_of(points: Sequence[PointFacts]) -> Axis:
     )  # fmt: skip
 
 
-def is_load(key: str | None) -> bool:
-    """Whether a key says how much load there is, so that its curve may have a knee."""
-    return key in (LOAD, "load.concurrency", "load.rate")
-
-
 def place(point: PointFacts, key: str) -> float:
     """Where a point lies along the key that orders it."""
     return float(_value(point, key))
@@ -271,7 +266,7 @@ def knees_of(
     levels: Mapping[str, float | None],
 ) -> Iterator[CurveKnee]:  # fmt: skip
     """The knee of each curve along a load or a batch size: where, by which figure, how sure, or why there is none."""
-    if axis.key is None or not (is_load(axis.key) or axis.key == GROWS_WITH):
+    if axis.key not in (LOAD, "load.concurrency", "load.rate", GROWS_WITH):
         return
     for name, members in axis.series:
         shown = [at for at in members if sights[at] is not None]

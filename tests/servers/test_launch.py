@@ -12,15 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gapmeter.servers.launch import (
-    ServerFailed,
-    ServerProcess,
-    check_port,
-    free_port,
-    launch,
-    log_reason,
-    start,
-)
+from gapmeter.servers.launch import ServerFailed, ServerProcess, check_port, free_port, launch, log_reason, start
 from tests.kit.command import ROOT
 from tests.kit.wait import until
 
