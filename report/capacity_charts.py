@@ -144,9 +144,9 @@ class Posterior:
         return search.low, search.high, search.rate, _coarse(search.posterior)
 
 
-def _coarse(density: Density, by: int = 4) -> Density:
-    """Of fewer and wider steps: the grid that it comes from shows in its own."""
-    masses = density.masses
+def _coarse(density: Density) -> Density:
+    """Of a quarter of the steps, each four times as wide: the grid that it comes from shows in its own."""
+    masses, by = density.masses, 4
     rates = (*density.rates[:-1:by], density.rates[-1])
     return Density(rates=rates, masses=tuple(sum(masses[at : at + by]) for at in range(0, len(masses), by)))
 

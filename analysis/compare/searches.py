@@ -224,12 +224,13 @@ def together(side: Sequence[Sequence[Found]]) -> Found:
         for fact in differing(_identity(first), _identity(one), ()):
             text = f"{first.folders[0]} and {one.folders[0]} are not of one thing: {fact.key}: {fact.a} | {fact.b}"
             raise NotOneSide(f"{text}; name them as sides of their own")
+    rates = [math.log(one.capacity.rate) for one in found if one.capacity.rate]
     return replace(
         first,
         folders=tuple(name for one in found for name in one.folders),
         capacity=_mean([one.capacity for one in found]),
         searches=len(found),
-        spread=max(SEARCH_SPREAD, _spread_of([one.capacity.rate for one in found])),
+        spread=max(SEARCH_SPREAD, statistics.stdev(rates)) if len(rates) > 1 else SEARCH_SPREAD,
         fleet=None,
         pareto=merged([("", one.pareto) for one in found]),
     )
@@ -246,11 +247,6 @@ def _mean(rates: Sequence[HeldRate]) -> HeldRate:
     down = math.hypot(*(math.log(one / low) for one, low in zip(estimates, lows, strict=True))) / len(rates)
     up = math.hypot(*(math.log(high / one) for one, high in zip(estimates, highs, strict=True))) / len(rates)
     return first.model_copy(update={"rate": rate, "low": rate * math.exp(-down), "high": rate * math.exp(up)})
-
-
-def _spread_of(rates: Sequence[float | None]) -> float:
-    known = [math.log(rate) for rate in rates if rate]
-    return statistics.stdev(known) if len(known) > 1 else 0.0
 
 
 # --- may they be compared?

@@ -173,7 +173,8 @@ def write_histograms(
 
     ``requests`` as from ``measured_requests``; successes only. Names: ``ttft``, ``ttft-from-sent``, ``stage-queue``,
     ``stage-queue-to-first-token``, ``group-queueing``; the tag in the file is the same.
-    ``about`` says in each file where its values are from, and how many it could not hold; ``series``: theirs.
+    ``about`` says in each file where its values are from, and how many it could not hold;
+    ``series`` holds the metrics of ``requests``.
     """
     samples: dict[str, Floats] = {}
     for metric in LATENCIES:

@@ -52,11 +52,11 @@ def arrived(pieces: Sequence[bytes], at_ns: Sequence[int] | None = None) -> dict
     }
 
 
-def wire(pieces: Sequence[bytes], at_ns: Sequence[int] | None = None) -> RequestRecord:
+def wire(pieces: Sequence[bytes]) -> RequestRecord:
     """A good answer of which nothing else is said; it ends with its last piece."""
     return RequestRecord(
         index=0, request_id="r", worker=0, due_ns=0, status=200, outcome=Outcome.OK, end_ns=10 * len(pieces),
-        **arrived(pieces, at_ns),
+        **arrived(pieces),
     )  # fmt: skip
 
 

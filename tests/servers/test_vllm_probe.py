@@ -7,7 +7,6 @@ import pytest
 from numpy.typing import NDArray
 
 from gapmeter.records import EntryFlag, Outcome, RecordFile, Span, StepFlag
-from gapmeter.servers.models import resolve_model
 from tests.kit.vllm import GIVEN_UP_TOKENS, Run, run_vllm
 
 pytestmark = pytest.mark.vllm
@@ -20,10 +19,8 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """One real vLLM for each way of scheduling and of placing the worker."""
     folder: Path = tmp_path_factory.mktemp("vllm")
     return run_vllm(
-        resolve_model("builtin:tiny"), folder,
-        asynchronous=request.param == "asynchronous",
-        single_process_engine=request.param.startswith("worker"),
-    )  # fmt: skip
+        folder, asynchronous=request.param == "asynchronous", single_process_engine=request.param.startswith("worker")
+    )
 
 
 def spans(file: RecordFile, code: int, ref: int | None = None) -> NDArray[np.void]:
