@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -286,3 +286,31 @@ def test_engine_code_counts_until_the_api_server_has_the_token(tmp_path: Path) -
     assert row["output_ns"] == FIRST["output"]  # 8600 to 9000, and the API server's own 100
     assert row["detokenize_ns"] == FIRST["detokenize"]
     assert row["unexplained_ns"] == 0
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "worked", "told"),
+    [
+        (range(1, 21), range(1, 21), ""),
+        (range(1, 21), range(1, 19), ""),  # asynchronous: two were in flight when the processes ended
+        (range(5, 21), range(1, 21), ""),  # of a server that was busy before, each file's part begins when it was cut
+        (range(1, 21), range(8, 21), ""),
+        (range(1, 21), range(1, 18), "3 steps missing and 0 unknown"),
+        (range(1, 21), [*range(1, 8), *range(11, 21)], "3 steps missing and 0 unknown"),
+        (range(1, 18), range(1, 21), "0 steps missing and 3 unknown"),
+    ],
+)
+def test_processes_may_disagree_on_the_steps_in_flight_at_either_end_alone(
+    tmp_path: Path, scheduled: Sequence[int], worked: Sequence[int], told: str
+) -> None:
+    core, worker = (RecordWriter(tmp_path / f"{role}.gap", {"role": role}) for role in ("core", "worker"))
+    for seq in scheduled:
+        core.step(0, seq, [(1, 1, 1, 0, 0)], running=1, waiting=0, free_blocks=1, schedule_ns=seq)
+    core.request("engine-r1")
+    for seq in worked:
+        worker.span(Span.FORWARD, seq, 10 * seq, 10 * seq + 5)
+    core.close()
+    worker.close()
+    trace = read_trace(sorted(tmp_path.glob("*.gap")), ["r1"])
+    assert trace is not None
+    assert [told in problem for problem in trace.problems] == [True] * bool(told)
