@@ -63,7 +63,8 @@ def compute(result: RunResult) -> Section | None:
     on_gpu = "of one that waited for its launches, only the kernels' time (what was left after them, if not sampled). "
     busy += "the wall time of the call, on a CPU. " if device == "CPU" else on_gpu
     if (part := result.compute.busy_share) is not None:
-        busy += f"Over the whole run a forward pass was running {share(part)} of the time, for any request. "
+        mean = f" (the mean of {result.compute.engines} engines)" if result.compute.engines else ""
+        busy += f"Over the whole run a forward pass was running {share(part)} of the time{mean}, for any request. "
     used = result.telemetry.utilisation.nvml_busy_share if result.telemetry else None
     if used is None:
         busy += f"The {device}'s own utilization figure is unmeasured here."

@@ -15,7 +15,7 @@ are percentiles of per-request values, not differences of percentiles.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -82,17 +82,20 @@ def without_forward_ns(ledgers: pd.DataFrame) -> tuple[Floats, Floats]:
     return np.maximum(upper - total(QUEUES), 0.0), upper
 
 
-def describe_compute(ledgers: Mapping[str, pd.DataFrame], steps: pd.DataFrame | None, device: str) -> Compute:
+def describe_compute(
+    ledgers: Mapping[str, pd.DataFrame], steps: pd.DataFrame | None, device: str, engine_steps: Sequence[int] = ()
+) -> Compute:
     """Of what requests waited, for how much did the device compute for them? Typical, the slowest 1 %, and all.
 
     ``ledgers``: rows in the order in which requests were due; TTFT's and E2E's are looked at. Shares are of the band's
-    summed waits, with a 95 % interval (stats.bootstrap). ``busy_share``: of the time from the first forward to the
-    last, the part within one.
+    summed waits, with a 95 % interval (stats.bootstrap). ``engine_steps``: each engine's last step, in the numbering of
+    ``steps``.
     """
     shares = {m: _shares(ledgers[m]) for m in LEDGER_OF if m in ledgers and len(ledgers[m]) >= FEWEST}
     if not shares:
         return Compute()
-    return Compute(device=device, busy_share=_busy_share(steps), ttft=shares.get("ttft"), e2e=shares.get("e2e"))
+    engines = len(engine_steps) if len(engine_steps) > 1 else None
+    return Compute(device=device, busy_share=_busy_share(steps, engine_steps), engines=engines, **shares)
 
 
 def _shares(rows: pd.DataFrame) -> ComputeShares:
@@ -120,12 +123,16 @@ def _shares(rows: pd.DataFrame) -> ComputeShares:
     return ComputeShares(typical=band(typical(ranked)), slow=band(slowest), all=band(np.ones(n, dtype=np.bool_)))
 
 
-def _busy_share(steps: pd.DataFrame | None) -> float | None:
-    if steps is None or not len(steps) or "forward_start_ns" not in steps:
+def _busy_share(steps: pd.DataFrame | None, engine_steps: Sequence[int]) -> float | None:
+    """Of the time from the first forward to the last, the part in which an engine was at one; of several their mean."""
+    if steps is None or "forward_start_ns" not in steps:
         return None
-    forwards = steps[["forward_start_ns", "forward_end_ns"]].dropna().to_numpy(np.float64)
-    start, end = forwards[forwards[:, 0] > 0].astype(np.int64).T
-    if len(start) < 2:
+    forwards = steps[steps["forward_start_ns"] > 0].dropna(subset="forward_end_ns")
+    if len(forwards) < 2:
         return None
-    begun, ended = union(start, end)  # of several engines some are at it at once
-    return float((ended - begun).sum() / (ended[-1] - begun[0]))
+    start, end = (forwards[f"forward_{side}_ns"].to_numpy(np.int64) for side in ("start", "end"))
+    engine, busy_ns = np.searchsorted(engine_steps[:-1], forwards["step"]), 0
+    for one in range(engines := max(len(engine_steps), 1)):
+        begun, ended = union(start[engine == one], end[engine == one])
+        busy_ns += int((ended - begun).sum())
+    return busy_ns / engines / int(end.max() - start.min())

@@ -202,11 +202,13 @@ class ComputeShares(Result):
 class Compute(Result):
     """For how much of what requests waited did the device compute for them? Empty, without a device, without a ledger.
 
-    ``busy_share``: of the time from the first forward to the last, the part within one.
+    ``busy_share``: of the time from the first forward to the last, the part within one; of several ``engines`` their
+    mean.
     """
 
     device: str | None = None
     busy_share: Number = None
+    engines: int | None = left_out()
     ttft: ComputeShares | None = left_out()
     e2e: ComputeShares | None = left_out()
 

@@ -146,7 +146,7 @@ def test_a_band_of_fewer_than_seven_requests_is_not_told_of() -> None:
 def test_the_device_s_share_is_what_its_stages_took_and_unmeasured_parts_are_null() -> None:
     rng = np.random.default_rng(9)
     forward, queue = rng.exponential(6, 900), rng.exponential(2, 900)
-    steps = pd.DataFrame({"forward_start_ns": [0, 100, 200], "forward_end_ns": [50, 150, 250]}) + 1
+    steps = pd.DataFrame({"step": [0, 1, 2], "forward_start_ns": [0, 100, 200], "forward_end_ns": [50, 150, 250]}) + 1
     found = describe_compute({"e2e": _ledgers(prefill=forward / 2, decode=forward / 2, queue=queue)}, steps, "GPU")
     assert found.e2e is not None
     told = found.e2e.all
@@ -154,7 +154,8 @@ def test_the_device_s_share_is_what_its_stages_took_and_unmeasured_parts_are_nul
     assert told.compute.share_ci[0] < told.compute.share < told.compute.share_ci[1]
     assert told.host is None
     assert found.busy_share == pytest.approx(150 / 250)
-    two_engines = pd.concat([steps, steps + 25])
-    again = describe_compute({"e2e": _ledgers(prefill=forward, queue=queue)}, two_engines, "GPU")
-    assert again.busy_share == pytest.approx(225 / 275), "what both do at once counts once"
+    rows, two = {"e2e": _ledgers(prefill=forward, queue=queue)}, pd.concat([steps, steps.head(2).add([3, 25, 25])])
+    assert describe_compute(rows, two, "GPU").busy_share == pytest.approx(200 / 250), "what is at once counts once"
+    again = describe_compute(rows, two, "GPU", engine_steps=(3, 5))
+    assert (again.engines, again.busy_share) == (2, pytest.approx((150 + 100) / 2 / 250)), "one of two may be idle"
     assert "the GPU computed for the slowest" in str(compute_sentence(found.e2e, "e2e", "GPU"))
