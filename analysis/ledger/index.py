@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Ints
+from gapmeter.analysis.arrays import Bools, Ints
 from gapmeter.analysis.ledger.launching import launch_waits
 from gapmeter.analysis.ledger.trace import FIRST_PROCESS_CODE, FIRST_STEP_CODE, MISSING, Trace
-from gapmeter.records import Span
+from gapmeter.records import EntryFlag, Span
 from gapmeter.records.reader import Table
 
 MOST_TOKENS = np.int64(1) << 40  # more tokens than any request has
@@ -40,20 +41,26 @@ class Index:
         self.rows = np.concatenate([np.arange(requests), trace.choices])  # of the client's table, by a request's number
         self.requests = len(self.rows)
         self._choices = trace.choices
-        spans = trace.request_spans
-        self.spans = spans if (spans["request"] >= 0).all() else spans[spans["request"] >= 0]
-        self.evicted = self.spans[self.spans["code"] == Span.PREEMPT]
+        self.spans = trace.request_spans
+        # Of each span; 0 for a stranger's.
+        self._code = np.where(self.spans["request"] >= 0, self.spans["code"], 0).astype(np.int8)
         emissions = trace.emissions[trace.emissions["request"] >= 0]
         emissions = emissions[np.lexsort((emissions["at"], emissions["request"]))]
         self.emission_key = emissions["request"] * MOST_TOKENS + _cumulative(emissions["request"], emissions["tokens"])
-        self.emission_step = emissions["step"]
+        self.emission_step = emissions["step"].copy()  # a column alone, without the others in memory
         self.scheduled_ns = np.sort(trace.steps["schedule_ns"])
         self.seqs = np.unique(trace.steps["seq"].astype(np.int64))
         last = np.searchsorted(self.seqs, trace.engine_steps, side="right").tolist() or [len(self.seqs)]
         self.engines = list(zip([0, *last[:-1]], last, strict=True))  # by position: each engine's steps, from .. to
-        step_codes = [code for code in Span if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE]
-        self.step_spans = {code: self._dense(trace.step_spans, code) for code in step_codes}
-        stays = trace.step_spans[trace.step_spans["code"] == Span.DEVICE_STEP]
+        of = trace.step_spans["code"].astype(np.int16)
+        self.stamped = frozenset(np.unique(of).tolist())  # codes
+        self.step_spans, self.call_ends = dict[int, tuple[Ints, Ints]](), dict[int, Ints]()
+        for code in (code for code in Span if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE):
+            rows = trace.step_spans[of == code]
+            self.step_spans[code] = self._dense(rows, rows["end"])
+            if code in (Span.EXECUTE, Span.SAMPLE_CALL):
+                self.call_ends[code] = self._dense(rows, np.minimum(rows["end"], rows["start"] + rows["n"]))[1]
+        stays = trace.step_spans[of == Span.DEVICE_STEP]
         stays = stays[np.isin(stays["step"], self.seqs)]
         self.device_width = np.zeros(len(self.seqs), np.int64)  # how far a step's device stamps may be off
         np.maximum.at(self.device_width, np.searchsorted(self.seqs, stays["step"]), stays["n"])
@@ -61,26 +68,26 @@ class Index:
         known = np.isin(steps, self.seqs)
         self.computing = self.step_spans[Span.FORWARD][0].copy()  # from when on a step's forward does not wait any more
         self.computing[np.searchsorted(self.seqs, steps[known])] += waits[known].astype(np.int64)
-        calls = trace.step_spans.copy()
-        calls["end"] = np.minimum(calls["end"], calls["start"] + calls["n"])
-        self.call_ends = {code: self._dense(calls, code)[1] for code in (Span.EXECUTE, Span.SAMPLE_CALL)}
-        entries = trace.entries[(trace.entries["request"] >= 0) & (trace.entries["tokens"] > 0)]
-        key = entries["request"] * MOST_TOKENS + entries["step"]
+        entries = np.flatnonzero((trace.entries["request"] >= 0) & (trace.entries["tokens"] > 0))
+        key = trace.entries["request"][entries] * MOST_TOKENS + trace.entries["step"][entries]
         order = np.argsort(key, kind="stable")
-        self.entry_key, self.entry_flags = key[order], entries["flags"][order]
-        self.entries = entries[order]
+        self.entry_key = key[order]
+        self.entry_prompt = (trace.entries["flags"][entries[order]] & EntryFlag.PROMPT) != 0
         # Every block of events asks for the same. (A method's own cache would keep this alive beyond its use.)
         self._first: dict[int, Table] = {}
         self._by_token: dict[int, tuple[Ints, Ints]] = {}
 
-    def _dense(self, table: Table, code: int) -> tuple[Ints, Ints]:
-        """Start and end of a step's span, by the step's position in ``seqs``; several of one step are joined."""
+    def _dense(self, rows: Table, ends: Ints) -> tuple[Ints, Ints]:
+        """Start and end of a step's spans, by the step's position in ``seqs``; several of one step are joined."""
+        if not len(rows):
+            none = np.broadcast_to(np.int64(MISSING), len(self.seqs))
+            return none, none
+        at = self.position(rows["step"])
+        known = at != MISSING
         start = np.full(len(self.seqs), np.iinfo(np.int64).max)
         end = np.full(len(self.seqs), MISSING)
-        rows = table[(table["code"] == code) & np.isin(table["step"], self.seqs)]
-        at = np.searchsorted(self.seqs, rows["step"])
-        np.minimum.at(start, at, rows["start"])
-        np.maximum.at(end, at, rows["end"])
+        np.minimum.at(start, at[known], rows["start"][known])
+        np.maximum.at(end, at[known], ends[known])
         start[end == MISSING] = MISSING
         return start, end
 
@@ -97,7 +104,7 @@ class Index:
         if not len(self._choices):
             return events
         request, n = events.request.copy(), events.n.copy()
-        several = self.spans[(self.spans["code"] == Span.EGRESS) & (self.spans["n"] > 0)]
+        several = self.spans[(self._code == Span.EGRESS) & (self.spans["n"] > 0)]
         several = several[np.isin(self.rows[several["request"]], self._choices)]
         several = several[np.argsort(several["start"], kind="stable")]
         by_request = several[np.argsort(several["request"], kind="stable")]
@@ -121,7 +128,7 @@ class Index:
         if code in self._first:
             return self._first[code]
         out = np.full(self.requests, MISSING, dtype=self.spans.dtype)
-        rows = self.spans[self.spans["code"] == code]
+        rows = self.spans[self._code == code]
         rows = rows[np.argsort(rows["start"], kind="stable")][::-1]
         out[rows["request"]] = rows
         self._first[code] = out
@@ -141,10 +148,10 @@ class Index:
 
     def _in_order_of_tokens(self, code: int) -> tuple[Ints, Ints]:
         """The spans of ``code`` by request and count: their rows, and that as a key."""
-        rows = np.flatnonzero(self.spans["code"] == code)
+        rows = np.flatnonzero(self._code == code)
         key = self.spans["request"][rows] * MOST_TOKENS + self.spans["n"][rows]
         order = np.argsort(key, kind="stable")
-        return rows[order], key[order]
+        return rows[order].astype(np.int32), key[order]
 
     def step_of_token(self, events: Events) -> Ints:
         """Position in ``seqs`` of the step that made each event's token, or MISSING."""
@@ -156,15 +163,81 @@ class Index:
         return positions
 
     def position(self, seq: Ints) -> Ints:
+        if not len(self.seqs):
+            return np.full(len(seq), MISSING)
         at = np.minimum(np.searchsorted(self.seqs, seq), len(self.seqs) - 1)
         return np.where(self.seqs[at] == seq, at, MISSING)
 
+    # What every block of events asks of the steps, by position.
+
     @cached_property
     def first_step(self) -> Ints:
-        """Position of the first step that carries tokens of each request, or MISSING."""
+        """Of each request, the first that carries tokens of it, or MISSING."""
         out = np.full(self.requests, MISSING)
-        out[self.entries["request"][::-1]] = self.position(self.entries["step"][::-1])
+        request, step = np.divmod(self.entry_key, MOST_TOKENS)
+        first = np.flatnonzero(np.diff(request, prepend=MISSING))
+        out[request[first]] = self.position(step[first])
         return out
+
+    @cached_property
+    def evictions(self) -> tuple[Ints, Ints, Ints]:
+        """Of requests that were evicted and later scheduled again: whose, when, and when again; by request and time."""
+        rows = self.spans[self._code == Span.PREEMPT]
+        request, step = np.divmod(self.entry_key, MOST_TOKENS)
+        own = np.isin(request, rows["request"])
+        scheduled = self.step_spans[Span.SCHEDULE][0][self.position(step[own])]
+        whose, at = np.concatenate([request[own], rows["request"]]), np.concatenate([scheduled, rows["start"]])
+        evicted = np.arange(len(whose)) >= len(scheduled)
+        order = np.lexsort((evicted, at, whose))
+        whose, at, evicted = whose[order], at[order], evicted[order]
+        entries, rows = np.flatnonzero(~evicted), np.flatnonzero(evicted)
+        after = np.searchsorted(entries, rows)
+        rows, after = rows[after < len(entries)], entries[after[after < len(entries)]]
+        again = whose[rows] == whose[after]  # else its last token was in flight already
+        return whose[rows[again]], at[rows[again]], at[after[again]]
+
+    @cached_property
+    def made(self) -> Ints:
+        """When each one's tokens were there.
+
+        A device has them with their copy; of a step that it did not tell the times of, only the engine's update is
+        known to come after.
+        """
+        spans = self.step_spans
+        on_device = np.where(
+            spans[Span.DEVICE_COPY][1] != MISSING, spans[Span.DEVICE_COPY][1], spans[Span.DEVICE_SAMPLING][1]
+        )
+        made = np.maximum(np.where(on_device != MISSING, on_device, spans[Span.FORWARD][1]), spans[Span.SAMPLING][1])
+        made = np.where(self.untimed, np.maximum(made, spans[Span.UPDATE][0]), made)
+        return np.where(made == MISSING, spans[Span.WORKER][1], made)
+
+    @cached_property
+    def untimed(self) -> Bools:
+        """Which were put on a device that did not tell when it computed them."""
+        return (self.step_spans[Span.HOST_LAUNCH][0] != MISSING) & (self.step_spans[Span.FORWARD][0] == MISSING)
+
+    @cached_property
+    def over(self) -> tuple[Ints, Ints]:
+        """By when each and all before it of its engine had ended; and by when their forwards had."""
+        ends = functools.reduce(np.maximum, [end for _, end in self.step_spans.values()])
+        computed = self.step_spans[Span.FORWARD][1]
+        return self._so_far(ends), self._so_far(np.where(computed == MISSING, ends, computed))
+
+    @cached_property
+    def off_device(self) -> Ints:
+        """By when each and all before it of its engine had left the device."""
+        return self._so_far(self.step_spans[Span.DEVICE_STEP][1])
+
+    @cached_property
+    def begun(self) -> Ints:
+        """When each or the first after it of its engine began to be scheduled."""
+        scheduled = self.step_spans[Span.SCHEDULE][0]
+        scheduled = np.where(scheduled == MISSING, np.iinfo(np.int64).max, scheduled)
+        parts = [np.minimum.accumulate(scheduled[begin:end][::-1])[::-1] for begin, end in self.engines]
+        return np.concatenate(parts)
+
+    def _so_far(self, ends: Ints) -> Ints:
+        return np.concatenate([np.maximum.accumulate(ends[begin:end]) for begin, end in self.engines])
 
 
 def _cumulative(groups: Ints, values: Ints) -> Ints:

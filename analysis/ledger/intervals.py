@@ -18,7 +18,7 @@ from gapmeter.analysis.ledger.device_time import DEVICE_WORK
 from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
 from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.analysis.stages import UNEXPLAINED
-from gapmeter.records import EntryFlag, Span
+from gapmeter.records import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +158,7 @@ class _Maker:
             self.receive = self.index.of_token(Span.OUTPUT_RECEIVE, events)
             self.detokenize = self.index.of_token(Span.DETOKENIZE, events)
             self.egress = self.index.of_token(Span.EGRESS, events)
+            self.step = self.index.step_of_token(events)
 
     def add(self, name: str, start: Ints, end: Ints, event: Ints | None = None) -> None:
         """Rows of one class, cut to their events' windows; a row with a missing end or start is left out."""
@@ -243,28 +244,20 @@ class _Maker:
 
     def _preemptions(self, schedule: Ints) -> None:
         """From each eviction to the next scheduling, for the tokens that were made after it."""
-        index = self.index
-        made = index.step_of_token(self.events)
-        for row in index.evicted[np.isin(index.evicted["request"], self.events.request)]:
-            mine = index.entries[index.entries["request"] == row["request"]]
-            starts = schedule[index.position(mine["step"])]
-            later = starts[starts > row["start"]]
-            if not len(later):  # its last token was in flight already
-                continue
-            back = int(later.min())
-            events = np.flatnonzero((self.events.request == row["request"]) & (made != MISSING))
-            events = events[schedule[made[events]] >= back]
-            self.add("preempted", np.full(len(events), row["start"]), np.full(len(events), back), events)
+        whose, evicted, again = self.index.evictions
+        first, last = (np.searchsorted(whose, self.events.request, side=side) for side in ("left", "right"))
+        event, nth = each_of(last - first)
+        which, made = first[event] + nth, self.step[event]
+        after = (made != MISSING) & (schedule[made] >= again[which])
+        self.add("preempted", evicted[which[after]], again[which[after]], event[after])
 
     def engine_steps(self) -> None:
         """From the first scheduling to the token's sampling, and on to the API server."""
-        index, events = self.index, self.events
-        self.step = index.step_of_token(events)
+        index = self.index
         ok = (self.step != MISSING) & (self.first != MISSING)
         self.joined &= ok
         spans = index.step_spans
-        made = self._made()
-        sampled = np.where(ok, made[self.step], MISSING)
+        sampled = np.where(ok, index.made[self.step], MISSING)
         put_start, put_end = (np.where(ok, side[self.step], MISSING) for side in spans[Span.OUTPUT_PUT])
         width = np.where(ok, index.device_width[self.step], 0)  # to which a device's stamps are known
         self.causal("sampled → output", np.where(sampled == MISSING, MISSING, sampled - width), put_end)
@@ -282,62 +275,49 @@ class _Maker:
         over = (put_end == MISSING) | ((self.arrived != MISSING) & (self.arrived < put_end))
         self._steps_between(ok, sampled, np.where(over, self.arrived, put_end))
 
-    def _made(self) -> Ints:
-        """When each step's tokens were there, by its position.
-
-        A device has them with their copy; of a step that it did not tell the times of, only the engine's update is
-        known to come after.
-        """
-        spans = self.index.step_spans
-        on_device = np.where(
-            spans[Span.DEVICE_COPY][1] != MISSING, spans[Span.DEVICE_COPY][1], spans[Span.DEVICE_SAMPLING][1]
-        )
-        made = np.maximum(np.where(on_device != MISSING, on_device, spans[Span.FORWARD][1]), spans[Span.SAMPLING][1])
-        self.untimed = (spans[Span.HOST_LAUNCH][0] != MISSING) & (spans[Span.FORWARD][0] == MISSING)
-        made = np.where(self.untimed, np.maximum(made, spans[Span.UPDATE][0]), made)
-        return np.where(made == MISSING, spans[Span.WORKER][1], made)
-
     def _steps_between(self, ok: Bools, sampled: Ints, left: Ints) -> None:
         """Every step from the first own one to the one that made the token, for each event.
 
         Work of a step counts until the token is ``sampled``, the engine's own code until the token has ``left``.
         """
         spans = self.index.step_spans
-        ends, computed = np.maximum.reduce([end for _, end in spans.values()]), spans[Span.FORWARD][1]
-        low = self._not_over(ok, ends)
-        self.low = self._not_over(ok, np.where(computed == MISSING, ends, computed))
+        low, self.low = (self._not_over(ok, over) for over in self.index.over)
         event, nth = each_of(np.where(ok, np.maximum(self.step - low + 1, 0), 0))
         position = nth + low[event]
-        own, prompt = self._membership(event, position)
         last_of_work = np.where(position == self.step[event], sampled[event], np.iinfo(np.int64).max)
         last_of_code = np.where(left[event] == MISSING, np.iinfo(np.int64).max, left[event])
+        scheduled = self.scheduled[event]
+        is_own, is_prompt = self._membership(event, position)
+        own, others = np.flatnonzero(is_own), np.flatnonzero(~is_own)
+        prompts, decodes = own[is_prompt[own]], own[~is_prompt[own]]
+        every = np.arange(len(event))
 
         def lay(
-            name: str, code: Span, rows: Bools, until: Ints, ends: Ints | None = None, starts: Ints | None = None
+            name: str, code: Span, rows: Ints, until: Ints, ends: Ints | None = None, starts: Ints | None = None
         ) -> None:
+            if code not in self.index.stamped:
+                return
             sides = spans[code][0] if starts is None else starts, spans[code][1] if ends is None else ends
             start, end = (side[position[rows]] for side in sides)
-            start = np.maximum(start, np.where(start == MISSING, MISSING, self.scheduled[event[rows]]))
-            self.add(name, start, np.minimum(end, until[rows]), event[rows])
+            self.add(name, np.maximum(start, scheduled[rows]), np.minimum(end, until[rows]), event[rows])
 
-        every = np.ones(len(event), dtype=np.bool_)
         for code in DEVICE_WORK:
             starts = self.index.computing if code == Span.FORWARD else None
-            lay("prefill", code, own & prompt, last_of_work, starts=starts)
-            lay("decode", code, own & ~prompt, last_of_work, starts=starts)
+            lay("prefill", code, prompts, last_of_work, starts=starts)
+            lay("decode", code, decodes, last_of_work, starts=starts)
         lay("launch_gap", Span.DEVICE_STEP, own, last_of_work)
         lay("input_prep", Span.INPUT_PREP, own, last_of_work)
         lay("sampling", Span.SAMPLING, own, last_of_work)
         for code in (Span.FORWARD, Span.DEVICE_STEP, Span.INPUT_PREP, Span.SAMPLING, Span.WORKER):
-            lay("other_step", code, ~own, last_of_work)
+            lay("other_step", code, others, last_of_work)
         self._before_own(ok)
-        unknown = np.flatnonzero(self.untimed[position])
+        unknown = np.flatnonzero(self.index.untimed[position])
         put = position[unknown], event[unknown]
         until = np.minimum(spans[Span.UPDATE][0][put[0]], last_of_work[unknown])
         self.add("untimed", np.maximum(spans[Span.HOST_LAUNCH][0][put[0]], self.scheduled[put[1]]), until, put[1])
         for code in (Span.SCHEDULE, Span.UPDATE, Span.HOST_LAUNCH):
             lay("engine_code", code, every, last_of_code)
-        lay("engine_code", Span.OUTPUT_PUT, position < self.step[event], last_of_code)
+        lay("engine_code", Span.OUTPUT_PUT, np.flatnonzero(position < self.step[event]), last_of_code)
         lay("worker", Span.WORKER, own, last_of_code)
         for code in (Span.EXECUTE, Span.SAMPLE_CALL):
             lay("executor_call", code, every, last_of_code, self.index.call_ends[code])
@@ -345,13 +325,12 @@ class _Maker:
         lay("loop", Span.LOOP, every, last_of_code)
         self._steps_after(ok, left)
 
-    def _not_over(self, ok: Bools, ends: Ints) -> Ints:
-        """The first own step that has not ended when an event's window begins, by when each step ends."""
+    def _not_over(self, ok: Bools, over: Ints) -> Ints:
+        """The first own step that has not ended when an event's window begins, by when each step was over."""
         low = self.first.copy()
         for begin, end in self.index.engines:
-            done = np.maximum.accumulate(ends[begin:end])
             mine = (low >= begin) & (low < end)
-            low[mine] = np.maximum(low[mine], begin + np.searchsorted(done, self.events.start[mine]))
+            low[mine] = np.maximum(low[mine], begin + np.searchsorted(over[begin:end], self.events.start[mine]))
         return np.where(ok, np.minimum(low, self.step), MISSING)
 
     def _steps_after(self, ok: Bools, left: Ints) -> None:
@@ -362,10 +341,7 @@ class _Maker:
         spans, upto = self.index.step_spans, np.zeros(len(ok), dtype=np.int64)
         for begin, end in self.index.engines:
             mine = ok & (self.step >= begin) & (self.step < end) & (left != MISSING)
-            begun = spans[Span.SCHEDULE][0][begin:end]
-            begun = np.where(begun == MISSING, np.iinfo(np.int64).max, begun)
-            begun = np.minimum.accumulate(begun[::-1])[::-1]
-            upto[mine] = begin + np.searchsorted(begun, left[mine])
+            upto[mine] = begin + np.searchsorted(self.index.begun[begin:end], left[mine])
         event, nth = each_of(np.maximum(upto - self.step - 1, 0) * ok)
         position = self.step[event] + 1 + nth
         waits = spans[Span.FORWARD][0][position], np.minimum(self.index.computing[position], left[event])
@@ -378,12 +354,13 @@ class _Maker:
 
     def _before_own(self, ok: Bools) -> None:
         """Steps of others that a device is still at when an event's first own step is put behind them."""
+        if Span.DEVICE_STEP not in self.index.stamped:
+            return
         start, end = self.index.step_spans[Span.DEVICE_STEP]
         first = self.first.copy()
         for low, high in self.index.engines:
             mine = (first >= low) & (first < high)
-            done = np.maximum.accumulate(end[low:high])
-            first[mine] = low + np.searchsorted(done, self.scheduled[mine], side="right")
+            first[mine] = low + np.searchsorted(self.index.off_device[low:high], self.scheduled[mine], side="right")
         event, nth = each_of(np.where(ok, np.maximum(self.first - first, 0), 0))
         position = nth + first[event]
         self.add("other_step", np.maximum(start[position], self.scheduled[event]), end[position], event)
@@ -396,4 +373,4 @@ class _Maker:
         key = self.events.request[event] * MOST_TOKENS + index.seqs[position]
         at = np.minimum(np.searchsorted(index.entry_key, key), len(index.entry_key) - 1)
         own = index.entry_key[at] == key
-        return own, own & ((index.entry_flags[at] & EntryFlag.PROMPT) != 0)
+        return own, own & index.entry_prompt[at]

@@ -24,7 +24,7 @@ from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.analysis.requests.metrics import arrivals_of
 from gapmeter.analysis.results.run import REFUSED, Supported
 from gapmeter.analysis.stages import OF_THE_CLIENT, STAGE_NAMES, STAGES, UNEXPLAINED, column
-from gapmeter.records import EntryFlag, Span
+from gapmeter.records import Span
 from gapmeter.records.process import give_back_memory
 
 CLOCK_ERROR_NS = 1_000  # one host, one clock: stamps of different processes agree to well below a microsecond
@@ -94,7 +94,7 @@ class LedgerInputs:
         index = Index(trace, len(requests)) if trace is not None else None
         excess = None
         if trace is not None and index is not None and fit is not None:
-            excess = _decode_steps(trace, fit.seqs, np.minimum(fit.excess_ns, index.computed_ns(fit.seqs)))
+            excess = _decode_steps(index, fit.seqs, np.minimum(fit.excess_ns, index.computed_ns(fit.seqs)))
         measured = requests["measured"].to_numpy(np.bool_)
         return cls(requests, trace, index, _client(requests), unmeasured, fit, excess, Sharer(trace), measured)
 
@@ -341,14 +341,12 @@ class _OwnSteps:
         return np.where(high >= low, self.total[np.maximum(end, begin)] - self.total[begin], 0).astype(np.float64)
 
 
-def _decode_steps(trace: Trace, seqs: Ints, ns: Ints | Floats) -> _OwnSteps:
+def _decode_steps(index: Index, seqs: Ints, ns: Ints | Floats) -> _OwnSteps:
     """Of steps ``seqs``, in order, ``ns`` each, where they decode."""
-    entries = trace.entries
-    wanted = np.isin(entries["step"], seqs) & ((entries["flags"] & EntryFlag.PROMPT) == 0)
-    own = entries[wanted & (entries["tokens"] > 0) & (entries["request"] >= 0)]
-    own = own[np.lexsort((own["step"], own["request"]))]
-    total = np.concatenate([[0], np.cumsum(ns[np.searchsorted(seqs, own["step"])])])
-    return _OwnSteps(own["request"] * MOST_TOKENS + own["step"], total)
+    step = index.entry_key % MOST_TOKENS
+    own = np.flatnonzero(~index.entry_prompt & np.isin(step, seqs))
+    total = np.concatenate([[0], np.cumsum(ns[np.searchsorted(seqs, step[own])])])
+    return _OwnSteps(index.entry_key[own], total)
 
 
 def _checks(

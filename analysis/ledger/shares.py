@@ -73,9 +73,7 @@ class Sharer:
                 lengths.append(ns)
         keys.append(owned.event * len(STAGES) + own[owned.cls])
         lengths.append(left)
-        sums = np.zeros(events * len(STAGES), np.int64)
-        for whose, ns in zip(keys, lengths, strict=True):
-            sums += np.bincount(whose, ns, len(sums)).astype(np.int64)
+        sums = np.bincount(np.concatenate(keys), np.concatenate(lengths), events * len(STAGES)).astype(np.int64)
         transit, unstamped = (
             np.bincount(owned.event[those], left[those], events).astype(np.int64)
             for those in (np.flatnonzero(kind[owned.cls]) for kind in (_TRANSIT, _ENCLOSING))

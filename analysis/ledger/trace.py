@@ -300,7 +300,7 @@ def _untimed(step_spans: Table) -> frozenset[str]:
 
 def _tables(file: RecordFile, by_engine: dict[str, int], *, with_steps: bool) -> dict[str, Table]:
     """One file's tables, with numbers of requests in place of its refs, which count from 1."""
-    row_of = np.full(max(file.engine_ids, default=0) + 1, -1, dtype=np.int64)
+    row_of = np.full(max(file.engine_ids, default=0) + 1, -1, dtype=np.int32)
     for ref, engine_id in file.engine_ids.items():
         row_of[ref] = by_engine.get(engine_id, -1)
     codes, process = file.spans["code"], int(file.process.get("pid", MISSING))
@@ -310,7 +310,7 @@ def _tables(file: RecordFile, by_engine: dict[str, int], *, with_steps: bool) ->
     return {
         "request_spans": _table(
             REQUEST_SPAN, file.spans, rows=of_requests,
-            request=row_of[refs[of_requests]], process=np.full(len(of_requests), process),
+            request=row_of[refs[of_requests]], process=process,
         ),
         "step_spans": np.concatenate(
             [
@@ -336,13 +336,16 @@ def _device_table(file: RecordFile) -> Table:
     return out
 
 
-def _table(dtype: np.dtype[Any], source: Table, *, rows: Ints | None = None, **columns: NDArray[Any]) -> Table:
+def _table(dtype: np.dtype[Any], source: Table, *, rows: Ints | None = None, **columns: NDArray[Any] | int) -> Table:
     """All rows or some: what is not among ``columns`` is the source's, whose stamps are called so much ``_ns``."""
     out = np.empty(len(source) if rows is None else len(rows), dtype)
     own = source.dtype.names or ()
     for name in dtype.names or ():
-        values = columns[name] if name in columns else source[name if name in own else f"{name}_ns"]
-        out[name] = values if rows is None or name in columns else values[rows]
+        if name in columns:
+            out[name] = columns[name]
+            continue
+        values = source[name if name in own else f"{name}_ns"]
+        out[name] = values if rows is None else values[rows]
     return out
 
 

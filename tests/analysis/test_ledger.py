@@ -314,3 +314,24 @@ def test_processes_may_disagree_on_the_steps_in_flight_at_either_end_alone(
     trace = read_trace(sorted(tmp_path.glob("*.gap")), ["r1"])
     assert trace is not None
     assert [told in problem for problem in trace.problems] == [True] * bool(told)
+
+
+def test_each_eviction_ends_when_its_own_request_is_scheduled_again(tmp_path: Path) -> None:
+    def core(writer: RecordWriter) -> None:
+        ref = writer.request("engine-r1")
+        writer.span(Span.CORE_RECEIVE, ref, 2300, 2400)
+        writer.span(Span.CORE_ADD, ref, 3000, 3100)
+        other = writer.request("engine-x")
+        own, others = (ref, 5, 0, 0, PROMPT), (other, 1, 5, 0, 0)
+        for seq, (at, entry) in enumerate([(5000, own), (7000, others), (8000, own), (9000, others), (15_000, own)], 1):
+            writer.step(0, seq, [entry], running=1, waiting=0, free_blocks=9, schedule_ns=at)
+            writer.span(Span.SCHEDULE, seq, at, at + 100)
+            writer.span(Span.FORWARD, seq, at + 200, at + 500)
+            writer.emit(seq, at + 600, [(entry[0], 1)] if seq in (1, 5) else [])
+        for at in (5500, 8500):
+            writer.span(Span.PREEMPT, ref, at, at)
+        writer.span(Span.PREEMPT, other, 9500, 9500)  # never back
+
+    rows = _ledger(tmp_path, core=core).rows.set_index("event")
+    assert rows.loc["last_token", "preempted_ns"] == (8000 - 5500) + (15_000 - 8500)
+    assert rows.loc["first_token", "preempted_ns"] == 0
