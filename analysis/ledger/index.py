@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -122,6 +122,18 @@ class Index:
         n[same] += several["n"][found] - so_far[found]
         request[same] = several["request"][found]
         return Events(request, n, events.start, events.end)
+
+    def awaited(self, events: Events, written: Ints) -> Events:
+        """The events of chunks with several tokens as those of the last, if the first was ready before that one came.
+
+        ``written``: with how many tokens so far each chunk left. Nothing leaves before the last token where an answer
+        is not streamed, or reasoning is hidden. A chunk whose tokens came together only waited for its turn.
+        """
+        if not (written > events.n).any():
+            return events
+        last = replace(events, n=np.maximum(events.n, written))
+        ready, came = self.of_token(Span.DETOKENIZE, events)["end"], self.of_token(Span.OUTPUT_RECEIVE, last)["start"]
+        return replace(events, n=np.where((ready != MISSING) & (came > ready), last.n, events.n))
 
     def of_request(self, code: int) -> Table:
         """The first span of ``code`` of each request (fields -1 where none)."""

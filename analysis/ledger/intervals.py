@@ -152,12 +152,13 @@ class _Maker:
         self.api = self.engine = np.full(len(events), MISSING)
         if index is not None:
             self.index = index
-            self.events = events = self.index.located(events)
+            events = self.index.located(events)
             self.ingress = self.index.of_request(Span.INGRESS)[events.request]
             self.api = self.ingress["process"]
+            self.egress = self.index.of_token(Span.EGRESS, events)
+            self.events = events = self.index.awaited(events, self.egress["n"])
             self.receive = self.index.of_token(Span.OUTPUT_RECEIVE, events)
             self.detokenize = self.index.of_token(Span.DETOKENIZE, events)
-            self.egress = self.index.of_token(Span.EGRESS, events)
             self.step = self.index.step_of_token(events)
 
     def add(self, name: str, start: Ints, end: Ints, event: Ints | None = None) -> None:

@@ -335,3 +335,40 @@ def test_each_eviction_ends_when_its_own_request_is_scheduled_again(tmp_path: Pa
     rows = _ledger(tmp_path, core=core).rows.set_index("event")
     assert rows.loc["last_token", "preempted_ns"] == (8000 - 5500) + (15_000 - 8500)
     assert rows.loc["first_token", "preempted_ns"] == 0
+
+
+def _api_in_one_chunk(writer: RecordWriter) -> None:
+    """The answer leaves with its second token."""
+    ref = writer.request("engine-r1", "r1")
+    writer.span(Span.INGRESS, ref, 1300, 2000)
+    writer.span(Span.HANDOFF, ref, 2000, 2100)
+    for n, base in ((1, 9000), (2, 19_000)):
+        writer.span(Span.OUTPUT_RECEIVE, ref, base, base + 100, n=n)
+        writer.span(Span.DETOKENIZE, ref, base + 200, base + 300, n=n, queued_ns=base + 100)
+    writer.span(Span.EGRESS, ref, 19_500, 19_700, n=2)
+
+
+def test_a_first_token_that_leaves_with_a_later_one_has_waited_for_that_ones_steps(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, api=_api_in_one_chunk, first_token_ns=20_000, token_ns=[20_000, 20_000])
+    rows = ledger.rows.set_index("event")
+    assert ledger.refused == ()
+    assert rows.loc["first_token", "decode_ns"] == rows.loc["last_token", "decode_ns"] == 1500
+    assert rows.loc["first_token", "other_step_ns"] == 2800
+    assert rows.loc["first_token", "egress_ns"] == FIRST["egress"]
+
+
+def test_a_first_token_that_leaves_late_with_one_that_came_together_with_it_has_waited_for_its_turn(
+    tmp_path: Path,
+) -> None:
+    def api(writer: RecordWriter) -> None:
+        ref = writer.request("engine-r1", "r1")
+        writer.span(Span.INGRESS, ref, 1300, 2000)
+        writer.span(Span.HANDOFF, ref, 2000, 2100)
+        for n, at in ((1, 19_050), (2, 19_150)):
+            writer.span(Span.OUTPUT_RECEIVE, ref, 19_000, 19_050, n=n)
+            writer.span(Span.DETOKENIZE, ref, at, at + 100, n=n, queued_ns=19_050)
+        writer.span(Span.EGRESS, ref, 19_500, 19_700, n=2)
+
+    row = _ledger(tmp_path, api=api, first_token_ns=20_000, token_ns=[20_000, 20_000]).rows.iloc[0]
+    assert row["decode_ns"] == 0
+    assert row["output_ns"] > 10_000
