@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints
+from gapmeter.analysis.arrays import Bools, Ints, each_of
 from gapmeter.analysis.ledger.launching import launch_waits
 from gapmeter.analysis.ledger.trace import FIRST_PROCESS_CODE, FIRST_STEP_CODE, MISSING, Trace
 from gapmeter.records import EntryFlag, Span
@@ -145,6 +145,15 @@ class Index:
         out[rows["request"]] = rows
         self._first[code] = out
         return out
+
+    def all_of_request(self, code: int, events: Events) -> tuple[Ints, Table]:
+        """Every span of ``code`` of each event's request: whose it is, and the spans."""
+        if code not in self._by_token:
+            self._by_token[code] = self._in_order_of_tokens(code)
+        rows, key = self._by_token[code]
+        first, last = (np.searchsorted(key, (events.request + one) * MOST_TOKENS) for one in (0, 1))
+        event, nth = each_of(last - first)
+        return event, self.spans[rows[first[event] + nth]]
 
     def of_token(self, code: int, events: Events) -> Table:
         """The span of ``code`` that carried each event's token: the first whose count so far reaches it."""

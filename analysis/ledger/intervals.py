@@ -204,12 +204,12 @@ class _Maker:
         for part in (self.index.of_request(code)[self.events.request] for code in _INGRESS):
             self.add("ingress_part", part["start"], part["end"])
         for name, code in (("template", Span.TEMPLATE), ("tokenize", Span.TOKENIZE)):
-            span = self.index.of_request(code)[self.events.request]
+            event, span = self.index.all_of_request(code, self.events)  # each of a list of prompts has its own
             inline = span["queued"] == span["start"]
-            self.add(f"{name}_wait", span["queued"], span["start"])
-            self.add(name, np.where(inline, MISSING, span["start"]), span["end"])
-            self.add(f"{name}_back", np.where(inline, MISSING, span["end"]), span["end"] + span["n"])
-            self.add(f"{name}_inline", np.where(inline, span["start"], MISSING), span["end"])
+            self.add(f"{name}_wait", span["queued"], span["start"], event)
+            self.add(name, np.where(inline, MISSING, span["start"]), span["end"], event)
+            self.add(f"{name}_back", np.where(inline, MISSING, span["end"]), span["end"] + span["n"], event)
+            self.add(f"{name}_inline", np.where(inline, span["start"], MISSING), span["end"], event)
         self.arrived = np.where(self.receive["start"] != MISSING, self.receive["start"], self.detokenize["queued"])
         self.add("output_receive", self.receive["start"], self.receive["end"])
         self.add("detokenize", self.detokenize["queued"], self.detokenize["end"])

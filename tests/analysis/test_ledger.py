@@ -372,3 +372,14 @@ def test_a_first_token_that_leaves_late_with_one_that_came_together_with_it_has_
     row = _ledger(tmp_path, api=api, first_token_ns=20_000, token_ns=[20_000, 20_000]).rows.iloc[0]
     assert row["decode_ns"] == 0
     assert row["output_ns"] > 10_000
+
+
+def test_each_prompt_of_a_list_is_tokenized_in_its_own_time(tmp_path: Path) -> None:
+    def api(writer: RecordWriter) -> None:
+        _api(writer)
+        writer.span(Span.TOKENIZE, 1, 1850, 1950, queued_ns=1600)  # the pool's only thread was at the first one
+
+    row = _row(tmp_path, "first_token", api)
+    assert row["tokenize_ns"] == FIRST["tokenize"] + 50 + 100
+    assert row["ingress_ns"] == FIRST["ingress"] - 150
+    assert row["template_ns"] == FIRST["template"]
