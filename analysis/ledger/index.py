@@ -235,7 +235,8 @@ class Index:
     @cached_property
     def untimed(self) -> Bools:
         """Which were put on a device that did not tell when it computed them."""
-        return (self.step_spans[Span.HOST_LAUNCH][0] != MISSING) & (self.step_spans[Span.FORWARD][0] == MISSING)
+        launched, began = (self.step_spans[code][0] for code in (Span.HOST_LAUNCH, Span.FORWARD))
+        return np.asarray((launched != MISSING) & (began == MISSING))
 
     @cached_property
     def over(self) -> tuple[Ints, Ints]:
