@@ -21,6 +21,7 @@ from gapmeter.scenarios.slo import LATENCIES
 
 EVENTS = tuple(LEDGER_OF.values())
 _FEWEST = 16  # requests, to be paired, or to tell how long blocks should be
+_PAIRED = 0.5  # of either side's requests: what pairs leave out, they say nothing of
 _MOST_VALUES = 4_000_000  # drawn at a time
 _TAILS = (0.9, 0.99)
 _LONGER = 2.0  # a block length that is best for the variance leaves it too small; an interval suffers more from that
@@ -48,6 +49,8 @@ def align(side_a: Sequence[RunColumns], side_b: Sequence[RunColumns]) -> tuple[l
         cut_b.append(other.rows(rows_b[order].astype(np.int64)))
         if len(order) < _FEWEST or not np.array_equal(cut_a[-1].planned, cut_b[-1].planned):
             return a, b, "the two sides did not issue the same planned requests at the same times"
+        if len(order) < _PAIRED * max(one.count, other.count):
+            return a, b, "most of the longer side's requests have none to be paired with"
     return cut_a, cut_b, ""
 
 

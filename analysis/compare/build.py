@@ -50,6 +50,7 @@ from gapmeter.analysis.stats.series import Series, pooled
 from gapmeter.scenarios.slo import LATENCIES
 
 _LONGEST_NAME = 40  # characters of a value that stands in table heads
+_NEARLY_ALL = 0.9  # of a side's requests
 _DECILES = tuple(float(p) for p in range(10, 100, 10))
 _SHOWN = (50.0, 90.0, 95.0, 99.0, 99.9)
 _STAGE_PERCENTILES = (50.0, 99.0)
@@ -115,7 +116,7 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
             estimate="Harrell-Davis", interval="stationary block bootstrap, t", confidence=CONFIDENCE, power=POWER,
             resamples=found[0].resamples, correction="Holm", family=verdicts[0].family, in_turn=asked.in_turn,
         ),
-        "warnings": tuple(_warnings(sides, found)),
+        "warnings": tuple(_warnings(letters, sides, found)),
     }  # fmt: skip
     return result.model_copy(update=figures)
 
@@ -259,7 +260,7 @@ def _stages(event: str, found: Differences) -> StageDifferences:
     return StageDifferences(total=_figure(found.totals[event]), stages=tuple(rows))
 
 
-def _warnings(sides: Sequence[Side], found: Sequence[Differences]) -> Iterable[str]:
+def _warnings(letters: Sequence[str], sides: Sequence[Side], found: Sequence[Differences]) -> Iterable[str]:
     if all(len(side.runs) == 1 for side in sides):
         yield _FEW_RUNS
     if any(side.failed for side in sides):
@@ -267,6 +268,13 @@ def _warnings(sides: Sequence[Side], found: Sequence[Differences]) -> Iterable[s
             "requests failed: in percentiles each counts as slower than any success, and a percentile among them is at "
             "least the time-out; means and stages cover successful requests only"
         )
+    for letter, side, each in zip(letters[1:], sides[1:], found, strict=True):
+        pairs = zip((letters[0], letter), (sides[0], side), each.counts, strict=True)
+        if left_out := [
+            f"{own.requests - count:,} of {name}'s {own.requests:,}"
+            for name, own, count in pairs if count < _NEARLY_ALL * own.requests
+        ]:  # fmt: skip
+            yield f"differences are of the requests that both sides issued, which leaves out {' and '.join(left_out)}"
     for each in found:
         lost = set(each.unmeasured.get("last_token", ())) & _REAL
         if lost and len(lost) < len(_REAL):

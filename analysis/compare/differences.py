@@ -9,7 +9,8 @@ s^2 (1/k_A + 1/k_B).
 Each gives an interval, difference +- t * error, and the wider one counts; so does the larger p-value. With several runs
 a side none is narrower than Student's t-test of the runs' own values, which holds however much runs differ (as Hartung
 and Knapp 2001 in meta-analysis, Statistics in Medicine 20, with Roever, Knapp and Friede's 2015 guard against runs that
-agree by luck). Degrees of freedom: within, the number of blocks less one, and no more than twice the number of
+agree by luck). Degrees of freedom: within, the number of blocks less one (Welch's where sides are not paired, so that a
+short side is not taken for a long one), and no more than twice the number of
 independent values beyond the percentile (the spacing around a quantile is known from those alone); between runs, k_A +
 k_B - 2. Relative differences are those of logarithms, so that A's own error is in them.
 
@@ -119,8 +120,7 @@ class _Judge:
         self._pair = pair
         self._now, self._drawn = pair.as_it_is(), pair.drawn(resamples)
         self._alone: list[list[Figures]] = pair.of_each_run() if max(map(len, pair.sides)) > 1 else [[], []]
-        blocks = [sum(run.count for run in side) / pair.block for side in pair.sides]
-        self._blocks = min(blocks) - 1 if pair.paired else sum(blocks) - 2
+        self._blocks = [sum(run.count for run in side) / pair.block for side in pair.sides]
 
     def percentile(self, metric: str, part: int) -> Difference:
         """One percentile of one metric: none where a side refuses it, no interval where a sample is too small."""
@@ -206,13 +206,20 @@ class _Judge:
             return Difference(a, b, why="no values on a side")
         if not self._pair.too_small:
             return Difference(a, b, why="a single request has no spread")
-        df = max(1.0, min(self._blocks, most_df))
+        df = max(1.0, min(self._freedom(drawn), most_df))
         alone = [np.array([own[f"{name}/{side}"][0, part] for own in runs]) for side, runs in enumerate(self._alone)]
         spreads = self._spreads(drawn[1] - drawn[0], alone, df)
         if min(a, b, *(float(values.min()) for values in (*drawn, *alone) if len(values))) <= 0:
             return Difference(a, b, spreads)
         logs = self._spreads(np.log(drawn[1]) - np.log(drawn[0]), [np.log(values) for values in alone], df)
         return Difference(a, b, spreads, logs)
+
+    def _freedom(self, drawn: Sequence[Floats]) -> float:
+        """Of the error within runs: one less than blocks of pairs, else Welch's of both sides' errors and blocks."""
+        free, parts = [count - 1 for count in self._blocks], [float(each.var()) for each in drawn]
+        if self._pair.paired or not any(parts):
+            return min(free)
+        return sum(parts) ** 2 / sum(part**2 / own for part, own in zip(parts, free, strict=True))
 
     def _spreads(self, drawn: Floats, alone: Sequence[Floats], df: float) -> tuple[Spread, ...]:
         """Within the runs, from resampled differences; and between them, from each side's ``alone``: a value a run."""

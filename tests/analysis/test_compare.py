@@ -81,6 +81,24 @@ def test_swapping_the_sides_swaps_every_sign(paired: bool) -> None:
         assert d.p == pytest.approx(opposite.p)
 
 
+@pytest.mark.parametrize(("kept", "counts"), [(170, (170, 170)), (105, (105, 105)), (60, (60, 200))])
+def test_of_a_run_that_lasted_far_longer_all_is_compared_and_not_its_beginning_alone(
+    kept: int, counts: tuple[int, int]
+) -> None:
+    a, b = virtual(3), virtual(3, 1)
+    assert a.count == b.count == 200
+    found = compare_sides([a.rows(np.arange(kept))], [b], PERCENTILES, resamples=20)
+    assert found.counts == counts
+    assert found.paired is (counts[0] == counts[1])
+
+
+def test_a_short_side_is_known_by_its_own_blocks_however_long_the_other_is() -> None:
+    few, many = virtual(3), virtual(4)
+    found = compare_sides([few.rows(np.arange(24))], [many, virtual(5), virtual(6)], PERCENTILES, resamples=50)
+    (within, *_), blocks = found.metrics["e2e"][None].spreads, 24 / found.block
+    assert blocks - 1 <= within.df < 2 * blocks, "and not those of 624 requests"
+
+
 @settings(max_examples=4, deadline=None)
 @given(st.integers(0, 10_000))
 def test_the_differences_of_the_stages_add_up_to_that_of_the_whole_wait(seed: int) -> None:
@@ -264,6 +282,15 @@ def test_folders_are_compared_told_and_drawn_with_no_figure_that_json_lacks(fold
     assert "http-equiv" in page
     assert "TTFT p90" in markdown.text(shown)
     assert "faster" in terminal.text(shown).plain
+
+
+def test_requests_that_only_one_side_issued_are_told_where_the_differences_leave_out_many(folders: list[Path]) -> None:
+    one, other = sides(folders[:2])
+    whole = other.requests
+    short = Side((replace(one.first, run=one.first.run.rows(np.arange(round(0.7 * whole)))),))
+    said = f"differences are of the requests that both sides issued, which leaves out {whole - short.requests} of B's"
+    assert any(warning.startswith(said) for warning in compare([short, other]).warnings)
+    assert not any("leaves out" in warning for warning in compare([one, other]).warnings)
 
 
 def test_more_than_two_runs_share_one_family_and_one_table(folders: list[Path]) -> None:
