@@ -169,6 +169,8 @@ def _doubts(result: CostTable) -> list[str]:
                 f"several times, and name them as one side: {row.name}1,{row.name}2 {best}1,{best}2."
             )
     said += _paid(result)
+    if result.cheapest is not None:  # else the first sentence names them
+        said += [f"{row.name} has no cost ({row.why_no_cost})." for row in result.rows if row.why_no_cost]
     if result.verdict != NOT_COMPARABLE:  # which says it first
         said += [f"Not comparable: {_differences(row)}." for row in result.rows if _blocking(row)]
     return said

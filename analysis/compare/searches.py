@@ -14,7 +14,7 @@ from gapmeter.analysis.cost import NoPrice, NoRate, hardware_units, offered_rate
 from gapmeter.analysis.judge.evidence import CHANGING
 from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.pareto import merged, pace_limit, pareto, run_point
-from gapmeter.analysis.provenance import hardware_words
+from gapmeter.analysis.provenance import hardware_words, users_words
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.capacity import BUDGET, CLIENT, NOT_MEASURED, CapacityResult, Ended, Fleet
 from gapmeter.analysis.results.codec import Ends
@@ -122,8 +122,8 @@ def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> 
 
 def _of_run(path: Path, manifest: Manifest, result: RunResult) -> Found:
     seen = _seen(result.verdict, result.slo, result.load, result.counts.measured, result.steady)
-    load = result.load.requested_rate
-    name = f"{result.load.concurrency} users" if load is None else rate_words(load)
+    load = result.load
+    name = users_words(load) if load.loop == "closed" else rate_words(load.requested_rate or load.delivered_rate)
     point = run_point(path, name, path.resolve().name, result.verdict, result)
     return replace(
         _of_one(manifest, result), folders=(path.resolve().name,), capacity=seen, binding=_missed(result.slo),
@@ -169,6 +169,7 @@ def _of_points(path: Path, manifest: SweepManifest, result: SweepResult, points:
     high, failed = min(highs, default=(None, None))
     lows = [(each.low, at) for at, each in enumerate(seen) if each.low is not None and (not high or each.low < high)]
     low, at = max(lows, default=(None, 0))
+    why = "" if low else next(each.why for each in seen if each.why)
     first = next((run for run in runs[at] if run.valid), runs[at][0])
     swept, own = result.sweep.pareto, {point.folder for point in points}
     return replace(
@@ -176,7 +177,7 @@ def _of_points(path: Path, manifest: SweepManifest, result: SweepResult, points:
         folders=(path.resolve().name,),
         kind="sweep",
         provenance=result.provenance,
-        capacity=seen[at].model_copy(update={"low": low, "high": high, "held": low}),
+        capacity=seen[at].model_copy(update={"low": low, "high": high, "held": low, "why": why}),
         binding=_missed(points[failed].slo) if failed is not None else (None, None),
         pareto=swept and pareto([each for each in swept.points if each.folder in own], swept.unit, swept.limit),
     )
@@ -219,6 +220,9 @@ def together(side: Sequence[Sequence[Found]]) -> Found:
     each, only what all of them say of either end. Raises NotOneSide.
     """
     found = [one for each in side for one in each]
+    # One that found no rate has no cost, and so tells no price.
+    if price := next((one.price for one in found if one.price), None):
+        found = [one if one.price else replace(one, price=price, why_no_price="") for one in found]
     first = found[0]
     for one in found[1:]:
         for fact in differing(_identity(first), _identity(one), ()):
@@ -239,7 +243,8 @@ def together(side: Sequence[Sequence[Found]]) -> Found:
 def _mean(rates: Sequence[HeldRate]) -> HeldRate:
     lows, highs, estimates = ([getattr(each, name) for each in rates] for name in ("low", "high", "rate"))
     held = min((each.held for each in rates if each.held is not None), default=None)
-    first = rates[0].model_copy(update={"held": held})
+    why = "" if None not in lows else next((each.why for each in rates if each.why), "")
+    first = rates[0].model_copy(update={"held": held, "why": why})
     if None in lows or None in highs or None in estimates:
         low, high = (None if None in lows else min(lows)), (None if None in highs else max(highs))
         return first.model_copy(update={"rate": None, "low": low, "high": high})

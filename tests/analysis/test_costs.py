@@ -266,6 +266,21 @@ def test_a_setting_that_is_not_the_servers_is_named_where_it_may_differ(tmp_path
     ]
 
 
+def test_a_repeat_that_found_no_rate_is_of_the_same_thing_and_says_why_the_side_has_no_cost(tmp_path: Path) -> None:
+    nothing = searched(tmp_path, None, None, 40, status="incomplete", ended_because="the server died")
+    for side in ([searched(tmp_path, 50, 45, 55)], [nothing]), ([nothing], [searched(tmp_path, 50, 45, 55)]):
+        row = cost_table([side, [[searched(tmp_path, 70, 65, 75)]]]).rows[0]
+        assert (row.per_request_usd_ci, row.why_no_cost) == (None, "the server died")
+        assert row.price is not None
+
+
+def test_a_row_without_a_cost_is_named_beside_the_cheapest_of_the_others(tmp_path: Path) -> None:
+    nothing = searched(tmp_path, None, None, 40, status="incomplete", ended_because="the server died")
+    found = table(searched(tmp_path, 50, 45, 55), searched(tmp_path, 150, 140, 160), nothing)
+    assert (found.verdict, found.cheapest) == (CHEAPER, "B")
+    assert "C has no cost (the server died)." in text(document(found)).plain
+
+
 def test_searches_of_two_things_are_not_one_side(tmp_path: Path) -> None:
     sides = [
         [[searched(tmp_path, 50, 45, 55)], [searched(tmp_path, 50, 45, 55, scenario={"server": {"max_batch": 4}})]],
