@@ -52,6 +52,7 @@ from gapmeter.scenarios.slo import Slo
 CLIENT_RULES = ("delivered", "dispersion", "client_cpu", "token_rate", "request_rate")
 BURSTS = ("gamma", "onoff")  # arrivals that a search keeps as they are; all else is searched as a Poisson process
 _OTHER_RULES = ("requests", "records", "rate")
+_TOO_MANY = 429  # HTTP's status of a limit on the rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +123,14 @@ def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], 
         pace=pace_of(request_values_ns(measured, "tpot")),
         in_flight=note.rate * float(took.mean()) / 1e9 if known else math.inf,  # Little's law
         invalid=invalid or ("it was interrupted" if note.interrupted else ""), client_limit=client,
-        died=note.died or "", interrupted=note.interrupted, name=note.folder,
+        died=note.died or "", interrupted=note.interrupted, name=note.folder, refused_all=_refused_all(measured),
     )  # fmt: skip
+
+
+def _refused_all(measured: pd.DataFrame) -> bool:
+    """Whether errors alone came, none of them a time-out or a limit on the rate, which a lower rate may keep."""
+    errors = measured["outcome"].isin(("http_4xx", "http_5xx", "malformed", "wrong_length"))
+    return bool(len(measured) and errors.all() and not (measured["status"] == _TOO_MANY).any())
 
 
 def validity(checks: Sequence[Check]) -> tuple[str, bool]:

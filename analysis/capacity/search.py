@@ -49,6 +49,7 @@ from gapmeter.analysis.results.capacity import (
 )
 
 MOST_HALVINGS = 8
+_REFUSING = 3  # rates, at each of which every request was refused: a lower one would be, too
 MOST_DOUBLINGS = 20
 BRIEF_S = 4.0  # of arrivals: a trial that only has to show an overload
 _FAR = math.log(0.25)  # a percentile over its limit
@@ -106,9 +107,16 @@ def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
     if last.interrupted or last.died:
         return INTERRUPTED if last.interrupted else DIED
     left_s = goal.budget_s - sum(trial.outcome.seconds for trial in trials)
-    if left_s < _LEAST_S:
+    ask = _next(goal, trials, left_s) if left_s >= _LEAST_S else None
+    # At a low rate even the fewest requests take long.
+    if ask is None or (isinstance(ask, Ask) and ask.most / ask.rate > max(left_s, _LONGEST_BRIEF_S)):
         return _out_of_time(goal, trials)
-    if last.invalid:
+    return ask
+
+
+def _next(goal: Goal, trials: Sequence[Trial], left_s: float) -> Ask | Ended:
+    """What to try in the time left, after some trial."""
+    if trials[-1].outcome.invalid:
         return _after_invalid(goal, trials, left_s)
     valid = [trial for trial in trials if trial.verdict != INVALID_TRIAL]
     wider = _bracket(goal, valid)
@@ -330,7 +338,8 @@ def _bracket(goal: Goal, valid: Sequence[Trial]) -> float | Ended | None:
         return highest.rate * (4 if far else 2) if highest.rate < goal.start * 2**MOST_DOUBLINGS else CLIENT
     if lowest.finding.leaning == HOLDS and not is_overloaded(lowest):
         return None
-    if lowest.rate <= goal.start / 2**MOST_HALVINGS or _fails_alone(goal, lowest):
+    refuses = len({t.rate for t in valid}) >= _REFUSING and all(trial.outcome.refused_all for trial in valid)
+    if lowest.rate <= goal.start / 2**MOST_HALVINGS or refuses or _fails_alone(goal, lowest):
         return UNMEETABLE
     served = lowest.outcome.served
     return min(lowest.rate / 2, served.rate * 0.6 if is_overloaded(lowest) and served else math.inf)

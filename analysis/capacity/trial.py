@@ -90,7 +90,7 @@ class Outcome:
     kept every limit themselves; ``good_n_eff`` what they are worth. ``in_flight`` is the mean number of requests in
     flight (infinite: unknown). ``invalid`` is why it is no measurement, "" if it is one; ``client_limit`` when that is
     the load tester's own limit. ``died``: the server did, or cannot be reached. ``served`` and ``pace``: None where too
-    few came.
+    few came. ``refused_all``: the server answered every request with an error, which no queue explains.
     """
 
     counts: tuple[Count, ...]
@@ -108,6 +108,7 @@ class Outcome:
     died: str = ""
     interrupted: bool = False
     name: str = ""
+    refused_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import pandas as pd
 from gapmeter import errors
 from gapmeter.analysis.capacity import search
 from gapmeter.analysis.capacity.read import BURSTS, count_all, goal_of, read_outcome, read_trials
-from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Trial
+from gapmeter.analysis.capacity.trial import FIRST_LOOK, Ask, Enough, Outcome, Trial
 from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, INVALID_TRIAL, CapacityResult, Ended
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, TrialNote, TrialPlace
 from gapmeter.errors import UserError, unless_refused
@@ -167,6 +167,8 @@ class Trials:
             interrupted = ended_because == STOPPED
             if not self._session.alive():
                 died = ended_because or "the server ended"
+            elif monitor.is_refused():
+                died = "it accepted no connection"
         except UserError as error:
             reason = str(error)
             died = reason if error.exit_code == errors.UNREACHABLE else None
@@ -195,6 +197,11 @@ class TrialMonitor:
         self.ended = len(looks)
         self.from_ns = 0
         self._so_far = RequestsSoFar()
+
+    def is_refused(self) -> bool:
+        """Whether nobody listens any more: a server that has too much to do is slow to accept, and does not refuse."""
+        ended = self._so_far.ended(0, math.inf)
+        return len(ended) >= FIRST_LOOK and all(row["outcome"] == "refused" for row in ended)
 
     def is_enough(self, seen: Sequence[tuple[int, RequestRecord]]) -> bool:
         """A ``StopWhen``."""

@@ -429,6 +429,21 @@ def test_an_slo_that_no_rate_meets_ends_the_search_after_eight_halvings() -> Non
     assert next_rate(GOAL, done) == capacity.UNMEETABLE
 
 
+def test_a_server_that_answers_every_request_with_an_error_at_three_rates_meets_the_slos_at_none() -> None:
+    refused = {"refused_all": True, "counts": (Count(64, 64, 64, bursts=0),)}
+    tried = [trial(rate, FAILS, **refused) for rate in (10, 5, 2.5)]
+    assert next_rate(GOAL, tried[:2]) == 2.5
+    assert next_rate(GOAL, tried) == capacity.UNMEETABLE
+    late = trial(2.5, FAILS, **{**refused, "refused_all": False})
+    assert next_rate(GOAL, [*tried[:2], late]) == 1.25, "it may have been too much for it"
+
+
+def test_a_trial_whose_fewest_requests_would_outlast_the_budget_is_not_begun() -> None:
+    tried = [trial(rate, FAILS, counts=(Count(34, 60, 60),)) for rate in (1.0, 0.5)]
+    assert next_rate(dataclasses.replace(GOAL, budget_s=100.0), tried) == capacity.BUDGET, "40 requests take 160 s"
+    assert next_rate(dataclasses.replace(GOAL, budget_s=200.0), tried) == 0.25
+
+
 def test_no_higher_rate_is_asked_of_a_server_that_is_beyond_its_median_s_limit_throughout() -> None:
     goal = dataclasses.replace(GOAL, promises=(P50,))
     for over, rate in ((64, 5.0), (40, 20.0)):

@@ -243,6 +243,26 @@ def test_a_trial_that_lateness_may_have_failed_is_no_measurement(limit_ms: int, 
     assert ("may be the load tester's own lateness" in outcome.invalid) is (verdict == "invalid")
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "status", "refused"),
+    [
+        (["http_5xx", "malformed"], 500, True),
+        (["http_4xx"], 400, True),
+        (["http_4xx"], 429, False),
+        (["http_5xx", "timeout"], 500, False),
+        (["http_5xx", "ok"], 500, False),
+    ],
+)
+def test_a_trial_is_refused_where_errors_alone_came_that_no_load_explains(
+    outcomes: list[str], status: int, refused: bool
+) -> None:
+    requests = poisson_run()
+    requests = requests.assign(measured=True, index=np.arange(len(requests)), end_ns=requests["last_token_ns"])
+    requests = requests.assign(outcome=np.resize(outcomes, len(requests)), status=status)
+    note = TrialNote(rate=20.0, folder=".", looks=(len(requests),), ended=1, from_ns=0, seconds=75.0)
+    assert outcome_of(requests, POISSON, (slo("ttft", 99, 300),), note).refused_all is refused
+
+
 @pytest.mark.parametrize(("lag_ms", "expected"), [(0.9, OK), (1.5, WARN), (2.5, WARN), (6, BROKEN)])
 def test_lag_is_judged_against_what_was_measured(lag_ms: float, expected: str) -> None:
     """TTFT is 50 ms and the lag: a warning from 1 ms, invalid from a tenth of it."""

@@ -58,3 +58,14 @@ def test_a_request_that_is_asked_again_counts_once_by_its_last_answer_and_from_i
 def test_turns_that_were_never_asked_do_not_count() -> None:
     abandoned = answered(1, 200, outcome=Outcome.ABANDONED)
     assert counted([(FINISHED, well(0, 100)), (FINISHED, abandoned)], at=2) is None
+
+
+def test_a_server_that_accepts_no_connection_is_gone_and_one_that_fails_or_is_slow_is_not() -> None:
+    for last, gone in ((Outcome.REFUSED, True), (Outcome.HTTP_5XX, False), (Outcome.TIMEOUT, False)):
+        refused = [answered(at, 100 + at, outcome=Outcome.REFUSED) for at in range(19)]
+        monitor = TrialMonitor(SLOS, (40, 80), 10.0, 0, lambda *_: False)
+        seen = [(FINISHED, record) for record in refused]
+        monitor.is_enough(seen)
+        assert not monitor.is_refused(), "too few"
+        monitor.is_enough([*seen, (FINISHED, answered(19, 119, outcome=last))])
+        assert monitor.is_refused() is gone
