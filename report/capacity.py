@@ -122,7 +122,16 @@ def headline(search: Search) -> tuple[str, ...]:
             f"{'the proven rate' if search.held else 'the lower end'} less {share(plan.headroom)}{spare})"
             f"{cost.fleet_words(plan)}."
         )
+    elif search.target_rps:
+        lines.append(_no_plan(search, search.target_rps))
     return tuple(lines)
+
+
+def _no_plan(search: Search, target_rps: float) -> str:
+    """Why nobody knows how many servers a load takes."""
+    if search.ended == UNMEETABLE:
+        return f"For {rate(target_rps)}: no number of these servers, as not even the lowest rate tried meets every SLO."
+    return f"For {rate(target_rps)}: how many servers is not known, as no rate was found at which every SLO holds."
 
 
 def _interval(search: Search) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gapmeter.analysis.results.capacity import BUDGET, DIED, CapacityResult, Ended, RatePoint
+from gapmeter.analysis.results.capacity import BUDGET, DIED, UNMEETABLE, CapacityResult, Ended, RatePoint
 from gapmeter.report.capacity import headline
 from tests.kit.searches import write_search
 
@@ -29,3 +29,15 @@ def test_only_a_budget_that_ran_out_is_why_no_rate_was_proven(tmp_path: Path, en
     search = CapacityResult.read(write_search(tmp_path / "s", 9.0, 8.0, 10.0)).capacity
     told = headline(search.model_copy(update={"held": None, "spread": 0.1, "ended": ended}))
     assert told[1].startswith(f"No rate was proven to hold{why}")
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        (BUDGET, "For 50 req/s: how many servers is not known, as no rate was found at which every SLO holds."),
+        (UNMEETABLE, "For 50 req/s: no number of these servers, as not even the lowest rate tried meets every SLO."),
+    ],
+)
+def test_a_load_to_plan_for_has_an_answer_where_no_rate_was_found_too(tmp_path: Path, ended: Ended, said: str) -> None:
+    search = CapacityResult.read(write_search(tmp_path / "s", None, None, 8.0, target_rps=50.0)).capacity
+    assert headline(search.model_copy(update={"ended": ended}))[-1] == said
