@@ -42,11 +42,18 @@ def headline(sweep: SweepFigures, device: str) -> list[str]:
         said += [] if largest else ["No two neighboring points differ by more than the interval of their difference."]
     invalid = [point.label for point in sweep.points if point.verdict == INVALID]
     if invalid:
-        said.append(f"Left out of curves and comparisons (not valid as a measurement): {', '.join(invalid)}.")
+        said.append(f"Left out of curves and comparisons (not valid as a measurement): {_listed(invalid)}.")
     lost = [point.label for point in sweep.points if not isinstance(point, Point)]
     if lost:
-        said.append(f"No figures for {len(lost)} of {len(sweep.points)} points: {', '.join(lost)}.")
+        said.append(f"No figures for {len(lost)} of {len(sweep.points)} points: {_listed(lost)}.")
     return said
+
+
+def _listed(labels: Sequence[str]) -> str:
+    """Points' names; in brackets where a name of several values has a comma of its own."""
+    if len(labels) > 1 and any(", " in label for label in labels):
+        labels = [f"({label})" for label in labels]
+    return ", ".join(labels)
 
 
 def _answer(sweep: SweepFigures) -> str:
@@ -57,7 +64,7 @@ def _answer(sweep: SweepFigures) -> str:
     by = {state: [point for point in points if point.verdict == state] for state in (PASS, FAIL, INCONCLUSIVE)}
 
     def names(state: Verdict) -> str:
-        return ", ".join(point.label for point in by[state])
+        return _listed([point.label for point in by[state]])
 
     rest = [f"missed at {names(FAIL)}"] if by[FAIL] else []
     rest += [f"undecided at {names(INCONCLUSIVE)}"] if by[INCONCLUSIVE] else []
@@ -70,7 +77,7 @@ def _answer(sweep: SweepFigures) -> str:
         least = min(priced)[0]
         cheapest = [label for usd_each, label in priced if math.isclose(usd_each, least)]
         if len(cheapest) < len(priced) or len(priced) == 1:  # asked at one rate, all cost the same
-            best = f" Cheapest: {', '.join(cheapest)}, at most {usd(1e6 * least)} for a million requests."
+            best = f" Cheapest: {_listed(cheapest)}, at most {usd(1e6 * least)} for a million requests."
     elif served:
         tokens, label = max(served)
         best = (

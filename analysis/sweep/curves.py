@@ -112,15 +112,21 @@ def _value(point: PointFacts, key: str) -> Any:
 
 
 def label(values: Mapping[str, Any]) -> str:
-    """A point's name, from its values: ``8 users, float32``."""
-    return ", ".join(_word(key, value) for key, value in values.items() if value is not None)
+    """A point's name, from its values: ``8 users, float32``. What is unset is named where nothing else is set."""
+    known = {key: value for key, value in values.items() if value is not None}
+    return ", ".join(_word(key, value) for key, value in (known or values).items())
 
 
 def _word(key: str, value: Any) -> str:
     if key == "load.concurrency" and value == 1:
         return "1 user"
-    text = value if isinstance(value, str) else f"{value:,.12g}" if isinstance(value, float) else json.dumps(value)
+    text = value if isinstance(value, str) else _number(value) if isinstance(value, float) else json.dumps(value)
     return _WORDS.get(key, f"{key.rpartition('.')[2].replace('_', ' ')} {{}}").format(text)
+
+
+def _number(value: float) -> str:
+    """A third as 0.333333."""
+    return f"{round(value, max(0, 5 - math.floor(math.log10(abs(value))))) if value else value:,.12g}"
 
 
 FEWEST = 4

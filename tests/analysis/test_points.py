@@ -108,6 +108,20 @@ def test_points_without_numbers_have_no_order_and_words_of_their_own() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"load.rate": 1 / 3}, "0.333333 req/s"),
+        ({"load.rate": 123456.789}, "123,457 req/s"),
+        ({"server.args.top_p": 0.0}, "top p 0"),
+        ({"server.max_model_len": None}, "max model len null"),
+        ({"server.max_model_len": None, "load.rate": 4.0}, "4 req/s"),
+    ],
+)
+def test_a_point_s_name_is_short_and_never_empty(values: dict[str, Any], name: str) -> None:
+    assert label(values) == name
+
+
 def ledgers(queue_ms: float, count: int = 400) -> pd.DataFrame:
     """Requests of 20 ms and an exponential queue with this mean."""
     rng = np.random.default_rng(3)

@@ -49,8 +49,8 @@ def point(label: str, verdict: str, tokens: float, usd: float | None = None) -> 
                 point("8, int8", "PASS", 9, 2e-6),
             ),
             (
-                "The SLOs are met at 4 req/s, 8, float32, 8, int8. "
-                "Cheapest: 8, float32, 8, int8, at most $2.00 for a million requests."
+                "The SLOs are met at (4 req/s), (8, float32), (8, int8). "
+                "Cheapest: (8, float32), (8, int8), at most $2.00 for a million requests."
             ),
         ),
         ((point("1", "FAIL", 90),), "No point meets the SLOs; missed at 1."),
