@@ -56,7 +56,7 @@ from gapmeter.analysis.results.cost import (
 from gapmeter.analysis.results.device import EnergyWindow
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.pareto import Unit
-from gapmeter.analysis.results.requests import LoadFacts, Throughput
+from gapmeter.analysis.results.requests import LoadFacts
 from gapmeter.analysis.results.run import FAIL, PASS, RunFigures, RunResult, SloAnswer, Verdict
 from gapmeter.analysis.results.trust import Steady
 from gapmeter.analysis.stats.exact import rate_at_least
@@ -87,7 +87,7 @@ def describe_economics(
     return Economy(
         tokens_per_request=tokens,
         cost=cost,
-        energy=describe_energy(energy, figures.throughput),
+        energy=describe_energy(energy, figures.counts.succeeded, _output_tokens(measured)),
         value=describe_value(cost, figures.goodput.share_ci),
     )
 
@@ -285,17 +285,19 @@ def _split_over(flags: Mapping[str, Any]) -> int:
     return math.prod(int(size) for size in sizes if str(size).isdigit()) or 1
 
 
-def describe_energy(window: EnergyWindow | None, throughput: Throughput) -> Energy | NoEnergy:
-    """Energy spread over the requests that succeeded, and their tokens.
+def _output_tokens(measured: pd.DataFrame) -> float | None:
+    """Of all successes; None where one did not tell."""
+    tokens = numbers_of(measured[succeeded(measured)], "output_tokens")
+    return None if np.isnan(tokens).any() else float(tokens.sum())
+
+
+def describe_energy(window: EnergyWindow | None, requests: int, tokens: float | None) -> Energy | NoEnergy:
+    """Energy spread over the ``requests`` that succeeded, and their output ``tokens``.
 
     What failed requests took is included, however long they were waited for.
     """
     if window is None:
         return NoEnergy(status="unmeasured", reason=_NO_COUNTER)
-    requests, tokens = (
-        None if rate is None else rate * throughput.span_s
-        for rate in (throughput.requests_per_s, throughput.output_tokens_per_s)
-    )
     joules, low, high = window.joules, window.low_j, window.high_j
     return Energy(
         status="measured",

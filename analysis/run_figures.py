@@ -133,7 +133,7 @@ def build_figures(
         failures=load.describe_failures(measured, zero_ns),
         outage=outage,
         goodput=load.describe_goodput(measured, limits_of(slos)),
-        throughput=load.describe_throughput(measured),
+        throughput=load.describe_throughput(tables.requests),
         stages=pools.stages(ledgers["e2e"]),
         stages_to_first_token=pools.stages(ledgers["ttft"]),
         groups=pools.groups(ledgers["e2e"]),

@@ -29,9 +29,11 @@ from gapmeter.analysis.requests.metrics import (
     generator_lag_ns,
     good_requests,
     issued,
+    measured_requests,
     metric_series,
     percentile_of,
     request_values_ns,
+    stamps_ns,
     succeeded,
     window_s,
 )
@@ -209,19 +211,31 @@ def describe_goodput(measured: pd.DataFrame, limits_ns: Mapping[str, float]) -> 
     )
 
 
-def describe_throughput(measured: pd.DataFrame) -> Throughput:
-    """Successes and their tokens per second, from the first due time to the last token.
+def describe_throughput(requests: pd.DataFrame) -> Throughput:
+    """Successes and their tokens per second, by what came while requests were due, or by all until the last token.
 
-    A side whose tokens some success did not tell is None: a sum over the others would be too low.
+    ``requests``: all of a run. The higher counts, since each can only be too low. The first includes what the warm-up
+    had begun, in place of what is left in flight, but without a warm-up there is nothing in its place; the second has
+    the end, when fewer and fewer are in flight: a closed loop's last answers are alone with the server. A side whose
+    tokens some success did not tell is None: a sum over the others would be too low.
     """
-    good = measured[succeeded(measured)]
-    span = (int(good["last_token_ns"].max()) - int(measured["due_ns"].min())) / 1e9 if len(good) else 0.0
+    measured = measured_requests(requests)
+    good, counts = requests[succeeded(requests)], measured[succeeded(measured)]
+    if not len(counts):
+        return Throughput(requests_per_s=None, prompt_tokens_per_s=None, output_tokens_per_s=None, span_s=0.0)
+    begin, end = (int(each) for each in (measured["due_ns"].min(), measured["due_ns"].max()))
+    done, last = stamps_ns(good, "last_token_ns"), max(int(counts["last_token_ns"].max()), end)
+    came, span = counts, (last - begin) / 1e9
+    if end - begin >= last - end:
+        while_due, lasted = good[(done > begin) & (done <= end)], (end - begin) / 1e9
+        if len(while_due) * span > len(came) * lasted:
+            came, span = while_due, lasted
 
     def per_s(side: str) -> float | None:
-        return None if span <= 0 or good[side].isna().any() else float(good[side].sum()) / span
+        return None if span <= 0 or good[side].isna().any() else float(came[side].sum()) / span
 
     return Throughput(
-        requests_per_s=len(good) / span if span > 0 else None,
+        requests_per_s=len(came) / span if span > 0 else None,
         prompt_tokens_per_s=per_s("prompt_tokens"),
         output_tokens_per_s=per_s("output_tokens"),
         span_s=span,

@@ -143,7 +143,10 @@ class Goodput(Result):
 
 
 class Throughput(Result):
-    """Successes and their tokens per second, from the first due time to the last token."""
+    """Successes and their tokens per second, of ``span_s`` seconds.
+
+    Either those in which requests were due, or all to the last token: what gives the higher rate.
+    """
 
     requests_per_s: Number
     prompt_tokens_per_s: Number

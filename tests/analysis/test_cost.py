@@ -28,7 +28,7 @@ from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results.cost import Cost, Energy, Interval, NoCost, NoEnergy, Price, SlaRate, TokensPerRequest
 from gapmeter.analysis.results.device import EnergyWindow
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.requests import Goodput, Throughput
+from gapmeter.analysis.results.requests import Goodput
 from gapmeter.analysis.results.run import RunFigures, RunResult
 from gapmeter.analysis.results.trust import Steady
 from gapmeter.analysis.run_figures import RunTables, build_figures
@@ -245,13 +245,9 @@ def window(joules: float, low: float | None, high: float | None, idle: float | N
     )  # fmt: skip
 
 
-def throughput(requests: float, tokens: float, span_s: float) -> Throughput:
-    return Throughput(requests_per_s=requests, prompt_tokens_per_s=None, output_tokens_per_s=tokens, span_s=span_s)
-
-
 def test_energy_is_spread_over_requests_and_tokens_and_its_idle_share_is_stated() -> None:
     """The window is 2 s longer than the answers took: a request that failed was waited for."""
-    part = describe_energy(window(3000.0, 2970.0, 3030.0, 900.0, "NVML's counter"), throughput(5.0, 125.0, 8.0))
+    part = describe_energy(window(3000.0, 2970.0, 3030.0, 900.0, "NVML's counter"), 40, 1000.0)
     assert isinstance(part, Energy)
     assert (part.per_request_j, part.per_request_j_ci) == (75.0, (74.25, 75.75))
     assert (part.per_output_token_j, part.tokens_per_watt) == (3.0, 1 / 3)
@@ -261,7 +257,7 @@ def test_energy_is_spread_over_requests_and_tokens_and_its_idle_share_is_stated(
 
 
 def test_unmeasured_energy_is_none_and_says_so() -> None:
-    part = describe_energy(None, throughput(5.0, 125.0, 8.0))
+    part = describe_energy(None, 40, 1000.0)
     assert isinstance(part, NoEnergy) and part.per_request_j is None
     assert energy_sentence(part).startswith("energy unmeasured")
 
@@ -281,7 +277,7 @@ def test_a_search_for_capacity_has_a_cost_between_both_ends_and_the_value_of_its
                 }
             ),
             tokens_per_request=tokens(10.0, 1.0, total),
-            energy=describe_energy(counted, throughput(per_s, 9.0, 10.0)),
+            energy=describe_energy(counted, round(10 * per_s), 90.0),
         )
 
     trials = [

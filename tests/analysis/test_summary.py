@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.requests import figures
+from gapmeter.analysis.requests.load import describe_throughput
 from gapmeter.analysis.requests.metrics import MetricSeries, measured_requests, metric_series
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.run import RunFigures
@@ -248,3 +250,56 @@ def test_from_sent_leaves_out_the_load_tester_s_lateness(frames: Frames) -> None
     measured = measured_requests(frames.requests)
     due, sent = (metric_series(measured, "ttft", origin).ordered for origin in ("due", "sent"))
     assert (due - sent) == pytest.approx(60_000)
+
+
+def served(begun_s: Sequence[float], took_s: Sequence[float], *, warmup_s: float, failed_from_s: float = 1e9) -> float:
+    """Requests per second of a load whose answers take so long; those that begin at some time fail."""
+    due_ns, done_ns = (np.array(begun_s) * 1e9).astype(int), ((np.array(begun_s) + took_s) * 1e9).astype(int)
+    ok = np.array(begun_s) < failed_from_s
+    requests = pd.DataFrame({
+        "due_ns": due_ns, "last_token_ns": pd.Series(done_ns, dtype="Int64").mask(~ok),
+        "measured": due_ns >= warmup_s * 1e9, "outcome": np.where(ok, "ok", "http_5xx"),
+        "prompt_tokens": 7, "output_tokens": 3,
+    })  # fmt: skip
+    told = describe_throughput(requests)
+    assert told.requests_per_s is not None
+    assert told.output_tokens_per_s == pytest.approx(3 * told.requests_per_s)
+    assert told.prompt_tokens_per_s == pytest.approx(7 * told.requests_per_s)
+    return told.requests_per_s
+
+
+def closed_loop(users: int, seconds: float) -> tuple[list[float], list[float]]:
+    """Each user's requests follow one another, 3 to 5 s long."""
+    rng = np.random.default_rng(8)
+    begun, took = list[float](), list[float]()
+    for _ in range(users):
+        at = 0.0
+        while at < seconds:
+            begun.append(at)
+            took.append(rng.uniform(3, 5))
+            at += took[-1]
+    return begun, took
+
+
+@pytest.mark.parametrize(("warmup_s", "rate"), [(0.0, 20 * 23 / 25), (5.0, 20.0)])
+def test_a_closed_loop_of_long_answers_is_served_at_its_users_pace_however_short_the_run(
+    warmup_s: float, rate: float
+) -> None:
+    """80 users, 4 s an answer; over the time until the last token it would be 25 ÷ 29 of that."""
+    assert served(*closed_loop(80, 25.0 + warmup_s), warmup_s=warmup_s) == pytest.approx(rate, rel=0.03)
+
+
+def test_an_open_loop_that_was_warm_is_served_as_it_is_asked_and_one_that_was_not_nearly_so() -> None:
+    begun = np.arange(0, 60, 0.1)
+    took = np.full(len(begun), 6.0)
+    assert served(begun, took, warmup_s=10.0) == pytest.approx(10, rel=0.01)
+    assert served(begun, took, warmup_s=0.0) == pytest.approx(10 * 60 / 66, rel=0.01)
+
+
+def test_requests_that_all_come_at_once_are_served_until_the_last_token() -> None:
+    assert served(np.zeros(100), np.linspace(0.1, 10, 100), warmup_s=0.0) == pytest.approx(10)
+
+
+def test_the_time_in_which_a_server_failed_counts_too() -> None:
+    begun = np.arange(0, 60, 0.1)
+    assert served(begun, np.full(len(begun), 0.1), warmup_s=0.0, failed_from_s=30.0) == pytest.approx(5, rel=0.01)
