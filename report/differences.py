@@ -77,9 +77,10 @@ def _found_sentence(pair: PairComparison) -> str:
     family = pair.family()
     figures = dict(family)
     if pair.telling is None:
-        if any(figure.ci_ms is not None for figure in figures.values()):
+        if any(figure.ci_ms is not None and not figure.failed for figure in figures.values()):
             return NOTHING
-        why = next((figure.why for figure in figures.values() if figure.why), "no values")
+        least = sorted(figures, key=lambda name: name.percentile is not None)  # a mean asks for less
+        why = next((figures[name].why for name in least if figures[name].why), "no values")
         return f"no percentile and no mean can be compared: {why}"
     name = pair.telling
     figure = figures[name]

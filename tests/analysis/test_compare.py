@@ -517,6 +517,16 @@ def test_of_too_few_requests_more_failures_are_told_and_no_lack_of_a_difference(
     )
 
 
+def test_of_a_side_that_failed_every_request_nothing_but_that_is_told() -> None:
+    whole = virtual(1)
+    failed = without(whole, np.ones(whole.count, bool), 60e9)
+    found = compare_sides([failed], [whole], PERCENTILES, resamples=50)
+    (verdict,) = claims.judge([found], {})
+    said = verdict_sentence(pair_of(("A", "B"), found, verdict, "GPU"))
+    assert verdict.word == FAILS_LESS
+    assert said.endswith("; no percentile and no mean can be compared: requests failed, and a mean leaves them out")
+
+
 @pytest.mark.parametrize(("factor", "more", "less"), [(2.0, SLOWER, FAILS_LESS), (0.5, FAILS_MORE, MIXED)])
 def test_a_server_that_fails_more_is_never_faster_and_one_that_fails_less_may_be_slower(
     factor: float, more: str, less: str

@@ -16,7 +16,9 @@ from scipy import stats
 
 from gapmeter.analysis.compare.costs import cost_table
 from gapmeter.analysis.compare.searches import SEARCH_SPREAD, Found, NotOneSide, read_found
+from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.numbers import significant
+from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked
 from gapmeter.analysis.results.costs import CHEAPER, NOT_ESTABLISHED, CostTable
 from gapmeter.analysis.results.manifest import Manifest, ManifestBase, SweepManifest, SweepPoint
@@ -308,6 +310,16 @@ def test_a_run_that_passed_costs_at_most_so_much_which_may_be_enough(tmp_path: P
     undecided = table(close, run)
     assert undecided.verdict == NOT_ESTABLISHED
     assert "gapmeter capacity finds the other" in " ".join(text(document(undecided)).plain.split())
+
+
+def test_a_run_whose_rate_nobody_asked_for_is_a_point_by_the_rate_that_came(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", slos=("ttft p50 <= 900 ms",), count=240).path
+    result = RunResult.read(path)
+    load = result.load.model_copy(update={"requested_rate": None, "arrivals": "trace"})
+    result.model_copy(update={"load": load}).write(path)
+    (found,) = read_found(path)
+    assert found.pareto is not None
+    assert [point.name for point in found.pareto.points] == [rate_words(load.delivered_rate)]
 
 
 def test_a_ratio_of_which_nothing_is_known_is_no_ratio_of_one(tmp_path: Path) -> None:
