@@ -255,6 +255,7 @@ static int part(Reader *reader, const Slice *key, Part *into, int *known) {
   if (is(key, "reasoning_content")) return once(reader, &into->reasoning_content);
   if (is(key, "text")) return once(reader, &into->text);
   if (is(key, "refusal")) return once(reader, &into->refusal);
+  if (is(key, "reasoning_details")) return nothing(reader);
   if (is(key, "tool_calls")) return calls(reader, &into->tool_calls);
   if (is(key, "function_call")) return calls(reader, &into->function_call);
   *known = 0;

@@ -25,7 +25,7 @@ MOST_TOKENS = 10_000_000  # what no chunk can hold; a stamp for each would fill 
 REASONING = ("reasoning", "reasoning_content")
 _CALLS = ("tool_calls", "function_call")
 _FAILED = ("error", "abort", "insufficient_system_resource")  # finish reasons of an answer that the server gave up
-_TEXTS = ("content", "reasoning_content", "reasoning", "text", "refusal")
+_TEXTS = ("content", "reasoning_content", "reasoning", "reasoning_details", "text", "refusal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,14 +296,16 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
 def _characters(text: Any) -> int:
     """Of a text, or of a list of parts with texts."""
     if isinstance(text, list):
-        return sum(_characters(part.get("text") or part.get("thinking")) for part in text if isinstance(part, dict))
+        parts = [part for part in text if isinstance(part, dict)]
+        return sum(_characters(part.get("text") or part.get("thinking") or part.get("summary")) for part in parts)
     return len(text) if isinstance(text, str) else 0
 
 
 def _thinks(part: dict[str, Any]) -> bool:
-    """Whether a part of its content is a text of reasoning, as Mistral's servers send it."""
-    content = part.get("content")
-    return isinstance(content, list) and any(isinstance(each, dict) and each.get("thinking") for each in content)
+    """Whether a list of parts in it has a text of reasoning, as servers of Mistral, MiniMax and Databricks send it."""
+    content, details = part.get("content"), part.get("reasoning_details")
+    parts = [each for each in content if isinstance(each, dict)] if isinstance(content, list) else []
+    return any(each.get("thinking") or each.get("summary") for each in parts) or _characters(details) > 0
 
 
 def _counts(pieces: _Pieces, whole: int | None = None) -> tuple[str, Ints]:

@@ -43,6 +43,8 @@ USUAL = {
                    "[DONE]"),
     "cached": sse(chat("a", 1, finish_reason="stop"), {"choices": [], "usage": {
         "prompt_tokens": 7, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4}}}, "[DONE]"),
+    "no details of reasoning": sse(part(1, reasoning="so", reasoning_details=[]), part(2, content="a", finish="stop"),
+                                   "[DONE]"),
     "tokens of reasoning": sse(part(1, reasoning="so"), part(2, content="a", finish="stop"), {"choices": [], "usage": {
         "completion_tokens": 2, "completion_tokens_details": {"audio_tokens": 0, "reasoning_tokens": 1}}}, "[DONE]"),
     "no token of reasoning": sse(part(1, content="a", finish="stop"), {"choices": [], "usage": {
@@ -58,6 +60,8 @@ OTHER = {
         "completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 7}}}, "[DONE]"),
     "hidden reasoning, told flatly": sse(part(9, content="a", finish="stop"), {"choices": [], "usage": {
         "completion_tokens": 9, "reasoning_tokens": 7}}, "[DONE]"),
+    "details of reasoning": sse(part(1, content="", reasoning_details=[{"type": "reasoning.text", "text": "so"}]),
+                                part(2, content="a", finish="stop"), "[DONE]"),
     "two choices": sse({"choices": [{"index": 0, "text": "a"}, {"index": 1, "text": "b"}]}, "[DONE]"),
     "second choice": sse(part(1, content="a") | {"choices": [{"index": 1, "text": "a"}]}, "[DONE]"),
     "ids": sse({"choices": [{"index": 0, "delta": {"content": "a"}, "token_ids": [5, 6]}]}, "[DONE]"),

@@ -137,9 +137,13 @@ def test_tokens_are_counted_by_what_the_stream_says(
         {"content": "x"}, {"reasoning_content": "x", "content": None}, {"reasoning": "x"}, {"refusal": "x"},
         {"content": [{"type": "text", "text": "x"}]}, {"function_call": {"arguments": "x"}},
         {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "x"}]}]},
+        {"content": "", "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "x"}]},
+        {"content": None, "reasoning_details": [{"type": "reasoning.summary", "summary": "x"}]},
+        {"content": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}]}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": "x"}}], "content": ""},
     ],
-    ids=["text", "reasoning_content", "reasoning", "refusal", "parts", "function call", "thinking", "tool call"],
+    ids=["text", "reasoning_content", "reasoning", "refusal", "parts", "function call", "thinking", "reasoning details",
+         "a summary of reasoning", "a summary in parts", "tool call"],
 )  # fmt: skip
 def test_whatever_a_model_writes_is_a_token(delta: dict[str, Any]) -> None:
     chunk = {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
@@ -157,6 +161,10 @@ AB = (chat("a"), chat("b"))
 FOUR = {"completion_tokens_details": {"reasoning_tokens": 4}}
 PARTS = [{"type": "thinking", "thinking": [{"type": "text", "text": "so"}]}]
 IN_PARTS = {"choices": [{"index": 0, "delta": {"content": PARTS}, "finish_reason": None}]}
+DETAILS, SEALED = (
+    {"choices": [{"index": 0, "delta": {"reasoning_details": [detail]}, "finish_reason": None}]}
+    for detail in ({"type": "reasoning.text", "text": "so"}, {"type": "reasoning.encrypted", "data": "c28="})
+)
 THOUGHT = {"choices": [{"index": 0, "delta": {"reasoning_content": "so"}, "finish_reason": None}]}
 
 
@@ -170,14 +178,16 @@ THOUGHT = {"choices": [{"index": 0, "delta": {"reasoning_content": "so"}, "finis
         ([chat("" if k < 5 else "a", k) for k in range(1, 7)], {"completion_tokens": 6} | FOUR, 0),
         ((THOUGHT, *AB), {"completion_tokens": 6} | FOUR, 0),
         ((IN_PARTS, *AB), {"completion_tokens": 6} | FOUR, 0),
+        ((DETAILS, *AB), {"completion_tokens": 6} | FOUR, 0),
+        ((SEALED, *AB), {"completion_tokens": 6} | FOUR, 4),
         # The output is without them, or can have no such part.
         (AB, {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 17} | FOUR, 0),
         (AB, {"completion_tokens": 2} | FOUR, 0),
         ((chat("a", 5), chat("b", 6)), {"completion_tokens": 2} | FOUR, 0),
         (AB, {"completion_tokens": 2, "completion_tokens_details": None}, 0),
     ],
-    ids=["in details", "beside the others", "running total", "chunks of their own", "text", "thinking",
-         "counted apart", "too many", "more than the total", "none"],
+    ids=["in details", "beside the others", "running total", "chunks of their own", "text", "thinking", "details",
+         "sealed details", "counted apart", "too many", "more than the total", "none"],
 )  # fmt: skip
 def test_reasoning_that_was_counted_and_never_sent_is_hidden(
     chunks: Sequence[dict[str, Any]], usage: dict[str, Any], hidden: int
