@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 # Later than that the server had the request and dropped it: that is a failure, not a stale connection.
 STALE_NS = 500_000_000
 CUT = "the connection was closed before the answer was complete"
+_UNENDED = "the connection was closed before the body had ended, behind the answer's end mark"
 _MOST_ERROR_BODY = 300
 _UPGRADED = 101  # nobody had asked for that
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|refusal|arguments)":\s*"[^"]')
+_END_MARK = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$")
 _NO_STAMPS: array[int] = array("q")
 
 
@@ -114,6 +116,8 @@ class Connection(asyncio.Protocol):
             exchange.mark(Flag.CLOSE_DELIMITED)
             self._complete = len(self._parts)
             self._answered(now)
+        elif self._headed and _by_status(self._status()) is Outcome.OK and _END_MARK.search(b"".join(self._parts)):
+            self._finish(Outcome.OK, _UNENDED, now)
         else:
             self._finish(Outcome.CUT, f"{CUT}: {error}" if error else CUT, now)
         self._parser = self._transport = self.disorder = None  # they hold on to us: nobody collects cycles here

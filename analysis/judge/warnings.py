@@ -272,10 +272,11 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
     yield from _gathered(good)
     if unended := int((good["error"] != "").sum()) if "error" in good else 0:
         text = (
-            f"{count(unended)} of {count(len(good))} answers were complete, but the connection was then held "
-            "open until load.timeout: their figures count up to the last token"
+            f"{count(unended)} of {count(len(good))} answers were complete, but their body was never ended: the "
+            "connection was closed, or held open until load.timeout; their figures count up to the last token"
         )
-        yield _warning("unended", text, "the server does not end the body of its answers", touches=("load",))
+        cause = "the server does not end the body of its answers, which some HTTP clients call an error"
+        yield _warning("unended", text, cause, touches=("load",))
     if again := int(resent_once(measured).sum()):
         text = (
             f"{share(again / len(measured))} of requests were sent a second time on a new connection, because the "

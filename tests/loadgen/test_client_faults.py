@@ -80,6 +80,13 @@ async def test_an_answer_whole_on_the_wire_but_wrong_inside_says_so_when_it_is_r
         (b"HTTP/1.1 200 OK\r\nContent-Le", Outcome.CUT, 200, b""),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", Outcome.CUT, 200, b"abc"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", Outcome.MALFORMED, 200, b""),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nd\r\ndata: [DONE]\n\r\n",
+            Outcome.OK,
+            200,
+            b"data: [DONE]\n",
+        ),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: [DO\r\n", Outcome.CUT, 200, b"data: [DO"),
         (b"HTTP/1.1 200 OK\r\n\r\nuntil the end", Outcome.OK, 200, b"until the end"),
         (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}", Outcome.OK, 200, b"{}"),
         (b"HTTP/1.1 204 No Content\r\n\r\n", Outcome.OK, 204, b""),
