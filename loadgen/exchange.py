@@ -60,9 +60,10 @@ class Address:
 
     def request(self, path: str, body: bytes, request_id: str, *, traced: bool = False) -> bytes:
         """A whole POST request, ready for one write; ``traced``: with a traceparent header that its id decides."""
+        named = endpoint(self.host, self.port).removesuffix(":443" if self.tls else ":80")  # as other clients name it
         lines = [
             f"POST {self.prefix}{path} HTTP/1.1",
-            f"Host: {endpoint(self.host, self.port)}",
+            f"Host: {named}",
             "User-Agent: gapmeter",
             "Accept: text/event-stream, application/json",
             "Accept-Encoding: identity",

@@ -183,7 +183,7 @@ def test_a_request_carries_its_id_its_length_and_the_key() -> None:
     assert lines[0] == "POST /x/v1/chat/completions HTTP/1.1"
     assert {"Host: [::1]:9", "x-request-id: r-7", "Content-Length: 2", "Authorization: Bearer k-1"} < set(lines)
     assert sent == b"{}"
-    assert b"\r\nHost: xn--bcher-kva.example:80\r\n" in Address.of("http://bücher.example").request(PATH, b"{}", "r")
+    assert b"\r\nHost: xn--bcher-kva.example\r\n" in Address.of("http://bücher.example").request(PATH, b"{}", "r")
 
 
 async def test_a_request_is_sent_when_the_socket_has_taken_its_last_byte() -> None:
