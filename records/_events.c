@@ -34,6 +34,7 @@ typedef struct {
 typedef struct {
   const char *at;
   int depth, usages, metrics; /* how often the event has had these */
+  int role;                   /* it names one, and no end */
   Row row;
   Totals *totals;
 } Reader;
@@ -244,12 +245,13 @@ static int once(Reader *reader, String *into) {
 }
 
 typedef struct {
-  String content, reasoning, reasoning_content, text, refusal;
+  String role, content, reasoning, reasoning_content, text, refusal;
   int tool_calls, function_call;
 } Part;
 
 static int part(Reader *reader, const Slice *key, Part *into, int *known) {
   *known = 1;
+  if (is(key, "role")) return once(reader, &into->role);
   if (is(key, "content")) return once(reader, &into->content);
   if (is(key, "reasoning")) return once(reader, &into->reasoning);
   if (is(key, "reasoning_content")) return once(reader, &into->reasoning_content);
@@ -305,6 +307,7 @@ static int choices(Reader *reader) {
   if (object(reader, in_choice, &choice) < 0 || !taken(reader, ']')) return 0;
   if (choice.finish_reason.inside.begin) reader->totals->finish_reason = choice.finish_reason.inside;
   const Part *part = choice.members > 0 ? &choice.delta : &choice.own;
+  reader->role = choice.delta.role.characters && !choice.finish_reason.characters;
   reader->row.characters = characters(part);
   if (part->reasoning.characters || part->reasoning_content.characters) reader->totals->reasoned = 1;
   reader->row.said = reader->row.characters || part->tool_calls || part->function_call ? 2 : 1;
@@ -377,7 +380,7 @@ static int comment(Reader *reader) {
 
 static int event(Reader *reader, const char *begin) {
   reader->row = (Row){0, 0, -1, 0};
-  reader->usages = reader->metrics = 0;
+  reader->usages = reader->metrics = reader->role = 0;
   if (!word(reader, "data: ") || object(reader, in_event, NULL) < 0 || !line_end(reader)) return 0;
   reader->row.blank = (int32_t)(reader->at - begin);
   return line_end(reader);
@@ -393,7 +396,7 @@ static PyObject *events(PyObject *module, PyObject *body) {
   (void)module;
   if (PyBytes_AsStringAndSize(body, &begin, &length) < 0) return NULL;
   Totals totals = {{NULL, NULL}, {NULL, NULL}, -1, -1, -1, -1, 0};
-  Reader reader = {begin, 0, 0, 0, {0, 0, -1, 0}, &totals};
+  Reader reader = {begin, 0, 0, 0, 0, {0, 0, -1, 0}, &totals};
   Row *rows = NULL;
   int done = 0, said = 0, regular = length < INT32_MAX;
   while (regular && !done && reader.at < begin + length) {
@@ -412,6 +415,7 @@ static PyObject *events(PyObject *module, PyObject *body) {
       rows = more;
     }
     regular = event(&reader, begin);
+    if (reader.role && !said && reader.row.said == 1) reader.row.total = -1; /* before the first token */
     said |= reader.row.said;
     rows[count++] = reader.row;
   }

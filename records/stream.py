@@ -265,12 +265,13 @@ def _error(value: dict[str, Any]) -> str:
 
 
 def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> None:
-    content, ids = False, 0
+    content, role_alone, ids = False, False, 0
     for choice in choices:
         part = choice.get("delta") or choice.get("message") or choice
         if isinstance(part, dict):
             length = sum(_characters(text) for name in _TEXTS if (text := part.get(name)))
             content = content or bool(length or any(part.get(name) for name in _CALLS))
+            role_alone |= bool(part.get("role") and choice.get("delta") and not choice.get("finish_reason"))
             reading.reasoned = reading.reasoned or any(part.get(name) for name in REASONING) or _thinks(part)
             if length:
                 reading.text_chars += length
@@ -288,6 +289,8 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
         reading.error = f"the server ended the answer with finish_reason {reading.finish_reason}"
         return
     total = _whole(said)
+    if role_alone and not (content or ids or reading.pieces.stamps):
+        total = None  # it comes before the first token, whatever its usage counts
     number = _whole(choices[0].get("index")) if len(choices) == 1 else None
     reading.pieces.add(stamp, ids, -1 if total is None else total, content, number or 0)
     reading.spoke = reading.spoke or content or bool(ids or total)

@@ -32,6 +32,8 @@ COUNTED = [role(0), chat("Grü", 1), chat("ße", 3), chat("", 4), chat("世", 5,
 ONE = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]}\n\n'
 USUAL = {
     "counted": sse(*COUNTED, "[DONE]"),
+    "counted with the role": sse(role(1), chat("a", 2), chat("b", 3, finish_reason="stop"), "[DONE]"),
+    "a role and an end": sse(part(1, role="assistant", content="", finish="stop"), "[DONE]"),
     "counted at the end": sse(role(), chat("a"), chat("b"), chat(None, finish_reason="stop"), usage_only(2), "[DONE]"),
     "completion": sse(text(" a"), text(" b", finish_reason="stop", logprobs={"tokens": [" b"]}), "[DONE]"),
     "no end mark": sse(role(0), chat("a", 1, finish_reason="stop")),

@@ -105,6 +105,10 @@ def test_server_sent_events_are_read_as_the_standard_says(body: bytes, want: lis
         (sse(role(0), chat("a"), chat("b"), usage_only(2), "[DONE]"), "unmeasured", [1, 1], 2),
         (sse(role(0), chat("a"), chat("b"), chat(None, 2, finish_reason="stop")), "unmeasured", [1, 1], 2),
         (sse(role(0), chat("a", 0), chat("b", 0), usage_only(2), "[DONE]"), "unmeasured", [1, 1], 2),
+        # One that counts the role: nothing of the answer has come with it. Where it says the end, all has.
+        (sse(role(1), chat("a", 2), chat("b", 3), "[DONE]"), "usage", [2, 1], 3),
+        (sse(role(1), chat("a", 1), chat("b", 2), "[DONE]"), "usage", [1, 1], 2),
+        (sse({**role(1), "choices": [{**role()["choices"][0], "finish_reason": "stop"}]}, "[DONE]"), "usage", [1], 1),
         (sse(role(), chat("a", 1), chat("b", 1), chat("c", 1), usage_only(3), "[DONE]"), "unmeasured", [1, 1, 1], 3),
         (sse(chat("a"), chat("b"), chat("c", 3), chat("d", 4), "[DONE]"), "unmeasured", [1, 1, 1, 1], 4),
         (sse(chat("a", 1), chat("b", 2), chat("c"), usage_only(3), "[DONE]"), "unmeasured", [1, 1, 1], 3),
@@ -119,7 +123,8 @@ def test_server_sent_events_are_read_as_the_standard_says(body: bytes, want: lis
          "usage", [1, 1, 2, 1], 5),
     ],
     ids=["no usage", "usage at the end", "usage on the last chunk", "ids", "gap", "falling usage", "no text",
-         "zero beside the role", "sum beside the finish reason", "always zero", "always one", "late usage",
+         "zero beside the role", "sum beside the finish reason", "always zero", "a token for the role",
+         "the first token with the role", "nothing but a role and an end", "always one", "late usage",
          "lost usage", "usage ahead of the text", "usage that begins again", "all at once", "a total for each choice",
          "one total for all choices"],
 )  # fmt: skip
