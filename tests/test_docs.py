@@ -38,6 +38,12 @@ def words(command: str) -> list[str]:
     return shlex.split(re.sub(r"[\[\]]|…|\.\.\.(?=\s|$)", " ", command), comments=True)
 
 
+def sections(text: str) -> set[str]:
+    """What a link may name of a page: its headings as GitHub spells them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def typed(program: str) -> list[tuple[str, str]]:
     """(page, command) for every command of ``program`` in every page."""
     found = [(page.name, command) for page in PAGES for command in commands(page.read_text())]
@@ -91,6 +97,28 @@ def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
     broken = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_section_leads_to_one(page: Path) -> None:
+    text = FENCED.sub("", page.read_text())
+    broken = [
+        f"{link}#{section}"
+        for link, section in re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", text)
+        if "://" not in link and section not in sections((page.parent / link).read_text() if link else text)
+    ]
+    assert not broken
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    seen, left = set[Path](), [ROOT / "README.md"]
+    while left:
+        page = left.pop()
+        if page not in seen and page.suffix == ".md":
+            seen.add(page)
+            links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", FENCED.sub("", page.read_text()))
+            left += [(page.parent / link).resolve() for link in links if "://" not in link]
+    assert not {page for page in (ROOT / "docs").rglob("*.md") if page not in seen}
 
 
 def test_help_lists_every_target_and_every_scenario() -> None:
