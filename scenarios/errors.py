@@ -55,7 +55,7 @@ def unread(error: OSError | ValueError) -> str:
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice that looks most like ``word``, or None when none does."""
-    close = get_close_matches(word.lower(), list(choices), n=1, cutoff=0.5)
+    close = get_close_matches(word.lower(), list(choices), n=1, cutoff=0.65)
     return close[0] if close else None
 
 

@@ -396,8 +396,10 @@ def _check_swept(key: str, value: object) -> None:
     if str(key).startswith("server.args."):  # the parts of this mapping are free
         return
     if key not in SWEPT_KEYS:
-        close = nearest(str(key), SWEPT_KEYS)
-        raise BadValue("no such key to sweep over" + (f"; did you mean {close}?" if close else ""))
+        whole = next((known for known in SWEPT_KEYS if known.endswith(f".{key}")), None)
+        close = whole or nearest(str(key), SWEPT_KEYS)
+        remedy = f"did you mean {close}?" if close else "write it in full, for instance load.rate"
+        raise BadValue(f"no such key to sweep over; {remedy}")
     check_value(key, value)
 
 

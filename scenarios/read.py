@@ -372,9 +372,9 @@ def _unknown_key(key: str, place: Place) -> ScenarioError:
     siblings = [known.rpartition(".")[2] for known in KEYS if known.rpartition(".")[0] == section]
     if not section:
         siblings += list(SECTIONS)
+    places = {known.rpartition(".")[2]: known for known in KEYS}
     close = nearest(leaf, siblings)
-    meant = next((known for known in KEYS if known.rpartition(".")[2] == leaf), None)
-    meant = meant or (f"{section}.{close}".lstrip(".") if close else nearest(key, KEYS))
+    meant = places.get(leaf) or (f"{section}.{close}".lstrip(".") if close else places.get(nearest(leaf, places) or ""))
     hint = f"; did you mean {meant}?" if meant else ""
     listed = f" ({section or 'the file'} has {', '.join(siblings)})" if section in ("", *SECTIONS) else ""
     return ScenarioError(f"no such key{hint}{listed}", place=place, key=key)

@@ -134,8 +134,10 @@ def compose(text: str, shown: str, *, lines: bool = True) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = Place(shown, mark.line + 1, mark.column + 1) if mark and lines else Place(shown)
-        context = f" {error.context}" if error.context else ""
-        raise ScenarioError(f"not valid YAML: {error.problem}{context}", place=place) from error
+        what = f"{error.problem} {error.context}" if error.context else str(error.problem)
+        if what.startswith("found character '\\t'"):
+            what = "a tab where a line begins; indent with spaces"
+        raise ScenarioError(f"not valid YAML: {what}", place=place) from error
     except yaml.YAMLError as error:
         raise ScenarioError(f"not valid YAML: {str(error).splitlines()[0]}", place=Place(shown)) from error
     except RecursionError as error:

@@ -189,6 +189,8 @@ def _check_url(value: str) -> str:
         bare = re.fullmatch(r"(?:\w+:/{0,2})?([^/\s?#@:]+:\d+(?:/[^\s?#]*)?)", value)
         write = f"http://{bare[1]}" if bare else "for instance http://127.0.0.1:8000"
         raise BadValue(f"{quoted(value)} is not a server's address; write {write}")
+    if endpoint := re.fullmatch(r"(https?://.+?)(/v1/models|(/v1)?(/chat)?/completions)/?", value):
+        raise BadValue(f"{quoted(value)} is one of a server's endpoints; write {endpoint[1]}")
     try:
         parts = urlsplit(value)
         host = parts.hostname or ""

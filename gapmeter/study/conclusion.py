@@ -155,7 +155,7 @@ def conclude(
     if not quiet:
         from gapmeter.report import run
 
-        why = errors.MEANING[code]
+        why = errors.MEANING[code] if result.slo or code != errors.OK else "measured; no SLO was set"
         if code == errors.NOT_VALID:
             why = "undecided" if result.verdict == "INCONCLUSIVE" else "not valid as a measurement"
         again = [("again", manifest.command)] if verbose else []

@@ -147,6 +147,10 @@ FILE_MISTAKES = {
         "server:", "sweep: {server.max_batsh: [1, 2]}\nserver:",
         "mine.yaml:1:28 sweep.server.max_batsh: no such key to sweep over; did you mean server.max_batch?",
     ),
+    "a swept key without its group": (
+        "server:", "sweep: {rate: [4, 8]}\nserver:",
+        "mine.yaml:1:16 sweep.rate: no such key to sweep over; did you mean load.rate?",
+    ),
     "a negative price": (
         "server:", "cost: {usd_per_hour: -2.49}\nserver:",
         "mine.yaml:1:22 cost.usd_per_hour: -2.49 is not a price; write 2.49 (USD per hour)",
@@ -237,6 +241,15 @@ FILE_MISTAKES = {
         "engine: transformers", "engine: attach\n  url: 127.0.0.1:8000",
         'mine.yaml:3:8 server.url: "127.0.0.1:8000" is not a server\'s address; write http://127.0.0.1:8000',
     ),
+    "an endpoint for an address": (
+        "engine: transformers", "engine: attach\n  url: http://127.0.0.1:8000/v1/chat/completions",
+        ('mine.yaml:3:8 server.url: "http://127.0.0.1:8000/v1/chat/completions" is one of a server\'s endpoints; '
+        "write http://127.0.0.1:8000"),
+    ),
+    "a word of another tool's": (
+        "  rate: 8", "  qps: 8",
+        f"mine.yaml:8:3 load.qps: no such key (load has {LOAD_KEYS})",
+    ),
     "a tokenizer for a model that we serve": (
         "engine: transformers", "tokenizer: ./elsewhere",
         "mine.yaml:2:14 server.tokenizer: a model that we serve has its own; leave it out",
@@ -275,8 +288,7 @@ FILE_MISTAKES = {
     ),
     "a tab": (
         "  rate: 8", "\trate: 8",
-        ("mine.yaml:8:1: not valid YAML: found character '\\t' that cannot start any token while scanning for the "
-        "next token"),
+        "mine.yaml:8:1: not valid YAML: a tab where a line begins; indent with spaces",
     ),
     "an open bracket": (
         "[8, 16]", "[8, 16",
