@@ -47,6 +47,12 @@ class Options:
     locust_page: LocustPageOptions | None = None
     locustfile: Path | None = None
 
+    def __post_init__(self) -> None:
+        """Who calls from Python may name folders by texts, as everywhere."""
+        for name in ("runs", "probe_dir", "locustfile"):
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, Path(value))
+
     @property
     def say(self) -> Say:
         """What tells people how it goes: on standard error, or nothing for ``quiet``."""

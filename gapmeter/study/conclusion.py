@@ -164,12 +164,13 @@ def conclude(
 
 
 def report_again(
-    path: Path, *, quiet: bool = False, verbose: bool = False, definitions: bool = False
+    path: str | Path, *, quiet: bool = False, verbose: bool = False, definitions: bool = False
 ) -> Conclusion[Any]:
     """Analyse a run, a sweep or a search again from its folder alone; ``definitions``: also by other tools' ones.
 
     Raises UserError when it is no run's folder, or holds no requests.
     """
+    path = Path(path)
     manifest = manifest_of(path)
     is_study = isinstance(manifest, SearchManifest | SweepManifest)
     with unless_damaged(path, manifest), hold(path) if is_study else contextlib.nullcontext():

@@ -21,7 +21,7 @@ def test_every_public_name_is_there_and_no_other() -> None:
 
 @pytest.mark.whole_run
 def test_a_run_is_made_opened_asked_and_compared_in_a_line_each(tmp_path: Path) -> None:
-    options = gapmeter.Options(runs=tmp_path, quiet=True)
+    options = gapmeter.Options(runs=str(tmp_path), quiet=True)  # type: ignore[arg-type] # a notebook's user writes a text
     first, second = (gapmeter.run("smoke", SETTINGS, options) for _ in range(2))
     assert first.exit_code in (0, 98, 99)
     run = gapmeter.open(first.folder)
@@ -36,3 +36,4 @@ def test_a_run_is_made_opened_asked_and_compared_in_a_line_each(tmp_path: Path) 
     assert gapmeter.sql("SELECT count(*) FROM requests", tmp_path)[1] == [(60,)]
     assert gapmeter.archive(first.folder, tmp_path / "run.tar.gz").exists()
     assert list(run.export(csv=tmp_path / "figures"))
+    assert gapmeter.report_again(str(first.folder), quiet=True).result == first.result
