@@ -116,7 +116,22 @@ _WrittenSlo = Annotated[
     PlainSerializer(lambda slo: slo.text),
     WithJsonSchema({"type": "string", "pattern": SLO_PATTERN}),
 ]
-_Slos = Annotated[tuple[_WrittenSlo, ...], Wording("a list of SLOs", 'for instance ["ttft p99 <= 500 ms"]')]
+
+
+def _check_once(slos: tuple[Slo, ...]) -> tuple[Slo, ...]:
+    """Whoever reads results by their SLOs' texts (Prometheus, JUnit) could not tell two of one text apart."""
+    texts = [slo.text for slo in slos]
+    for at, text in enumerate(texts):
+        if text in texts[:at]:
+            raise BadValue(f"{text} appears twice; remove one", (at,))
+    return slos
+
+
+_Slos = Annotated[
+    tuple[_WrittenSlo, ...],
+    AfterValidator(_check_once),
+    Wording("a list of SLOs", 'for instance ["ttft p99 <= 500 ms"]'),
+]
 
 
 def _read_sweep(value: object) -> tuple[Mapping[str, object], ...]:

@@ -274,6 +274,10 @@ FILE_MISTAKES = {
         "server:", "slo: [tftt p99 <= 500 ms]\nserver:",
         'mine.yaml:1:7 slo: "tftt" is not a metric; did you mean ttft? write ttft, itl, tpot, e2e or errors',
     ),
+    "an SLO twice": (
+        "server:", "slo: [ttft p99 <= 500 ms, ttft  p99<=500 ms]\nserver:",
+        "mine.yaml:1:27 slo: ttft p99 <= 500 ms appears twice; remove one",
+    ),
     "one SLO instead of a list": (
         "server:", "slo: ttft p99 <= 500 ms\nserver:",
         'mine.yaml:1:6 slo: "ttft p99 <= 500 ms" is not a list of SLOs; write for instance ["ttft p99 <= 500 ms"]',
