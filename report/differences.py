@@ -79,8 +79,8 @@ def _found_sentence(pair: PairComparison) -> str:
     if pair.telling is None:
         if any(figure.ci_ms is not None and not figure.failed for figure in figures.values()):
             return NOTHING
-        least = sorted(figures, key=lambda name: name.percentile is not None)  # a mean asks for less
-        why = next((figures[name].why for name in least if figures[name].why), "no values")
+        means_first = sorted(figures, key=lambda each: each.percentile is not None)  # they ask for less
+        why = next((figures[each].why for each in means_first if figures[each].why), "no values")
         return f"no percentile and no mean can be compared: {why}"
     name = pair.telling
     figure = figures[name]
