@@ -61,7 +61,7 @@ def _add_run(commands: Commands) -> None:
     )
     parser.add_argument("--locustfile", type=Path, metavar="FILE", help="use the users and load shape in this file")
     parser.add_argument("--ui", action="store_true", help="show the run on Locust's web page, on 127.0.0.1")
-    parser.add_argument("--ui-port", type=int, default=8089, metavar="PORT", help="with --ui: its port (default: 8089)")
+    parser.add_argument("--ui-port", type=int, metavar="PORT", help="with --ui: its port (default: 8089)")
     parser.add_argument(
         "--ui-keep", metavar="TIME", help="with --ui: keep it this long after the run (default: until Ctrl-C)"
     )
@@ -85,6 +85,10 @@ def _run(arguments: argparse.Namespace) -> int:
     from gapmeter.study.resolve import resolve
 
     flags.port_of("--live-port", arguments.live_port)
+    if arguments.live_port and not arguments.live:
+        raise UserError("--live-port goes with --live", errors.USAGE)
+    if not arguments.ui and (arguments.ui_port is not None or arguments.ui_keep is not None):
+        raise UserError("--ui-port and --ui-keep go with --ui", errors.USAGE)
     changed = flags.overrides(arguments)
     scenario = resolve(arguments.scenario, changed)  # a mistake is reported before a second goes into imports
     if arguments.resume and not scenario.sweep:
@@ -98,7 +102,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.ui:
         keep = arguments.ui_keep
         keep_ns = None if keep is None else round(flags.seconds_of("--ui-keep", keep) * 1e9)
-        page = LocustPageOptions(flags.port_of("--ui-port", arguments.ui_port), keep_ns)
+        port = LocustPageOptions().port if arguments.ui_port is None else arguments.ui_port
+        page = LocustPageOptions(flags.port_of("--ui-port", port), keep_ns)
     options = Options(
         locustfile=arguments.locustfile,
         locust_page=page,

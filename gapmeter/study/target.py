@@ -168,6 +168,9 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
     """
     base = (scenario.server.url or "").rstrip("/").removesuffix("/v1")
     url = f"{base}/v1/models"
+    if api_key and not (api_key.isascii() and api_key.isprintable()):
+        text = "the API key has characters that HTTP does not allow; is there a line's end in --api-key or"
+        raise UserError(f"{text} GAPMETER_API_KEY?", errors.USAGE)
     try:
         headers = dict(authorization(api_key))
         Address.of(base, tuple(headers.items()))
@@ -186,7 +189,7 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
         if answer.location:
             hint = "redirects are not followed: if that is the server, give its address"
         elif answer.status in (401, 403):
-            hint = "pass --api-key or set GAPMETER_API_KEY"
+            hint = "that is not the key it takes" if api_key else "pass --api-key or set GAPMETER_API_KEY"
         raise UserError(f"{url} answered {answer}; {hint}", errors.UNREACHABLE)
     try:
         models = [entry["id"] for entry in json.loads(answer.body)["data"]]

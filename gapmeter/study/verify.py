@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -100,8 +101,17 @@ def _check_comparison(folder: Path) -> list[Check]:
         try:
             compare_again(folder, again)
         except _FAILURES as error:
-            return [*checks, Check(Comparison.FILE, False, f"cannot be derived from these runs: {error}")]
+            return [*checks, not_derived(Comparison.FILE, "runs", error)]
         return [*checks, *(compare_file(folder / name, again / name) for name in (Comparison.FILE, "report.html"))]
+
+
+def not_derived(name: str, what: str, error: Exception) -> Check:
+    """What deriving ended in. Raises UserError for a full disk of ours, for which no folder is to blame."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        text = f"{tempfile.gettempdir()} is full, where figures are derived again; free some space, or set TMPDIR"
+        raise UserError(text, errors.NOT_VALID) from error
+    said = error if isinstance(error, UserError) else repr(error)
+    return Check(name, False, f"cannot be derived from these {what}: {said}")
 
 
 def _check_whole(run: Path, name: str) -> Check:
@@ -127,7 +137,7 @@ def _check_study(folder: Path) -> list[Check]:
         try:
             (analyse_points if isinstance(manifest, SweepManifest) else analyse_search)(again)
         except _FAILURES as error:
-            return [Check("figures", False, f"cannot be derived from these runs: {error!r}")]
+            return [not_derived("figures", "runs", error)]
         return [compare_file(folder / name, again.path / name) for name in ("summary.json", "report.html")]
 
 
@@ -151,7 +161,7 @@ def check_run(path: Path) -> list[Check]:
         try:
             analyse_run(again, definitions=bool(summary.get("definitions")))
         except _FAILURES as error:
-            return [*checks, Check("figures", False, f"cannot be derived from these records: {error!r}")]
+            return [*checks, not_derived("figures", "records", error)]
         return [*checks, *_compare_derived(path, again.path)]
 
 

@@ -98,6 +98,12 @@ def http(status: str, body: str = "") -> bytes:
 # What is there, the exit code, and what the sentence must say.
 REFUSALS: dict[str, tuple[Callable[[Path], Done], int, str]] = {
     "wants a key": (refused(http("401 Unauthorized")), 106, "answered 401 Unauthorized; pass --api-key"),
+    "wants another key": (
+        refused(http("401 Unauthorized"), "--api-key", "wrong"),
+        106,
+        "401 Unauthorized; that is not the key it takes",
+    ),
+    "cannot be sent this key": (refused(b"", "--api-key", "ends\r\n"), 2, "the API key has characters that HTTP"),
     "has no such page": (refused(http("404 Not Found")), 106, "answered 404 Not Found; is it the address of"),
     "is another one": (refused(http("200 OK", "<html>")), 106, "does not list models as OpenAI-compatible servers do"),
     "names no model": (refused(http("200 OK", '{"data": [{"id": null}]}')), 106, "does not list models as OpenAI"),

@@ -66,6 +66,10 @@ MISTAKES = {
     "an address that refuses": Mistake(
         ("run", "smoke", "--url", "http://127.0.0.1:{closed}"), 106, ("no server answers", "{closed}", "refused"),
     ),
+    "a port of a page that was not asked for": Mistake(
+        (*SIMULATED, "--live-port", "8090"), 2, ("--live-port goes with --live",),
+    ),
+    "a page's time without the page": Mistake((*SIMULATED, "--ui-keep", "5s"), 2, ("go with --ui",)),
     "a JUnit file that cannot be": Mistake((*SIMULATED, "--junit", "{tmp}/no/such.xml"), 2, ("{tmp}/no/such.xml",)),
     "a runs folder that is a file": Mistake(
         (*SIMULATED, "--runs", "{tmp}/typo.yaml"), 2, ("no run's folder can be made in {tmp}/typo.yaml",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import html
 import io
@@ -24,7 +25,7 @@ from gapmeter.records.folder import write_json
 from gapmeter.runs.archive import HASHES, archive
 from gapmeter.study.comparison import compare_runs
 from gapmeter.study.sweep import analyse_points
-from gapmeter.study.verify import Check, check_all, differing, verify
+from gapmeter.study.verify import Check, check_all, differing, not_derived, verify
 
 pytestmark = pytest.mark.whole_run
 Copy = Callable[[], Path]
@@ -186,6 +187,12 @@ def test_a_comparison_is_made_again_from_the_runs_that_it_names(run_copy: Copy, 
     assert "cannot be derived again without it" in failed(check_all(made.folder))["a"]
     (made.folder / "compare.json").write_text("{}")
     assert "does not say where its runs are" in failed(check_all(made.folder))["compare.json"]
+
+
+def test_a_full_disk_here_is_no_fault_of_the_folder() -> None:
+    with pytest.raises(UserError, match="is full, where figures are derived again; free some space, or set TMPDIR"):
+        not_derived("figures", "records", OSError(errno.ENOSPC, "No space left on device"))
+    assert not not_derived("figures", "records", OSError(errno.EIO, "Input/output error")).ok
 
 
 def test_a_folder_without_a_run_is_a_usage_error(tmp_path: Path) -> None:
