@@ -17,37 +17,36 @@ class Stage:
     owner: str
     group: str
     kind: str
-    letter: str
     meaning: str
 
 
 _TABLE = """
-retry         | capacity    | queueing     | measured  | R | attempts that failed, and the pauses before the next
-generator_lag | load tester | load_tester  | measured  | l | due until the request's bytes were handed to the socket
-connect       | network     | network      | measured  | c | a new connection, where one was needed
-network_in    | network     | network      | transit   | n | until the server application saw the request
-accept_wait   | API server  | framework    | measured  | a | the server's event loop was at work elsewhere
-ingress       | API server  | framework    | measured  | i | HTTP, JSON, validation, request object
-template      | API server  | tokenization | measured  | m | chat template rendered
-tokenize      | API server  | tokenization | measured  | t | text to ids
-handoff       | framework   | framework    | transit   | h | API server to engine process
-core_wait     | capacity    | queueing     | measured  | C | a thread of the server could run, others had its core
-lock_wait     | framework   | framework    | measured  | L | another thread of the process held the interpreter
-engine_wait   | framework   | framework    | measured  | w | on the engine's input queue, the engine inside a step
-queue         | capacity    | queueing     | measured  | Q | in the scheduler's queue until first scheduled
-other_step    | capacity    | queueing     | measured  | O | scheduled, behind a step of others
-prefill       | GPU         | gpu_prefill  | measured  | P | forward of own steps that carry its prompt
-decode        | GPU         | gpu_decode   | measured  | D | forward of own steps that make its tokens
-interference  | capacity    | queueing     | estimated | I | part of own decode steps that others' prompts took
-launch_gap    | framework   | framework    | measured  | g | the GPU waited for the host inside an own step
-input_prep    | framework   | framework    | measured  | p | inputs of own steps built
-sampling      | framework   | framework    | measured  | s | logits to token in own steps
-scheduling    | framework   | framework    | measured  | S | schedule, update, loop, executor call, where not hidden
-preempted     | capacity    | queueing     | measured  | E | evicted until scheduled again
-output        | framework   | framework    | transit   | o | token sampled until the API server has it
-detokenize    | API server  | tokenization | measured  | d | ids to text, stop checks
-egress        | API server  | framework    | measured  | e | formatting, waiting for the event loop, write
-network_out   | network     | network      | transit   | r | until the client's kernel had the bytes
+retry         | capacity    | queueing     | measured  | attempts that failed, and the pauses before the next
+generator_lag | load tester | load_tester  | measured  | due until the request's bytes were handed to the socket
+connect       | network     | network      | measured  | a new connection, where one was needed
+network_in    | network     | network      | transit   | until the server application saw the request
+accept_wait   | API server  | framework    | measured  | the server's event loop was at work elsewhere
+ingress       | API server  | framework    | measured  | HTTP, JSON, validation, request object
+template      | API server  | tokenization | measured  | chat template rendered
+tokenize      | API server  | tokenization | measured  | text to ids
+handoff       | framework   | framework    | transit   | API server to engine process
+core_wait     | capacity    | queueing     | measured  | a thread of the server could run, others had its core
+lock_wait     | framework   | framework    | measured  | another thread of the process held the interpreter
+engine_wait   | framework   | framework    | measured  | on the engine's input queue, the engine inside a step
+queue         | capacity    | queueing     | measured  | in the scheduler's queue until first scheduled
+other_step    | capacity    | queueing     | measured  | scheduled, behind a step of others
+prefill       | GPU         | gpu_prefill  | measured  | forward of own steps that carry its prompt
+decode        | GPU         | gpu_decode   | measured  | forward of own steps that make its tokens
+interference  | capacity    | queueing     | estimated | part of own decode steps that others' prompts took
+launch_gap    | framework   | framework    | measured  | the GPU waited for the host inside an own step
+input_prep    | framework   | framework    | measured  | inputs of own steps built
+sampling      | framework   | framework    | measured  | logits to token in own steps
+scheduling    | framework   | framework    | measured  | schedule, update, loop, executor call, where not hidden
+preempted     | capacity    | queueing     | measured  | evicted until scheduled again
+output        | framework   | framework    | transit   | token sampled until the API server has it
+detokenize    | API server  | tokenization | measured  | ids to text, stop checks
+egress        | API server  | framework    | measured  | formatting, waiting for the event loop, write
+network_out   | network     | network      | transit   | until the client's kernel had the bytes
 """
 
 STAGES: tuple[Stage, ...] = tuple(
@@ -61,7 +60,7 @@ GROUPS: tuple[str, ...] = (
     "queueing", "tokenization", "framework", "gpu_prefill", "gpu_decode", "network", "load_tester",
 )  # fmt: skip
 
-# Okabe-Ito; a colour means an owner, the same in terminal, report and trace.
+# Okabe-Ito; a colour means an owner, the same in report and trace.
 OWNER_COLOURS: dict[str, str] = {
     "load tester": "#6B6B6B",
     "network": "#56B4E9",

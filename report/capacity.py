@@ -24,7 +24,7 @@ from gapmeter.records import RunFolder
 from gapmeter.report import cost, html, pareto
 from gapmeter.report import document as doc
 from gapmeter.report.capacity_charts import Goodput, Posterior, Sureness
-from gapmeter.report.document import BRIEF, PAGE, TERMINAL, Chart, Column, Figure, Mark, Name, Row, Section, Table
+from gapmeter.report.document import BRIEF, TERMINAL, Chart, Column, Figure, Mark, Name, Row, Section, Table
 from gapmeter.report.slo import slo_sentence
 from gapmeter.report.words import reproduce, tone
 
@@ -243,7 +243,7 @@ def _posterior(search: Search) -> Section:
     )
     lead = f"{by}. Shaded: {100 * search.confidence:g} % of it. Ticks: rates that were tried."
     chart = Chart("posterior", Posterior(search), table=table, margin="levels")
-    return Section("posterior", table.name, [chart], lead, "posterior", PAGE | TERMINAL)
+    return Section("posterior", table.name, [chart], lead, "posterior")
 
 
 def _economy(result: CapacityResult, manifest: SearchManifest) -> list[Section]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rich.text import Text
-
 from gapmeter.analysis.numbers import rate, share, significant
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, Density, Search, TrialVerdict
 from gapmeter.report.charts import Axis, Plot, Point, limit, line, points, shade, stairs
@@ -16,8 +14,6 @@ from gapmeter.report.words import both
 
 _ASKED = "offered requests per second (log scale)"
 _DOTS: dict[TrialVerdict, str] = {HOLDS: "point met", FAILS: "point missed"}
-_COLUMNS = 60  # of the sketch
-_BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def _rates(search: Search) -> Axis:
@@ -116,27 +112,6 @@ class Posterior:
             shade(plot, low, high), line(plot, stairs(edges, heights)), points(plot, ticks),
             _answer(self.search, plot), stamp=stamp,
         )  # fmt: skip
-
-    def sketch(self, width: int) -> Text:
-        """The density around its interval in letters; beneath it the interval's ends and the rate."""
-        low, high, middle, density = self._known()
-        reach = math.log(high / low) or 0.01
-        start, end = math.log(low) - reach / 3, math.log(high) + reach / 3
-        columns = min(_COLUMNS, width - 14)
-        edges, heights = [math.log(at) for at in density.rates], _heights(density)
-        levels = []
-        for column in range(columns):
-            at = start + (column + 0.5) / columns * (end - start)
-            levels.append(next((h for h, a, b in zip(heights, edges[:-1], edges[1:], strict=True) if a <= at < b), 0.0))
-        top = max(levels) or 1.0
-        bars = "".join(_BLOCKS[round(8 * level / top)] for level in levels)
-        feet = [" "] * (columns + 12)
-        for value in (low, middle, high):
-            words = significant(value)
-            place = round((math.log(value) - start) / (end - start) * columns) - len(words) // 2
-            if not "".join(feet[place - 1 : place + len(words) + 1]).strip():
-                feet[place : place + len(words)] = words
-        return Text(f"  {bars}\n  {''.join(feet).rstrip()} req/s")
 
     def _known(self) -> tuple[float, float, float, Density]:
         search = self.search

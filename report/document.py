@@ -16,7 +16,7 @@ A document is a verdict and sections; a section is blocks. Figures stay figures 
 
 A section is on the page only, unless ``on`` says otherwise; where the short form differs from the page's, or stands
 elsewhere, it is a section of its own. A picture is any frozen value with ``draw`` (see ``Picture``; ``charts`` is what
-it draws with); one that has ``sketch`` too is drawn in the terminal, and Markdown prints the table behind it.
+it draws with); the terminal and Markdown print the table behind it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gapmeter.analysis.numbers import DASH, count, duration, large, rate, share, significant, usd
 from gapmeter.report import marks
 
 if TYPE_CHECKING:
     from markupsafe import Markup
-    from rich.text import Text as Sketched
 
     from gapmeter.analysis.results.run import Provenance
 
@@ -243,13 +242,6 @@ class Picture(Protocol):
     """A frozen value that can draw itself. ``name`` makes the ids in it unique, ``stamp`` is written across it."""
 
     def draw(self, name: str, stamp: str | None) -> Markup: ...
-
-
-@runtime_checkable
-class Sketch(Protocol):
-    """A picture that can be drawn with letters, in so many columns."""
-
-    def sketch(self, width: int) -> Sketched: ...
 
 
 @dataclass(frozen=True, slots=True)

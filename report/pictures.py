@@ -1,15 +1,13 @@
-"""The pictures of where time goes: frozen values that draw themselves on the page, the main one in letters too."""
+"""The pictures of where time goes: frozen values that draw themselves on the page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.text import Text
-
 from gapmeter.analysis.numbers import duration, share, significant, usd
 from gapmeter.analysis.stages import UNEXPLAINED
-from gapmeter.report import bars, marks
+from gapmeter.report import marks
 from gapmeter.report.charts import Axis, Plot, Point, Segment, after, bar, head, limit, points, shade
 from gapmeter.report.document import Gauge
 from gapmeter.report.scale import Scale
@@ -20,7 +18,6 @@ Limit = tuple[float, str]  # ms, the objective in words
 _FAR = 1.8  # times the longest bar: an objective farther off is told in words, so that bars stay long
 _BEHIND = 0.16  # of the longest bar, kept free for the number behind it
 _ONE_ROW = Axis(Scale.categories([("",)]), labels=False)
-_LABEL = 27  # columns of the terminal before a bar
 
 
 def segment(stage: str, ms: float, device: str, whole: str, *, label: str = "", of: str = "") -> Segment:
@@ -123,29 +120,6 @@ class Stacks:
                 label = f"{marks.words(stage)} {more}"
                 pieces.append(segment(stage, ms, self.device, f"{part} of the excess", label=label))
         return pieces
-
-    def sketch(self, width: int) -> Text:
-        """Two bars of letters on one axis, with the objective's place under them, and what the letters mean."""
-        slow, limit = self.slow.total_ms, self.limit
-        top = max(slow, limit[0]) if limit and limit[0] <= _FAR * slow else slow
-        axis, ms_per_column = bars.axis(top, width - _LABEL)
-        text = Text.assemble((f" where {self.metric} goes".ljust(_LABEL), "bold"), axis)
-        shown: set[str] = set()
-        for name, band in ((" typical (p45-55)", self.typical), (" slow (p98.5+)", self.slow)):
-            text.append(f"\n{name.ljust(17)}{duration(band.total_ms):>9} ")
-            text.append_text(bars.bar(band.parts, ms_per_column))
-            shown |= bars.columns(band.parts, ms_per_column).keys()
-        text.append(self._limit_mark(ms_per_column, width))
-        return text.append("\n" + bars.key([s for s in self.slow.parts if s in shown], width, _LABEL))
-
-    def _limit_mark(self, ms_per_column: float, width: int) -> str:
-        if self.limit is None:
-            return ""
-        mark, times = f"SLO {duration(self.limit[0])}", self.limit[0] / self.slow.total_ms
-        if times > _FAR:
-            return f"\n{f'{mark}, {times:.1f} times as far'.rjust(width)}"
-        at = _LABEL + round(self.limit[0] / ms_per_column)
-        return "\n" + (f"{' ' * at}^ {mark}" if at + 2 + len(mark) <= width else f"{mark} ^".rjust(at + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A document in a terminal: plain text, whose colours only mark verdicts and owners."""
+"""A document in a terminal: plain text, whose colours only mark answers."""
 
 from __future__ import annotations
 
@@ -92,10 +92,8 @@ def _block(block: doc.Block, width: int) -> Iterator[Text]:
                     first = " " * _MARGIN if at else f" {plain(name):<{_MARGIN - 2}} "
                     foreign = isinstance(line, doc.Quoted)
                     yield Text(_wrapped(plain(line), width, first, " " * _MARGIN, broken=foreign))
-        case Table():
-            yield from _table(block, width)
-        case doc.Chart(picture=doc.Sketch() as picture):
-            yield picture.sketch(width)
+        case (Table() as table) | doc.Chart(table=Table() as table):
+            yield from _table(table, width)
         case doc.Warnings():
             for one in block.items:
                 yield Text(_wrapped(" ".join(filter(None, (one.text, one.cause))), width, " ! ", "   "))

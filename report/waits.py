@@ -44,7 +44,7 @@ def no_ledger(result: RunResult) -> str:
 
 
 def tail(result: RunResult) -> Section | None:
-    """In short: the metric that the tail is about, and in Markdown the stages that matter."""
+    """In short: the stages that matter, of the metric that the tail is about."""
     metric = next((m for m in (result.tail.metric, "ttft", "e2e") if m in ("ttft", "e2e") and result.tail.of(m)), None)
     anatomy = result.tail.of(metric) if metric else None
     if metric is None or anatomy is None:
@@ -60,11 +60,9 @@ def tail(result: RunResult) -> Section | None:
     if any(small):
         rows.append(["the rest", "", *map(Figure, (*small, small[1] - small[0]))])
     rows.append(["sum", "", *map(Figure, (typical.total_ms, slow.total_ms, anatomy.difference_ms))])
-    headers: doc.Headers = [f"{name}: where it goes", "owner", "typical (p45-p55)", "slow (p98.5+)", "difference"]
-    bands = _band("typical", "", typical), _band("slow", "", slow)
-    picture = Stacks(name, "requests", *bands, main_limit(result, metric), device)
-    chart = Chart("tail", picture, "", Table(name, headers, rows, words=2))
-    return Section("tail", "", [chart], on=doc.DETAILS | doc.MARKDOWN)
+    headers: doc.Headers = [f"{name}: where it goes", "owner", "typical", "slow", "difference"]
+    said = Paragraph("Means of typical (p45 to p55) and of slow (from p98.5 up) requests:")
+    return Section("tail", "", [said, Table(name, headers, rows, words=2)], on=doc.DETAILS | doc.MARKDOWN)
 
 
 def where(result: RunResult, device: str) -> Section:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pytest
 from markupsafe import Markup
-from rich.text import Text
 
 from gapmeter.analysis.results.run import Provenance
 from gapmeter.report import html, markdown, terminal
@@ -43,9 +42,6 @@ EVIL = "</script><img src=x>|\"'&"
 class _Picture:
     def draw(self, name: str, stamp: str | None) -> Markup:
         return Markup('<svg id="{}"><text>{}</text></svg>').format(name, stamp or "")
-
-    def sketch(self, width: int) -> Text:
-        return Text("#" * width)
 
 
 def _provenance(validity: str = "valid") -> Provenance:
@@ -96,7 +92,7 @@ def test_the_page_has_every_figure_with_its_place_in_the_result_and_only_the_sec
     assert page.count('hidden="hidden"') == 1
 
 
-def test_the_terminal_has_signs_for_answers_letters_for_pictures_and_no_line_that_is_too_long() -> None:
+def test_the_terminal_has_signs_for_answers_tables_for_pictures_and_no_line_that_is_too_long() -> None:
     said = terminal.text(_document(), 70, links=Facts([("again", "gapmeter run " + "x" * 90)]), end="exit=99").plain
     lines = said.splitlines()
     assert lines[0].startswith("chat @ vllm ")
@@ -104,7 +100,7 @@ def test_the_terminal_has_signs_for_answers_letters_for_pictures_and_no_line_tha
     assert lines[1] == "FAIL  p99 TTFT 612 ms."
     assert " x ttft p99 <= 500 ms      612 ms" in lines
     assert f"        {EVIL}" in lines
-    assert "#" * 70 in lines
+    assert " queue  3.00 ms" in lines
     assert "only slow" in said
     assert "only all" not in said
     assert [line for line in lines if line.startswith(" failed  two")]
