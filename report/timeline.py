@@ -16,7 +16,8 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.numbers import duration, round_step, significant
-from gapmeter.analysis.requests.metrics import final, issued
+from gapmeter.analysis.requests.metrics import ended_by_us, final, issued, succeeded
+from gapmeter.analysis.results.requests import ENDED_BY_US
 from gapmeter.report.charts import Axis, Plot, Point, band, limit, line, points, shade, stairs
 from gapmeter.report.document import Block, Chart, Column, Figure, Headers, Heading, Row, Section, Table
 from gapmeter.report.percentiles import main_limit
@@ -93,9 +94,11 @@ def over_time(run: ReportedRun) -> Section:
         blocks += [Heading(table.name), chart]
     for key, counts in _counts(run, requests, span).items():
         blocks += [Heading(counts.title), Chart(f"timeline-{key}", counts, counts.note, counts.table(), "levels")]
-    failed = int((requests["outcome"] != "ok").sum())
+    ours = int(ended_by_us(requests).sum())
+    failed = len(requests) - int(succeeded(requests).sum()) - ours
     lead = f"Seconds from the first due time; {len(requests):,} requests were issued"
     lead += f", {failed:,} of them failed (✕ along the top)." if failed else ", none failed."
+    lead += f" The load tester stopped before {ours:,} of them ended." if ours else ""
     if span.warmup_s > 0:
         lead += f" Gray: the warm-up, {span.warmup_s:.1f} s, left out of every figure."
     lead += " Tinted: what was measured. Every value axis starts at zero."
@@ -171,7 +174,8 @@ class Dots:
 
     @property
     def failed(self) -> Bools:
-        return np.asarray([outcome != "ok" for outcome in self.outcome], dtype=np.bool_)
+        """Those that the server failed: not what was in flight when the load was ended."""
+        return np.asarray([outcome not in ("ok", *ENDED_BY_US) for outcome in self.outcome], dtype=np.bool_)
 
     def _drawn(self) -> Ints:
         rows = np.flatnonzero(self.good)

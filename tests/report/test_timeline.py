@@ -83,6 +83,20 @@ def test_a_turn_that_was_never_sent_is_neither_issued_nor_failed_and_the_last_fa
     assert tuple(sum(int(str(row[column])) for row in table.rows) for column in (2, 3)) == due_and_failed
 
 
+def test_what_was_in_flight_when_the_load_was_ended_is_no_failure_of_the_server(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", count=300, rate=20.0)
+    requests = pd.read_parquet(folder.path / "requests.parquet")
+    last = requests["due_ns"].nlargest(2).index
+    requests.loc[last, ["outcome", "first_token_ns", "last_token_ns"]] = ["aborted", None, None]
+    requests.to_parquet(folder.path / "requests.parquet")
+    section = over_time(Run.read(folder))
+    assert "issued, none failed. The load tester stopped before 2 of them ended." in str(section.lead)
+    (chart, *_) = [block for block in section.blocks if isinstance(block, Chart)]
+    assert chart.table
+    assert sum(int(str(row[3])) for row in chart.table.rows) == 0
+    assert "✕" not in chart.picture.draw("ttft", None)
+
+
 def test_a_stretch_without_a_sample_has_a_dash_and_no_zero() -> None:
     at = np.array([0.5, 1.5, 8.5])
     level = Level("k", "power", "W", at, np.array([10.0, 30.0, 20.0]), 1.0)
@@ -96,3 +110,10 @@ def test_a_stretch_without_a_sample_has_a_dash_and_no_zero() -> None:
 @pytest.mark.parametrize(("unit", "value"), [("%", 100.0), ("share", 1.0)])
 def test_an_axis_of_percent_ends_at_a_hundred(unit: str, value: float) -> None:
     assert Axis(Scale.linear([value]), unit, about=2).ticks(units=True)[-1] == (value, "100 %")
+
+
+@given(st.floats(1e-3, 1e6))
+def test_an_axis_of_few_ticks_names_two_values_at_least_and_not_many_more(largest: float) -> None:
+    found = Axis(Scale.linear([largest], room=0.12), "req", about=2).ticks(units=True)
+    assert 2 <= len(found) <= 4
+    assert found[-1][1].endswith(" req")
