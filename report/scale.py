@@ -96,5 +96,10 @@ class Scale:
             if len(inside[0]) >= 3:  # fewer: the axis is so short that even steps read better
                 return next((values for values in inside if len(values) <= about + 2), inside[-1])
         step = round_step((self.high - self.low) / about)
+        found = self._every(step)
+        return found if len(found) > 1 else self._every(round_step(0.4 * step))  # the next finer one
+
+    def _every(self, step: float) -> list[float]:
+        """The multiples of ``step`` that it holds."""
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [step * i for i in range(first, last + 1)]
