@@ -126,7 +126,7 @@ class Processes:
 def label(process: psutil.Process) -> str:
     """A name that tells processes of one program apart: its module or script, or the title that it gave itself."""
     try:
-        words = process.cmdline()
+        words = [word for word in process.cmdline() if word]  # a title leaves empty ones behind it
         name: str = process.name()
     except psutil.Error:
         return "?"

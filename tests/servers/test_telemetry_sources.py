@@ -160,6 +160,7 @@ def test_a_process_is_called_by_its_module_its_script_or_its_own_title() -> None
         "vllm.entrypoints.openai.api_server"
     )
     assert named("VLLM::EngineCore") == "VLLM::EngineCore"
+    assert named("VLLM::EngineCore", "", "") == "VLLM::EngineCore", "what was behind it is empty"
     assert named("/usr/bin/python", "/opt/serve.py", "-m") == "serve.py"
     assert named() == "python3.11"
 
