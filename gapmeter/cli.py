@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gapmeter import errors
 from gapmeter.commands import measure, recorded
@@ -53,14 +54,31 @@ def main(words: Sequence[str], output: LossyOutput | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """A command tells of what it does not know itself, since only it knows its own flags."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
-        """Raises UserError, with what to write in place of a flag that is a scenario's key."""
+        """Raises UserError, with what to write in place of a flag that is a scenario's key, or that has a typo."""
+        from gapmeter.scenarios.errors import nearest
         from gapmeter.scenarios.model import KEYS
 
         _, _, unknown = message.partition("unrecognized arguments: ")
-        words = {word[2:].partition("=")[0].replace("-", "_") for word in unknown.split() if word.startswith("--")}
-        meant = ", ".join(f"--set {key}=VALUE" for key in KEYS if key.rpartition(".")[2] in words)
-        remedy = f"to set a scenario's key write {meant}" if meant else f"{self.prog} --help lists the flags"
+        words = [word[2:].partition("=")[0] for word in unknown.split() if word.startswith("--")]
+        flags = {flag[2:]: flag for flag in self._option_string_actions if flag.startswith("--")}
+        leaves = {word.replace("-", "_") for word in words} if "set" in flags else set()
+        meant = ", ".join(f"--set {key}=VALUE" for key in KEYS if key.rpartition(".")[2] in leaves)
+        close = next((flags[flag] for word in words if (flag := nearest(word, flags))), None)
+        if chosen := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            close = nearest(chosen[1], re.findall(r"[\w-]+", chosen[2]))
+        remedy = f"{self.prog} --help lists the {'flags' if self._subparsers is None else 'commands'}"
+        if meant:
+            remedy = f"to set a scenario's key write {meant}"
+        elif close:
+            remedy = f"did you mean {close}?"
         raise UserError(f"{message}; {remedy}", errors.USAGE)
 
 

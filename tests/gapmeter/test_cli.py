@@ -40,7 +40,12 @@ class Mistake:
 
 MISTAKES = {
     "no command": Mistake((), 2, ("arguments are required: COMMAND",)),
-    "an unknown flag": Mistake(("run", "smoke", "--loud"), 2, ("unrecognized arguments: --loud",)),
+    "an unknown flag": Mistake(
+        ("run", "smoke", "--loud"), 2, ("unrecognized arguments: --loud; gapmeter run --help lists the flags",),
+    ),
+    "a flag with a typo": Mistake(("run", "smoke", "--juint=x.xml"), 2, ("--juint=x.xml; did you mean --junit?",)),
+    "a command with a typo": Mistake(("capcity", "smoke"), 2, ("'capcity'", "did you mean capacity?")),
+    "a key taken for a flag where none can be set": Mistake(("runs", "--rate", "4"), 2, ("gapmeter runs --help",)),
     "a key taken for a flag": Mistake(
         ("run", "smoke", "more", "--rate", "4", "--max-batch=2"), 2, ("load.rate=VALUE", "server.max_batch=VALUE"),
     ),
