@@ -263,7 +263,7 @@ def _trials_in_short(search: Search) -> Section:
         seen, slo = trial.reason or "", trial.decided_by if trial.confidence is not None else None
         if slo:
             which = f"{slo.text}: " if len(trial.slos) > 1 else ""
-            beyond = f"{count(slo.over)} of {count(slo.count)} over the limit, n_eff {count(slo.n_eff)}"
+            beyond = f"{count(slo.over)} of {count(slo.count)} over the limit, effective n {count(slo.n_eff)}"
             grew = ", but the queue grew" if trial.overloaded else ""
             seen = f"{which}{beyond}{grew}; {duration(1000 * trial.seconds)}"
         leans = trial.verdict == UNDECIDED and (trial.confidence or 0.0) > 0.5
@@ -286,11 +286,11 @@ def _trials(search: Search) -> Section:
             share(trial.confidence), f"{count(slo.over)} of {count(slo.count)}", share(slo.allowed), count(slo.n_eff),
             count(trial.requests), duration(1000 * trial.seconds),
         ])  # fmt: skip
-    headers = ["trial", "verdict", "because of", "rate", "confidence", "beyond the limit", "allowed", "worth (n eff)",
+    headers = ["trial", "verdict", "because of", "rate", "confidence", "beyond the limit", "allowed", "effective n",
                "requests", "took"]  # fmt: skip
     lead = (
         "In the order in which they were run; each links to its own run's report. Beyond the limit: values of the SLO "
-        "named; worth: how many independent values they count for."
+        "named; effective n: how many independent values they count for."
     )
     return Section("trials", "Every trial", [Table("Trials", headers, rows, words=3)], lead, "trials")
 
