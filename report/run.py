@@ -291,7 +291,7 @@ def words_of(result: RunResult, manifest: Manifest) -> RunWords:
     telemetry, per_metric = result.telemetry, {"ttft": result.compute.ttft, "e2e": result.compute.e2e}
     return RunWords(
         headline=slo.headline(result),
-        slo=tuple(slo.slo_sentence(answer) for answer in result.slo),
+        slo=tuple(slo.slo_sentence(answer, slo.changed_meanwhile(result)) for answer in result.slo),
         trust=trust.trust_sentence(result),
         steady=_steady(result),
         drift=trust.drift_sentence(result.drift),

@@ -8,7 +8,7 @@ from gapmeter.analysis.judge.words import not_judged, outage_text
 from gapmeter.analysis.numbers import DASH, bounds, count, duration, share
 from gapmeter.analysis.results.distribution import AtMost
 from gapmeter.analysis.results.latency import explained_by
-from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, RunFigures, RunResult, SloAnswer
+from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, RunResult, SloAnswer
 from gapmeter.report.document import BRIEF, Code, Column, Figure, Gauge, Headers, Mark, Paragraph, Row, Section, Table
 from gapmeter.report.why import deciding, excess_sentence, is_unmeasured, tail_sentence, through_failures, whose
 from gapmeter.report.words import about_minutes, as_sentence, more_requests, of_all
@@ -21,14 +21,14 @@ _ANSWERS = {
 }
 
 
-def headline(result: RunFigures) -> str:
+def headline(result: RunResult) -> str:
     """What a person reads first: the verdict's reason, then what explains the slow requests."""
     if result.verdict == INVALID:
         return f"not valid as a measurement: {'; '.join(result.invalid_reasons)}"
     telling = deciding(result)
     if telling is None:
         return "measured; no SLO was set"
-    text = slo_sentence(telling)
+    text = slo_sentence(telling, changed_meanwhile(result))
     if result.verdict == PASS:
         text = f"{len(result.slo)} of {len(result.slo)} SLOs met; {text}"
     slow = None if through_failures(result, telling) else result.tail.of(telling.metric)
@@ -49,7 +49,7 @@ def verdict_sentence(result: RunResult) -> str:
     if result.verdict == INCONCLUSIVE:
         if telling.resent is not None:
             return f"{said}: undecided; {_in_doubt(telling)}."
-        if changed := _changed(result):
+        if changed := changed_meanwhile(result):
             return f"{said}: undecided; {changed}."
         needs, minutes = telling.needs, about_minutes(telling.needs) if telling.needs else ""
         more = (
@@ -97,8 +97,8 @@ def _used(answer: SloAnswer) -> float:
     return high / answer.limit if answer.limit else math.inf if high else 0.0
 
 
-def slo_sentence(answer: SloAnswer) -> str:
-    """What was found of one SLO, and what that says of its limit."""
+def slo_sentence(answer: SloAnswer, changed: str = "") -> str:
+    """What was found of one SLO, and what that says of its limit; ``changed``: why more requests may not decide it."""
     if answer.metric == "errors":
         said = f"{count(_failed(answer))} of {count(answer.count)} requests failed"
         said += f" ({share(answer.value)}, 95 % interval {slo_interval(answer)})" if answer.count else ""
@@ -109,6 +109,8 @@ def slo_sentence(answer: SloAnswer) -> str:
             return said
     if answer.resent is not None:
         said += f"; {_in_doubt(answer)}: undecided against {limit}"
+    elif answer.status == INCONCLUSIVE and changed:
+        said += f": undecided against {limit}; {changed}"
     elif answer.status != INCONCLUSIVE or answer.needs is None:
         sure = f", {share(answer.sure)} sure" if answer.sure and answer.basis in ("far", "share") else ""
         said += {
@@ -279,7 +281,7 @@ def _missing(result: RunResult, slo: SloAnswer) -> str:
     return "; ".join(filter(None, (none, _needed(result, slo) if slo.status == INCONCLUSIVE else "")))
 
 
-def _changed(result: RunResult) -> str:
+def changed_meanwhile(result: RunResult) -> str:
     """Why more of the same may not decide what is undecided; "" where it may."""
     if any(one.code == "short-warmup" for one in result.warnings):
         return "load.warmup=auto may decide it"
@@ -289,7 +291,7 @@ def _changed(result: RunResult) -> str:
 def _needed(result: RunResult, slo: SloAnswer) -> str:
     if slo.resent is not None:
         return _in_doubt(slo)
-    if changed := _changed(result):
+    if changed := changed_meanwhile(result):
         return changed
     if slo.needs is None:
         return "too close to decide"

@@ -11,7 +11,7 @@ import pytest
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.report.export.junit import junit, suite_of_run
-from gapmeter.report.slo import slo_sentence
+from gapmeter.report.slo import headline, slo_sentence, verdict_sentence
 from gapmeter.scenarios.slo import Slo
 from tests.kit.results import result
 from tests.kit.runs import EVIDENCE, simulate, slo
@@ -76,3 +76,14 @@ def test_junit_says_where_its_figures_are_from(mixed: RunResult) -> None:
     suite = ET.fromstring(junit([suite_of_run(mixed)]))[0]
     assert suite[0].tag == "properties"
     assert {each.get("name"): each.get("value") for each in suite[0]} == facts
+
+
+def test_what_changed_during_the_run_is_not_to_be_decided_by_more_requests() -> None:
+    """As the first line of the summary says: more of the same may not decide it."""
+    undecided = told([slo("ttft", 99.9, 5000)])
+    assert undecided.verdict == "INCONCLUSIVE"
+    unsteady = undecided.model_copy(update={"steady": undecided.steady.model_copy(update={"state": "unsteady"})})
+    assert "latency changed during the run" in verdict_sentence(unsteady)
+    for text in (junit([suite_of_run(unsteady)]), headline(unsteady)):
+        assert "latency changed during the run" in text
+        assert "more request" not in text
