@@ -35,10 +35,12 @@ _LEVELS = {
 _LONGER = {"output_tokens_per_s": "output tokens a second", "machine_time": "a fixed piece of CPU work: its time"}
 _UNITS: Sequence[Literal["ms", "share"]] = ("ms", "share")
 _RESIDUAL = (
-    "In time, and as a share of each request's own wait. Strict counts everything in transit as unexplained too."
+    "In time, and as a share of each request's own wait. Unexplained or in transit (strict): all time between two "
+    "processes' stamps counts as unexplained too. Not broken down (unstamped): within a call that has no stamp inside."
 )
 _STATES = {"steady": "Steady", "unsteady": "No steady state", "unknown": "Too short to tell"}
 _LITTLE = 0.001
+_LEFT = {"unexplained": "unexplained", "strict": "unexplained or in transit", "unstamped": "not broken down"}
 _RATIO_LEAD = (
     "1: the first seconds were like the rest. Above 1 for times, or below 1 for tokens per second: they were slower."
 )
@@ -57,8 +59,8 @@ def remainder_sentence(trust: Trust) -> str:
     if unexplained >= max(strict / 2, unstamped, _LITTLE):
         return f"unexplained p99 {share(unexplained)}"
     if strict >= unstamped:
-        return f"unexplained or in transit p99 {share(strict)}"
-    return f"not broken down p99 {share(unstamped)}"
+        return f"{_LEFT['strict']} p99 {share(strict)}"
+    return f"{_LEFT['unstamped']} p99 {share(unstamped)}"
 
 
 def trust_figures(result: RunFigures) -> str:
@@ -154,14 +156,14 @@ def trust(result: RunResult) -> Section:
     rows: list[Row] = []
     for event in ("first_token", "last_token"):
         found = getattr(result.residual, event)
-        for which in ("unexplained", "strict", "unstamped") if found else ():
+        for which, words in _LEFT.items() if found else ():
             left, key = getattr(found, which), f"residual.{event}.{which}"
             cells = [
                 Figure(getattr(left, f"{p}_{unit}"), unit, f"{key}.{p}_{unit}")
                 for unit in _UNITS
                 for p in ("p50", "p99", "max")
             ]
-            rows.append([event.replace("_", " "), which, *cells])
+            rows.append([event.replace("_", " "), words, *cells])
     if rows:
         names = ("p50", "p99", "worst")
         columns: list[str | doc.Column] = [*in_ms(*names), *(f"{name}, share" for name in names)]

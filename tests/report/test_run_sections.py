@@ -18,7 +18,7 @@ from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import FailureExample, Outage, PeerDefinitions, PeerFigures
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.records import RunFolder
-from gapmeter.report import cost, failures, html, percentiles, run, slo, terminal
+from gapmeter.report import cost, failures, html, percentiles, run, slo, terminal, trust
 from gapmeter.report.device import levels_of
 from gapmeter.report.document import PAGE, Chart, Figure, Table
 from gapmeter.report.run_folder import ReportedRun
@@ -253,3 +253,17 @@ def test_the_engines_counters_are_drawn_as_what_they_rose_by(well: RunFolder, tm
     assert set(drawn) == {"engine-running", "engine-preemptions", "engine-prefix"}
     assert drawn["engine-preemptions"].value.tolist() == [0, 2, 0, 0]
     assert drawn["engine-prefix"].value.tolist() == [0, 25, 25], "nothing was asked in the fourth second"
+
+
+# --- trust
+
+
+def test_the_residual_has_the_names_that_the_line_of_trust_has(well: RunFolder) -> None:
+    result = RunResult.read(well.path)
+    (table,) = [b for b in trust.trust(result).blocks if isinstance(b, Table) and b.name == "Residual"]
+    names = {str(row[1]) for row in table.rows}
+    for most in ("unexplained", "strict", "unstamped"):
+        worst = result.trust.model_copy(
+            update={f"{n}_p99_share": 0.5 * (n == most) for n in ("unexplained", "strict", "unstamped")}
+        )
+        assert trust.remainder_sentence(worst).partition(" p99 ")[0] in names
