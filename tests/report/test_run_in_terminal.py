@@ -102,6 +102,11 @@ def test_what_an_infinitely_fast_gpu_would_leave_is_one_sentence(failed: Any) ->
     assert re.search(r"An infinitely fast GPU would cut p\d+ TTFT from \S+ ms to \S+ m?s \.\. \S+ m?s\.", text)
 
 
+def test_all_of_the_summary_says_what_a_faster_gpu_leaves_once(failed: Any) -> None:
+    text = " ".join("\n".join(_render(failed, details=True)).split())
+    assert text.count("An infinitely fast GPU would cut") == 1
+
+
 def test_without_a_ledger_there_are_no_bars_and_the_trust_line_says_so(tmp_path: Path) -> None:
     text = "\n".join(_render(write_run(tmp_path / "r", count=300, rate=12.0, with_ledger=False)))
     assert "where" not in text
