@@ -127,7 +127,7 @@ class Plot:
 
     def chart(self, name: str, title: str, said: str, *marks: Fragment, stamp: str | None = None) -> Fragment:
         """The whole picture: axes, ``marks`` upon them, and a ``stamp`` over all. ``said`` is it in a sentence."""
-        foot = (26 if self.x.labels else 6) + (16 if self.x.title and self.x.labels else 0)
+        foot = (26 if self.x.labels else _LINE) + (16 if self.x.title and self.x.labels else 0)
         return chart(
             name, round(self.height + foot), title, said,
             self.x.across(self.height), self.y.up(self.height), *marks,

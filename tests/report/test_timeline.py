@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.requests.metrics import final
-from gapmeter.report.charts import Axis
+from gapmeter.report.charts import Axis, Plot
 from gapmeter.report.document import Chart, Figure, Table
 from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.scale import Scale
@@ -117,3 +118,10 @@ def test_an_axis_of_few_ticks_names_two_values_at_least_and_not_many_more(larges
     found = Axis(Scale.linear([largest], room=0.12), "req", about=2).ticks(units=True)
     assert 2 <= len(found) <= 4
     assert found[-1][1].endswith(" req")
+
+
+def test_the_lowest_number_of_a_panel_has_a_line_between_it_and_the_panel_beneath() -> None:
+    plot = Plot(Axis(Scale.linear([1.0]), labels=False), Axis(Scale.linear([1.0]), "ms"), 150)
+    height = re.search(r'height="(\d+)"', plot.chart("panel", "a panel", "it"))
+    assert height
+    assert int(height[1]) >= 150 + 14
