@@ -90,7 +90,7 @@ def test_what_was_in_flight_when_the_load_was_ended_is_no_failure_of_the_server(
     last = requests["due_ns"].nlargest(2).index
     requests.loc[last, ["outcome", "first_token_ns", "last_token_ns"]] = ["aborted", None, None]
     requests.to_parquet(folder.path / "requests.parquet")
-    section = over_time(Run.read(folder))
+    section = over_time(ReportedRun.read(folder))
     assert "issued, none failed. The load tester stopped before 2 of them ended." in str(section.lead)
     (chart, *_) = [block for block in section.blocks if isinstance(block, Chart)]
     assert chart.table
