@@ -79,6 +79,7 @@ class Connection(asyncio.Protocol):
         """The socket has taken the rest of a request that was too long for its buffer: only now it is sent."""
         if self._exchange is not None and not self._stamps:
             self._exchange.sent_ns = monotonic_ns()
+            self._exchange.mark(Flag.WAITED)
 
     def data_received(self, data: bytes) -> None:
         self.received(data, monotonic_ns(), 0)

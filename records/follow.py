@@ -181,7 +181,7 @@ class RecordFollower:
             yield Answered(record.due_ns, outcome)
             return
         connecting_ns = record.connect_end_ns - record.connect_start_ns
-        self.recent["lag"].append((record.sent_ns - record.due_ns - connecting_ns) / 1e6)
+        self.recent["lag"].append((record.handed_ns - record.due_ns - connecting_ns) / 1e6)
         arrivals_ns = np.unique(answer.token_ns)  # tokens that came together are one arrival
         first_ns, last_ns = int(arrivals_ns[0]), int(arrivals_ns[-1])
         ttft_ns, tpot_ns, gaps_ns = first_ns - record.due_ns, None, tuple(np.diff(arrivals_ns).tolist())

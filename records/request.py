@@ -32,6 +32,7 @@ class Flag(IntFlag):
     RESENT = 4  # an idle connection closed as we wrote to it: sent once more on a new one (``attempt`` 1)
     CLOSE_DELIMITED = 8  # the body ended with the connection
     KERNEL = 16  # the kernel stamped what arrived: ``chunk_wait_ns`` is there
+    WAITED = 32  # for room in the socket, from ``write_ns`` to ``sent_ns``: the network or the server took it in pieces
 
 
 NO_FLAG = Flag(0)
@@ -62,9 +63,10 @@ class RequestRecord:
     prompt_tokens: Annotated[int, Stored("I", "prompt tokens asked for", "prompt_tokens_asked")] = 0
     output_tokens: Annotated[int, Stored("I", "output tokens asked for", "output_tokens_asked")] = 0
     connection: Annotated[int, Stored("I", "number of its connection in its process, from 1")] = 0
-    flags: Annotated[Flag, Stored("I", "how it travelled: REUSED 1, TLS 2, RESENT 4, CLOSE_DELIMITED 8, KERNEL 16")] = (
-        NO_FLAG
-    )
+    flags: Annotated[
+        Flag,
+        Stored("I", "how it travelled: REUSED 1, TLS 2, RESENT 4, CLOSE_DELIMITED 8, KERNEL 16, WAITED 32", "flags"),
+    ] = NO_FLAG
     request_id: Annotated[str, Stored("I", "the `x-request-id` that went out", "request_id")]
     error: Annotated[str, Stored("I", "what went wrong, at most 4 KiB", "error")] = ""
     chunk_ns: Annotated[NDArray[np.int64], Stored("I", "when each piece of the body was read")] = field(
@@ -94,6 +96,11 @@ class RequestRecord:
     def forget_answer(self) -> None:
         """Let go of what takes its memory."""
         self.body, self.chunk_ns, self.chunk_bytes, self.chunk_wait_ns = b"", _NO_STAMPS, _NO_SIZES, _NO_SIZES
+
+    @property
+    def handed_ns(self) -> int:
+        """When the load tester had done its part, and the rest was the network's."""
+        return self.write_ns if self.flags & Flag.WAITED else self.sent_ns
 
     @property
     def arrival_ns(self) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ from gapmeter.analysis.ledger.intervals import CLASSES, FORWARD_CLASSES, HOST_CL
 from gapmeter.analysis.ledger.shares import Sharer
 from gapmeter.analysis.ledger.support import support_of
 from gapmeter.analysis.ledger.trace import MISSING, Trace
-from gapmeter.analysis.requests.metrics import arrivals_of
+from gapmeter.analysis.requests.metrics import arrivals_of, handed_ns
 from gapmeter.analysis.results.run import REFUSED, Supported
 from gapmeter.analysis.stages import OF_THE_CLIENT, STAGE_NAMES, STAGES, UNEXPLAINED, column
 from gapmeter.records import Span
@@ -188,8 +188,12 @@ def _answered(requests: pd.DataFrame) -> Bools:
 
 def _client(requests: pd.DataFrame) -> ClientStamps:
     due = "attempt_due_ns" if "attempt_due_ns" in requests else "due_ns"
-    names = (due, "connect_start_ns", "connect_end_ns", "write_ns", "sent_ns", "due_ns")
-    return ClientStamps(*(requests[name].to_numpy(np.int64, na_value=MISSING) for name in names))
+    names = (due, "connect_start_ns", "connect_end_ns", "write_ns", "due_ns")
+    at = {name: requests[name].to_numpy(np.int64, na_value=MISSING) for name in names}
+    return ClientStamps(
+        due=at[due], connect_start=at["connect_start_ns"], connect_end=at["connect_end_ns"], write=at["write_ns"],
+        sent=handed_ns(requests), first_due=at["due_ns"],
+    )  # fmt: skip
 
 
 def _unmeasured(trace: Trace | None) -> frozenset[str]:

@@ -22,6 +22,7 @@ from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
 from gapmeter.analysis.results.requests import ENDED_BY_US
 from gapmeter.analysis.stats.hdr import nearest_rank
 from gapmeter.analysis.stats.series import Series, time_blocks
+from gapmeter.records.request import Flag
 from gapmeter.scenarios.slo import BETWEEN_TOKENS, LATENCIES, Slo
 
 _LONGEST_IS_P99 = 50  # gaps, at most
@@ -109,10 +110,23 @@ def sent_tokens(requests: pd.DataFrame) -> Floats:
 
 
 def generator_lag_ns(requests: pd.DataFrame) -> Floats:
-    """How late each attempt was handed to the socket, a new connection's time left out."""
+    """How late each attempt was handed to the socket, a new connection's time left out.
+
+    A prompt that the socket takes in pieces waits for the network, or for a server that does not read.
+    """
     connecting = elapsed_ns(requests, "connect_start_ns", "connect_end_ns")
     due = "attempt_due_ns" if "attempt_due_ns" in requests else "due_ns"
-    return elapsed_ns(requests, due, "sent_ns") - np.nan_to_num(connecting)
+    waited = stamps_ns(requests, "sent_ns") - handed_ns(requests)
+    return elapsed_ns(requests, due, "sent_ns") - np.nan_to_num(connecting) - waited
+
+
+def handed_ns(requests: pd.DataFrame) -> Ints:
+    """When the load tester had done its part of sending each attempt; negative where it was not sent."""
+    sent = stamps_ns(requests, "sent_ns")
+    if "flags" not in requests:
+        return sent
+    in_pieces = (requests["flags"].to_numpy(np.int64) & Flag.WAITED) != 0
+    return np.where(in_pieces, stamps_ns(requests, "write_ns"), sent)
 
 
 def receive_waits_ns(requests: pd.DataFrame) -> tuple[Floats, int]:

@@ -21,6 +21,7 @@ from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor, TrialNote
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN
 from gapmeter.analysis.tables import every_beat
+from gapmeter.records.request import Flag
 from gapmeter.report.trust import floor_sentence
 from tests.kit.results import manifest
 from tests.kit.runs import slo
@@ -83,6 +84,14 @@ def test_requests_that_are_sent_again_are_no_lateness_and_no_bunching_of_the_loa
     assert [found[rule] for rule in ("rate", "delivered", "dispersion", "lag")] == [OK] * 4
     late = {"sent_ns": requests["sent_ns"] + later, "attempt_due_ns": requests["due_ns"]}
     assert states(requests.assign(**late), POISSON)["dispersion"] == BROKEN
+
+
+def test_what_a_long_prompt_waits_for_room_in_the_network_is_no_lateness_of_the_load_testers() -> None:
+    """A write that was held up while the socket had room is."""
+    requests = poisson_run(lag_ms=40)
+    requests["write_ns"] = requests["due_ns"] + MS // 20
+    assert states(requests.assign(flags=int(Flag.REUSED | Flag.WAITED)), POISSON)["lag"] == OK
+    assert states(requests.assign(flags=int(Flag.REUSED)), POISSON)["lag"] == BROKEN
 
 
 def test_sound_poisson_runs_are_hardly_ever_refused() -> None:

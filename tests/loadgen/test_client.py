@@ -201,4 +201,5 @@ async def test_a_request_is_sent_when_the_socket_has_taken_its_last_byte() -> No
         record = await one.ask(data)
     assert record.outcome is Outcome.OK
     assert record.sent_ns - record.write_ns > 70_000_000
+    assert record.handed_ns == record.write_ns, "the load tester had nothing more to do"
     assert record.sent_ns <= record.first_byte_ns
