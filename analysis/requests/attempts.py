@@ -18,7 +18,7 @@ _WHOLE = (
     "cached_tokens",
 )  # fmt: skip
 ROW = (
-    "request_id", "index", "turn", "worker", "attempt", *_WHOLE, "prompt_tokens_asked", "output_tokens_asked", "retry",
+    "request_id", "index", "turn", "worker", "attempt", "flags", *_WHOLE, "prompt_tokens_asked", "output_tokens_asked", "retry",
     "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens", "censored_ns",
     "engine_metrics", "receive_wait_ns",
 )  # fmt: skip

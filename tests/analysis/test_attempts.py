@@ -17,7 +17,7 @@ from gapmeter.analysis.results.requests import Attempts
 from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RunFolder
-from gapmeter.records.request import RequestRecord
+from gapmeter.records.request import Flag, RequestRecord
 from tests.kit.loads import write_records
 from tests.kit.results import manifest
 from tests.kit.streams import arrived, chat, sse
@@ -78,6 +78,18 @@ def test_latency_counts_from_when_the_first_attempt_was_due(requests: pd.DataFra
 
 def test_waiting_to_be_asked_again_is_no_lateness_of_the_load_tester(requests: pd.DataFrame) -> None:
     assert (generator_lag_ns(requests) / MS).tolist() == [1] * 8
+
+
+def test_the_wait_of_a_long_prompt_for_room_in_the_socket_is_the_networks(tmp_path: Path) -> None:
+    """The load tester was 1 ms late with both; the socket took the first one's last byte 30 ms later."""
+    folder = RunFolder(tmp_path)
+    sent = {"write_ns": 101 * MS, "sent_ns": 131 * MS}
+    records = [attempt(0, 0, 100, Outcome.OK, 150, flags=Flag.WAITED, **sent), attempt(1, 0, 200, Outcome.OK, 250)]
+    write_records(folder.requests / "worker-0.gap", records)
+    requests, _ = read_requests(folder, PLAN)
+    assert (generator_lag_ns(requests) / MS).tolist() == [1, 1]
+    ledger = make_ledger(LedgerInputs.of(requests, None)).rows
+    assert (ledger.loc[ledger["event"] == "last_token", "generator_lag_ns"] / MS).tolist() == [1, 1]
 
 
 def test_a_request_that_failed_for_good_took_at_least_until_its_last_attempt_had_ended(requests: pd.DataFrame) -> None:
