@@ -18,8 +18,8 @@ _WHOLE = (
     "cached_tokens",
 )  # fmt: skip
 ROW = (
-    "request_id", "index", "turn", "worker", "attempt", "flags", *_WHOLE, "prompt_tokens_asked", "output_tokens_asked", "retry",
-    "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens", "censored_ns",
+    "request_id", "index", "turn", "worker", "attempt", "flags", *_WHOLE, "prompt_tokens_asked", "output_tokens_asked",
+    "retry", "outcome", "status", "error", "finish_reason", "counted", "token_ns", "chunk_tokens", "censored_ns",
     "engine_metrics", "receive_wait_ns",
 )  # fmt: skip
 _AT_ONCE = 1024  # records that are parsed together
