@@ -74,7 +74,7 @@ def test_the_same_run_always_gives_the_same_summary(frames: Frames, told: RunFig
 def test_a_run_that_met_every_slo_passes_and_says_so(told: RunFigures) -> None:
     assert (told.verdict, told.exit_code, told.invalid_reasons) == ("PASS", 0, ())
     assert [row.status for row in told.slo] == ["PASS"] * 4
-    assert headline(told).startswith("4 of 4 SLOs met; p99 TTFT")
+    assert headline(result(told)).startswith("4 of 4 SLOs met; p99 TTFT")
     assert told.trust.valid
     assert told.warnings == ()
 
@@ -87,8 +87,8 @@ def test_a_missed_slo_names_stage_and_owner_of_the_excess() -> None:
     assert (told.verdict, told.exit_code, row.status) == ("FAIL", 99, "FAIL")
     assert (row.stage, row.owner) == ("queue", "capacity")
     assert row.low is not None and row.low > row.limit == 30
-    assert "beyond the limit of 30.0 ms" in headline(told)
-    assert "capacity (queue)" in headline(told)
+    assert "beyond the limit of 30.0 ms" in headline(result(told))
+    assert "capacity (queue)" in headline(result(told))
     assert told.tail.metric == "ttft"
 
 
@@ -162,7 +162,7 @@ def test_a_broken_rule_makes_the_run_invalid_whatever_its_slos_say(
     told = build_figures(RunTables(frames.requests, frames.ledger), SLOS, replace(EVIDENCE, **change))
     assert (told.verdict, told.exit_code) == ("INVALID", 98)
     assert says in told.invalid_reasons[0]
-    assert says in headline(told)
+    assert says in headline(result(told))
     if "incomplete" in change:
         assert not next(warning.cause for warning in told.warnings if warning.code == "complete"), "the text has it"
     assert trust_sentence(told).startswith("invalid")
