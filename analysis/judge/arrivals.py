@@ -17,7 +17,7 @@ from scipy import special
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.judge.evidence import Evidence, Knots, expected_counts
 from gapmeter.analysis.numbers import count, share, significant
-from gapmeter.analysis.requests.metrics import stamps_ns
+from gapmeter.analysis.requests.metrics import handed_ns, stamps_ns
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, Check
 
 RATE_TOLERANCE = 0.01
@@ -144,7 +144,7 @@ def _left_ns(requests: pd.DataFrame) -> Ints:
     A retry is our own plan, not the arrivals': its wait is left out, so a last attempt counts as if it were the first.
     """
     called = stamps_ns(requests, "connect_start_ns")
-    left = np.where(called >= 0, called, stamps_ns(requests, "sent_ns"))
+    left = np.where(called >= 0, called, handed_ns(requests))
     if "attempt_due_ns" not in requests:
         return left
     waited = stamps_ns(requests, "attempt_due_ns") - stamps_ns(requests, "due_ns")

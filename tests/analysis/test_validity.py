@@ -92,6 +92,10 @@ def test_what_a_long_prompt_waits_for_room_in_the_network_is_no_lateness_of_the_
     requests["write_ns"] = requests["due_ns"] + MS // 20
     assert states(requests.assign(flags=int(Flag.REUSED | Flag.WAITED)), POISSON)["lag"] == OK
     assert states(requests.assign(flags=int(Flag.REUSED)), POISSON)["lag"] == BROKEN
+    together = (requests["due_ns"] // (1000 * MS) + 1) * 1000 * MS  # the link is free once a second
+    bunched = requests.assign(sent_ns=together)
+    assert states(bunched.assign(flags=int(Flag.REUSED | Flag.WAITED)), POISSON)["dispersion"] == OK
+    assert states(bunched.assign(flags=int(Flag.REUSED)), POISSON)["dispersion"] == BROKEN
 
 
 def test_sound_poisson_runs_are_hardly_ever_refused() -> None:
