@@ -152,6 +152,7 @@ def describe_ledger(ledger: Ledger, trace: Trace | None, measured: int) -> Ledge
         core_waits=trace.cores.known_from if trace and trace.cores else "spans",
         support=ledger.support or None,
         ranks=_ranks(trace) if trace and len(trace.ranks_apart_ns) else None,
+        gaps_of=ledger.gaps_of,
     )  # fmt: skip
 
 

@@ -21,9 +21,8 @@ import pandas as pd
 from bench.engine import Engine, Setting, default_cores, environment, running
 from gapmeter.analysis.arrays import Bools, Ints
 from gapmeter.analysis.ledger.cores import Culprit
-from gapmeter.analysis.ledger.critical_path import pieces
 from gapmeter.analysis.ledger.index import Events
-from gapmeter.analysis.ledger.intervals import CLASSES, ClientStamps, build
+from gapmeter.analysis.ledger.intervals import ClientStamps, build
 from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.shares import Sharer
 from gapmeter.analysis.ledger.trace import Trace, read_trace
@@ -214,8 +213,8 @@ class Measured:
         stamps = ("due_ns", "connect_start_ns", "connect_end_ns", "write_ns", "sent_ns")
         client = ClientStamps(*map(self._stamps, stamps))
         causes = build(self.trace, client, Events(rows, n, start, end), frozenset())
-        owned = pieces(causes.intervals, len(rows), len(CLASSES))
-        by_stage = Sharer(self.trace).shares(causes, owned, np.ones(len(rows), np.bool_)).by_stage
+        counted = np.ones(len(rows), np.bool_)
+        by_stage = Sharer(self.trace).shares(causes.intervals, causes.processes, counted).by_stage
         found = pd.DataFrame({stage.name: by_stage[:, at] for at, stage in enumerate(STAGES) if stage.name in _NAMES})
         found[UNEXPLAINED] = end - start - by_stage.sum(axis=1)
         return found

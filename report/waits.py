@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gapmeter.analysis.judge.words import PROCESSES
 from gapmeter.analysis.ledger.tail import SLOW
+from gapmeter.analysis.numbers import count
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.latency import Band as ResultBand
 from gapmeter.analysis.results.run import INVALID, RunResult
@@ -169,7 +170,9 @@ def _everyone(result: RunResult, metric: str, device: str) -> list[Block]:
     headers: doc.Headers = ["stage", "owner", *in_ms(*(one.name for one in slices))]
     table = Table(f"{metric.upper()} by rank and stage", headers, rows, words=2)
     picture = Ranks(f"{metric.upper()} of all {what} by rank", slices, device)
-    said = f"All {what}, ordered by what they waited and cut into slices; each bar is the mean of its slice."
+    drawn = result.ledger.gaps_of if metric == "itl" else None
+    whose = f"The {what} of {count(drawn)} requests, drawn at random" if drawn else f"All {what}"
+    said = f"{whose}, ordered by what they waited and cut into slices; each bar is the mean of its slice."
     return [Paragraph(said, "quiet"), Chart(f"spread-{event}", picture, "", table, "levels", shown)]
 
 

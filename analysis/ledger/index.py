@@ -253,13 +253,31 @@ class Index:
     @cached_property
     def begun(self) -> Ints:
         """When each or the first after it of its engine began to be scheduled."""
-        scheduled = self.step_spans[Span.SCHEDULE][0]
-        scheduled = np.where(scheduled == MISSING, np.iinfo(np.int64).max, scheduled)
-        parts = [np.minimum.accumulate(scheduled[begin:end][::-1])[::-1] for begin, end in self.engines]
-        return np.concatenate(parts)
+        return self._from_then_on(self.step_spans[Span.SCHEDULE][0])
+
+    @cached_property
+    def untouched(self) -> Ints:
+        """Until when nothing of each, nor of any after it of its engine, had begun."""
+        return functools.reduce(np.minimum, [self._from_then_on(start) for start, _ in self.step_spans.values()])
+
+    @cached_property
+    def decoded_from(self) -> Ints:
+        """Of each request, its last step with a part of its prompt, or MISSING."""
+        out = np.full(self.requests, MISSING)
+        request, step = np.divmod(self.entry_key[self.entry_prompt], MOST_TOKENS)
+        out[request] = self.position(step)  # in order: the last one stays
+        return out
+
+    def engine_of(self, position: Ints) -> Ints:
+        """The place of each step's engine."""
+        return np.searchsorted([begin for begin, _ in self.engines], position, side="right") - 1
 
     def _so_far(self, ends: Ints) -> Ints:
         return np.concatenate([np.maximum.accumulate(ends[begin:end]) for begin, end in self.engines])
+
+    def _from_then_on(self, starts: Ints) -> Ints:
+        known = np.where(starts == MISSING, np.iinfo(np.int64).max, starts)
+        return np.concatenate([np.minimum.accumulate(known[begin:end][::-1])[::-1] for begin, end in self.engines])
 
 
 def _cumulative(groups: Ints, values: Ints) -> Ints:

@@ -1,10 +1,4 @@
-"""From stamps to activities: for each event of the ledger, what was going on, when, and of which class.
-
-``CLASSES`` are in the order in which overlapping ones own time. Scheduler states come first (they hold only before the
-first scheduling and while preempted); then own forward, own input preparation and sampling, another's step, code inside
-a process, the calls that enclose it, executor messages, the engine loop's own time, and last the stretches between two
-causally adjacent stamps of different processes.
-"""
+"""From stamps to activities: for each event of the ledger, what was going on, when, and of which class."""
 
 from __future__ import annotations
 
@@ -13,80 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints, each_of
-from gapmeter.analysis.ledger.critical_path import Intervals
+from gapmeter.analysis.ledger.classes import CLASS
+from gapmeter.analysis.ledger.critical_path import FAR, Intervals
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
 from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
+from gapmeter.analysis.ledger.shares import Processes
 from gapmeter.analysis.ledger.trace import MISSING, Trace
-from gapmeter.analysis.stages import UNEXPLAINED
 from gapmeter.records import Span
 
-
-@dataclass(frozen=True, slots=True)
-class Class:
-    """A priority class: the stage that its time belongs to.
-
-    ``transit``: between two stamps with nothing stamped between. ``enclosing``: within a stamped call, where no stamp
-    says what it did. ``thread``: whose thread had to run (a kind of CoreUse). ``busy``: whose time it is when that one,
-    which should take a message or go on with this, was at work at another.
-    """
-
-    name: str
-    stage: str
-    transit: bool = False
-    enclosing: bool = False
-    thread: str = ""
-    busy: str = ""
-
-
-CLASSES: tuple[Class, ...] = (
-    Class("queue", "queue"),
-    Class("preempted", "preempted"),
-    Class("engine_wait", "engine_wait", thread="engine"),
-    Class("prefill", "prefill", thread="forward"),
-    Class("decode", "decode", thread="forward"),
-    Class("untimed", UNEXPLAINED),
-    Class("input_prep", "input_prep", thread="worker"),
-    Class("sampling", "sampling", thread="worker"),
-    Class("launch_gap", "launch_gap", thread="worker"),
-    Class("other_step", "other_step", thread="forward"),
-    Class("template", "template", thread="pool"),
-    Class("tokenize", "tokenize", thread="pool"),
-    Class("template_inline", "template", thread="loop"),
-    Class("tokenize_inline", "tokenize", thread="loop"),
-    Class("template_wait", "template", transit=True, thread="pool woken", busy="template"),
-    Class("tokenize_wait", "tokenize", transit=True, thread="pool woken", busy="tokenize"),
-    Class("template_back", "template", transit=True, thread="loop woken", busy="accept_wait"),
-    Class("tokenize_back", "tokenize", transit=True, thread="loop woken", busy="accept_wait"),
-    Class("detokenize", "detokenize", thread="loop"),
-    Class("engine_code", "scheduling", thread="engine"),
-    Class("handoff", "handoff", thread="loop"),
-    Class("handoff_receive", "handoff", thread="receiver"),
-    Class("output_put", "output", thread="engine"),
-    Class("output_send", "output", thread="sender"),
-    Class("output_receive", "output", thread="loop"),
-    Class("ingress_part", "ingress", thread="loop turn", busy="accept_wait"),
-    Class("ingress", "ingress", enclosing=True, thread="loop turn", busy="accept_wait"),
-    Class("egress", "egress", thread="loop"),
-    Class("egress_turn", "egress", enclosing=True, thread="loop turn", busy="accept_wait"),
-    Class("connect", "connect"),
-    Class("generator_lag", "generator_lag"),
-    Class("retry", "retry"),
-    Class("worker", "scheduling", enclosing=True, thread="worker"),
-    Class("executor_call", "scheduling", enclosing=True, thread="engine"),
-    Class("executor", "scheduling", transit=True, thread="engine"),
-    Class("loop", "scheduling", enclosing=True, thread="engine"),
-    Class("handoff_transit", "handoff", transit=True, thread="engine woken"),
-    Class("output_ready", "output", transit=True, thread="engine woken"),
-    Class("output_transit", "output", transit=True, thread="loop woken", busy="output"),
-    Class("network_in", "network_in", transit=True, thread="loop woken", busy="accept_wait"),
-    Class("network_out", "network_out", transit=True),
-)
-CLASS = {c.name: number for number, c in enumerate(CLASSES)}
-DEVICE_CLASSES = frozenset({"prefill", "decode", "other_step"})
 _INGRESS = (Span.HTTP, Span.APPLICATION, Span.REQUEST)
 _IN_CALL = (Span.INPUT_PREP, Span.HOST_LAUNCH, Span.SAMPLING)
-FORWARD_CLASSES = np.array([CLASS["prefill"], CLASS["decode"]])
-HOST_CLASSES = np.array([CLASS[n] for n in ("engine_code", "input_prep", "sampling", "output_put", "output_send")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +43,7 @@ class Causes:
     first_seq: Ints  # the steps whose forwards are behind the event, by sequence number; MISSING where unknown
     last_seq: Ints
     gaps: dict[str, Ints]  # causal pairs: later minus earlier stamp, MISSING pairs left out
-    api: Ints  # process ids of the API server and the engine that served the event; MISSING where unknown
-    engine: Ints
+    processes: Processes
     request: Ints  # whose token each event is: of a request with several choices, the choice
 
 
@@ -128,38 +57,22 @@ def build(
     """
     if index is None and trace is not None:
         index = Index(trace, len(client.due))
-    maker = _Maker(trace, index, client, events)
-    maker.client_side()
-    if trace is not None:
-        maker.api_side()
-        if trace.has_engine:
-            maker.engine_waits()
-            maker.engine_steps()
-    whole = Intervals.join([part for name, part in maker.parts if name not in dropped])
+    maker = Maker(trace, index, client, events)
+    maker.beside_steps()
+    if trace is not None and trace.has_engine:
+        maker.engine_steps()
     low, step = maker.seq_of(maker.low), maker.seq_of(maker.step)
-    return Causes(whole, maker.joined, low, step, maker.gaps, maker.api, maker.engine, maker.events.request)
+    return Causes(maker.whole(dropped), maker.joined, low, step, maker.gaps, maker.processes, maker.events.request)
 
 
-class _Maker:
-    """Collects the intervals of one set of events; each method adds one part of the way."""
+class Parts:
+    """The intervals of one set of events, cut to their windows."""
 
-    def __init__(self, trace: Trace | None, index: Index | None, client: ClientStamps, events: Events) -> None:
-        self.client, self.events, self.trace, self.row = client, events, trace, events.request
+    def __init__(self, index: Index | None, events: Events) -> None:
+        self.events = events
         self.parts: list[tuple[str, Intervals]] = []
-        self.gaps: dict[str, Ints] = {}
-        self.joined = np.ones(len(events), dtype=np.bool_)
-        self.low = self.step = np.full(len(events), MISSING)
-        self.api = self.engine = np.full(len(events), MISSING)
         if index is not None:
             self.index = index
-            events = self.index.located(events)
-            self.ingress = self.index.of_request(Span.INGRESS)[events.request]
-            self.api = self.ingress["process"]
-            self.egress = self.index.of_token(Span.EGRESS, events)
-            self.events = events = self.index.awaited(events, self.egress["n"])
-            self.receive = self.index.of_token(Span.OUTPUT_RECEIVE, events)
-            self.detokenize = self.index.of_token(Span.DETOKENIZE, events)
-            self.step = self.index.step_of_token(events)
 
     def add(self, name: str, start: Ints, end: Ints, event: Ints | None = None) -> None:
         """Rows of one class, cut to their events' windows; a row with a missing end or start is left out."""
@@ -171,6 +84,77 @@ class _Maker:
         whose = kept if event is None else event[kept]
         self.parts.append((name, Intervals(whose, begun[kept], ended[kept], np.full(len(kept), CLASS[name]))))
 
+    def whole(self, dropped: frozenset[str]) -> Intervals:
+        """All rows but those of some classes."""
+        return Intervals.join([part for name, part in self.parts if name not in dropped])
+
+    def steps(
+        self, event: Ints, position: Ints, kinds: tuple[Bools, Bools], makes_it: Bools, since: Ints,
+        until: tuple[Ints, Ints],
+    ) -> None:  # fmt: skip
+        """Steps (of each row ``position``) as an event's: in which it is, and with its prompt (``kinds``).
+
+        ``makes_it``: whether a step makes the event's token. Before ``since`` nothing counts; work and the engine's own
+        code each up to its ``until``.
+        """
+        spans, (last_of_work, last_of_code) = self.index.step_spans, until
+        is_own, is_prompt = kinds
+        own, others = np.flatnonzero(is_own), np.flatnonzero(~is_own)
+        prompts, decodes = own[is_prompt[own]], own[~is_prompt[own]]
+        every = np.arange(len(event))
+
+        def lay(
+            name: str, code: Span, rows: Ints, until: Ints, ends: Ints | None = None, starts: Ints | None = None
+        ) -> None:
+            if code not in self.index.stamped:
+                return
+            sides = spans[code][0] if starts is None else starts, spans[code][1] if ends is None else ends
+            start, end = (side[position[rows]] for side in sides)
+            self.add(name, np.maximum(start, since[rows]), np.minimum(end, until[rows]), event[rows])
+
+        for code in DEVICE_WORK:
+            starts = self.index.computing if code == Span.FORWARD else None
+            lay("prefill", code, prompts, last_of_work, starts=starts)
+            lay("decode", code, decodes, last_of_work, starts=starts)
+        lay("launch_gap", Span.DEVICE_STEP, own, last_of_work)
+        lay("input_prep", Span.INPUT_PREP, own, last_of_work)
+        lay("sampling", Span.SAMPLING, own, last_of_work)
+        for code in (Span.FORWARD, Span.DEVICE_STEP, Span.INPUT_PREP, Span.SAMPLING, Span.WORKER):
+            lay("other_step", code, others, last_of_work)
+        unknown = np.flatnonzero(self.index.untimed[position])
+        put, updated = (spans[code][0][position[unknown]] for code in (Span.HOST_LAUNCH, Span.UPDATE))
+        begun, ended = np.maximum(put, since[unknown]), np.minimum(updated, last_of_work[unknown])
+        self.add("untimed", begun, ended, event[unknown])
+        for code in (Span.SCHEDULE, Span.UPDATE, Span.HOST_LAUNCH):
+            lay("engine_code", code, every, last_of_code)
+        lay("engine_code", Span.OUTPUT_PUT, np.flatnonzero(~makes_it), last_of_code)
+        lay("worker", Span.WORKER, own, last_of_code)
+        for code in (Span.EXECUTE, Span.SAMPLE_CALL):
+            lay("executor_call", code, every, last_of_code, self.index.call_ends[code])
+            lay("executor", code, every, last_of_code)
+        lay("loop", Span.LOOP, every, last_of_code)
+
+
+class Maker(Parts):
+    """Collects the intervals that led to tokens; each method adds one part of the way."""
+
+    def __init__(self, trace: Trace | None, index: Index | None, client: ClientStamps, events: Events) -> None:
+        super().__init__(index, events)
+        self.client, self.trace, self.row = client, trace, events.request
+        self.gaps: dict[str, Ints] = {}
+        self.joined = np.ones(len(events), dtype=np.bool_)
+        self.low = self.step = np.full(len(events), MISSING)
+        self.processes = Processes(np.full(len(events), MISSING), np.full(len(events), MISSING))
+        if index is not None:
+            events = self.index.located(events)
+            self.ingress = self.index.of_request(Span.INGRESS)[events.request]
+            self.processes = self.processes._replace(api=self.ingress["process"])
+            self.egress = self.index.of_token(Span.EGRESS, events)
+            self.events = events = self.index.awaited(events, self.egress["n"])
+            self.receive = self.index.of_token(Span.OUTPUT_RECEIVE, events)
+            self.detokenize = self.index.of_token(Span.DETOKENIZE, events)
+            self.step = self.index.step_of_token(events)
+
     def causal(self, name: str, earlier: Ints, later: Ints) -> None:
         """Note how far apart two stamps are that cannot be the other way round."""
         both = (earlier != MISSING) & (later != MISSING)
@@ -181,6 +165,14 @@ class _Maker:
         if self.trace is None or not len(self.index.seqs):
             return position
         return np.where(position == MISSING, MISSING, self.index.seqs[np.minimum(position, len(self.index.seqs) - 1)])
+
+    def beside_steps(self) -> None:
+        """All but the engine's steps."""
+        self.client_side()
+        if self.trace is not None:
+            self.api_side()
+            if self.trace.has_engine:
+                self.engine_waits()
 
     def client_side(self) -> None:
         c, who = self.client, self.row
@@ -225,7 +217,8 @@ class _Maker:
         """From the hand-over to the first scheduling, and while preempted: the scheduler's state decides."""
         who, index = self.events.request, self.index
         hand, receive, add = (index.of_request(code)[who] for code in (Span.HANDOFF, Span.CORE_RECEIVE, Span.CORE_ADD))
-        self.engine = np.where(add["process"] != MISSING, add["process"], receive["process"])
+        engine = np.where(add["process"] != MISSING, add["process"], receive["process"])
+        self.processes = self.processes._replace(engine=engine)
         handed = np.where(receive["start"] != MISSING, np.minimum(hand["end"], receive["start"]), hand["end"])
         self.add("handoff", hand["start"], handed)
         self.add("handoff_transit", hand["start"], receive["start"])
@@ -281,49 +274,16 @@ class _Maker:
 
         Work of a step counts until the token is ``sampled``, the engine's own code until the token has ``left``.
         """
-        spans = self.index.step_spans
         low, self.low = (self._not_over(ok, over) for over in self.index.over)
-        event, nth = each_of(np.where(ok, np.maximum(self.step - low + 1, 0), 0))
+        last = np.minimum(self.step, self._begun(self.events.end))
+        event, nth = each_of(np.where(ok, np.maximum(last - low + 1, 0), 0))
         position = nth + low[event]
-        last_of_work = np.where(position == self.step[event], sampled[event], np.iinfo(np.int64).max)
-        last_of_code = np.where(left[event] == MISSING, np.iinfo(np.int64).max, left[event])
-        scheduled = self.scheduled[event]
-        is_own, is_prompt = self._membership(event, position)
-        own, others = np.flatnonzero(is_own), np.flatnonzero(~is_own)
-        prompts, decodes = own[is_prompt[own]], own[~is_prompt[own]]
-        every = np.arange(len(event))
-
-        def lay(
-            name: str, code: Span, rows: Ints, until: Ints, ends: Ints | None = None, starts: Ints | None = None
-        ) -> None:
-            if code not in self.index.stamped:
-                return
-            sides = spans[code][0] if starts is None else starts, spans[code][1] if ends is None else ends
-            start, end = (side[position[rows]] for side in sides)
-            self.add(name, np.maximum(start, scheduled[rows]), np.minimum(end, until[rows]), event[rows])
-
-        for code in DEVICE_WORK:
-            starts = self.index.computing if code == Span.FORWARD else None
-            lay("prefill", code, prompts, last_of_work, starts=starts)
-            lay("decode", code, decodes, last_of_work, starts=starts)
-        lay("launch_gap", Span.DEVICE_STEP, own, last_of_work)
-        lay("input_prep", Span.INPUT_PREP, own, last_of_work)
-        lay("sampling", Span.SAMPLING, own, last_of_work)
-        for code in (Span.FORWARD, Span.DEVICE_STEP, Span.INPUT_PREP, Span.SAMPLING, Span.WORKER):
-            lay("other_step", code, others, last_of_work)
+        makes_it = position == self.step[event]
+        last_of_work = np.where(makes_it, sampled[event], FAR)
+        last_of_code = np.where(left[event] == MISSING, FAR, left[event])
+        kinds = self._membership(event, position)
+        self.steps(event, position, kinds, makes_it, self.scheduled[event], (last_of_work, last_of_code))
         self._before_own(ok)
-        unknown = np.flatnonzero(self.index.untimed[position])
-        put = position[unknown], event[unknown]
-        until = np.minimum(spans[Span.UPDATE][0][put[0]], last_of_work[unknown])
-        self.add("untimed", np.maximum(spans[Span.HOST_LAUNCH][0][put[0]], self.scheduled[put[1]]), until, put[1])
-        for code in (Span.SCHEDULE, Span.UPDATE, Span.HOST_LAUNCH):
-            lay("engine_code", code, every, last_of_code)
-        lay("engine_code", Span.OUTPUT_PUT, np.flatnonzero(position < self.step[event]), last_of_code)
-        lay("worker", Span.WORKER, own, last_of_code)
-        for code in (Span.EXECUTE, Span.SAMPLE_CALL):
-            lay("executor_call", code, every, last_of_code, self.index.call_ends[code])
-            lay("executor", code, every, last_of_code)
-        lay("loop", Span.LOOP, every, last_of_code)
         self._steps_after(ok, left)
 
     def _not_over(self, ok: Bools, over: Ints) -> Ints:
@@ -333,6 +293,14 @@ class _Maker:
             mine = (low >= begin) & (low < end)
             low[mine] = np.maximum(low[mine], begin + np.searchsorted(over[begin:end], self.events.start[mine]))
         return np.where(ok, np.minimum(low, self.step), MISSING)
+
+    def _begun(self, at: Ints) -> Ints:
+        """The last step of each event's engine that anything had begun of before a moment."""
+        last = np.full(len(at), MISSING)
+        for begin, end in self.index.engines:
+            mine = (self.first >= begin) & (self.first < end)
+            last[mine] = begin - 1 + np.searchsorted(self.index.untouched[begin:end], at[mine])
+        return last
 
     def _steps_after(self, ok: Bools, left: Ints) -> None:
         """What an engine that schedules ahead does for later steps before a token that is there is let out.

@@ -6,19 +6,21 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints, each_of
+from gapmeter.analysis.ledger.classes import CLASSES
 from gapmeter.analysis.ledger.columns import Columns, folded
 from gapmeter.analysis.ledger.cores import Culprit
-from gapmeter.analysis.ledger.critical_path import pieces, sweep, with_holes
+from gapmeter.analysis.ledger.critical_path import with_holes
+from gapmeter.analysis.ledger.decoding import decoded, stretches_of
 from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
 from gapmeter.analysis.ledger.interference import Interference, fit_interference
-from gapmeter.analysis.ledger.intervals import CLASSES, FORWARD_CLASSES, HOST_CLASSES, Causes, ClientStamps, build
-from gapmeter.analysis.ledger.shares import Sharer
+from gapmeter.analysis.ledger.intervals import Causes, ClientStamps, build
+from gapmeter.analysis.ledger.shares import Sharer, Shares
 from gapmeter.analysis.ledger.support import support_of
 from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.analysis.requests.metrics import arrivals_of, handed_ns
@@ -42,9 +44,8 @@ _SPOILS: dict[str, tuple[str, ...]] = {
 }
 _BLOCK = 50_000  # events and steps within them whose ledgers are made at once
 _REQUESTS = 1_000  # whose gaps are looked for at once
+_MOST_GAPS, _SEED = 500_000, 20  # of which ledgers are made: five hundred tell of the slowest thousandth
 _AT_ONCE = 2  # blocks that are made side by side
-
-_Named = tuple[Events, Mapping[str, AnyArray]]  # some events, and columns that name them
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Ledger:
     sum), ``unstamped_ns`` (what lay in a stamped call that no stamp within it tells), ``total_ns`` and
     ``hidden_host_ns``. ``refused`` says why no row may be shown, if so. ``held``: who had the
     core while something of the measured requests waited for it, in ns over all of them, to the last token.
+    ``gaps_of``: of how many requests, drawn at random, ``gaps`` are, where not of all.
     """
 
     rows: pd.DataFrame
@@ -66,6 +68,7 @@ class Ledger:
     clipped: dict[str, int]
     interference: Interference | None
     held: Mapping[Culprit, int]
+    gaps_of: int | None = None
     support: tuple[Supported, ...] = ()
 
 
@@ -105,10 +108,12 @@ def make_ledger(inputs: LedgerInputs) -> Ledger:
     good = np.flatnonzero(_answered(requests))
     to_first = _events(requests, good, "first_token_ns", np.ones(len(good), np.int64))
     to_last = _events(requests, good, "last_token_ns", _tokens(requests, good))
-    first, last = (_tables(inputs, [(events, {})], len(good)) for events in (to_first, to_last))
+    first = _tables(inputs, [_Asked(to_first)], len(good))
+    told = _told(inputs, to_last)
+    last = _tables(inputs, [_Asked(to_last, told=told)], len(good))
     give_back_memory()
-    came = sum(len(stamps) for stamps in requests["token_ns"].iloc[good] if stamps is not None)
-    gaps = _tables(inputs, _gap_events(requests, good), came).columns
+    some = _drawn(requests, good)
+    gaps = _tables(inputs, _gap_events(requests, good, some), int(_arrived(requests, good[some]).sum())).columns
     ids = requests["request_id"].to_numpy()[good]
     whose = pd.Categorical.from_codes(gaps.pop("request_id"), pd.Index(ids))
     named = {"request_id": whose} | {name: gaps.pop(name) for name in ("k", "tokens", "end_ns")}
@@ -125,7 +130,8 @@ def make_ledger(inputs: LedgerInputs) -> Ledger:
         unmeasured=tuple(s.name for s in STAGES if s.name in inputs.unmeasured),
         clipped=clipped,
         interference=inputs.interference,
-        held=last.held,
+        gaps_of=len(some) if len(some) < len(good) else None,
+        held=dict((Counter(last.held) + Counter(told.shares.held if told else {})).most_common()),
         support=support,
     )
 
@@ -144,9 +150,10 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
     _, dropped = _dropped(inputs.unmeasured)
     stages, kinds = list(STAGE_NAMES), ["measured", "transit", UNEXPLAINED]
     parts = []
-    for low, block in _blocks(inputs.index, events):
+    for low, high in _blocks(inputs.index, (events.start, events.end)):
+        block = events.rows(low, high)
         causes = build(inputs.trace, inputs.client, block, dropped, inputs.index)
-        owned = inputs.sharer.cut(causes, pieces(causes.intervals, len(block), len(CLASSES)))
+        owned = inputs.sharer.cut(causes.intervals, causes.processes)
         owned = with_holes(owned, block.start, block.end)
         named = owned.cls >= 0
         stage, kind = np.where(named, owned.cls // 2, len(stages) - 1), np.where(named, owned.cls % 2, len(kinds) - 1)
@@ -222,34 +229,95 @@ def _events(requests: pd.DataFrame, rows: Ints, end: str, n: Ints) -> Events:
 def _tokens(requests: pd.DataFrame, rows: Ints) -> Ints:
     """Which token was each answer's last: by the server's count, or where it gave none, by the chunks that came."""
     counted = requests["output_tokens"].iloc[rows].astype("Int64")
+    came = pd.Series(_arrived(requests, rows), counted.index, dtype="Int64")
+    return np.asarray(counted.fillna(came), dtype=np.int64)
+
+
+def _arrived(requests: pd.DataFrame, rows: Ints) -> Ints:
+    """How many chunks with tokens came."""
     came = [0 if stamps is None else len(stamps) for stamps in requests["token_ns"].iloc[rows]]
-    return np.asarray(counted.fillna(pd.Series(came, counted.index, dtype="Int64")), dtype=np.int64)
+    return np.array(came, np.int64)
 
 
-def _gap_events(requests: pd.DataFrame, good: Ints) -> Iterator[_Named]:
+def _drawn(requests: pd.DataFrame, good: Ints) -> Ints:
+    """Places in ``good`` of requests whose gaps are divided: all, or of a large run so many as have enough gaps."""
+    came = _arrived(requests, good)
+    if came.sum() <= _MOST_GAPS:
+        return np.arange(len(good))
+    order = np.random.default_rng(_SEED).permutation(len(good))
+    return np.sort(order[: np.searchsorted(np.cumsum(came[order]), _MOST_GAPS)])
+
+
+def _gap_events(requests: pd.DataFrame, good: Ints, drawn: Ints) -> Iterator[_Asked]:
     """The gaps between the moments at which tokens of one answer arrived, and what names them, some requests at a time.
 
-    ``request_id`` is a place in ``good``.
+    ``drawn``: whose, as places in ``good``, as ``request_id`` is.
     """
-    for low in range(0, max(len(good), 1), _REQUESTS):
-        some = good[low : low + _REQUESTS]
+    for low in range(0, max(len(drawn), 1), _REQUESTS):
+        places = drawn[low : low + _REQUESTS]
+        some = good[places]
         whose, at_ns, tokens = arrivals_of(requests.iloc[some], np.ones(len(some), np.bool_))
         so_far = np.cumsum(tokens)
         so_far -= (so_far - tokens)[np.searchsorted(whose, whose)]
         later = np.flatnonzero(whose[1:] == whose[:-1]) + 1
         _, nth = each_of(np.bincount(whose[later], minlength=len(some)))
         events = Events(some[whose[later]], so_far[later], at_ns[later - 1], at_ns[later])
-        names = {"request_id": low + whose[later], "k": nth + 1, "tokens": so_far[later] - so_far[later - 1]}
-        yield events, {name: values.astype(np.int32) for name, values in names.items()} | {"end_ns": events.end}
+        names = {"request_id": places[whose[later]], "k": nth + 1, "tokens": so_far[later] - so_far[later - 1]}
+        narrow = {name: values.astype(np.int32) for name, values in names.items()}
+        yield _Asked(events, narrow | {"end_ns": events.end})
 
 
-def _blocks(index: Index | None, events: Events) -> Iterator[tuple[int, Events]]:
-    """A few events after the other, each time with the number of the first: all at once would fill the memory."""
+def _blocks(index: Index | None, *windows: tuple[Ints, Ints]) -> Iterator[tuple[int, int]]:
+    """Of events, by their windows' starts and ends, some at a time, from which to which: all would fill the memory."""
     steps = np.empty(0, np.int64) if index is None else index.scheduled_ns
-    within = 1 + np.searchsorted(steps, events.end) - np.searchsorted(steps, events.start)
-    cuts = [0, *(np.flatnonzero(np.diff(np.cumsum(within) // _BLOCK)) + 1).tolist(), len(events)]
-    for low, high in itertools.pairwise(cuts):
-        yield low, events.rows(low, high)
+    within = sum(1 + np.searchsorted(steps, end) - np.searchsorted(steps, start) for start, end in windows)
+    cuts = np.flatnonzero(np.diff(np.cumsum(within) // _BLOCK)) + 1
+    return itertools.pairwise([0, *cuts.tolist(), len(windows[0][0])])
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Stretches of events, from ``since`` to ``until``, of which it is known already whose they are."""
+
+    since: Ints
+    until: Ints
+    shares: Shares
+
+    def rows(self, low: int, high: int) -> _Told:
+        """Of some of them; who held the cores is told of all."""
+        return _Told(self.since[low:high], self.until[low:high], Shares(self.shares.ns[low:high], {}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Some events, columns that name them, and what is told of them."""
+
+    events: Events
+    names: Mapping[str, AnyArray] = field(default_factory=dict)
+    told: _Told | None = None
+
+    def blocks(self, index: Index | None) -> Iterator[_Asked]:
+        """The same in parts that are not too large."""
+        events, told = self.events, self.told
+        windows = [(events.start, events.end)]
+        if told is not None:
+            windows = [(events.start, told.since), (told.until, events.end)]
+        for low, high in _blocks(index, *windows):
+            part = None
+            if told is not None:
+                part = told.rows(low, high)
+            yield _Asked(events.rows(low, high), {name: of[low:high] for name, of in self.names.items()}, part)
+
+
+def _told(inputs: LedgerInputs, events: Events) -> _Told | None:
+    """What the engine's steps own of those that they only decode."""
+    trace, index = inputs.trace, inputs.index
+    if trace is None or index is None or not trace.has_engine:
+        return None
+    _, dropped = _dropped(inputs.unmeasured)
+    found = stretches_of(trace, index, inputs.client, events, dropped)
+    shares = decoded(index, inputs.sharer, found, inputs.measured[events.request], dropped)
+    return _Told(found.since, found.until, shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,41 +329,51 @@ class _Tables:
     held: Mapping[Culprit, int]
 
 
-def _tables(inputs: LedgerInputs, events: Iterable[_Named], most: int) -> _Tables:
-    """Of events, up to ``most``, that come some at a time, each time with columns that name them."""
+def _tables(inputs: LedgerInputs, asked: Iterable[_Asked], most: int) -> _Tables:
+    """Of events, up to ``most``, that come some at a time."""
     columns, negative, held = Columns(most), dict[str, list[Ints]](), Counter[Culprit]()
-    named = (
-        (block, {name: values[low : low + len(block)] for name, values in names.items()})
-        for some, names in events
-        for low, block in _blocks(inputs.index, some)
-    )
-    for made in _in_turn(inputs, named):
+    for made in _in_turn(inputs, (block for some in asked for block in some.blocks(inputs.index))):
         columns.add(made.columns)
         for name, gap in made.negative.items():
             negative.setdefault(name, []).append(gap)
         held.update(made.held)
     gaps = {name: np.concatenate(parts) for name, parts in negative.items()}
-    return _Tables(columns.whole(), gaps, dict(held.most_common()))
+    return _Tables(columns.whole(), gaps, held)
 
 
-def _in_turn(inputs: LedgerInputs, blocks: Iterable[_Named]) -> Iterator[_Tables]:
+def _in_turn(inputs: LedgerInputs, blocks: Iterable[_Asked]) -> Iterator[_Tables]:
     """Their tables, in order, with the next ones under way: NumPy mostly leaves Python's lock to others."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         under_way = deque[Future[_Tables]]()
         for block in blocks:
-            under_way.append(pool.submit(_table, inputs, *block))
+            under_way.append(pool.submit(_table, inputs, block))
             if len(under_way) > _AT_ONCE:
                 yield under_way.popleft().result()
         yield from (each.result() for each in under_way)
 
 
-def _table(inputs: LedgerInputs, events: Events, names: Mapping[str, AnyArray]) -> _Tables:
+def _shares(inputs: LedgerInputs, asked: _Asked) -> tuple[Causes, Shares]:
+    """What led to events, and whose their time is: to what is told, and from there."""
+    _, dropped = _dropped(inputs.unmeasured)
+
+    def of(events: Events) -> tuple[Causes, Shares]:
+        causes = build(inputs.trace, inputs.client, events, dropped, inputs.index)
+        counted = inputs.measured[events.request]
+        return causes, inputs.sharer.shares(causes.intervals, causes.processes, counted)
+
+    told = asked.told
+    if told is None:
+        return of(asked.events)
+    head, before = of(replace(asked.events, end=told.since))
+    causes, after = of(replace(asked.events, start=told.until))
+    return replace(causes, first_seq=head.first_seq), before + told.shares + after
+
+
+def _table(inputs: LedgerInputs, asked: _Asked) -> _Tables:
     """Of a block."""
-    unmeasured = inputs.unmeasured
-    spoilt, dropped = _dropped(unmeasured)
-    causes = build(inputs.trace, inputs.client, events, dropped, inputs.index)
-    owned, hidden = sweep(causes.intervals, len(events), len(CLASSES), over=FORWARD_CLASSES, under=HOST_CLASSES)
-    shares = inputs.sharer.shares(causes, owned, inputs.measured[events.request])
+    unmeasured, events = inputs.unmeasured, asked.events
+    spoilt, _ = _dropped(unmeasured)
+    causes, shares = _shares(inputs, asked)
     total = events.end - events.start
     by_stage = shares.by_stage
     stages = {stage.name: by_stage[:, at].astype(np.float64) for at, stage in enumerate(STAGES)}
@@ -307,7 +385,7 @@ def _table(inputs: LedgerInputs, events: Events, names: Mapping[str, AnyArray]) 
     explained = by_stage.sum(axis=1)
     unexplained = total - explained if explained.any() else total
     strict = unexplained + shares.transit if shares.transit.any() else unexplained
-    table = dict(names)
+    table = dict(asked.names)
     table |= {column(name): values for name, values in stages.items()}
     table |= {
         "unexplained_ns": unexplained,
@@ -315,7 +393,7 @@ def _table(inputs: LedgerInputs, events: Events, names: Mapping[str, AnyArray]) 
         "strict_ns": strict,
         "unstamped_ns": shares.unstamped,
         "total_ns": total,
-        "hidden_host_ns": hidden,
+        "hidden_host_ns": shares.hidden,
         "joined": causes.joined,
         "first_step": causes.first_seq,
         "last_step": causes.last_seq,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints
+from gapmeter.analysis.ledger.classes import CLASSES, DEVICE_CLASSES, FORWARD_CLASSES, HOST_CLASSES, Class
 from gapmeter.analysis.ledger.cores import CORE, LOCK, WORK, CoreUse, Culprit, Reason, Stretches
-from gapmeter.analysis.ledger.critical_path import FAR, Intervals, overlaps
-from gapmeter.analysis.ledger.intervals import CLASSES, DEVICE_CLASSES, Causes, Class
+from gapmeter.analysis.ledger.critical_path import FAR, Intervals, overlaps, pieces, sweep
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.stages import STAGES
 
@@ -19,19 +21,48 @@ _KNOWN = np.array([cls.stage in _STAGE for cls in CLASSES])  # what is not is no
 _BUSY = np.array([bool(cls.busy) for cls in CLASSES])
 _TRANSIT, _ENCLOSING = (np.array([getattr(cls, name) for cls in CLASSES]) for name in ("transit", "enclosing"))
 _Moment = tuple[Ints, Ints]
+SHARES = len(STAGES) + 3  # columns of Shares.ns
+
+
+class Processes(NamedTuple):
+    """Of each event, the ids of the API server and of the engine that served it; ``MISSING`` where unknown."""
+
+    api: Ints
+    engine: Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Whose the events' time is, ns: ``by_stage`` (events, stages), and of it in ``transit`` and ``unstamped``.
+    """Whose the events' time is: ``ns``, a row an event, a column a stage and three more.
 
-    ``held``: who had the core while the events that are counted waited for it, over all of them.
+    ``held``: who had the core while the events that are counted waited for it, over all of them, ns.
     """
 
-    by_stage: Ints
-    transit: Ints
-    unstamped: Ints
+    ns: Ints
     held: Mapping[Culprit, int]
+
+    @property
+    def by_stage(self) -> Ints:
+        return self.ns[:, : len(STAGES)]
+
+    @property
+    def transit(self) -> Ints:
+        """Of all stages, what lay between two stamps with nothing stamped between."""
+        return self.ns[:, -3]
+
+    @property
+    def unstamped(self) -> Ints:
+        """Of all stages, what lay in a stamped call that no stamp within it tells."""
+        return self.ns[:, -2]
+
+    @property
+    def hidden(self) -> Ints:
+        """The host's work beneath a forward, which that one owns."""
+        return self.ns[:, -1]
+
+    def __add__(self, other: Shares) -> Shares:
+        """Of the same events, both."""
+        return Shares(self.ns + other.ns, Counter(self.held) + Counter(other.held))
 
 
 class Sharer:
@@ -46,22 +77,26 @@ class Sharer:
         each = {id(stretches): _Kept(stretches, self._use.reasons) for stretches in self._use.of.values()}
         self._kept = {key: each[id(stretches)] for key, stretches in self._use.of.items()}  # some threads are the same
 
-    def shares(self, causes: Causes, owned: Intervals, counted: Bools) -> Shares:
-        """``owned``: rows of a class of ``CLASSES`` each, none overlapping. ``counted``: the events of ``held``."""
-        owned, events = _known(owned), len(causes.api)
+    def shares(self, intervals: Intervals, processes: Processes, counted: Bools | Ints) -> Shares:
+        """``intervals``: rows of a class of ``CLASSES`` each. ``counted``: how often each event is in ``held``."""
+        events = len(counted)
+        owned, hidden = sweep(intervals, events, len(CLASSES), over=FORWARD_CLASSES, under=HOST_CLASSES)
+        owned = _known(owned)
         own, busy = self._code[:, -1] // 2, np.array([_code(cls, Reason(WORK)) // 2 for cls in CLASSES])
         left = owned.end - owned.start  # of each row, what nothing kept its thread from
         keys, lengths = list[Ints](), list[Ints]()
         by_reason = np.zeros(len(self._use.reasons), np.int64)
-        for key, mine in self._by_thread(causes, owned):
+        for key, mine in self._by_thread(processes, owned):
             kept = self._kept[key]
             met, begin, end = kept.met(owned.start[mine], owned.end[mine])
             if not len(met):
                 continue
             rows = mine[met]
-            of_it = np.flatnonzero(counted[owned.event[rows]])
+            often = counted[owned.event[rows]]
+            of_it = np.flatnonzero(often)
             if len(of_it):
-                by_reason += kept.by_reason((begin[0][of_it], begin[1][of_it]), (end[0][of_it], end[1][of_it]))
+                ends = ((at[of_it], stretch[of_it]) for at, stretch in (begin, end))
+                by_reason += kept.by_reason(*ends, often[of_it])
             cls, first = owned.cls[rows], owned.event[rows] * len(STAGES)
             waited = ((CORE, first + _STAGE["core_wait"]), (LOCK, first + _STAGE["lock_wait"]))
             for what, stage in (*waited, (WORK, first + busy[cls])):
@@ -83,14 +118,14 @@ class Sharer:
             if why.culprit is not None and total:
                 held[why.culprit] = held.get(why.culprit, 0) + total
         by_stage = sums.reshape(events, len(STAGES))
-        return Shares(by_stage, transit, unstamped, dict(sorted(held.items(), key=lambda each: -each[1])))
+        return Shares(np.column_stack([by_stage, transit, unstamped, hidden]), held)
 
-    def cut(self, causes: Causes, owned: Intervals) -> Intervals:
+    def cut(self, intervals: Intervals, processes: Processes) -> Intervals:
         """The same row by row, cut where a reason begins or ends; ``cls``: twice the stage, and one more in transit."""
-        owned = _known(owned)
+        owned = _known(pieces(intervals, len(processes.engine), len(CLASSES)))
         alone = np.ones(len(owned.event), np.bool_)
         row, start, end, why = [], [], [], []
-        for key, at in self._by_thread(causes, owned):
+        for key, at in self._by_thread(processes, owned):
             stretches = self._use.of[key]
             alone[at] = False
             near = slice(
@@ -112,9 +147,8 @@ class Sharer:
         rows = rows[order]
         return Intervals(owned.event[rows], begun[order], ended[order], self._code[owned.cls[rows], reason[order]])
 
-    def _by_thread(self, causes: Causes, owned: Intervals) -> Iterator[tuple[tuple[str, int], Ints]]:
+    def _by_thread(self, processes: Processes, owned: Intervals) -> Iterator[tuple[tuple[str, int], Ints]]:
         """Whose stretches may have kept which rows' threads."""
-        process = {"engine": causes.engine, "api": causes.api}
         kinds, number = np.unique(self._threads, return_inverse=True)
         thread = number.astype(np.int8)[owned.cls]  # which numpy sorts by radix
         order = np.argsort(thread, kind="stable")
@@ -122,7 +156,7 @@ class Sharer:
         for kind, pid in self._use.of:
             if kind not in kinds:
                 continue
-            whose = process["api" if kind.startswith(("loop", "pool")) else "engine"]
+            whose = processes.api if kind.startswith(("loop", "pool")) else processes.engine
             at = int(np.searchsorted(kinds, kind))
             rows = order[ends[at] : ends[at + 1]]
             yield (kind, pid), rows[whose[owned.event[rows]] == pid]
@@ -160,14 +194,14 @@ class _Kept:
         until_end, until_begin = (before[at[1]] + of[self._reason[at[1]]] * self._passed(at) for at in (end, begin))
         return np.asarray(until_end - until_begin, np.int64)
 
-    def by_reason(self, begin: _Moment, end: _Moment) -> Ints:
-        """Over all intervals, for how many ns each reason kept it."""
+    def by_reason(self, begin: _Moment, end: _Moment, often: Bools | Ints) -> Ints:
+        """Over all intervals, each counted so often, for how many ns each reason kept it."""
         low, high = int(begin[1].min()), int(end[1].max()) + 1
-        begun, ended = (np.bincount(at[1] - low, minlength=high - low) for at in (begin, end))
+        begun, ended = (np.bincount(at[1] - low, often, high - low) for at in (begin, end))
         whole = np.cumsum(begun - ended) * (self._end[low:high] - self._start[low:high])
         ns = np.bincount(self._reason[low:high], whole, self._reasons)
         for at, sign in ((end, 1), (begin, -1)):
-            ns += sign * np.bincount(self._reason[at[1]], self._passed(at), self._reasons)
+            ns += sign * np.bincount(self._reason[at[1]], self._passed(at) * often, self._reasons)
         return ns.astype(np.int64)
 
     def _passed(self, at: _Moment) -> Ints:

@@ -196,6 +196,7 @@ class LedgerFacts(Result):
     ``core_held``: the most time first; left out where there is no ledger. ``core_waits``: what waits for a core are
     known from: the kernel's records of every switch, its sums of waits, or (not at all) the probes' spans alone.
     ``support``: what the server was, and how well the ledger knows it; ``ranks``: of a tensor parallel one.
+    ``gaps_of``: of how many requests, drawn at random, token gaps were divided, where not of all.
     """
 
     refused: tuple[str, ...]
@@ -208,6 +209,7 @@ class LedgerFacts(Result):
     core_waits: Literal["switches", "sums", "spans"] = "spans"
     support: tuple[Supported, ...] | None = left_out()
     ranks: Ranks | None = left_out()
+    gaps_of: int | None = left_out()
 
 
 class ShortenedLoad(Result):

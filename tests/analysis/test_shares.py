@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.analysis.ledger.classes import CLASSES
 from gapmeter.analysis.ledger.cores import CORE, LOCK, WORK, CoreUse, Culprit, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import Intervals, pieces
-from gapmeter.analysis.ledger.intervals import CLASSES, Causes
-from gapmeter.analysis.ledger.shares import Sharer
+from gapmeter.analysis.ledger.shares import Processes, Sharer
 from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, REQUEST_SPAN, STEP_SPAN, Trace
 from gapmeter.analysis.stages import STAGES
 from gapmeter.records import Span
@@ -63,12 +63,10 @@ def test_sums_are_those_of_the_rows_cut_at_every_reason(
     stretches: dict[str, list[tuple[int, int, int]]], rows: list[tuple[int, int, int, int]]
 ) -> None:
     owned = _pieces(rows, len(CLASSES))
-    none = np.empty(0, np.int64)
-    processes = np.full(EVENTS, API), np.where(np.arange(EVENTS) == 0, -1, ENGINE)
-    causes = Causes(owned, np.ones(EVENTS, np.bool_), none, none, {}, *processes, none)
+    processes = Processes(np.full(EVENTS, API), np.where(np.arange(EVENTS) == 0, -1, ENGINE))
     sharer = Sharer(_trace(stretches))
     counted = np.arange(EVENTS) != 1
-    found, cut = sharer.shares(causes, owned, counted), sharer.cut(causes, owned)
+    found, cut = sharer.shares(owned, processes, counted), sharer.cut(owned, processes)
     want, transit = np.zeros((EVENTS, len(STAGES)), int), np.zeros(EVENTS, int)
     np.add.at(want, (cut.event, cut.cls // 2), cut.end - cut.start)
     np.add.at(transit, cut.event, (cut.end - cut.start) * (cut.cls % 2))

@@ -173,6 +173,14 @@ def test_ledgers_are_the_same_whatever_the_blocks_that_they_are_made_by(
     pd.testing.assert_frame_equal(stretches, case.timelines)
 
 
+def test_decoding_told_at_once_is_what_each_requests_own_steps_say(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = LedgerInputs.of(case.requests, case.trace)
+    monkeypatch.setattr(making, "_told", lambda *_: None)
+    each = make_ledger(inputs)
+    pd.testing.assert_frame_equal(each.rows, case.ledger.rows)
+    assert each.held == case.ledger.held
+
+
 def test_the_ledger_is_accepted_and_leaves_next_to_nothing_unexplained(case: Case) -> None:
     assert case.ledger.refused == ()
     assert len(case.rows) == 45
