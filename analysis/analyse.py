@@ -14,8 +14,9 @@ from gapmeter.analysis.device.telemetry import describe_telemetry, measured_wind
 from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import CHANGING, evidence_of
 from gapmeter.analysis.judge.steady import describe_drift, describe_steady, detect_warmup, throttled
+from gapmeter.analysis.ledger.asked import chosen
 from gapmeter.analysis.ledger.explore import describe_pairs
-from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, chosen, make_ledger, timelines
+from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, timelines
 from gapmeter.analysis.ledger.tail import describe_bands
 from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.analysis.ledger.upgrade import describe_compute

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints, each_of
+from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
+from gapmeter.analysis.ledger.asked import (
+    Asked,
+    Told,
+    answered,
+    arrived,
+    blocks,
+    drawn_of,
+    first_tokens,
+    gaps_between,
+    last_tokens,
+)
 from gapmeter.analysis.ledger.classes import CLASSES
 from gapmeter.analysis.ledger.columns import Columns, folded
 from gapmeter.analysis.ledger.cores import Culprit
@@ -23,14 +33,13 @@ from gapmeter.analysis.ledger.intervals import Causes, ClientStamps, build
 from gapmeter.analysis.ledger.shares import Sharer, Shares
 from gapmeter.analysis.ledger.support import support_of
 from gapmeter.analysis.ledger.trace import MISSING, Trace
-from gapmeter.analysis.requests.metrics import arrivals_of, handed_ns
+from gapmeter.analysis.requests.metrics import handed_ns
 from gapmeter.analysis.results.run import REFUSED, Supported
 from gapmeter.analysis.stages import OF_THE_CLIENT, STAGE_NAMES, STAGES, UNEXPLAINED, column
 from gapmeter.records import Span
 from gapmeter.records.process import give_back_memory
 
 CLOCK_ERROR_NS = 1_000  # one host, one clock: stamps of different processes agree to well below a microsecond
-MOST_SHOWN = 2000  # requests one by one: a run of a million has no page and no trace file for all of them
 
 _API_STAGES = frozenset(
     {"network_in", "accept_wait", "ingress", "template", "tokenize", "detokenize", "egress", "network_out"}
@@ -42,9 +51,6 @@ _SPOILS: dict[str, tuple[str, ...]] = {
     "detokenize": ("egress", "egress_turn"),
     **dict.fromkeys(("prefill", "decode", "input_prep", "sampling"), ("worker", "executor", "executor_call", "loop")),
 }
-_BLOCK = 50_000  # events and steps within them whose ledgers are made at once
-_REQUESTS = 1_000  # whose gaps are looked for at once
-_MOST_GAPS, _SEED = 500_000, 20  # of which ledgers are made: five hundred tell of the slowest thousandth
 _AT_ONCE = 2  # blocks that are made side by side
 
 
@@ -105,15 +111,14 @@ class LedgerInputs:
 def make_ledger(inputs: LedgerInputs) -> Ledger:
     """Ledgers of all requests that succeeded."""
     requests, trace = inputs.requests, inputs.trace
-    good = np.flatnonzero(_answered(requests))
-    to_first = _events(requests, good, "first_token_ns", np.ones(len(good), np.int64))
-    to_last = _events(requests, good, "last_token_ns", _tokens(requests, good))
-    first = _tables(inputs, [_Asked(to_first)], len(good))
+    good = np.flatnonzero(answered(requests))
+    to_first, to_last = first_tokens(requests, good), last_tokens(requests, good)
+    first = _tables(inputs, [Asked(to_first)], len(good))
     told = _told(inputs, to_last)
-    last = _tables(inputs, [_Asked(to_last, told=told)], len(good))
+    last = _tables(inputs, [Asked(to_last, told=told)], len(good))
     give_back_memory()
-    some = _drawn(requests, good)
-    gaps = _tables(inputs, _gap_events(requests, good, some), int(_arrived(requests, good[some]).sum())).columns
+    some = drawn_of(requests, good)
+    gaps = _tables(inputs, gaps_between(requests, good, some), int(arrived(requests, good[some]).sum())).columns
     ids = requests["request_id"].to_numpy()[good]
     whose = pd.Categorical.from_codes(gaps.pop("request_id"), pd.Index(ids))
     named = {"request_id": whose} | {name: gaps.pop(name) for name in ("k", "tokens", "end_ns")}
@@ -145,12 +150,12 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
     decode step it took is estimated, not when, so it is in ``decode`` here.
     """
     requests = inputs.requests
-    rows = np.flatnonzero(shown & _answered(requests))
-    events = _events(requests, rows, "last_token_ns", _tokens(requests, rows))
+    rows = np.flatnonzero(shown & answered(requests))
+    events = last_tokens(requests, rows)
     _, dropped = _dropped(inputs.unmeasured)
     stages, kinds = list(STAGE_NAMES), ["measured", "transit", UNEXPLAINED]
     parts = []
-    for low, high in _blocks(inputs.index, (events.start, events.end)):
+    for low, high in blocks(inputs.index, (events.start, events.end)):
         block = events.rows(low, high)
         causes = build(inputs.trace, inputs.client, block, dropped, inputs.index)
         owned = inputs.sharer.cut(causes.intervals, causes.processes)
@@ -169,28 +174,6 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
             "end_ns": end,
         }
     )
-
-
-def chosen(requests: pd.DataFrame, most: int = MOST_SHOWN) -> Bools:
-    """All answered requests up to ``most``; beyond, a quarter each slowest to first and last token, and an even sample.
-
-    ``requests`` is the client's table; bool, a row each.
-    """
-    answered = _answered(requests)
-    if answered.sum() <= most:
-        return answered
-    kept = np.zeros(len(requests), dtype=np.bool_)
-    for end in ("first_token_ns", "last_token_ns"):
-        waited = (requests[end] - requests["due_ns"]).to_numpy(np.float64, na_value=np.nan)
-        waited[~answered] = -1.0
-        kept[np.argsort(-waited, kind="stable")[: most // 4]] = True
-    others = np.flatnonzero(answered & ~kept)
-    kept[others[np.linspace(0, len(others) - 1, most - int(kept.sum())).astype(int)]] = True
-    return kept
-
-
-def _answered(requests: pd.DataFrame) -> Bools:
-    return np.asarray((requests["outcome"] == "ok") & requests["first_token_ns"].notna(), dtype=np.bool_)
 
 
 def _client(requests: pd.DataFrame) -> ClientStamps:
@@ -221,95 +204,7 @@ def _unmeasured(trace: Trace | None) -> frozenset[str]:
     return missing
 
 
-def _events(requests: pd.DataFrame, rows: Ints, end: str, n: Ints) -> Events:
-    start, ended = (np.asarray(requests[name].iloc[rows], dtype=np.int64) for name in ("due_ns", end))
-    return Events(rows, n, start, ended)
-
-
-def _tokens(requests: pd.DataFrame, rows: Ints) -> Ints:
-    """Which token was each answer's last: by the server's count, or where it gave none, by the chunks that came."""
-    counted = requests["output_tokens"].iloc[rows].astype("Int64")
-    came = pd.Series(_arrived(requests, rows), counted.index, dtype="Int64")
-    return np.asarray(counted.fillna(came), dtype=np.int64)
-
-
-def _arrived(requests: pd.DataFrame, rows: Ints) -> Ints:
-    """How many chunks with tokens came."""
-    came = [0 if stamps is None else len(stamps) for stamps in requests["token_ns"].iloc[rows]]
-    return np.array(came, np.int64)
-
-
-def _drawn(requests: pd.DataFrame, good: Ints) -> Ints:
-    """Places in ``good`` of requests whose gaps are divided: all, or of a large run so many as have enough gaps."""
-    came = _arrived(requests, good)
-    if came.sum() <= _MOST_GAPS:
-        return np.arange(len(good))
-    order = np.random.default_rng(_SEED).permutation(len(good))
-    return np.sort(order[: np.searchsorted(np.cumsum(came[order]), _MOST_GAPS)])
-
-
-def _gap_events(requests: pd.DataFrame, good: Ints, drawn: Ints) -> Iterator[_Asked]:
-    """The gaps between the moments at which tokens of one answer arrived, and what names them, some requests at a time.
-
-    ``drawn``: whose, as places in ``good``, as ``request_id`` is.
-    """
-    for low in range(0, max(len(drawn), 1), _REQUESTS):
-        places = drawn[low : low + _REQUESTS]
-        some = good[places]
-        whose, at_ns, tokens = arrivals_of(requests.iloc[some], np.ones(len(some), np.bool_))
-        so_far = np.cumsum(tokens)
-        so_far -= (so_far - tokens)[np.searchsorted(whose, whose)]
-        later = np.flatnonzero(whose[1:] == whose[:-1]) + 1
-        _, nth = each_of(np.bincount(whose[later], minlength=len(some)))
-        events = Events(some[whose[later]], so_far[later], at_ns[later - 1], at_ns[later])
-        names = {"request_id": places[whose[later]], "k": nth + 1, "tokens": so_far[later] - so_far[later - 1]}
-        narrow = {name: values.astype(np.int32) for name, values in names.items()}
-        yield _Asked(events, narrow | {"end_ns": events.end})
-
-
-def _blocks(index: Index | None, *windows: tuple[Ints, Ints]) -> Iterator[tuple[int, int]]:
-    """Of events, by their windows' starts and ends, some at a time, from which to which: all would fill the memory."""
-    steps = np.empty(0, np.int64) if index is None else index.scheduled_ns
-    within = sum(1 + np.searchsorted(steps, end) - np.searchsorted(steps, start) for start, end in windows)
-    cuts = np.flatnonzero(np.diff(np.cumsum(within) // _BLOCK)) + 1
-    return itertools.pairwise([0, *cuts.tolist(), len(windows[0][0])])
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """Stretches of events, from ``since`` to ``until``, of which it is known already whose they are."""
-
-    since: Ints
-    until: Ints
-    shares: Shares
-
-    def rows(self, low: int, high: int) -> _Told:
-        """Of some of them; who held the cores is told of all."""
-        return _Told(self.since[low:high], self.until[low:high], Shares(self.shares.ns[low:high], {}))
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Some events, columns that name them, and what is told of them."""
-
-    events: Events
-    names: Mapping[str, AnyArray] = field(default_factory=dict)
-    told: _Told | None = None
-
-    def blocks(self, index: Index | None) -> Iterator[_Asked]:
-        """The same in parts that are not too large."""
-        events, told = self.events, self.told
-        windows = [(events.start, events.end)]
-        if told is not None:
-            windows = [(events.start, told.since), (told.until, events.end)]
-        for low, high in _blocks(index, *windows):
-            part = None
-            if told is not None:
-                part = told.rows(low, high)
-            yield _Asked(events.rows(low, high), {name: of[low:high] for name, of in self.names.items()}, part)
-
-
-def _told(inputs: LedgerInputs, events: Events) -> _Told | None:
+def _told(inputs: LedgerInputs, events: Events) -> Told | None:
     """What the engine's steps own of those that they only decode."""
     trace, index = inputs.trace, inputs.index
     if trace is None or index is None or not trace.has_engine:
@@ -317,7 +212,7 @@ def _told(inputs: LedgerInputs, events: Events) -> _Told | None:
     _, dropped = _dropped(inputs.unmeasured)
     found = stretches_of(trace, index, inputs.client, events, dropped)
     shares = decoded(index, inputs.sharer, found, inputs.measured[events.request], dropped)
-    return _Told(found.since, found.until, shares)
+    return Told(found.since, found.until, shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +224,7 @@ class _Tables:
     held: Mapping[Culprit, int]
 
 
-def _tables(inputs: LedgerInputs, asked: Iterable[_Asked], most: int) -> _Tables:
+def _tables(inputs: LedgerInputs, asked: Iterable[Asked], most: int) -> _Tables:
     """Of events, up to ``most``, that come some at a time."""
     columns, negative, held = Columns(most), dict[str, list[Ints]](), Counter[Culprit]()
     for made in _in_turn(inputs, (block for some in asked for block in some.blocks(inputs.index))):
@@ -341,7 +236,7 @@ def _tables(inputs: LedgerInputs, asked: Iterable[_Asked], most: int) -> _Tables
     return _Tables(columns.whole(), gaps, held)
 
 
-def _in_turn(inputs: LedgerInputs, blocks: Iterable[_Asked]) -> Iterator[_Tables]:
+def _in_turn(inputs: LedgerInputs, blocks: Iterable[Asked]) -> Iterator[_Tables]:
     """Their tables, in order, with the next ones under way: NumPy mostly leaves Python's lock to others."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         under_way = deque[Future[_Tables]]()
@@ -352,7 +247,7 @@ def _in_turn(inputs: LedgerInputs, blocks: Iterable[_Asked]) -> Iterator[_Tables
         yield from (each.result() for each in under_way)
 
 
-def _shares(inputs: LedgerInputs, asked: _Asked) -> tuple[Causes, Shares]:
+def _shares(inputs: LedgerInputs, asked: Asked) -> tuple[Causes, Shares]:
     """What led to events, and whose their time is: to what is told, and from there."""
     _, dropped = _dropped(inputs.unmeasured)
 
@@ -369,7 +264,7 @@ def _shares(inputs: LedgerInputs, asked: _Asked) -> tuple[Causes, Shares]:
     return replace(causes, first_seq=head.first_seq), before + told.shares + after
 
 
-def _table(inputs: LedgerInputs, asked: _Asked) -> _Tables:
+def _table(inputs: LedgerInputs, asked: Asked) -> _Tables:
     """Of a block."""
     unmeasured, events = inputs.unmeasured, asked.events
     spoilt, _ = _dropped(unmeasured)

@@ -1,0 +1,138 @@
+"""Of which events ledgers are made (first tokens, last tokens, gaps between tokens), and in which portions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from gapmeter.analysis.arrays import AnyArray, Bools, Ints, each_of
+from gapmeter.analysis.ledger.index import Events, Index
+from gapmeter.analysis.ledger.shares import Shares
+from gapmeter.analysis.requests.metrics import arrivals_of
+
+_BLOCK = 50_000  # events and steps within them whose ledgers are made at once
+_REQUESTS = 1_000  # whose gaps are looked for at once
+_MOST_GAPS, _SEED = 500_000, 20  # of a run, that are divided: five hundred tell of the slowest thousandth
+MOST_SHOWN = 2000  # requests one by one: a run of a million has no page and no trace file for all of them
+
+
+def chosen(requests: pd.DataFrame, most: int = MOST_SHOWN) -> Bools:
+    """All answered requests up to ``most``; beyond, a quarter each slowest to first and last token, and an even sample.
+
+    ``requests`` is the client's table; bool, a row each.
+    """
+    good = answered(requests)
+    if good.sum() <= most:
+        return good
+    kept = np.zeros(len(requests), dtype=np.bool_)
+    for end in ("first_token_ns", "last_token_ns"):
+        waited = (requests[end] - requests["due_ns"]).to_numpy(np.float64, na_value=np.nan)
+        waited[~good] = -1.0
+        kept[np.argsort(-waited, kind="stable")[: most // 4]] = True
+    others = np.flatnonzero(good & ~kept)
+    kept[others[np.linspace(0, len(others) - 1, most - int(kept.sum())).astype(int)]] = True
+    return kept
+
+
+def answered(requests: pd.DataFrame) -> Bools:
+    return np.asarray((requests["outcome"] == "ok") & requests["first_token_ns"].notna(), dtype=np.bool_)
+
+
+def _until(requests: pd.DataFrame, rows: Ints, end: str, n: Ints) -> Events:
+    start, ended = (np.asarray(requests[name].iloc[rows], dtype=np.int64) for name in ("due_ns", end))
+    return Events(rows, n, start, ended)
+
+
+def first_tokens(requests: pd.DataFrame, rows: Ints) -> Events:
+    """Of these requests, from when each was due."""
+    return _until(requests, rows, "first_token_ns", np.ones(len(rows), np.int64))
+
+
+def last_tokens(requests: pd.DataFrame, rows: Ints) -> Events:
+    """Of these requests, from when each was due."""
+    return _until(requests, rows, "last_token_ns", _tokens(requests, rows))
+
+
+def _tokens(requests: pd.DataFrame, rows: Ints) -> Ints:
+    """Which token was each answer's last: by the server's count, or where it gave none, by the chunks that came."""
+    counted = requests["output_tokens"].iloc[rows].astype("Int64")
+    came = pd.Series(arrived(requests, rows), counted.index, dtype="Int64")
+    return np.asarray(counted.fillna(came), dtype=np.int64)
+
+
+def arrived(requests: pd.DataFrame, rows: Ints) -> Ints:
+    """How many chunks with tokens came."""
+    came = [0 if stamps is None else len(stamps) for stamps in requests["token_ns"].iloc[rows]]
+    return np.array(came, np.int64)
+
+
+def drawn_of(requests: pd.DataFrame, good: Ints) -> Ints:
+    """Places in ``good`` of requests whose gaps are divided: all, or of a large run so many as have enough gaps."""
+    came = arrived(requests, good)
+    if came.sum() <= _MOST_GAPS:
+        return np.arange(len(good))
+    order = np.random.default_rng(_SEED).permutation(len(good))
+    return np.sort(order[: np.searchsorted(np.cumsum(came[order]), _MOST_GAPS)])
+
+
+def gaps_between(requests: pd.DataFrame, good: Ints, drawn: Ints) -> Iterator[Asked]:
+    """The gaps between the moments at which tokens of one answer arrived, and what names them, some requests at a time.
+
+    ``drawn``: whose, as places in ``good``, as ``request_id`` is.
+    """
+    for low in range(0, max(len(drawn), 1), _REQUESTS):
+        places = drawn[low : low + _REQUESTS]
+        some = good[places]
+        whose, at_ns, tokens = arrivals_of(requests.iloc[some], np.ones(len(some), np.bool_))
+        so_far = np.cumsum(tokens)
+        so_far -= (so_far - tokens)[np.searchsorted(whose, whose)]
+        later = np.flatnonzero(whose[1:] == whose[:-1]) + 1
+        _, nth = each_of(np.bincount(whose[later], minlength=len(some)))
+        events = Events(some[whose[later]], so_far[later], at_ns[later - 1], at_ns[later])
+        names = {"request_id": places[whose[later]], "k": nth + 1, "tokens": so_far[later] - so_far[later - 1]}
+        narrow = {name: values.astype(np.int32) for name, values in names.items()}
+        yield Asked(events, narrow | {"end_ns": events.end})
+
+
+def blocks(index: Index | None, *windows: tuple[Ints, Ints]) -> Iterator[tuple[int, int]]:
+    """Of events, by their windows' starts and ends, some at a time, from which to which: all would fill the memory."""
+    steps = np.empty(0, np.int64) if index is None else index.scheduled_ns
+    within = sum(1 + np.searchsorted(steps, end) - np.searchsorted(steps, start) for start, end in windows)
+    cuts = np.flatnonzero(np.diff(np.cumsum(within) // _BLOCK)) + 1
+    return itertools.pairwise([0, *cuts.tolist(), len(windows[0][0])])
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Stretches of events, from ``since`` to ``until``, of which it is known already whose they are."""
+
+    since: Ints
+    until: Ints
+    shares: Shares
+
+    def rows(self, low: int, high: int) -> Told:
+        """Of some of them; who held the cores is told of all."""
+        return Told(self.since[low:high], self.until[low:high], Shares(self.shares.ns[low:high], {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Some events, columns that name them, and what is told of them."""
+
+    events: Events
+    names: Mapping[str, AnyArray] = field(default_factory=dict)
+    told: Told | None = None
+
+    def blocks(self, index: Index | None) -> Iterator[Asked]:
+        """The same in parts that are not too large."""
+        events, told = self.events, self.told
+        windows = [(events.start, events.end)]
+        if told is not None:
+            windows = [(events.start, told.since), (told.until, events.end)]
+        for low, high in blocks(index, *windows):
+            names = {name: of[low:high] for name, of in self.names.items()}
+            yield Asked(events.rows(low, high), names, told.rows(low, high) if told else None)
