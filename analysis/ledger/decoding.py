@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints, each_of
+from gapmeter.analysis.ledger.asked import blocks
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals, Times
 from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
@@ -22,7 +23,6 @@ from gapmeter.analysis.ledger.intervals import ClientStamps, Maker, Parts
 from gapmeter.analysis.ledger.shares import SHARES, Processes, Sharer, Shares
 from gapmeter.analysis.ledger.trace import MISSING, Trace
 
-_BLOCK = 10_000  # windows that are looked at at once
 _AT_ONCE = 2  # blocks that are looked at side by side
 
 
@@ -107,14 +107,14 @@ def _between(
     """The same of an engine's windows, each counted so ``often``."""
     place, process = engine
 
-    def made(low: int) -> Shares:
-        start, end, counted = (of[low : low + _BLOCK] for of in (*times, often))
+    def made(rows: tuple[int, int]) -> Shares:
+        start, end, counted = (of[slice(*rows)] for of in (*times, often))
         intervals = decode_steps(index, start, end, place, dropped)
         processes = Processes(*(np.full(len(start), pid) for pid in (MISSING, process)))
         return sharer.shares(intervals, processes, counted)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        parts = list(pool.map(made, range(0, len(often), _BLOCK)))
+        parts = list(pool.map(made, blocks(index, times)))
     held = Counter[Culprit]()
     for part in parts:
         held.update(part.held)
