@@ -95,8 +95,8 @@ class Sharer:
             often = counted[owned.event[rows]]
             of_it = np.flatnonzero(often)
             if len(of_it):
-                ends = ((at[of_it], stretch[of_it]) for at, stretch in (begin, end))
-                by_reason += kept.by_reason(*ends, often[of_it])
+                since, until = ((at[of_it], stretch[of_it]) for at, stretch in (begin, end))
+                by_reason += kept.by_reason(since, until, often[of_it])
             cls, first = owned.cls[rows], owned.event[rows] * len(STAGES)
             waited = ((CORE, first + _STAGE["core_wait"]), (LOCK, first + _STAGE["lock_wait"]))
             for what, stage in (*waited, (WORK, first + busy[cls])):
