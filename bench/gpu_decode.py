@@ -6,6 +6,7 @@ GPU and on a device in virtual time.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,54 @@ class Work:
     wait: Callable[[], None]
     now: Callable[[], int]
     spend: Callable[[int], None]
+
+
+def event_pair_ms(torch: Any, launch: Callable[[], None], times: int = 1) -> float:
+    """How long the device works on what is launched so many times, between two events around all of it."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
+        launch()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def work_on_a_gpu(torch: Any, *, graph: bool) -> tuple[Work, float, float]:
+    """Steps of some milliseconds, and how long a forward and its sampling take alone (one after the other, ms)."""
+    square = torch.ones(2048, 2048, device="cuda", dtype=torch.bfloat16)
+    logits = torch.ones(32, 128_256, device="cuda")
+
+    def launch() -> None:
+        for _ in range(60):
+            torch.mm(square, square)
+
+    def sample() -> None:
+        torch.argmax(logits, dim=-1)
+
+    forward: Callable[[], None] = launch
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        launch()
+        sample()
+    torch.cuda.synchronize()
+    if graph:
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            launch()
+        forward = captured.replay
+
+    def alone_ms(part: Callable[[], None]) -> float:
+        return event_pair_ms(torch, part, times=50) / 50
+
+    def spend(ns: int) -> None:
+        until = time.monotonic_ns() + ns
+        while time.monotonic_ns() < until:
+            pass
+
+    alone_ms(forward), alone_ms(sample)  # the first time of each is slower
+    work = Work(forward, sample, torch.cuda.synchronize, time.monotonic_ns, spend)
+    return work, alone_ms(forward), alone_ms(sample)
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,15 +168,7 @@ def _event_pairs(torch: Any) -> Iterator[Finding]:
     """The device sleeps for so many of its cycles: twenty times as many take twenty times as long."""
 
     def lasted_ms(cycles: int) -> float:
-        found: list[float] = []
-        for _ in range(5):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            torch.cuda._sleep(cycles)
-            end.record()
-            end.synchronize()
-            found.append(start.elapsed_time(end))
-        return statistics.median(found)
+        return statistics.median(gpu_decode.event_pair_ms(torch, lambda: torch.cuda._sleep(cycles)) for _ in range(5))
 
     ratios = [lasted_ms(40_000_000) / lasted_ms(2_000_000) for _ in range(6)][1:]  # its clock rises at first
     yield near("twenty times the cycles, by event pairs", statistics.median(ratios), 20, 0.01, "times")
@@ -193,7 +185,7 @@ def decode(folder: Path) -> Iterator[Finding]:
         ("graph", True, 500, 0), ("graph, pauses of 2 ms", True, 2000, 0), ("graph, 2 ms between steps", True, 0, 2000),
         ("kernel by kernel", False, 500, 0),
     ):  # fmt: skip
-        work, forward_ms, sample_ms = _work(torch, graph)
+        work, forward_ms, sample_ms = gpu_decode.work_on_a_gpu(torch, graph=graph)
         own = folder / name.replace(" ", "-").replace(",", "")
         own.mkdir()
         found = gpu_decode.decode(own, torch, work, steps=300, pause_us=pause_us, between_us=between_us)
@@ -207,49 +199,6 @@ def decode(folder: Path) -> Iterator[Finding]:
         if between_us:
             yield near(f"{name}: host, a step", found.host_ms, between_us / 1e3, 0.1, "ms")
         yield most(f"{name}: unexplained", found.unexplained_ms, 0.01, "ms")
-
-
-def _work(torch: Any, graph: bool) -> tuple[gpu_decode.Work, float, float]:
-    """Steps of some milliseconds, and how long a forward and its sampling take alone (one after the other, ms)."""
-    square = torch.ones(2048, 2048, device="cuda", dtype=torch.bfloat16)
-    logits = torch.ones(32, 128_256, device="cuda")
-
-    def launch() -> None:
-        for _ in range(60):
-            torch.mm(square, square)
-
-    def sample() -> None:
-        torch.argmax(logits, dim=-1)
-
-    forward: Callable[[], None] = launch
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        launch()
-        sample()
-    torch.cuda.synchronize()
-    if graph:
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            launch()
-        forward = captured.replay
-
-    def alone(part: Callable[[], None]) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(50):
-            part()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 50
-
-    def spend(ns: int) -> None:
-        until = time.monotonic_ns() + ns
-        while time.monotonic_ns() < until:
-            pass
-
-    alone(forward), alone(sample)
-    work = gpu_decode.Work(forward, sample, torch.cuda.synchronize, time.monotonic_ns, spend)
-    return work, alone(forward), alone(sample)
 
 
 # -- servers
