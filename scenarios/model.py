@@ -30,9 +30,9 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema
 
-from gapmeter.scenarios.errors import BadValue, nearest, quoted
+from gapmeter.scenarios.errors import BadValue, nearest
 from gapmeter.scenarios.files import Prompts, Trace
-from gapmeter.scenarios.points import spelled_points
+from gapmeter.scenarios.points import read_points
 from gapmeter.scenarios.shapes import Constant, Diurnal, FixedPause, Lengths, OnOff, Pause, Ramp, Sampled, Steps
 from gapmeter.scenarios.slo import SLO_PATTERN, Slo, parse_slo
 from gapmeter.scenarios.values import (
@@ -134,24 +134,7 @@ _Slos = Annotated[
 ]
 
 
-def _read_sweep(value: object) -> tuple[Mapping[str, object], ...]:
-    """The points of a grid or a list, empty for no sweep. Raises BadValue, also for a point that appears twice."""
-    points: list[Mapping[str, object]] = []
-    for spelled in spelled_points(value):
-        for key, part in spelled.items():
-            try:
-                _check_swept(key, part.value)
-            except BadValue as error:
-                raise BadValue(error.text, (*part.path, *error.path)) from error
-        point = {key: part.value for key, part in spelled.items()}
-        if point in points:
-            named = ", ".join(f"{key}: {quoted(part)}" for key, part in point.items())
-            raise BadValue(f"{named} appears twice; repeat: 2 repeats every point")
-        points.append(point)
-    return tuple(points)
-
-
-_Sweep = Annotated[tuple[dict[str, object], ...], BeforeValidator(_read_sweep)]
+_Sweep = Annotated[tuple[dict[str, object], ...], BeforeValidator(lambda value: read_points(value, check=_check_swept))]
 
 
 class Server(Part):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,3 +42,23 @@ def spelled_points(value: Any) -> Iterator[dict[str, PointValue]]:
             yield {key: PointValue(v, (at, key)) for key, v in point.items()}
     else:
         raise BadValue(f"{quoted(value)} is neither a grid nor a list of points; write for instance {_EXAMPLE}")
+
+
+def read_points(value: object, check: Callable[[str, object], None]) -> tuple[Mapping[str, object], ...]:
+    """The points as values, empty for no sweep; ``check`` raises BadValue for what a key cannot take.
+
+    Raises BadValue, also for a point that appears twice.
+    """
+    points: list[Mapping[str, object]] = []
+    for spelled in spelled_points(value):
+        for key, part in spelled.items():
+            try:
+                check(key, part.value)
+            except BadValue as error:
+                raise BadValue(error.text, (*part.path, *error.path)) from error
+        point = {key: part.value for key, part in spelled.items()}
+        if point in points:
+            named = ", ".join(f"{key}: {quoted(part)}" for key, part in point.items())
+            raise BadValue(f"{named} appears twice; repeat: 2 repeats every point")
+        points.append(point)
+    return tuple(points)
