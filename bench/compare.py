@@ -31,7 +31,8 @@ from gapmeter.analysis.compare.build import pair_of
 from gapmeter.analysis.compare.claims import FAMILY, judge_pair
 from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.sides import RunColumns
-from gapmeter.analysis.results.comparison import FASTER, NOTHING, REGRESSED, SLOWER, UNKNOWN, WITHIN, RegressionStatus
+from gapmeter.analysis.results.comparison import FASTER, NOTHING, SLOWER, UNKNOWN
+from gapmeter.analysis.results.regression import REGRESSED, WITHIN, RegressionStatus
 from gapmeter.analysis.stages import STAGE_NAMES
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.scenarios.slo import LATENCIES

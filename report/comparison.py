@@ -10,19 +10,21 @@ from typing import Literal
 from gapmeter.analysis.numbers import DASH, bounds, count, duration, share, significant
 from gapmeter.analysis.results.comparison import (
     BLOCKS,
-    MOST_RUNS,
-    NOT_ESTIMABLE,
-    REGRESSED,
-    UNDECIDED,
     VALID,
     VALIDITY,
     Comparison,
     ComparisonWords,
     PairWords,
-    Regression,
-    RegressionRow,
     SideRow,
     SideTable,
+)
+from gapmeter.analysis.results.regression import (
+    MOST_RUNS,
+    NOT_ESTIMABLE,
+    REGRESSED,
+    UNDECIDED,
+    Regression,
+    RegressionRow,
 )
 from gapmeter.report import differences, html
 from gapmeter.report import document as doc

@@ -14,9 +14,9 @@ from urllib.parse import quote
 from gapmeter.analysis.numbers import count, duration, share, usd
 from gapmeter.analysis.provenance import engine_words, load_words
 from gapmeter.analysis.requests.metrics import MetricSeries
-from gapmeter.analysis.results.comparison import Regression
 from gapmeter.analysis.results.cost import Cost
 from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.regression import Regression
 from gapmeter.analysis.results.requests import ClosedLoop, Turn
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult
 from gapmeter.analysis.results.run import Words as RunWords

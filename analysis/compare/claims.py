@@ -27,29 +27,31 @@ from gapmeter.analysis.results.comparison import (
     FAILS_MORE,
     FASTER,
     MIXED,
-    MOST_RUNS,
     NOT_COMPARABLE,
-    NOT_ESTIMABLE,
     NOTHING,
-    REGRESSED,
     SLOWER,
-    UNDECIDED,
     UNKNOWN,
-    WITHIN,
     Change,
     ClaimedFigure,
     Comparison,
     DifferenceFigure,
-    FailedRow,
     FailedShares,
     FigureName,
     PairComparison,
-    Regression,
-    RegressionRow,
-    RegressionStatus,
     Word,
 )
 from gapmeter.analysis.results.distribution import percentile_key
+from gapmeter.analysis.results.regression import (
+    MOST_RUNS,
+    NOT_ESTIMABLE,
+    REGRESSED,
+    UNDECIDED,
+    WITHIN,
+    FailedRow,
+    Regression,
+    RegressionRow,
+    RegressionStatus,
+)
 from gapmeter.analysis.stages import owner_of, owner_words
 from gapmeter.analysis.stats.estimate import CONFIDENCE, MOST_LOG, TAIL, Difference, Spread, holm
 from gapmeter.scenarios.slo import LATENCIES

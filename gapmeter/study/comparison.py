@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
-from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked, Comparison, Regression
+from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked, Comparison
 from gapmeter.analysis.results.costs import CostTable
+from gapmeter.analysis.results.regression import Regression
 from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
@@ -340,7 +341,7 @@ def _growth(
 ) -> tuple[Regression, int]:
     """Whether the second side grew by more than ``limit``, by the SLOs of ``run``; its exit code."""
     from gapmeter.analysis.compare.claims import judge_regression
-    from gapmeter.analysis.results.comparison import REGRESSED
+    from gapmeter.analysis.results.regression import REGRESSED
     from gapmeter.report.comparison import with_sentences
 
     slos = [(slo.metric, slo.percentile) for slo in run.slo if slo.percentile is not None]

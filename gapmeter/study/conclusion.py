@@ -26,7 +26,7 @@ from gapmeter.runs.run import hold, manifest_of, unless_damaged
 from gapmeter.scenarios import Scenario
 
 if TYPE_CHECKING:
-    from gapmeter.analysis.results.comparison import Regression
+    from gapmeter.analysis.results.regression import Regression
     from gapmeter.report.document import Document
 
 STOPPED = "interrupted"

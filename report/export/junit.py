@@ -14,7 +14,7 @@ from typing import Literal
 
 from gapmeter.analysis.numbers import count, share
 from gapmeter.analysis.results.capacity import UNMEETABLE, CapacityResult
-from gapmeter.analysis.results.comparison import Regression
+from gapmeter.analysis.results.regression import Regression
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult, SloAnswer
 from gapmeter.analysis.results.sweep import Point, SweepResult
 from gapmeter.report.slo import changed_meanwhile, slo_interval, slo_sentence, slo_value

@@ -31,14 +31,10 @@ from gapmeter.analysis.results.comparison import (
     FASTER,
     FOLLOWS,
     MIXED,
-    NOT_ESTIMABLE,
     NOTED,
     NOTHING,
-    REGRESSED,
     SLOWER,
-    UNDECIDED,
     UNKNOWN,
-    WITHIN,
     Asked,
     ClaimedFigure,
     Comparability,
@@ -46,9 +42,9 @@ from gapmeter.analysis.results.comparison import (
     FailedShares,
     MetricComparison,
     PairComparison,
-    Regression,
 )
 from gapmeter.analysis.results.distribution import Distribution, Percentile
+from gapmeter.analysis.results.regression import NOT_ESTIMABLE, REGRESSED, UNDECIDED, WITHIN, Regression
 from gapmeter.analysis.results.trust import Floor
 from gapmeter.analysis.stages import STAGE_NAMES
 from gapmeter.analysis.stats.bootstrap import Resampled

@@ -12,8 +12,9 @@ import pytest
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.comparison import Comparison, Regression, RegressionRow
+from gapmeter.analysis.results.comparison import Comparison
 from gapmeter.analysis.results.costs import CostTable
+from gapmeter.analysis.results.regression import Regression, RegressionRow
 from gapmeter.analysis.results.schema import schema
 from gapmeter.cli import main
 from gapmeter.commands.flags import share_of

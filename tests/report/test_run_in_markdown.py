@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.comparison import Regression, RegressionRow
+from gapmeter.analysis.results.regression import Regression, RegressionRow
 from gapmeter.report import markdown, run
 from tests.kit.runs import write_run
 
