@@ -270,7 +270,7 @@ def _is_gpu(name: str | None) -> bool:
 
 def _gpus(manifest: Manifest) -> int:
     """Of one replica."""
-    return manifest.asked.cost.gpus_per_replica or _split_over(manifest.asked.server.args)
+    return manifest.asked.cost.gpus_per_replica or _split_over(manifest.asked.server.flags)
 
 
 def _cores(manifest: Manifest) -> int:
@@ -280,8 +280,7 @@ def _cores(manifest: Manifest) -> int:
 
 def _split_over(flags: Mapping[str, Any]) -> int:
     """The GPUs that an engine's flags spread one model over: tensor x pipeline x data parallel, 1 without them."""
-    given = {str(name).strip("-").replace("-", "_"): value for name, value in flags.items()}
-    sizes = [next((given[name] for name in names if name in given), 1) for names in _PARALLEL]
+    sizes = [next((flags[name] for name in names if name in flags), 1) for names in _PARALLEL]
     return math.prod(int(size) for size in sizes if str(size).isdigit()) or 1
 
 

@@ -332,13 +332,12 @@ def setting(stage: str, manifest: Manifest) -> tuple[str, str, str] | None:
     supported = manifest.target.precision.supported if manifest.target.precision else ()
     if stage in ("prefill", "decode") and server.precision == "float32" and "bfloat16" in supported:
         return "server.precision", "float32", "bfloat16"
-    given = {key.lstrip("-").replace("-", "_"): value for key, value in server.args.items()}
-    if stage == "launch_gap" and server.engine == "transformers" and given.get("cuda_graphs") is not True:
+    if stage == "launch_gap" and server.engine == "transformers" and server.flags.get("cuda_graphs") is not True:
         return "server.args.cuda_graphs", "false", "true"  # Transformers captures none unless it is told to
-    if stage == "launch_gap" and given.get("enforce_eager") is True:
+    if stage == "launch_gap" and server.flags.get("enforce_eager") is True:
         return "server.args.enforce_eager", "true", "false"
     if stage in ("interference", "engine_wait") and server.engine == "vllm":
-        now = given.get("max_num_batched_tokens")  # vLLM chooses by the device where none is given
+        now = server.flags.get("max_num_batched_tokens")  # vLLM chooses by the device where none is given
         if isinstance(now, int) and now > 256:
             return "server.args.max_num_batched_tokens", f"{now}", f"{now // 4}"
     if stage == "generator_lag" and 2 * load.processes <= (load.concurrency or 2 * load.processes):

@@ -168,6 +168,11 @@ class Server(Part):
     """How long a launched server may take until it answers."""
 
 
+    @property
+    def flags(self) -> dict[str, Any]:
+        """``args`` under one spelling of their names, which may be written as on a command line."""
+        return {name.lstrip("-").replace("-", "_"): value for name, value in self.args.items()}
+
 class Workload(Part):
     """What is asked. Lengths are tokens of the served model, the chat template's own included; None: the trace's."""
 

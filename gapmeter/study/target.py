@@ -117,9 +117,9 @@ def _roofline_facts(scenario: Scenario, model: str, cores: tuple[int, ...]) -> d
     """What the model weighs, and what the cores of a CPU can do, measured now; nothing for the simulated engine."""
     if scenario.server.engine == "simulated":
         return {}
-    args = {key.replace("-", "_"): str(value) for key, value in scenario.server.args.items()}
-    weights = describe_weights(Path(model), scenario.server.precision, args.get("kv_cache_dtype"))
-    parallel = args.get("tensor_parallel_size", "1")
+    flags = {name: str(value) for name, value in scenario.server.flags.items()}
+    weights = describe_weights(Path(model), scenario.server.precision, flags.get("kv_cache_dtype"))
+    parallel = flags.get("tensor_parallel_size", "1")
     facts: dict[str, Any] = {"weights": weights}
     facts["tensor_parallel"] = int(parallel) if parallel.isdecimal() else 1  # the engine will refuse what is no number
     if not gpus_here():
@@ -128,7 +128,7 @@ def _roofline_facts(scenario: Scenario, model: str, cores: tuple[int, ...]) -> d
 
 
 def _port(scenario: Scenario) -> int:
-    port_asked = scenario.server.args.get("port")
+    port_asked = scenario.server.flags.get("port")
     if port_asked is None:
         return free_port()
     if isinstance(port_asked, bool) or not str(port_asked).isdecimal() or not 0 < int(str(port_asked)) < 65536:
@@ -146,7 +146,7 @@ def _launch_spec(
 ) -> tuple[LaunchSpec, dict[str, str] | None]:
     """How the server is started: ours in this interpreter, vLLM in its own environment, with the versions there."""
     server = scenario.server
-    rest = {key: value for key, value in server.args.items() if key != "port"}
+    rest = {name: value for name, value in server.flags.items() if name != "port"}
     if server.max_model_len:
         rest["max_model_len"] = server.max_model_len
     service = Service(model, SERVED_NAME, port, server.max_batch, server.precision, rest, cores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from typing import Any
 import pytest
 
 from gapmeter.machine.roofline import describe_weights, last_level_cache, measure_peaks
+from gapmeter.servers.launch import free_port
 from gapmeter.servers.models import resolve_model
+from gapmeter.study.resolve import resolve
+from gapmeter.study.target import prepare_target
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 100,
@@ -104,3 +108,14 @@ def test_a_cache_that_several_cores_share_counts_once(tmp_path: Path) -> None:
     assert last_level_cache([0, 1], tmp_path) == 32 << 20
     assert last_level_cache([0, 1, 2], tmp_path) == 64 << 20
     assert last_level_cache([9], tmp_path) is None
+
+
+def test_a_flag_of_the_engine_is_known_however_its_name_is_written() -> None:
+    port = free_port()
+    args = f'server.args={{"--tensor-parallel-size": 2, "--port": {port}, "max-queue": 7}}'
+    scenario = resolve("smoke", ["server.engine=transformers", args])
+    target = prepare_target(scenario, (min(os.sched_getaffinity(0)),), lambda _: None, None)
+    assert scenario.server.flags == {"tensor_parallel_size": 2, "port": port, "max_queue": 7}
+    assert target.about.tensor_parallel == 2
+    assert target.about.url == f"http://127.0.0.1:{port}"
+    assert target.spec is not None and target.spec.command.count("--port") == 1
