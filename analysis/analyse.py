@@ -12,8 +12,8 @@ from gapmeter.analysis.device.energy import energy_of
 from gapmeter.analysis.device.roofline import describe_roofline
 from gapmeter.analysis.device.telemetry import describe_telemetry, measured_window, read_telemetry
 from gapmeter.analysis.judge import warnings as doubts
-from gapmeter.analysis.judge.evidence import CHANGING, evidence_of
-from gapmeter.analysis.judge.steady import describe_drift, describe_steady, detect_warmup, throttled
+from gapmeter.analysis.judge.evidence import evidence_of
+from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_steady, detect_warmup, throttled
 from gapmeter.analysis.ledger.asked import chosen
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, timelines
@@ -27,9 +27,10 @@ from gapmeter.analysis.requests.metrics import MetricSeries, limits_of, succeede
 from gapmeter.analysis.results.manifest import Manifest, PlanFacts
 from gapmeter.analysis.results.run import CoreHolder, LedgerFacts, Ranks, RunResult, ShortenedLoad, StepFit
 from gapmeter.analysis.run_figures import RunTables, build_figures
-from gapmeter.analysis.tables import cut_short_ns, read_requests, steps_table, write_table
+from gapmeter.analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_table
 from gapmeter.records import RunFolder
 from gapmeter.records.process import give_back_memory
+from gapmeter.scenarios.model import CHANGING_ARRIVALS
 
 
 def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult, MetricSeries]:
@@ -44,11 +45,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
     """
     manifest = Manifest.read(folder.path)
     plan = manifest.plan
-    requests, generators = read_requests(folder, plan)
-    steady = manifest.asked.load.arrivals not in CHANGING
-    warmup = detect_warmup(requests[requests["measured"]]) if plan.warmup_auto and steady else None
-    if warmup is not None and warmup.state == "warmed":
-        requests["measured"] &= requests["due_ns"] >= warmup.until_ns
+    requests, generators, warmup = _read_without_warmup(folder, manifest)
     trace = read_trace(
         folder.record_files(folder.probe), requests["request_id"].tolist(), folder.telemetry, manifest.placement.server
     )
@@ -64,7 +61,8 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
         samples = read_telemetry(folder)
         energy = energy_of(samples, *window, plan.start_ns) if samples is not None and window is not None else None
         telemetry = describe_telemetry(samples, trace, manifest, window, energy)
-        state = describe_steady(requests, warmup, loop=plan.loop, searched=steady)
+        searched = manifest.asked.load.arrivals not in CHANGING_ARRIVALS
+        state = describe_steady(requests, warmup, loop=plan.loop, searched=searched)
         canaries = [(g.canary_at_ns, g.canary_ns) for g in generators]
         drift = describe_drift(requests, canaries, throttled(telemetry))
         figures = build_figures(
@@ -106,6 +104,19 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
         for each in written:
             each.result()
     return result, tables.series
+
+
+def _read_without_warmup(
+    folder: RunFolder, manifest: Manifest
+) -> tuple[pd.DataFrame, list[GeneratorFile], Warmup | None]:
+    """The requests, those of a warm-up that was found no longer ``measured``; None where none was looked for."""
+    requests, generators = read_requests(folder, manifest.plan)
+    if not manifest.plan.warmup_auto or manifest.asked.load.arrivals in CHANGING_ARRIVALS:
+        return requests, generators, None
+    warmup = detect_warmup(requests[requests["measured"]])
+    if warmup.state == "warmed":
+        requests["measured"] &= requests["due_ns"] >= warmup.until_ns
+    return requests, generators, warmup
 
 
 def _with_ledger(

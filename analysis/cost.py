@@ -38,7 +38,6 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.device.devices import CPU, UnknownDevice, catalogue, find_device, recognise
-from gapmeter.analysis.judge.evidence import CHANGING
 from gapmeter.analysis.requests.metrics import numbers_of, succeeded
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import (
@@ -61,6 +60,7 @@ from gapmeter.analysis.results.run import FAIL, PASS, RunFigures, RunResult, Slo
 from gapmeter.analysis.results.trust import Steady
 from gapmeter.analysis.stats.exact import rate_at_least
 from gapmeter.analysis.stats.series import Series
+from gapmeter.scenarios.model import CHANGING_ARRIVALS
 
 _NO_COUNTER = "unmeasured: no energy counter could be read on this machine"
 _MILLION = 1_000_000
@@ -190,7 +190,7 @@ def offered_rate(
         return NoRate(f"the verdict is {verdict}: it is not known whether the SLOs hold at this load")
     if load.loop != "open":
         return NoRate(f"a closed loop has no rate of arrivals that holds the SLOs; {_SEARCH}")
-    if load.arrivals in CHANGING:
+    if load.arrivals in CHANGING_ARRIVALS:
         return NoRate(f"the rate changed through the run, so that no single one held the SLOs; {_SEARCH}")
     if steady is not None and steady.state == "unsteady":
         return NoRate("there was no steady state: a longer run might miss the SLOs at this rate")

@@ -55,7 +55,8 @@ from gapmeter.scenarios.values import (
 # Those whose mean is load.rate, and those that bring rates or times of their own.
 RATED_ARRIVALS = ("constant", "poisson", "gamma", "onoff", "diurnal")
 UNRATED_ARRIVALS = ("ramp", "steps", "trace")
-SHAPED_ARRIVALS = (*UNRATED_ARRIVALS, "diurnal")  # that end as they were drawn
+# Under which the load is meant to change through the run: it has no steady state, and ends as it was drawn.
+CHANGING_ARRIVALS = (*UNRATED_ARRIVALS, "diurnal")
 OPEN_ARRIVALS = (*RATED_ARRIVALS, *UNRATED_ARRIVALS)
 MOST_REQUESTS = 2_000_000
 MOST_BATCH = 65536
@@ -167,11 +168,11 @@ class Server(Part):
     ready_timeout_ns: PositiveDuration = Field(600 * SECOND_NS, alias="ready_timeout")
     """How long a launched server may take until it answers."""
 
-
     @property
     def flags(self) -> dict[str, Any]:
         """``args`` under one spelling of their names, which may be written as on a command line."""
         return {name.lstrip("-").replace("-", "_"): value for name, value in self.args.items()}
+
 
 class Workload(Part):
     """What is asked. Lengths are tokens of the served model, the chat template's own included; None: the trace's."""
@@ -271,7 +272,7 @@ class Load(Part):
     @property
     def longest_ns(self) -> int | None:
         """How long the measured part may last; None where a number of requests ends it."""
-        if self.duration_ns is None or self.patience_ns is None or self.arrivals in SHAPED_ARRIVALS:
+        if self.duration_ns is None or self.patience_ns is None or self.arrivals in CHANGING_ARRIVALS:
             return self.duration_ns
         return max(self.duration_ns, self.patience_ns)
 

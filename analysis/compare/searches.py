@@ -11,7 +11,6 @@ from typing import Any, Final, Literal
 
 from gapmeter.analysis.capacity.read import BURSTS
 from gapmeter.analysis.cost import NoPrice, NoRate, hardware_units, offered_rate, price_of
-from gapmeter.analysis.judge.evidence import CHANGING
 from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.pareto import merged, pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import hardware_words, users_words
@@ -29,6 +28,7 @@ from gapmeter.analysis.results.sweep import Point, SweepResult
 from gapmeter.analysis.results.trust import Steady
 from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.analysis.sweep.read import MeasuredRun, read_runs
+from gapmeter.scenarios.model import CHANGING_ARRIVALS
 
 # Two searches of one server, on the logarithmic scale: the standard deviation of one, from the two pairs that
 # docs/results/engines.md has (71.8 and 80.2 req/s; 65.0 and 71.0), sqrt(mean(difference^2) / 2).
@@ -196,7 +196,7 @@ def _seen(
     """One end of the capacity: a run that passed holds its rate, one that failed does not."""
     rate = offered_rate(verdict, answers, load, measured, steady)
     low, why = (None, str(rate)) if isinstance(rate, NoRate) else (rate.low, "")
-    of_one_rate = load.loop == "open" and load.arrivals not in CHANGING and load.unit == "requests"
+    of_one_rate = load.loop == "open" and load.arrivals not in CHANGING_ARRIVALS and load.unit == "requests"
     high = load.requested_rate if verdict == FAIL and of_one_rate else None
     return HeldRate(rate=None, low=low, high=high, held=low, confidence=CONFIDENCE, why=why)
 

@@ -16,8 +16,6 @@ from gapmeter.analysis.tables import GeneratorFile, cut_short_ns
 
 # The rate that a plan was drawn at, as the manifest tells it: (time, requests per second), straight lines between.
 Knots = Sequence[tuple[int, float]]
-# Arrivals under which the load is meant to change through the run: there is no steady state to look for.
-CHANGING = ("ramp", "steps", "diurnal", "trace")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check, CheckStatus, Floor, RunWarning
 from gapmeter.analysis.stats.hdr import PERCENTILES
+from gapmeter.scenarios.model import UNRATED_ARRIVALS
 from gapmeter.scenarios.slo import LATENCIES
 
 HELD_NS = 100e6
@@ -246,7 +247,7 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame 
 
     ``requests`` as from ``measured_requests``: what most of them failed of decides what to try.
     """
-    one_rate = evidence.requested_rate is not None and evidence.arrivals not in _WITHOUT_RATE
+    one_rate = evidence.requested_rate is not None and evidence.arrivals not in UNRATED_ARRIVALS
     half = f"--set load.rate={(evidence.requested_rate or 0.0) / 2:g}" if one_rate else ""
     can_be_more = not evidence.locustfile and evidence.processes < (evidence.concurrency or math.inf)
     flags = {"LESS": half, "MORE": f"--set load.processes={evidence.processes + 1}" if can_be_more else ""}
@@ -323,7 +324,6 @@ _BY_OUTCOME = {
     "wrong_length": ("the server ended answers without a token", ""),
 }
 _BUSY = 0.5  # of a core, over the run: below, more processes would hardly help
-_WITHOUT_RATE = ("ramp", "steps")  # their rates stand elsewhere
 # rule: likely cause, flag to try (MORE: another generator process, LESS: half the rate), numbers touched
 _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "requests": ("the run ended during its warm-up, or every request was left out", "--set load.warmup=0", LATENCIES),
