@@ -73,30 +73,8 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
     protocols = [
         _protocol(letter, sides[0], side, asked.factors) for letter, side in zip(letters[1:], sides[1:], strict=True)
     ]
-    comparable = all(each.comparable for each in protocols)
-    result = Comparison(
-        verdict=NOT_COMPARABLE,
-        comparable=comparable,
-        forced=asked.force and not comparable,
-        command=command,
-        sides=tuple(
-            SideFacts(
-                name=letter, runs=side.names, scenario=side.first.manifest.scenario.get("name"),
-                digest=side.first.manifest.scenario_digest, verdicts=tuple(each.result.verdict for each in side.runs),
-                requests=side.requests, failed=side.failed,
-            )
-            for letter, side in zip(letters, sides, strict=True)
-        ),
-        protocol=tuple(protocols),
-        comparisons=(),
-        provenance=provenance_of_several(
-            [side.first.result.provenance for side in sides], command,
-            n=" and ".join(str(side.requests) for side in sides),
-            validity="valid" if comparable else FORCED if asked.force else "not compared",
-        ),
-        asked=asked,
-    )  # fmt: skip
-    if not (comparable or asked.force):
+    result = _not_compared(letters, sides, protocols, asked, command)
+    if not (result.comparable or asked.force):
         return result
     slos = list(dict.fromkeys(slo for side in sides for slo in slos_of(side.first)))
     percentiles = {m: tuple(sorted({*_DECILES, *_SHOWN, *(p for s, p in slos if s == m)})) for m in LATENCIES}
@@ -119,6 +97,35 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
         "warnings": tuple(_warnings(letters, sides, found)),
     }  # fmt: skip
     return result.model_copy(update=figures)
+
+
+def _not_compared(
+    letters: Sequence[str], sides: Sequence[Side], protocols: Sequence[Comparability], asked: Asked, command: str
+) -> Comparison:
+    """What is said of sides before they are compared, or where they must not be."""
+    comparable = all(each.comparable for each in protocols)
+    return Comparison(
+        verdict=NOT_COMPARABLE,
+        comparable=comparable,
+        forced=asked.force and not comparable,
+        command=command,
+        sides=tuple(
+            SideFacts(
+                name=letter, runs=side.names, scenario=side.first.manifest.scenario.get("name"),
+                digest=side.first.manifest.scenario_digest, verdicts=tuple(each.result.verdict for each in side.runs),
+                requests=side.requests, failed=side.failed,
+            )
+            for letter, side in zip(letters, sides, strict=True)
+        ),
+        protocol=tuple(protocols),
+        comparisons=(),
+        provenance=provenance_of_several(
+            [side.first.result.provenance for side in sides], command,
+            n=" and ".join(str(side.requests) for side in sides),
+            validity="valid" if comparable else FORCED if asked.force else "not compared",
+        ),
+        asked=asked,
+    )  # fmt: skip
 
 
 def slos_of(run: AnalysedRun) -> list[tuple[str, float]]:

@@ -52,15 +52,15 @@ def judge(
     """
     each_s = (window_s(requests) if seconds is None else seconds) / max(len(requests), 1)
     series = series or MetricSeries(requests)
-    return tuple(
-        _with_outage(answer, outage, each)
-        for each in slos
-        for answer in [
-            _judge_errors(each, requests, each_s)
-            if each.metric == "errors"
-            else _judge_latency(each, series, len(requests), anatomies.get(explained_by(each.metric)), each_s, lateness)
-        ]
-    )
+    answers = []
+    for slo in slos:
+        if slo.metric == "errors":
+            answer = _judge_errors(slo, requests, each_s)
+        else:
+            anatomy = anatomies.get(explained_by(slo.metric))
+            answer = _judge_latency(slo, series, len(requests), anatomy, each_s, lateness)
+        answers.append(_with_outage(answer, outage, slo))
+    return tuple(answers)
 
 
 def _with_outage(answer: SloAnswer, outage: Outage | None, slo: Slo) -> SloAnswer:

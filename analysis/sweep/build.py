@@ -57,26 +57,17 @@ _NOT_VALID, _INTERRUPTED, _UNREACHABLE = 98, 105, 106
 def analyse_sweep(folder: RunFolder) -> SweepResult:
     """What a sweep found, from its folder and those of its points. Raises NotReadable, OSError."""
     manifest = SweepManifest.read(folder.path)
+    runs = [read_runs(folder.path / point.folder) for point in manifest.points]
+    used = [_used(own) for own in runs]
+    frames = [read_frames(own) if own else None for own in used]
     points: list[AnyPoint] = []
-    frames: list[Frames | None] = []
-    made_on: dict[int, Manifest] = {}
-    failures = set[int]()
-    device = ""
-    for index, point in enumerate(manifest.points):
-        runs = read_runs(folder.path / point.folder)
-        measured = [run for run in runs if isinstance(run, MeasuredRun)]
-        failures |= {run.exit_code for run in runs if isinstance(run, LostRun) and run.exit_code is not None}
-        used = [run for run in measured if run.valid] or measured
-        facts = _facts(index, point, runs, used, manifest, folder.path)
-        if used:
-            found = read_frames(used)
-            frames.append(found)
-            points.append(_point(facts, used, found))
-            made_on[index] = used[0].manifest
-            device = device or used[0].manifest.device
+    for index, (point, found) in enumerate(zip(manifest.points, frames, strict=True)):
+        facts = _facts(index, point, runs[index], used[index], manifest, folder.path)
+        if found is not None:
+            points.append(_point(facts, used[index], found))
         else:
-            frames.append(None)
-            points.append(LostPoint(**dict(facts), verdict=FAILED if runs else MISSING))
+            points.append(LostPoint(**dict(facts), verdict=FAILED if runs[index] else MISSING))
+    made_on = {index: own[0].manifest for index, own in enumerate(used) if own}
     answers = next((point.slo for point in points if isinstance(point, Point)), ())
     # What the sweep is about: the first latency that an SLO names, else TTFT.
     asked = (explained_by(answer.metric) for answer in answers)
@@ -99,8 +90,8 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
     return SweepResult(
         name=str(manifest.scenario["name"]),
         status=manifest.status,
-        exit_code=_INTERRUPTED if manifest.status == "interrupted" else _exit_code(points, failures),
-        device=device or "GPU",
+        exit_code=_INTERRUPTED if manifest.status == "interrupted" else _exit_code(points, runs),
+        device=next((each.device for each in made_on.values()), "GPU"),
         slo=tuple(
             SweptSlo(
                 text=answer.text, metric=answer.metric, percentile=answer.percentile,
@@ -111,6 +102,12 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
         sweep=figures,
         provenance=_provenance(points, manifest, made_on),
     )  # fmt: skip
+
+
+def _used(runs: Sequence[MeasuredRun | LostRun]) -> list[MeasuredRun]:
+    """The runs of a point that count: those that are valid, or else all that have figures."""
+    measured = [run for run in runs if isinstance(run, MeasuredRun)]
+    return [run for run in measured if run.valid] or measured
 
 
 def common_level(points: Sequence[AnyPoint], metric: str) -> float | None:
@@ -133,9 +130,7 @@ def _pareto(axis: Axis, points: Sequence[AnyPoint], made_on: Mapping[int, Manife
             name = point.label
             if key and several and key in point.resolved:  # what its curve shares is in the curve's name
                 name = label({key: point.resolved[key]}) + " (emulated)" * point.economy.emulated
-            placed = pareto_point(
-                name, point.folder, point.verdict, tpot, tpot.mean_ci_ms, rate, made_on[point.index]
-            )  # fmt: skip
+            placed = pareto_point(name, point.folder, point.verdict, tpot, tpot.mean_ci_ms, rate, made_on[point.index])
             found.append(placed.model_copy(update={"side": series if key else point.label}))
     units = {hardware_units(each)[1] for each in made_on.values()}
     return pareto(found, units.pop(), pace_limit(next(iter(made_on.values())).slo)) if units else None
@@ -286,16 +281,15 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _exit_code(points: Sequence[AnyPoint], failures: set[int]) -> int:
-    """0 when every point was measured, whatever its SLOs say: to see them missed is what a sweep is for.
-
-    ``failures``: what the runs ended with that have no figures.
-    """
+def _exit_code(points: Sequence[AnyPoint], runs: Sequence[Sequence[MeasuredRun | LostRun]]) -> int:
+    """0 when every point was measured, whatever its SLOs say: to see them missed is what a sweep is for."""
     if all(point.verdict in (PASS, FAIL, INCONCLUSIVE) for point in points):
         return 0 if not any(point.missing for point in points) else _NOT_VALID
     if any(isinstance(point, Point) for point in points):
         return _NOT_VALID
-    return failures.pop() if len(failures) == 1 else _UNREACHABLE
+    lost = [run for own in runs for run in own if isinstance(run, LostRun)]
+    codes = {run.exit_code for run in lost if run.exit_code is not None}
+    return codes.pop() if len(codes) == 1 else _UNREACHABLE
 
 
 def _provenance(points: Sequence[AnyPoint], manifest: SweepManifest, made_on: Mapping[int, Manifest]) -> Provenance:

@@ -17,6 +17,7 @@ from gapmeter import errors
 from gapmeter.commands import flags
 from gapmeter.commands.flags import Commands
 from gapmeter.errors import UserError, say_exit
+from gapmeter.options import LocustPageOptions, Options
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.loadgen.fleet import Workers
@@ -28,15 +29,8 @@ if TYPE_CHECKING:  # its import takes a second, which a mistake on the command l
 def add(commands: Commands) -> None:
     """Their words and flags."""
     for add_command in (
-        _add_run,
-        _add_capacity,
-        _add_report,
-        _add_worker,
-        _add_config,
-        _add_scenarios,
-        _add_doctor,
-        _add_calibrate,
-    ):
+        _add_run, _add_capacity, _add_report, _add_worker, _add_config, _add_scenarios, _add_doctor, _add_calibrate,
+    ):  # fmt: skip
         add_command(commands)
 
 
@@ -87,23 +81,15 @@ def _run(arguments: argparse.Namespace) -> int:
     flags.port_of("--live-port", arguments.live_port)
     if arguments.live_port and not arguments.live:
         raise UserError("--live-port goes with --live", errors.USAGE)
-    if not arguments.ui and (arguments.ui_port is not None or arguments.ui_keep is not None):
-        raise UserError("--ui-port and --ui-keep go with --ui", errors.USAGE)
+    page = _locust_page(arguments)
     changed = flags.overrides(arguments)
     scenario = resolve(arguments.scenario, changed)  # a mistake is reported before a second goes into imports
     if arguments.resume and not scenario.sweep:
         raise UserError(f"--resume: {arguments.scenario} has no sweep to take up", errors.USAGE)
     baseline = _baseline(arguments, scenario)
-    from gapmeter.options import LocustPageOptions, Options
     from gapmeter.study.study import run_repeats
     from gapmeter.study.sweep import run_sweep
 
-    page = None
-    if arguments.ui:
-        keep = arguments.ui_keep
-        keep_ns = None if keep is None else round(flags.seconds_of("--ui-keep", keep) * 1e9)
-        port = LocustPageOptions().port if arguments.ui_port is None else arguments.ui_port
-        page = LocustPageOptions(flags.port_of("--ui-port", port), keep_ns)
     options = Options(
         locustfile=arguments.locustfile,
         locust_page=page,
@@ -132,6 +118,17 @@ def _run(arguments: argparse.Namespace) -> int:
         return judged_against(runs, repeats, baseline, arguments.runs, quiet=arguments.quiet)
 
     return _publish(arguments, conclusions)
+
+
+def _locust_page(arguments: argparse.Namespace) -> LocustPageOptions | None:
+    """What ``--ui``, ``--ui-port`` and ``--ui-keep`` ask for; None without. Raises UserError."""
+    keep, port = arguments.ui_keep, arguments.ui_port
+    if not arguments.ui:
+        if port is not None or keep is not None:
+            raise UserError("--ui-port and --ui-keep go with --ui", errors.USAGE)
+        return None
+    keep_ns = None if keep is None else round(flags.seconds_of("--ui-keep", keep) * 1e9)
+    return LocustPageOptions(flags.port_of("--ui-port", LocustPageOptions().port if port is None else port), keep_ns)
 
 
 def _baseline(arguments: argparse.Namespace, scenario: Scenario) -> Baseline | None:
@@ -225,7 +222,6 @@ def _capacity(arguments: argparse.Namespace) -> int:
         check_searchable(resolve(arguments.scenario, changed), arguments.scenario)
         if len(resumed) > 1:
             raise UserError("--resume: one search, unless --over is given", errors.USAGE)
-    from gapmeter.options import Options
     from gapmeter.study.capacity import CapacityGoal, find_capacity
     from gapmeter.study.settings import find_capacities
 
