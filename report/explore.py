@@ -41,7 +41,7 @@ def difference_sentence(difference: GroupDifference, a: str, b: str, device: str
     return f"{said}, {part} of it {who}{unsure}"
 
 
-def explorer(result: RunResult, device: str) -> Section | None:
+def explorer(result: RunResult) -> Section | None:
     """Pairs of groups on a switch, each with its stages ranked."""
     found = {metric: pairs for metric in ("ttft", "e2e") if (pairs := result.explore.get(metric))}
     if not found:
@@ -52,7 +52,9 @@ def explorer(result: RunResult, device: str) -> Section | None:
         for pairs in found.values()
         for pair in pairs
     }
-    drawn = {(metric, pair.key): _pair(pair, metric, device) for metric, pairs in found.items() for pair in pairs}
+    drawn = {
+        (metric, pair.key): _pair(pair, metric, result.device) for metric, pairs in found.items() for pair in pairs
+    }
     none: list[Block] = [Paragraph("One of the groups is too small here.", "empty")]
     choice = doc.Choice(
         [

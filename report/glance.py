@@ -52,7 +52,7 @@ def glance(result: RunResult, manifest: Manifest) -> list[Section]:
 
 def _beside(table: Table, result: RunResult, manifest: Manifest) -> list[Block]:
     tried = why.advice(result, manifest)
-    if (found := why.owners(result, manifest.device)) is None:
+    if (found := why.owners(result)) is None:
         return [table, *tried]
     beside: list[Block] = [Heading(found.name), found]
     return [Columns([[Heading("What was served"), table], beside]), *tried]

@@ -129,13 +129,13 @@ def metrics(result: RunResult) -> Section:
     return Section("metrics", "", [Table("Percentiles", headers, rows)], on=doc.MARKDOWN)
 
 
-def stages(result: RunResult, device: str) -> Section | None:
+def stages(result: RunResult) -> Section | None:
     """Every stage's percentiles by itself, in the order of the timeline, also those that nobody could stamp."""
     parts = {"stages_to_first_token": result.stages_to_first_token, "stages": result.stages}
     if not any(parts.values()):
         return None
     rows: list[Row] = [
-        [Stage(stage.name, stage.meaning), marks.owner(stage.name, device), stage.kind,
+        [Stage(stage.name, stage.meaning), marks.owner(stage.name, result.device), stage.kind,
          *(cell for part, of in parts.items() for cell in _stage(of.get(stage.name), f"{part}.{stage.name}"))]
         for stage in STAGES
     ]  # fmt: skip

@@ -101,7 +101,7 @@ def document(folder: RunFolder, series: MetricSeries | None = None) -> Document:
     result, manifest = run.result, run.manifest
     sections = [
         *glance.glance(result, manifest),
-        waits.where(result, run.device),
+        waits.where(result),
         compute.compute(result),
         slo.objectives(result),
         failed(result),
@@ -113,11 +113,11 @@ def document(folder: RunFolder, series: MetricSeries | None = None) -> Document:
         trust.sustained(result),
         device.device(run),
         device.roofline(result),
-        percentiles.stages(result, run.device),
+        percentiles.stages(result),
         trust.trust(result),
         waits.upgrade(result),
         one_request(run),
-        explore.explorer(result, run.device),
+        explore.explorer(result),
         _repeat(manifest, folder.path),
     ]
     return _around(result, manifest, sections, folder.path.name)
@@ -138,18 +138,18 @@ def _around(result: RunResult, manifest: Manifest, sections: Sequence[Section | 
             f"{load_words(result.load)}, n = {count(result.counts.measured)}",
             caveat or turns_sentence(result.turns) or "",
         ),
-        verdict=_verdict(result, manifest.device),
+        verdict=_verdict(result),
         sections=sections,
         provenance=result.provenance,
-        device=manifest.device,
+        device=result.device,
     )
 
 
-def _verdict(result: RunResult, device: str) -> doc.Verdict:
+def _verdict(result: RunResult) -> doc.Verdict:
     """It; beneath it what slow requests wait for, what a faster device could bring, and the cost where it is known."""
     metric, valid, known, paid = why.main_metric(result), result.trust.valid, result.cost, ""
     anatomy = result.tail.of(metric) if metric else None
-    owner = " ".join(map(as_sentence, why.said_of(result, device)))
+    owner = " ".join(map(as_sentence, why.said_of(result)))
     if isinstance(known, Cost):
         each, output = known.per_request_usd, known.per_million_output_tokens_usd_ci
         tokens = f", a million output tokens {usd(output[1])}" if output else ""

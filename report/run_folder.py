@@ -59,7 +59,7 @@ class ReportedRun:
     @property
     def device(self) -> str:
         """What computed the forwards: GPU or CPU."""
-        return self.manifest.device
+        return self.result.device
 
     @cached_property
     def origin_ns(self) -> int:

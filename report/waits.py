@@ -50,7 +50,7 @@ def tail(result: RunResult) -> Section | None:
     anatomy = result.tail.of(metric) if metric else None
     if metric is None or anatomy is None:
         return None
-    device, name, typical, slow = result.upgrade.device, metric.upper(), anatomy.typical, anatomy.slow
+    device, name, typical, slow = result.device, metric.upper(), anatomy.typical, anatomy.slow
     small, rows = (0.0, 0.0), list[Row]()
     for stage, usual in typical.stages_ms.items():
         late = slow.stages_ms[stage]
@@ -66,7 +66,7 @@ def tail(result: RunResult) -> Section | None:
     return Section("tail", "", [said, Table(name, headers, rows, words=2)], on=doc.DETAILS | doc.MARKDOWN)
 
 
-def where(result: RunResult, device: str) -> Section:
+def where(result: RunResult) -> Section:
     """Typical against slow by stage, switched by event and by what counts as slow; the tail's own comes first."""
     title = "Where the time goes"
     metrics = [metric for metric in _EVENTS if metric in result.bands]
@@ -81,10 +81,10 @@ def where(result: RunResult, device: str) -> Section:
         for percentile in SLOW:
             key, slow = percentile_key(percentile), _slow(result, metric, percentile)
             few = f"Too few {_EVENTS[metric][1]} lie above p{percentile:g} for a mean worth drawing (seven are needed)."
-            drawn = _stacks(result, metric, percentile, slow, device) if slow else [Paragraph(few, "empty")]
+            drawn = _stacks(result, metric, percentile, slow) if slow else [Paragraph(few, "empty")]
             known |= {key} if slow else set()
             panels.append(Panel({"event": metric, "band": key}, [*drawn, *(missing if slow else [])]))
-        everyone = [*_everyone(result, metric, device), *missing]
+        everyone = [*_everyone(result, metric), *missing]
         panels.append(Panel({"event": metric, "band": "all"}, everyone))
     bands = [(percentile_key(p), f"p{p:g}+") for p in SLOW if percentile_key(p) in known]
     switches = [
@@ -136,17 +136,20 @@ def _compared(path: str, slow: str, stage: str, usual: float, late: float, devic
     return [marks.owner(stage, device), *kind, *figures, Figure(late - usual)]
 
 
-def _stacks(result: RunResult, metric: str, percentile: float, slow: ResultBand, device: str) -> list[Block]:
+def _stacks(result: RunResult, metric: str, percentile: float, slow: ResultBand) -> list[Block]:
     event, what = _EVENTS[metric]
     usual = result.bands[metric].typical
     bands = (
         _band("typical", f"{what} from p45 to p55", usual),
         _band("slow", f"{what} from p{percentile:g} up", slow),
     )
-    picture = Stacks(metric.upper(), what, *bands, main_limit(result, metric), device)
+    picture = Stacks(metric.upper(), what, *bands, main_limit(result, metric), result.device)
     path, band = f"bands.{metric}", f"slow.{percentile_key(percentile)}"
     rows = [
-        [Stage(stage), *_compared(path, band, stage, usual.stages_ms.get(stage, 0.0), late, device, marks.kind(stage))]
+        [
+            Stage(stage),
+            *_compared(path, band, stage, usual.stages_ms.get(stage, 0.0), late, result.device, marks.kind(stage)),
+        ]
         for stage, late in slow.stages_ms.items()
     ]
     name = "a token gap (ITL)" if metric == "itl" else metric.upper()
@@ -157,19 +160,19 @@ def _stacks(result: RunResult, metric: str, percentile: float, slow: ResultBand,
     return [*said, Chart(key, picture, "", table, stages=stages_in(bands))]
 
 
-def _everyone(result: RunResult, metric: str, device: str) -> list[Block]:
+def _everyone(result: RunResult, metric: str) -> list[Block]:
     event, what = _EVENTS[metric]
     slices = [_band(f"p{one.from_percentile:g}–{one.to_percentile:g}", "", one) for one in result.bands[metric].spread]
     shown = stages_in(slices)
     rows: list[Row] = [
-        [Stage(stage), marks.owner(stage, device),
+        [Stage(stage), marks.owner(stage, result.device),
          *(Figure(one.parts[stage], "ms", f"bands.{metric}.spread.{at}.stages_ms.{stage}")
            for at, one in enumerate(slices))]
         for stage in shown
     ]  # fmt: skip
     headers: doc.Headers = ["stage", "owner", *in_ms(*(one.name for one in slices))]
     table = Table(f"{metric.upper()} by rank and stage", headers, rows, words=2)
-    picture = Ranks(f"{metric.upper()} of all {what} by rank", slices, device)
+    picture = Ranks(f"{metric.upper()} of all {what} by rank", slices, result.device)
     drawn = result.ledger.gaps_of if metric == "itl" else None
     whose = f"The {what} of {count(drawn)} requests, drawn at random" if drawn else f"All {what}"
     said = f"{whose}, ordered by what they waited and cut into slices; each bar is the mean of its slice."
@@ -200,5 +203,5 @@ def upgrade(result: RunResult) -> Section | None:
         return None
     headers: doc.Headers = ["metric", "percentile", *in_ms("now", "lower end", "upper end")]
     table = Table("What a faster device could bring", headers, rows, words=2, css="compact")
-    lead, device = f"{most_an_upgrade_brings(result)} {_BRACKET}", result.upgrade.device
-    return Section("upgrade", f"What a faster {device} could bring", [table], lead, "faster device")
+    lead = f"{most_an_upgrade_brings(result)} {_BRACKET}"
+    return Section("upgrade", f"What a faster {result.device} could bring", [table], lead, "faster device")

@@ -180,10 +180,10 @@ def main_metric(result: RunFigures) -> str | None:
     return next((metric for metric in metrics if metric and result.tail.of(metric)), None)
 
 
-def owners(result: RunResult, device: str, *, in_letters: bool = False) -> Table | None:
+def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
     """By owner, at the limit's percentile and beyond typical requests; None where nobody is to be named.
 
-    ``device`` computed the forwards. ``in_letters``: with bars, for the terminal and for Markdown.
+    ``in_letters``: with bars, for the terminal and for Markdown.
     """
     metric = main_metric(result)
     anatomy = result.tail.of(metric) if metric else None
@@ -198,7 +198,7 @@ def owners(result: RunResult, device: str, *, in_letters: bool = False) -> Table
             continue
         key = f"tail.{metric}.owners.{at}"
         length = round(_BARS * max(part.ms, 0.0) / longest) if longest > 0 else 0
-        owner = "unexplained" if part.owner == UNEXPLAINED_OWNER else owner_words(part.owner, device)
+        owner = "unexplained" if part.owner == UNEXPLAINED_OWNER else owner_words(part.owner, result.device)
         rows.append([
             owner, Figure(part.at_ms, "ms", f"{key}.at_ms"),
             Figure(part.ms, "ms", f"{key}.ms", text=_signed(part.ms)),
@@ -214,29 +214,29 @@ def owners(result: RunResult, device: str, *, in_letters: bool = False) -> Table
         Column("slow vs typical", "slow vs typical (ms)"),
         *([Column(" ", wraps=True)] if in_letters else []),
         Column("mostly", wraps=True),
-    ]  # fmt: skip
+    ]
     return Table(f"Why: {name} by who could shorten it", headers, rows, words=1, css="compact")
 
 
 def section(result: RunResult, manifest: Manifest) -> Section | None:
     """In short: owners at the limit's percentile and beyond typical requests, what that says, and what to try."""
-    table, tried = owners(result, manifest.device, in_letters=True), advice(result, manifest)
+    table, tried = owners(result, in_letters=True), advice(result, manifest)
     if table is None:
         return Section("why", "", tried, on=BRIEF) if tried else None
-    said = [*said_of(result, manifest.device, listed=True), most_an_upgrade_brings(result)]
+    said = [*said_of(result, listed=True), most_an_upgrade_brings(result)]
     lead = doc.Paragraph(" ".join(as_sentence(one) for one in said if one))
     return Section("why", "", [table, lead, *tried], on=BRIEF)
 
 
-def said_of(result: RunResult, device: str, *, listed: bool = False) -> list[str]:
+def said_of(result: RunResult, *, listed: bool = False) -> list[str]:
     """What every request pays, and what slow ones wait for beyond that; nothing where nobody is to be named."""
     metric = main_metric(result)
     anatomy = result.tail.of(metric) if metric else None
     if result.verdict == INVALID or metric is None or anatomy is None:
         return []
     said = (
-        around_sentence(anatomy, metric), pays_sentence(anatomy, metric, device),
-        tail_sentence(anatomy, metric, device, listed=listed),
+        around_sentence(anatomy, metric), pays_sentence(anatomy, metric, result.device),
+        tail_sentence(anatomy, metric, result.device, listed=listed),
         cores_sentence(result, anatomy),
     )  # fmt: skip
     return [one for one in said if one]

@@ -185,8 +185,8 @@ def test_several_objectives_stand_beneath_the_verdict_each_with_its_answer(tmp_p
 @pytest.mark.parametrize(("device", "owner"), [("CPU", "CPU forward pass"), ("GPU", "GPU")])
 def test_the_owner_of_a_forward_is_named_for_the_device_it_ran_on(tmp_path: Path, device: str, owner: str) -> None:
     folder = write_run(tmp_path / "r", count=200, rate=15.0)
-    manifest = json.loads(folder.manifest.read_text()) | {"device": device}
-    folder.manifest.write_text(json.dumps(manifest))
+    for file in (folder.manifest, folder.summary):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"device": device}))
     source = _page(folder).source.partition("Repeat it")[0]
     owners = set(re.findall(r"<td>([^<]*)</td><td>(?:measured|transit|estimated)</td>", source))
     assert owner in owners
