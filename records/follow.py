@@ -139,7 +139,7 @@ class RecordFollower:
         for number, tail in enumerate(self._tails):
             used = 0.0  # of this file's part of the time
             for block in tail.blocks():
-                answered += [ended for code, record in block for ended in self._take(code, record, used < 0.5)]
+                answered += [ended for code, record in block for ended in self._take(code, record, read=used < 0.5)]
                 used = (time.monotonic_ns() - begun_ns) / 1e9 / within_s * len(self._tails) - number
                 if block and used >= 1.0:
                     last = block[-1][1]
@@ -162,7 +162,7 @@ class RecordFollower:
         values = sorted(self.recent[name])
         return values[min(len(values) - 1, int(len(values) * percentile / 100))] if values else None
 
-    def _take(self, code: int, record: RequestRecord, read: bool) -> Iterator[Answered]:
+    def _take(self, code: int, record: RequestRecord, *, read: bool) -> Iterator[Answered]:
         if code == ISSUED:
             self.issued += 1
             self._sent.append(record.sent_ns or record.due_ns)

@@ -103,7 +103,7 @@ def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> An
         for stamp, data in events(record):
             _read_event(reading, stamp, data)
     else:
-        _read_stream(reading, record, first_token_only)
+        _read_stream(reading, record, first_token_only=first_token_only)
     if not reading.error and not first_token_only:
         reading.error = _unfinished(reading, record.body)
     usage = reading.usage
@@ -132,7 +132,7 @@ def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> An
     )
 
 
-def _read_stream(reading: _Reading, record: RequestRecord, first_token_only: bool) -> None:
+def _read_stream(reading: _Reading, record: RequestRecord, *, first_token_only: bool) -> None:
     blocks, stamps, rest = _blocks(record)
     for block, stamp in zip(blocks, stamps, strict=True):
         data = _data(block)

@@ -102,7 +102,7 @@ def least_budget_s(goal: Goal) -> float:
 def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
     """The trial to run next, or how the search has ended."""
     if not trials:
-        return _brief(goal, goal.start)
+        return _brief(goal.start)
     last = trials[-1].outcome
     if last.interrupted or last.died:
         return INTERRUPTED if last.interrupted else DIED
@@ -124,7 +124,7 @@ def _next(goal: Goal, trials: Sequence[Trial], left_s: float) -> Ask | Ended:
         return wider
     if wider is not None:
         beyond = _twice_invalid(trials)
-        return _below_invalid(goal, trials, valid, left_s) if beyond and wider >= min(beyond) else _brief(goal, wider)
+        return _below_invalid(goal, trials, valid, left_s) if beyond and wider >= min(beyond) else _brief(wider)
     lost_s = float(np.median([trial.outcome.seconds - trial.outcome.measured / trial.rate for trial in valid]))
     return _narrow(goal, valid, posterior(goal, valid), left_s - max(goal.lost_s, lost_s))
 
@@ -220,7 +220,7 @@ def _level(trial: Trial, at: int, share: float) -> TrialLevel:
     return TrialLevel(trial.rate, 0.0, math.inf, trial.outcome.measured, side)
 
 
-def _brief(goal: Goal, rate: float) -> Ask:
+def _brief(rate: float) -> Ask:
     seconds = min(max(BRIEF_S, _FEWEST / rate), _LONGEST_BRIEF_S)
     return Ask(rate, max(math.ceil(rate * seconds), 2 * FIRST_LOOK), "ceiling")
 
@@ -233,7 +233,7 @@ def _narrow(goal: Goal, valid: Sequence[Trial], known: Posterior | None, left_s:
     if known is None:
         return BUDGET
     middle, held = known.quantile(0.5), held_rate(valid)
-    long = [trial for trial in valid if trial.outcome.measured > 1.5 * _brief(goal, trial.rate).most]
+    long = [trial for trial in valid if trial.outcome.measured > 1.5 * _brief(trial.rate).most]
     seconds = min(_CURVE_PART * goal.budget_s, left_s)
     if len(long) >= 2 and (held is None or held < _LOWEST * middle):
         ask = _hold(goal, valid, middle, left_s)
@@ -263,9 +263,7 @@ def _hold(goal: Goal, valid: Sequence[Trial], middle: float, left_s: float) -> A
     """The highest rate at which holding fits into the time, below what failed and what could not be decided."""
     if left_s < _LEAST_S:
         return None
-    blind = [
-        t.rate for t in valid if t.verdict in (UNDECIDED, FAILS) and t.outcome.measured > 2 * _brief(goal, t.rate).most
-    ]
+    blind = [t.rate for t in valid if t.verdict in (UNDECIDED, FAILS) and t.outcome.measured > 2 * _brief(t.rate).most]
     top = min(middle * _BELOW, *(rate * _STEP for rate in blind), math.inf)
     for rate in (top * _STEP**k for k in range(_STEPS)):
         needed_s = _CLOSE * _requests(goal, valid, rate) / rate
@@ -297,13 +295,13 @@ def _after_invalid(goal: Goal, trials: Sequence[Trial], left_s: float) -> Ask | 
     """An invalid trial is repeated once; then it was no measurement, or the load tester's own limit is near."""
     last = trials[-1]
     if last.rate not in _twice_invalid(trials):
-        return _brief(goal, last.rate)
+        return _brief(last.rate)
     if not last.outcome.client_limit:
         return NOT_MEASURED
     valid = [trial for trial in trials if trial.verdict != INVALID_TRIAL]
     if valid:
         return _below_invalid(goal, trials, valid, left_s)
-    return _brief(goal, last.rate / 2) if last.rate > goal.start / 2**MOST_HALVINGS else NOT_MEASURED
+    return _brief(last.rate / 2) if last.rate > goal.start / 2**MOST_HALVINGS else NOT_MEASURED
 
 
 def _twice_invalid(trials: Sequence[Trial]) -> set[float]:
@@ -318,8 +316,8 @@ def _below_invalid(goal: Goal, trials: Sequence[Trial], valid: Sequence[Trial], 
     if not best:
         return CLIENT
     if beyond > best * _NEAR * (1 + 1e-9):
-        return _brief(goal, math.sqrt(best * beyond))
-    tried = any(t.rate == best and t.outcome.measured > 2 * _brief(goal, best).most for t in valid)
+        return _brief(math.sqrt(best * beyond))
+    tried = any(t.rate == best and t.outcome.measured > 2 * _brief(best).most for t in valid)
     return CLIENT if tried or held_rate(valid) else Ask(best, _most(goal, best, left_s / 2), "hold")
 
 

@@ -159,10 +159,10 @@ def _of_sweep(path: Path, manifest: SweepManifest, result: SweepResult) -> list[
         if isinstance(point, Point):
             key = str(sorted((key, str(value)) for key, value in point.resolved.items() if key != "load.rate"))
             settings.setdefault(key, []).append(point)
-    return [_of_points(path, manifest, result, points) for points in settings.values()]
+    return [_of_points(path, result, points) for points in settings.values()]
 
 
-def _of_points(path: Path, manifest: SweepManifest, result: SweepResult, points: Sequence[Point]) -> Found:
+def _of_points(path: Path, result: SweepResult, points: Sequence[Point]) -> Found:
     runs = [[run for run in read_runs(path / point.folder) if isinstance(run, MeasuredRun)] for point in points]
     seen = [_seen_at(point, own) for point, own in zip(points, runs, strict=True)]
     highs = [(each.high, at) for at, each in enumerate(seen) if each.high is not None]

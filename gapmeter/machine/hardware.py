@@ -17,6 +17,7 @@ import psutil
 
 from gapmeter.analysis.results.manifest import Placement
 
+CHECKOUT = Path(__file__).resolve().parent.parent.parent  # where the environments of engines lie
 _PACKAGES = ("gapmeter", "gapmeter-probe", "torch", "transformers", "tokenizers", "uvloop", "httptools", "numpy")
 
 

@@ -22,7 +22,7 @@ from gapmeter.analysis.results import manifest
 from gapmeter.errors import UserError
 from gapmeter.keys import Keys
 from gapmeter.loadgen.exchange import Address, authorization
-from gapmeter.machine.hardware import gpus_here
+from gapmeter.machine.hardware import CHECKOUT, gpus_here
 from gapmeter.machine.roofline import describe_weights, measure_peaks
 from gapmeter.options import Say
 from gapmeter.records import RunFolder
@@ -36,7 +36,6 @@ from gapmeter.servers.simulated import simulated_command
 from gapmeter.servers.transformers import transformers_command
 
 SERVED_NAME = "gapmeter"
-CHECKOUT = Path(__file__).resolve().parent.parent.parent
 _TELL_EVERY_S = 10
 _ANSWER_S = 10.0
 _LONGEST_NAME, _MOST_NAMED = 500, 8
@@ -63,7 +62,7 @@ def prepare_target(scenario: Scenario, cores: tuple[int, ...], say: Say, api_key
     server = scenario.server
     if server.engine == "attach":
         url, models = served_models(scenario, api_key)
-        model = choose_model(server.model, scenario.model_asked_for, models, url)
+        model = choose_model(server.model, models, url, asked_for=scenario.model_asked_for)
         say(f"attached to {url}, model {model}")
         about = manifest.TargetFacts(url=url, model=model, dialect=server.dialect, models=tuple(models))
         return Target(about, server.tokenizer)
@@ -204,10 +203,10 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
     return base, models
 
 
-def choose_model(asked: str, asked_for: bool, models: list[str], url: str) -> str:
-    """Which of the served models to ask: the one that was asked for, or the only one.
+def choose_model(asked: str, models: list[str], url: str, *, asked_for: bool) -> str:
+    """Which of the served models to ask: the one that is ``asked``, or the only one.
 
-    Raises UserError when that is not clear.
+    ``asked_for``: it was named for this server, so that no other will do. Raises UserError when that is not clear.
     """
     if asked in models:
         return asked

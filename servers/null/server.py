@@ -213,18 +213,17 @@ class Server:
         first_ns, gap_ns = self.schedule.first_ns, self.schedule.gap_ns
         while due and due[0][0] <= now:
             stream = due[0][2]
-            begun = monotonic_ns()
             upto = stream.stop_at
             if gap_ns:
-                upto = min(upto, 1 + (begun - stream.received_ns - first_ns) // gap_ns)
-            if self._send(stream, upto, begun):
+                upto = min(upto, 1 + (monotonic_ns() - stream.received_ns - first_ns) // gap_ns)
+            if self._send(stream, upto):
                 following = stream.received_ns + first_ns + upto * gap_ns
                 heapq.heapreplace(due, (following, next(self._ticket), stream))
             else:
                 heapq.heappop(due)
         self._arm()
 
-    def _send(self, stream: Stream, upto: int, begun: int) -> bool:
+    def _send(self, stream: Stream, upto: int) -> bool:
         """Write tokens up to this one; False when the stream is over."""
         connection = stream.connection
         if connection.stream is not stream:  # the client has gone

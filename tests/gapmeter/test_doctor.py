@@ -117,7 +117,7 @@ def test_work_that_runs_beside_is_seen_and_its_process_named() -> None:
 def test_vllm_is_judged_by_version_hardware_and_probe(
     found: dict[str, str], has_gpu: bool, ok: bool, says: str
 ) -> None:
-    judged = doctor.judge_vllm(found, Path("/env/bin/python"), has_gpu)
+    judged = doctor.judge_vllm(found, Path("/env/bin/python"), has_gpu=has_gpu)
     assert judged.ok is ok
     assert says in judged.seen + judged.remedy
 

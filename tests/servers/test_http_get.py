@@ -84,7 +84,7 @@ def test_models_with_names_that_no_terminal_shows_are_refused_and_others_taken(n
 
 def test_sentences_stay_sentences_however_much_a_server_lists() -> None:
     with pytest.raises(UserError, match="and 4,992 more, not m") as refused:
-        choose_model("m", True, [f"model-{at}" for at in range(5000)], "http://127.0.0.1:1")
+        choose_model("m", [f"model-{at}" for at in range(5000)], "http://127.0.0.1:1", asked_for=True)
     assert len(str(refused.value)) < 300
 
 
