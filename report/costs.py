@@ -29,6 +29,7 @@ from gapmeter.report.document import (
     Words,
 )
 from gapmeter.report.words import as_sentence, tone
+from gapmeter.scenarios.errors import either
 
 _LEAD: Final = (
     "The rate at which every SLO holds, what a request costs at that rate (the estimate, with the interval that the "
@@ -127,7 +128,7 @@ def _answer(result: CostTable) -> str:
     if result.verdict != CHEAPER:
         close = [row.name for row in others if row.ratio and row.ratio.doubt]
         which = "Which is cheaper" if len(priced) == 2 else "Which is the cheapest"
-        return f"{which} is not established: {_listed(sorted([best.name, *close]))} may be."
+        return f"{which} is not established: {either(sorted([best.name, *close]))} may be."
     nearest = others[0]
     what = f"{_called(best, result)} serves a request for {_inverse(nearest.ratio)} of what {_called(nearest, result)}"
     return f"{what} costs." if len(others) == 1 else f"{what}, the next cheapest, costs."
@@ -194,10 +195,6 @@ def _called(row: CostRow, result: CostTable) -> str:
         if len(set(values)) > 1 and max(map(len, values)) <= _LONGEST:
             return f"{row.name} ({getattr(row, name)})"
     return row.name
-
-
-def _listed(names: list[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _blocking(row: CostRow) -> bool:

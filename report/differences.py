@@ -218,7 +218,7 @@ def between(low_ms: float, high_ms: float) -> str:
 
 def value(figure: DifferenceFigure, side: Literal["a", "b"]) -> str:
     """``14.1 ms``, or that it reaches requests that failed."""
-    return "failed" if side in (figure.failed or "") else duration(getattr(figure, f"{side}_ms"))
+    return str(_side(figure, side))
 
 
 def difference(figure: DifferenceFigure) -> str:
@@ -247,7 +247,7 @@ def _difference(figure: DifferenceFigure, key: str = "") -> Figure:
     return Figure(figure.difference_ms, "ms", key, text=difference(figure))
 
 
-def _side(figure: DifferenceFigure, side: Literal["a", "b"]) -> Words:
+def _side(figure: DifferenceFigure, side: Literal["a", "b"]) -> str | Figure:
     return "failed" if side in (figure.failed or "") else Figure(getattr(figure, f"{side}_ms"))
 
 
@@ -300,15 +300,8 @@ def brief(pair: PairComparison, number: int, *, forced: bool) -> Section:
         for name, figure in _claims(pair)
         if figure.in_family
     ]
-    headers: doc.Headers = [
-        " ",
-        pair.a,
-        pair.b,
-        "difference",
-        "95 % interval",
-        "relative",
-        Column("answer", wraps=True),
-    ]
+    answer = Column("answer", wraps=True)
+    headers: doc.Headers = [" ", pair.a, pair.b, "difference", "95 % interval", "relative", answer]
     blocks: list[Block] = [Table("Percentiles and means", headers, rows, whole=True)] if rows else []
     missing = not_estimable(pair)
     return Section(f"brief-{number}", "", [*blocks, Paragraph(missing)] if missing else blocks, on=BRIEF)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar, Final, Literal
 
 from gapmeter.analysis.results.codec import Number, Result, ResultFile, left_out
@@ -323,6 +324,10 @@ class Asked(Result):
     force: bool = False
     in_turn: bool = False
     folders: tuple[tuple[str, ...], ...] | None = left_out()
+
+    def sides(self, folder: Path) -> list[list[Path]]:
+        """The runs of each side of the comparison that lies in ``folder``; none where that is not known."""
+        return [[folder / path for path in side] for side in self.folders or ()]
 
 
 class PairWords(Result):

@@ -92,7 +92,7 @@ def compare_again(folder: Path, into: Path) -> None:
     from gapmeter.report import comparison, costs
 
     kept = read_comparison(folder)
-    sides = [[folder / path for path in side] for side in kept.asked.folders or ()]
+    sides = kept.asked.sides(folder)
     if isinstance(kept, CostTable):
         costs.write(into, derive_costs(sides, kept.asked, kept.command))
     else:
@@ -326,7 +326,7 @@ def gate(result: Comparison | CostTable, folder: Path, limit: float, *, quiet: b
 
     Judged by the SLOs of B's first run; with the exit code. Raises UserError.
     """
-    sides = [[folder / path for path in side] for side in result.asked.folders or ()]
+    sides = result.asked.sides(folder)
     if isinstance(result, CostTable) or len(sides) != 2:
         raise UserError("--max-regression judges runs, B against A", errors.USAGE)
     with opened(sides) as folders:

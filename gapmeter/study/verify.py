@@ -89,7 +89,7 @@ def _check_comparison(folder: Path) -> list[Check]:
     except (OSError, NotReadable) as error:
         text = f"does not say where its runs are, so it cannot be derived again: {error!r}"
         return [Check(Comparison.FILE, False, text)]
-    sides = [[folder / path for path in side] for side in kept.asked.folders or ()]
+    sides = kept.asked.sides(folder)
     checks, lost = [], "is not where the comparison found it; the comparison cannot be derived again without it"
     for path in (path for side in sides for path in side):
         there = path.is_file() or (path / "manifest.json").exists()

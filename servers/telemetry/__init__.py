@@ -16,6 +16,7 @@ from typing import Protocol
 
 Row = dict[str, int | float | str]
 About = dict[str, object]
+NO_PROCESSES = "the server's processes are not on this machine, or may not be seen by this user"
 
 
 class Absent(Exception):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from gapmeter.servers.telemetry import About, Absent, ReadFailed, Row
+from gapmeter.servers.telemetry import NO_PROCESSES, About, Absent, ReadFailed, Row
 
 _LOOK_AGAIN_NS = 1_000_000_000  # for new processes and threads
 
@@ -35,7 +35,7 @@ class Schedstat:
             raise Absent("this kernel does not count how long threads wait for a core")
         self._look()
         if not self._files:
-            raise Absent("the server's processes are not on this machine, or may not be seen by this user")
+            raise Absent(NO_PROCESSES)
         self.about: About = {"pids": self._roots, "threads": len(self._files)}
 
     def read(self) -> list[Row]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from gapmeter.servers.http_get import HttpGet, NoAnswer
-from gapmeter.servers.telemetry import About, Absent, ReadFailed, Row
+from gapmeter.servers.telemetry import NO_PROCESSES, About, Absent, ReadFailed, Row
 
 # Our name for a figure, and what engines call it. Those that end in _share lie between 0 and 1.
 NAMES = {
@@ -102,7 +102,7 @@ class Processes:
         except psutil.Error as error:
             raise Absent(f"the server's processes cannot be looked at: {error}") from error
         if not self._roots:
-            raise Absent("the server's processes are not on this machine, or may not be seen by this user")
+            raise Absent(NO_PROCESSES)
         self._tree: dict[psutil.Process, str] = {}
         self._looked_ns = 0
         self.about: About = {"pids": [process.pid for process in self._roots]}

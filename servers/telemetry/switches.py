@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 
 from gapmeter.records.process import allow_many_files
-from gapmeter.servers.telemetry import About, Absent, Row
+from gapmeter.servers.telemetry import NO_PROCESSES, About, Absent, Row
 
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
 _SOFTWARE, _DUMMY = 1, 9  # PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY: an event that counts nothing itself
@@ -146,7 +146,7 @@ def open_switches(folder: Path, pids: Sequence[int], beside: Sequence[int]) -> S
     Raises Absent, with the remedy, where the kernel or a container refuses.
     """
     if not pids:
-        raise Absent("the server's processes are not on this machine, or may not be seen by this user")
+        raise Absent(NO_PROCESSES)
     if platform.machine() not in _SYSCALL:
         raise Absent(f"switches are not read on {platform.machine()}")
     try:
