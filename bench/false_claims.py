@@ -90,7 +90,7 @@ def table(figures: dict[str, Any]) -> list[str]:
         "",
         "| limit | queue | load | trials | says that it holds, % | says that it fails, % | saw the queue grow |",
         "| --- | --- | --- | --- | --- | --- | --- |",
-    ]  # fmt: skip
+    ]
     for row in figures["at_the_limit"]:
         parts = [
             f"{100 * row[word] / row['trials']:.1f} ({100 * row[f'{word}_ci'][0]:.1f} .. "

@@ -53,25 +53,9 @@ _PLACES = {
 }
 
 __all__ = [
-    "CapacityGoal",
-    "Options",
-    "UserError",
-    "archive",
-    "capacities",
-    "capacity",
-    "compare",
-    "compare_in_turn",
-    "explain",
-    "list_runs",
-    "open",
-    "report_again",
-    "run",
-    "scenario",
-    "session",
-    "sql",
-    "sweep",
-    "verify",
-]
+    "CapacityGoal", "Options", "UserError", "archive", "capacities", "capacity", "compare", "compare_in_turn",
+    "explain", "list_runs", "open", "report_again", "run", "scenario", "session", "sql", "sweep", "verify",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

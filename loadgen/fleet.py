@@ -156,7 +156,7 @@ class MasterSpec:
 @contextlib.contextmanager
 def make_cluster(
     plan: Plan, url: str, folder: Path, workers: Workers, *, generator: str, say: Callable[[str], None]
-) -> Iterator[Fleet]:  # fmt: skip
+) -> Iterator[Fleet]:
     """A master with all its workers connected to the target and waiting; it is not left when the block ends.
 
     As a fleet it is one process. The workers' record files come into ``folder`` at the end; ``workers.json`` there is

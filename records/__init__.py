@@ -11,14 +11,6 @@ from gapmeter.records.folder import RunFolder
 from gapmeter.records.reader import RecordFile, read_records
 
 __all__ = [
-    "SCHEMA_VERSION",
-    "EntryFlag",
-    "Kind",
-    "Outcome",
-    "RecordFile",
-    "RecordWriter",
-    "RunFolder",
-    "Span",
-    "StepFlag",
+    "SCHEMA_VERSION", "EntryFlag", "Kind", "Outcome", "RecordFile", "RecordWriter", "RunFolder", "Span", "StepFlag",
     "read_records",
-]
+]  # fmt: skip

@@ -54,9 +54,7 @@ def definitions() -> Fragment:
     """The hatches, once a page: light for transit in its owner's colour, grey for the residual, thin for estimates."""
     hatches = [_hatch(f"hatch-{s.name}", colour(s.name), 45) for s in STAGES if s.kind == "transit"]
     hatches.append(_hatch("hatch-unexplained", HATCHED, -45))
-    return el(
-        "svg", el("defs", *hatches), width=0, height=0, class_="defs", aria_hidden="true", focusable="false"
-    )  # fmt: skip
+    return el("svg", el("defs", *hatches), width=0, height=0, class_="defs", aria_hidden="true", focusable="false")
 
 
 def _hatch(name: str, line: str, angle: int) -> Fragment:

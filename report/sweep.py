@@ -227,14 +227,8 @@ def _points(sweep: SweepFigures) -> Section:
         runs = [run.folder for run in point.repeats if run.verdict != FAILED]
         name = Name(point.label, quote(f"{runs[0]}/report.html") if runs else "")
         if isinstance(point, LostPoint):
-            rows.append(
-                [
-                    name,
-                    Mark(point.verdict, tone(point.verdict)),
-                    point.reason or "",
-                    *[DASH] * (4 + beside + 2 * len(_METRICS)),
-                ]
-            )
+            dashes = [DASH] * (4 + beside + 2 * len(_METRICS))
+            rows.append([name, Mark(point.verdict, tone(point.verdict)), point.reason or "", *dashes])
             continue
         rows.append([
             name, Mark(point.verdict, tone(point.verdict)), Name(_binds(point)), f"{point.metrics['ttft'].count:,}",

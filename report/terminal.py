@@ -61,11 +61,8 @@ def _shown(drawn: Text) -> Text:
 
 def _head(document: Document, width: int, *, details: bool) -> Iterator[Text]:
     """The name, with how it was done to the right of it or beneath where there is no room; then the verdict."""
-    left, how, verdict = (
-        document.header.title.replace(" · ", "  ").replace("\n", " "),
-        document.header.how,
-        document.verdict,
-    )
+    header, verdict = document.header, document.verdict
+    left, how = header.title.replace(" · ", "  ").replace("\n", " "), header.how
     if how and len(left) + 3 + len(how) <= width:
         yield Text.assemble((left, "bold"), " " * (width - len(left) - len(how)), how)
     else:

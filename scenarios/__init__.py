@@ -14,21 +14,9 @@ if TYPE_CHECKING:
     from gapmeter.scenarios.slo import Slo
 
 __all__ = [
-    "Load",
-    "Place",
-    "Point",
-    "Scenario",
-    "ScenarioError",
-    "Server",
-    "Setting",
-    "Slo",
-    "Workload",
-    "list_scenarios",
-    "load_points",
-    "load_scenario",
-    "place_of",
-    "provenance",
-]
+    "Load", "Place", "Point", "Scenario", "ScenarioError", "Server", "Setting", "Slo", "Workload", "list_scenarios",
+    "load_points", "load_scenario", "place_of", "provenance",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -179,7 +179,7 @@ def why_refused(late: float) -> str:
 
 def run_of(
     requests: pd.DataFrame, ledger: pd.DataFrame | None, name: str, *, open_loop: bool, t0_ns: int = 0
-) -> RunColumns:  # fmt: skip
+) -> RunColumns:
     """A run from its tables, as ``requests.parquet`` and ``ledger.parquet`` have them."""
     measured = measured_requests(requests)
     good = succeeded(measured)

@@ -84,9 +84,7 @@ def binding_of(
     shares = {name: ms / whole for name, ms in sums.items()} if whole > 0 else {}
     broken = next((check for check in checks if check.status == BROKEN and check.rule in _CLIENT_CHECKS), None)
     if broken is not None:
-        return Binding(
-            resource=LOAD_TESTER, share=None, behind=None, parts=shares, unmeasured=(), why=broken.text
-        )  # fmt: skip
+        return Binding(resource=LOAD_TESTER, share=None, behind=None, parts=shares, unmeasured=(), why=broken.text)
     if whole <= 0 or not stages_ms.keys() & BY_NAME.keys() - OF_THE_CLIENT:
         return Binding(
             resource=UNMEASURED, share=None, behind=None, parts={}, unmeasured=("the server's stages",),

@@ -259,7 +259,7 @@ def figures(values: Floats, weights: Floats, *, differs: str, weighted: bool) ->
     p50, p90, p95, p99 = at_ms
     return PeerFigures(
         differs=differs, p50_ms=p50, p90_ms=p90, p95_ms=p95, p99_ms=p99, mean_ms=mean_ms, count=len(values)
-    )  # fmt: skip
+    )
 
 
 def chunks(record: RequestRecord) -> Iterator[Chunk]:

@@ -152,34 +152,25 @@ class Distribution(Result):
     def _spread(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """As a file's keys."""
         rest: dict[str, Any] = handler(self)
+        every = {percentile_key(float(percentile)): each for percentile, each in rest.pop("percentiles").items()}
         out: dict[str, Any] = {}
-        needs: dict[str, Any] = {}
-        at_most: dict[str, Any] = {}
-        late: dict[str, float] = {}
-        infinite: list[str] = []
-        for percentile, each in rest.pop("percentiles").items():
-            key = percentile_key(float(percentile))
+        for key, each in every.items():
             out |= {f"{key}_ms": each["value_ms"], f"{key}_ci_ms": each["ci_ms"]}
-            if each["needs"] is not None:
-                needs[key] = each["needs"]
-            if each["at_most"] is not None:
-                at_most[key] = each["at_most"]
-            if each["late_ms"] is not None:
-                late[key] = each["late_ms"]
-            if each["infinite"]:
-                infinite.append(key)
-        seldom = {name: found for name, found in (("at_most", at_most), ("late_ms", late)) if found}
-        return {**out, **rest, "needs": needs, "infinite": infinite, **seldom}
+
+        def known(name: str) -> dict[str, Any]:
+            return {key: each[name] for key, each in every.items() if each[name] is not None}
+
+        infinite = [key for key, each in every.items() if each["infinite"]]
+        seldom = {name: found for name in ("at_most", "late_ms") if (found := known(name))}
+        return {**out, **rest, "needs": known("needs"), "infinite": infinite, **seldom}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         reference = handler(schema)
         target = handler.resolve_ref_schema(reference)
         target["properties"].pop("percentiles", None)
-        target["required"] = [name for name in target.get("required", ()) if name != "percentiles"] + [
-            "needs",
-            "infinite",
-        ]
+        required = [name for name in target.get("required", ()) if name != "percentiles"]
+        target["required"] = [*required, "needs", "infinite"]
         target["properties"] |= {
             "needs": {"type": "object", "additionalProperties": Needs.model_json_schema()},
             "infinite": {"type": "array", "items": {"type": "string"}},

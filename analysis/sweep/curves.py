@@ -184,9 +184,7 @@ def latency_turn(load: Sequence[float], latency: Sequence[float]) -> Turn:
     if latency[-1] < LEAST_RISE * latency[0] or high <= low:
         return Turn(None, "latency hardly rises over this range: the knee lies beyond its last point")
     span = load[-1] - load[0]
-    below = [
-        (at - load[0]) / span - (value - low) / (high - low) for at, value in zip(load, latency, strict=True)
-    ]  # fmt: skip
+    below = [(at - load[0]) / span - (value - low) / (high - low) for at, value in zip(load, latency, strict=True)]
     best = max(range(len(below)), key=lambda at: below[at])
     if below[best] < LEAST_BEND or best in (0, len(load) - 1):
         text = "latency rises about in proportion to the load from the first point on: the knee lies before it"

@@ -48,7 +48,7 @@ def _member(ledgers: pd.DataFrame, percentile: float | None) -> Bools:
 
 def growth_between(
     one: Seen, two: Seen, metric: str, percentile: float | None, series: str, *, at_knee: bool
-) -> Growth:  # fmt: skip
+) -> Growth:
     """From one point to the next; ``percentile``: the figure that is compared, None for the mean.
 
     ``share_ci`` is a 95 % interval of the largest stage's share, None where too few stretches of requests are in a band

@@ -153,14 +153,7 @@ def show(found: Explanation) -> None:
     for row in [row for row in parts.ranked if row.ms][:_SHOWN]:
         part = share(row.share) if row.share is not None and proven else DASH
         owner = Text(printable(owner_words(row.owner, found.device)))
-        table.add_row(
-            row.stage.replace("_", " "),
-            owner,
-            duration(row.a_ms),
-            duration(row.b_ms),
-            duration(row.ms),
-            bounds(*row.ci_ms),
-            part,
-        )
+        times = map(duration, (row.a_ms, row.b_ms, row.ms))
+        table.add_row(row.stage.replace("_", " "), owner, *times, bounds(*row.ci_ms), part)
     console.print(table)
     console.print(printable(found.provenance.line()), style="dim", markup=False)

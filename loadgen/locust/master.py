@@ -36,7 +36,7 @@ from gapmeter.loadgen.locust.protocol import (
     Result,
     Seal,
     clock_name,
-)  # fmt: skip
+)
 from gapmeter.loadgen.locust.slice_run import Report, merged
 from gapmeter.loadgen.locust.transport import GreenLoop
 from gapmeter.loadgen.locust.worker import SliceUser

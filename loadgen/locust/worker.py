@@ -39,7 +39,7 @@ from gapmeter.loadgen.locust.protocol import (
     Result,
     Seal,
     clock_name,
-)  # fmt: skip
+)
 from gapmeter.loadgen.locust.slice_run import Call, SliceRun
 from gapmeter.loadgen.plan import NotPlan, Plan
 
