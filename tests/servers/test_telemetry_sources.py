@@ -172,9 +172,13 @@ def test_what_a_thread_ran_and_waited_is_told_once_it_has_changed() -> None:
             until(lambda: len(list(Path(f"/proc/{process.pid}/task").iterdir())) == 2)
             source = Schedstat([process.pid])
             first = {row["tid"]: row for row in source.read()}
-            until(lambda: not {row["tid"] for row in source.read()} - {process.pid})  # the other sleeps
             later = []
-            until(lambda: bool(later.extend(source.read()) or later))
+
+            def told_of_the_busy_one_alone() -> bool:  # a loaded machine may let the other fall asleep late
+                later[:] = source.read()
+                return [row["tid"] for row in later] == [process.pid]
+
+            until(told_of_the_busy_one_alone)
         finally:
             process.kill()
     assert len(first) == 2 and all("name" in row for row in first.values())
