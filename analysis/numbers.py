@@ -105,11 +105,3 @@ def round_step(least: float) -> float:
     """The smallest of 1, 2 and 5 times a power of ten that is at least so much, but for rounding."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= least * (1 - 1e-9))
-
-
-def ticks(top: float, about: int = 6) -> list[float]:
-    """Round tick values (1, 2 or 5 times a power of ten apart) from 0 up to ``top``, about so many."""
-    if top <= 0:
-        return [0.0]
-    step = round_step(top / about)
-    return [step * i for i in range(int(top / step + 1e-9) + 1)]

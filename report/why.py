@@ -180,15 +180,21 @@ def main_metric(result: RunFigures) -> str | None:
     return next((metric for metric in metrics if metric and result.tail.of(metric)), None)
 
 
+def _explained(result: RunResult) -> tuple[str, Anatomy] | None:
+    """The metric whose owners are named, with its anatomy; None where nobody is to be named."""
+    metric = main_metric(result)
+    anatomy = result.tail.of(metric) if metric else None
+    return None if result.verdict == INVALID or metric is None or anatomy is None else (metric, anatomy)
+
+
 def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
     """By owner, at the limit's percentile and beyond typical requests; None where nobody is to be named.
 
     ``in_letters``: with bars, for the terminal and for Markdown.
     """
-    metric = main_metric(result)
-    anatomy = result.tail.of(metric) if metric else None
-    if result.verdict == INVALID or metric is None or anatomy is None:
+    if (explained := _explained(result)) is None:
         return None
+    metric, anatomy = explained
     name = metric.upper()
     parts = [part for part in anatomy.owners if max(part.at_ms, abs(part.ms)) > _SMALL * anatomy.at.total_ms]
     longest = max((part.ms for part in parts), default=0.0)
@@ -230,10 +236,9 @@ def section(result: RunResult, manifest: Manifest) -> Section | None:
 
 def said_of(result: RunResult, *, listed: bool = False) -> list[str]:
     """What every request pays, and what slow ones wait for beyond that; nothing where nobody is to be named."""
-    metric = main_metric(result)
-    anatomy = result.tail.of(metric) if metric else None
-    if result.verdict == INVALID or metric is None or anatomy is None:
+    if (explained := _explained(result)) is None:
         return []
+    metric, anatomy = explained
     said = (
         around_sentence(anatomy, metric), pays_sentence(anatomy, metric, result.device),
         tail_sentence(anatomy, metric, result.device, listed=listed),
@@ -256,10 +261,10 @@ def cores_sentence(result: RunResult, anatomy: Anatomy) -> str:
 
 def advice(result: RunResult, manifest: Manifest) -> list[Block]:
     """One setting for the stage that has most of the difference (or of what everybody pays), and what proves it."""
-    metric = main_metric(result)
-    anatomy = result.tail.of(metric) if metric else None
     if result.verdict == INVALID:
         return []
+    metric = main_metric(result)
+    anatomy = result.tail.of(metric) if metric else None
     if anatomy is not None and (stranger := _stranger(result, anatomy)):
         return [doc.Paragraph(stranger)]
     if result.verdict == FAIL and (overload := _overload(result)) and _searchable(manifest):

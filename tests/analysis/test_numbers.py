@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gapmeter.analysis.numbers import bounds, duration, rate, share, significant, ticks
+from gapmeter.analysis.numbers import bounds, duration, rate, share, significant
 
 
 @pytest.mark.parametrize(
@@ -54,12 +51,3 @@ def test_shares_are_per_cent(fraction: float | None, text: str) -> None:
 
 def test_rates_lose_needless_zeros() -> None:
     assert [rate(r) for r in (8.0, 7.95, 120.0, None)] == ["8 req/s", "7.95 req/s", "120 req/s", "–"]
-
-
-@given(st.floats(min_value=1e-6, max_value=1e9))
-def test_ticks_start_at_zero_stay_inside_and_are_evenly_apart(top: float) -> None:
-    found = ticks(top)
-    assert found[0] == 0
-    assert found[-1] <= top * (1 + 1e-6)
-    assert 3 <= len(found) <= 8
-    assert all(math.isclose(b - a, found[1], rel_tol=1e-6) for a, b in itertools.pairwise(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -118,6 +119,15 @@ def test_an_axis_of_few_ticks_names_two_values_at_least_and_not_many_more(larges
     found = Axis(Scale.linear([largest], room=0.12), "req", about=2).ticks(units=True)
     assert 2 <= len(found) <= 4
     assert found[-1][1].endswith(" req")
+
+
+@given(st.floats(min_value=1e-6, max_value=1e9))
+def test_ticks_start_at_zero_stay_inside_and_are_evenly_apart(top: float) -> None:
+    found = Scale("linear", 0.0, top).ticks(6)
+    assert found[0] == 0
+    assert found[-1] <= top * (1 + 1e-6)
+    assert 3 <= len(found) <= 8
+    assert all(math.isclose(b - a, found[1], rel_tol=1e-6) for a, b in pairwise(found))
 
 
 def test_the_lowest_number_of_a_panel_has_a_line_between_it_and_the_panel_beneath() -> None:
