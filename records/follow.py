@@ -91,7 +91,7 @@ def _read_block(block: bytes, *, is_last: bool) -> tuple[list[tuple[int, Request
     at = 0
     while at + HEAD.size <= len(block):
         size, kind, code = HEAD.unpack_from(block, at)
-        if size < HEAD.size or not kind:
+        if size < (BLOB.size if kind == Kind.BLOB else HEAD.size) or not kind:
             return records, at, 0
         if at + size > len(block):
             return records, at, 0 if is_last else max(size, _BLOCK)

@@ -20,7 +20,6 @@ from gapmeter_probe.records import (
     MAGIC,
     REQUEST,
     SCHEMA_VERSION,
-    STEP,
     Kind,
 )
 from numpy.typing import NDArray
@@ -55,6 +54,13 @@ EMISSION_DTYPE = np.dtype([("ref", "<u4"), ("tokens", "<u4")])
 _LAYOUTS = {
     Kind.SPAN: SPAN_DTYPE, Kind.COUNTS: COUNTS_DTYPE, Kind.STEP: STEP_DTYPE, Kind.DEVICE: DEVICE_DTYPE,
 }  # fmt: skip
+_LEAST = {
+    **{kind: layout.itemsize for kind, layout in _LAYOUTS.items()},
+    Kind.REQUEST: REQUEST.size,
+    Kind.EMIT: EMIT.size,
+    Kind.JSON: JSON.size,
+    Kind.BLOB: BLOB.size,
+}  # bytes of a frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,17 +196,16 @@ class _Reader:
     def _sort(self, data: bytes, whole: Ints, before: int, take: Callable[[int, bytes], None]) -> None:
         of = {kind: whole[whole[:, 1] == kind, 0] for kind in Kind}
         words = np.frombuffer(data, np.uint32, len(data) // 4)
-        for kind, layout in _LAYOUTS.items():
-            short = np.flatnonzero(words[of[kind] // 4] < layout.itemsize)
+        for kind, least in _LEAST.items():
+            short = np.flatnonzero(words[of[kind] // 4] < least)
             if len(short):
                 raise NotRecords(f"damaged at byte {before + of[kind][short[0]]}")
+        for kind, layout in _LAYOUTS.items():
             _append(self.tables[kind], data, of[kind], np.full(len(of[kind]), layout.itemsize))
         for kind, counted_at, layout, rows in (
             (Kind.STEP, 7, ENTRY_DTYPE, self.entries), (Kind.EMIT, 3, EMISSION_DTYPE, self.emissions)
         ):  # fmt: skip
-            at, head = of[kind], STEP.size if kind == Kind.STEP else EMIT.size
-            if len(at) and at[-1] + head > len(data):
-                raise NotRecords(f"damaged at byte {before + at[-1]}")
+            at, head = of[kind], _LEAST[kind]
             counts = words[at // 4 + counted_at].astype(np.int64)
             short = np.flatnonzero(head + counts * layout.itemsize > words[at // 4])
             if len(short):

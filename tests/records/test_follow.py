@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gapmeter_probe.records import HEAD, Kind
 
 from gapmeter.records import Outcome, RecordWriter
 from gapmeter.records.compression import compress
@@ -189,6 +190,16 @@ def test_records_that_are_half_written_are_read_once_they_are_whole(tmp_path: Pa
     assert tail.poll() == []
     shutil.copy(tmp_path / "whole.gap", path)
     assert [found.index for _, found in tail.poll()] == [7]
+
+
+def test_a_frame_too_short_to_hold_a_record_ends_the_reading(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "broken.gap", {})
+    writer.blob(FINISHED, encode(record(7, 50)))
+    writer.close()
+    with (tmp_path / "broken.gap").open("r+b") as file:
+        file.seek(-HEAD.size, 2)  # where the END is
+        file.write(HEAD.pack(HEAD.size, Kind.BLOB, FINISHED))
+    assert [found.index for _, found in RecordTail(tmp_path / "broken.gap").poll()] == [7]
 
 
 def test_how_many_records_were_dropped_is_in_the_files_head(tmp_path: Path) -> None:

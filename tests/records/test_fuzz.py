@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gapmeter_probe.records import EMIT, FILE_HEADER, Kind
+from gapmeter_probe.records import EMIT, FILE_HEADER, HEAD, Kind
 
 from gapmeter.records import Outcome, RecordWriter, read_records
 from gapmeter.records.reader import NotRecords, frames
@@ -16,7 +16,7 @@ from tests.kit.streams import comparable
 from tests.records.test_excerpt import load
 
 CORPUS = sorted((Path(__file__).parents[1] / "fuzz" / "corpus").iterdir())
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.name)
@@ -29,7 +29,7 @@ def test_every_seed_of_the_corpus_is_read_byte_by_byte_as_it_is_at_once(path: Pa
 
 
 def test_a_chunk_size_that_lies_is_no_answer() -> None:
-    assert feed([HEAD + b"ffffffffffffffffff\r\n" + http_chunk(b"x")]).outcome is Outcome.MALFORMED
+    assert feed([ANSWER + b"ffffffffffffffffff\r\n" + http_chunk(b"x")]).outcome is Outcome.MALFORMED
 
 
 @pytest.fixture(scope="module")
@@ -50,4 +50,12 @@ def test_a_frame_that_says_that_it_holds_more_than_it_does_is_named(recorded: by
     EMIT.pack_into(whole, at, *before, 200, at_ns)
     (tmp_path / "broken.gap").write_bytes(whole)
     with pytest.raises(NotRecords, match=f"damaged at byte {at}"):
+        read_records(tmp_path / "broken.gap")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind != Kind.END], ids=lambda kind: kind.name)
+def test_a_frame_too_short_for_its_kind_is_named(kind: Kind, recorded: bytes, tmp_path: Path) -> None:
+    used = FILE_HEADER.size + frames(recorded[FILE_HEADER.size :])[1]
+    (tmp_path / "broken.gap").write_bytes(recorded[:used] + HEAD.pack(HEAD.size, kind, 0))
+    with pytest.raises(NotRecords, match=f"damaged at byte {used}"):
         read_records(tmp_path / "broken.gap")
