@@ -141,10 +141,18 @@ def fit(
             variance = told + unsure * slope**2
             spread = variance + (off - slope * slower) ** 2 / _FREEDOM
             each += _FREEDOM / 2 * np.log(variance) - (_FREEDOM + 1) / 2 * np.log(spread)
-    mass = np.exp(total - total.max())
+    return _posterior(logs, capacity, total, speed)
+
+
+def _posterior(ceilings: Floats, capacity: Floats, odds: Floats, speed: Speeds) -> Posterior:
+    """What the grid's log-odds say, shape (drifts, ceilings, loads, a, m).
+
+    ``ceilings`` and ``capacity`` are logarithms, shape (ceilings,) and (ceilings, loads).
+    """
+    mass = np.exp(odds - odds.max())
     drift = float((mass.sum(axis=(1, 2, 3, 4)) * DRIFTS).sum() / mass.sum())
     by_ceiling = np.cumsum(mass.sum(axis=(0, 2, 3, 4)))
-    middle = float(np.exp(np.interp(0.5, by_ceiling / by_ceiling[-1], logs)))
+    middle = float(np.exp(np.interp(0.5, by_ceiling / by_ceiling[-1], ceilings)))
     shifts = np.sqrt(speed.common)[:, None, None, None] * _NODES
     places = np.broadcast_to(capacity[None, :, :, None] + shifts, (len(DRIFTS), *capacity.shape, len(_NODES)))
     by_drift = np.broadcast_to(mass.sum(axis=(3, 4))[..., None], places.shape)

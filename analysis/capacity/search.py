@@ -94,9 +94,8 @@ def least_budget_s(goal: Goal) -> float:
     An overload at four times what the server can do lasts four times as long as its arrivals. Then follow two trials
     for the curve and one that is to hold.
     """
-    brief_s = min(max(BRIEF_S, _FEWEST / goal.start), _LONGEST_BRIEF_S)
     to_hold = max(values_to_hold(promise, is_far=True) for promise in goal.promises) / goal.start
-    return 5 * brief_s + 2 * _LEAST_S + max(_LEAST_S, to_hold) + 5 * goal.lost_s
+    return 5 * _brief_s(goal.start) + 2 * _LEAST_S + max(_LEAST_S, to_hold) + 5 * goal.lost_s
 
 
 def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
@@ -220,9 +219,12 @@ def _level(trial: Trial, at: int, share: float) -> TrialLevel:
     return TrialLevel(trial.rate, 0.0, math.inf, trial.outcome.measured, side)
 
 
+def _brief_s(rate: float) -> float:
+    return min(max(BRIEF_S, _FEWEST / rate), _LONGEST_BRIEF_S)
+
+
 def _brief(rate: float) -> Ask:
-    seconds = min(max(BRIEF_S, _FEWEST / rate), _LONGEST_BRIEF_S)
-    return Ask(rate, max(math.ceil(rate * seconds), 2 * FIRST_LOOK), "ceiling")
+    return Ask(rate, max(math.ceil(rate * _brief_s(rate)), 2 * FIRST_LOOK), "ceiling")
 
 
 def _narrow(goal: Goal, valid: Sequence[Trial], known: Posterior | None, left_s: float) -> Ask | Ended:

@@ -184,10 +184,8 @@ def plan_looks(promises: Sequence[Promise], most: int, first: int = FIRST_LOOK) 
     possible = [n >= fewest(promises) for n in late]
     held = [weight * can for weight, can in zip(_LATE_HOLD[-len(late) :], possible, strict=True)]
     failed = _LATE_FAIL[-len(late) :]
-    rest, whole_held, whole_failed = 1 - sum(_LATE_FAIL), sum(held) or 1.0, sum(failed) if not early else 1.0
-    if early and len(failed) < len(_LATE_FAIL):
-        rest = 1 - sum(failed)
-    looks = [Look(n, 0.0, rest / len(early)) for n in early]
+    whole_held, whole_failed = sum(held) or 1.0, 1.0 if early else sum(failed)
+    looks = [Look(n, 0.0, (1 - sum(failed)) / len(early)) for n in early]
     shares = zip(late, held, failed, strict=True)
     return (*looks, *(Look(n, hold / whole_held, fail / whole_failed) for n, hold, fail in shares))
 
