@@ -33,6 +33,10 @@ def numeric(address: Sequence[Any]) -> str:
     return f"{address[0]}%{scope}" if scope and "%" not in address[0] else str(address[0])
 
 
+# A body that ends behind its answer does so at once; 20 ms once a server has been found not to end any.
+_AWAIT_END_NS, _AWAIT_NO_END_NS = 1_000_000_000, 20_000_000
+
+
 class Pool:
     """Connections to one address, kept alive and reused, the most recently used first. A subclass says how to open one.
 
@@ -46,6 +50,8 @@ class Pool:
         self._idle: list[Connection] = []
         self._flying: dict[Exchange, None] = {}  # in the order of issue
         self._in_order, self._last_due_ns = True, 0  # whether each was due after those that were issued before it
+        self._marked: dict[Exchange, int] = {}  # whose end mark is here, and their body's end is not; since when
+        self._await_end_ns = _AWAIT_END_NS
         self._opened = 0
         self._fresh = Flag.TLS if address.tls else NO_FLAG
         self._reused = self._fresh | Flag.REUSED
@@ -79,6 +85,7 @@ class Pool:
     def finished(self, connection: Connection, exchange: Exchange) -> None:
         if not connection.closed:
             self._idle.append(connection)
+            self._await_end_ns = _AWAIT_END_NS
         self._end(exchange)
 
     def forget(self, connection: Connection) -> None:
@@ -96,6 +103,18 @@ class Pool:
                 break
         for exchange in late:
             self.give_up(exchange, Outcome.TIMEOUT, reason)
+
+    def await_end(self, exchange: Exchange, now_ns: int) -> None:
+        """Its answer's end mark may have come, with more of the body to follow."""
+        self._marked[exchange] = now_ns
+
+    def leave_unended(self, now_ns: int) -> None:
+        """End every request whose answer is there while the server holds its body open: its user goes on."""
+        for exchange, since_ns in list(self._marked.items()):
+            if since_ns < now_ns - self._await_end_ns and isinstance(carrier := exchange.carrier, Connection):
+                self._marked.pop(exchange)
+                if carrier.leave_unended():
+                    self._await_end_ns = _AWAIT_NO_END_NS
 
     def abort(self, reason: str) -> None:
         """Give up everything that is in flight."""
@@ -154,6 +173,7 @@ class Pool:
 
     def _end(self, exchange: Exchange) -> None:
         del self._flying[exchange]
+        self._marked.pop(exchange, None)
         self._on_finished(exchange)
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 STALE_NS = 500_000_000
 CUT = "the connection was closed before the answer was complete"
 _UNENDED = "the connection was closed before the body had ended, behind the answer's end mark"
+_HELD_OPEN = "the server held the body open behind the answer's end mark"
 _MOST_ERROR_BODY = 300
 _UPGRADED = 101  # nobody had asked for that
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|refusal|arguments)":\s*"[^"]')
@@ -100,6 +101,8 @@ class Connection(asyncio.Protocol):
         self._mark(len(self._parts))
         if self._complete >= 0:
             self._answered(now)
+        elif b"[DONE]" in data[-16:]:
+            self._pool.await_end(self._exchange, now)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -117,7 +120,7 @@ class Connection(asyncio.Protocol):
             exchange.mark(Flag.CLOSE_DELIMITED)
             self._complete = len(self._parts)
             self._answered(now)
-        elif self._headed and _by_status(self._status()) is Outcome.OK and _END_MARK.search(b"".join(self._parts)):
+        elif self._is_marked():
             self._finish(Outcome.OK, _UNENDED, now)
         else:
             self._finish(Outcome.CUT, f"{CUT}: {error}" if error else CUT, now)
@@ -141,6 +144,12 @@ class Connection(asyncio.Protocol):
     def give_up(self, outcome: Outcome, reason: str) -> None:
         """End the request that is under way from our side; what has arrived of its answer is kept."""
         self._finish(outcome, reason, monotonic_ns())
+
+    def leave_unended(self) -> bool:
+        """End the request if its answer's end mark is the last that came; whether it was."""
+        if found := self._is_marked():
+            self._finish(Outcome.OK, _HELD_OPEN, monotonic_ns())
+        return found
 
     def close(self) -> None:
         self.closed = True
@@ -170,6 +179,11 @@ class Connection(asyncio.Protocol):
 
     def _status(self) -> int:
         return self._final or (self._parser.get_status_code() if self._parser is not None else 0)
+
+    def _is_marked(self) -> bool:
+        """Whether what has come is an answer up to its end mark."""
+        good = self._headed and _by_status(self._status()) is Outcome.OK
+        return good and _END_MARK.search(b"".join(self._parts)) is not None
 
     def _trusted(self) -> array[int]:
         """The kernel's stamps of this answer; none where a packet overtook another, since a stamp may be too early."""

@@ -93,7 +93,8 @@ class Sender:
         self.writer.blob(FINISHED, encode(exchange))
 
     def expire(self, now_ns: int) -> None:
-        """Give up what has been in flight, or without a token, for longer than the plan allows."""
+        """Give up what has been in flight, or without a token, for longer than the plan allows; leave open bodies."""
+        self.client.leave_unended(now_ns)
         timeout_ns = self.plan.timeout_ns
         self.client.expire(now_ns - timeout_ns, f"no complete answer in {timeout_ns / 1e9:g} s")
         if self._stalls is not None:

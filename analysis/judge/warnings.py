@@ -273,7 +273,7 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
     if unended := int((good["error"] != "").sum()) if "error" in good else 0:
         text = (
             f"{count(unended)} of {count(len(good))} answers were complete, but their body was never ended: the "
-            "connection was closed, or held open until load.timeout; their figures count up to the last token"
+            "connection was closed, or held open; their figures count up to the last token"
         )
         cause = "the server does not end the body of its answers, which some HTTP clients call an error"
         yield _warning("unended", text, cause, touches=("load",))

@@ -145,6 +145,37 @@ async def test_what_comes_behind_a_whole_answer_changes_nothing_of_it(junk: byte
     assert record.body == whole
 
 
+_ANSWER = b"".join(sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]"))
+_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+async def test_an_answer_whose_body_the_server_holds_open_ends_in_a_second_and_later_ones_sooner() -> None:
+    with answering(_CHUNKED + chunk(_ANSWER)) as url:
+        async with asking(url) as one:
+            for too_soon_ms, late_enough_ms in (500, 1000), (-1000, 20):
+                one.issue(body(2))
+                await asyncio.sleep(0.1)
+                one.client.leave_unended(time.monotonic_ns() + too_soon_ms * 1_000_000)
+                assert one.client.in_flight == 1
+                one.client.leave_unended(time.monotonic_ns() + late_enough_ms * 1_000_000)
+                assert one.client.in_flight == 0
+    first, second = one.records
+    assert [record.outcome for record in one.records] == [Outcome.OK] * 2
+    assert first.body == second.body == _ANSWER
+    assert "held the body open" in first.error
+    assert second.connection != first.connection
+
+
+async def test_a_token_that_reads_like_an_end_mark_ends_no_answer() -> None:
+    token = b"".join(sse(chat("[DONE]", 1)))
+    with answering(_CHUNKED + chunk(token)) as url:
+        async with asking(url) as one:
+            one.issue(body(2))
+            await asyncio.sleep(0.1)
+            one.client.leave_unended(time.monotonic_ns() + 2_000_000_000)
+            assert one.client.in_flight == 1
+
+
 async def test_a_connection_that_never_opens_times_out() -> None:
     """A listener whose queue is full lets further connections hang."""
     with socket.socket() as listener:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gapmeter.loadgen.exchange import Address, Exchange
@@ -21,11 +22,12 @@ from gapmeter.records.request import ISSUED, RequestRecord, decode, encode
 from gapmeter.records.stream import parse_answer
 from gapmeter.servers.launch import free_port
 from gapmeter.servers.null.server import PreparedAnswer, chunk
-from tests.kit.loads import bed, plan, records_of, sender
+from tests.kit.loads import FILE, bed, plan, records_of, sender
 from tests.kit.servers import listening
 from tests.kit.wait import eventually
 
 MS = 1_000_000
+_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ async def test_what_keeps_a_connection_alive_is_no_token(tmp_path: Path, alive: 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + script.start + script.tokens(0, 3))
+            writer.write(_HEAD + script.start + script.tokens(0, 3))
             while not writer.is_closing():
                 for piece in alive:
                     await asyncio.sleep(0.03)
@@ -120,7 +122,7 @@ async def test_a_stream_whose_texts_are_cut_into_pieces_has_not_stalled(tmp_path
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            writer.write(_HEAD)
             for at in range(0, len(whole), 16):  # no read holds a text as a whole
                 writer.write(whole[at : at + 16])
                 await writer.drain()
@@ -221,3 +223,30 @@ def test_an_attempt_differs_from_the_one_before_in_its_id_alone() -> None:
 def test_a_record_carries_how_often_the_request_had_failed_before() -> None:
     record = RequestRecord(index=0, request_id="r-0.2", due_ns=5, retry=2)
     assert decode(b"".join(encode(record))).retry == 2
+
+
+async def test_users_go_on_behind_the_end_mark_of_a_body_that_the_server_holds_open(tmp_path: Path) -> None:
+    """Also with the next turn of their conversation."""
+    answer = PreparedAnswer("chat", 1, 4, coded=False)
+    asked = list[str]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            writer.write(_HEAD + chunk(answer.start + bytes(answer.tokens(0, 3)) + answer.end(4)))
+            await reader.read()
+        writer.close()
+
+    what = replace(plan([-1] * 6, users=1, timeout_s=30), turns=np.array([1, 2, 3] * 2, np.int64))
+    async with listening(serve) as url, sender(what, url, tmp_path, warm=1, pulse=True) as one:
+        begun = time.monotonic()
+        await issue(one, time.monotonic_ns())
+        await one.drain()
+        assert time.monotonic() - begun < 5
+    records = records_of(tmp_path / FILE)
+    assert [(record.outcome, record.turn) for record in records] == [(Outcome.OK, turn) for turn in (1, 2, 3) * 2]
+    assert len(asked) == 6
+    assert len({record.connection for record in records}) == 6
+    first, *others = (record.end_ns - int(record.chunk_ns[-1]) for record in records)
+    assert first >= 1000 * MS
+    assert max(others) < 500 * MS
