@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)  # what a template, a program, may end in
+# What a template, a program, may end in.
+REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class NoTemplate(ValueError):

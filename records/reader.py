@@ -264,6 +264,6 @@ def _note(data: bytes, offset: int) -> dict[str, Any]:
     size, _, padding, at_ns = JSON.unpack_from(data, offset)
     try:
         value = json.loads(data[offset + JSON.size : offset + size - padding])
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     return {**(value if isinstance(value, dict) else {"type": "torn"}), "at_ns": at_ns}

@@ -233,13 +233,14 @@ def _read_event(reading: _Reading, stamp: int, data: str) -> None:
     """Take note of what an event says."""
     try:
         value = json.loads(data)
+        error = _error(value) if isinstance(value, dict) else ""
     except (ValueError, RecursionError):
         reading.error = f"not JSON in the answer: {data[:80]!r}"
         return
     if not isinstance(value, dict):
         reading.error = f"not an object in the answer: {data[:80]!r}"
         return
-    if error := _error(value):
+    if error:
         reading.error = f"the server said: {error}"
         return
     usage = value.get("usage")
@@ -296,11 +297,12 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
     reading.spoke = reading.spoke or content or bool(ids or total)
 
 
-def _characters(text: Any) -> int:
-    """Of a text, or of a list of parts with texts."""
-    if isinstance(text, list):
+def _characters(text: Any, deepest: int = 8) -> int:
+    """Of a text, or of a list of parts with texts; JSON may be nested deeper than Python calls may be."""
+    if isinstance(text, list) and deepest:
         parts = [part for part in text if isinstance(part, dict)]
-        return sum(_characters(part.get("text") or part.get("thinking") or part.get("summary")) for part in parts)
+        texts = [part.get("text") or part.get("thinking") or part.get("summary") for part in parts]
+        return sum(_characters(each, deepest - 1) for each in texts)
     return len(text) if isinstance(text, str) else 0
 
 

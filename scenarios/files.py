@@ -71,6 +71,8 @@ def checked(path: str, rows: Iterable[tuple[int, Any]], kind: TypeAdapter[T]) ->
             bad = bad_value(error)
             name = f"{bad.path[0]} " if bad.path else ""
             raise at_line(path, number, name + bad.text) from error
+        except RecursionError as error:
+            raise at_line(path, number, "lists and objects in each other, too deep to be read; write fewer") from error
 
 
 def at_line(path: str, number: int, text: str) -> BadValue:
@@ -319,8 +321,8 @@ _Text = Annotated[str, Wording("a text", "it in quotes")]
 
 
 class _Message(BaseModel):
-    role: _Text
-    content: _Text
+    role: Annotated[str, Wording("a text", "a role in quotes, for instance user")]
+    content: Annotated[str, Wording("a text", "content as one text in quotes; lists of parts are not sent")]
 
 
 class _Line(BaseModel):

@@ -110,7 +110,7 @@ def _text_of(data: str) -> str:
         choices = json.loads(data).get("choices") or [{}]
         part = choices[0].get("delta") or choices[0].get("message") or choices[0]
         return str(part.get("content") or part.get("text") or "")
-    except (ValueError, AttributeError, LookupError, TypeError):
+    except (ValueError, AttributeError, LookupError, TypeError, RecursionError):
         return ""
 
 

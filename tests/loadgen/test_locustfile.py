@@ -14,7 +14,7 @@ from gapmeter.records import Outcome
 from gapmeter.records.request import ISSUED
 from gapmeter.records.stream import parse_answer
 from tests.kit.loads import plan, records_of
-from tests.kit.servers import null_server
+from tests.kit.servers import answering, null_server
 
 MS = 1_000_000
 HEAD = """
@@ -63,6 +63,21 @@ class Mine(GapmeterUser):
     assert pauses == [20 * MS if place % 2 == 0 else 50 * MS for place in range(len(pauses))]
     assert all(record.sent_ns >= record.due_ns for record in found)
     assert [record.index for record in records_of(path, ISSUED)] == [record.index for record in found]
+
+
+async def test_an_answer_that_is_none_has_no_text_and_ends_no_user(tmp_path: Path) -> None:
+    text = """
+class Mine(GapmeterUser):
+    wait_time = constant(0.05)
+
+    @task
+    def talk(self):
+        assert self.ask("hello").text == ""
+"""
+    body = b"data: " + b"[" * 100_000 + b"\n\n"
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)) as url:
+        troubles, path = await asyncio.to_thread(run, text, url, tmp_path, users=1)
+    assert (troubles, len(records_of(path)) > 1) == ([], True)
 
 
 async def test_a_shape_says_how_many_users_there_are_and_when_it_ends(tmp_path: Path) -> None:

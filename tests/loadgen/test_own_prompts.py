@@ -13,6 +13,8 @@ from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.scenarios import Scenario, ScenarioError, load_scenario
+from gapmeter.scenarios.errors import BadValue
+from gapmeter.scenarios.files import Prompts
 
 CHAT = [
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why? – ¿por qué?"}]},
@@ -86,6 +88,11 @@ def test_a_prompt_that_does_not_fit_is_named_with_its_line(tmp_path: Path, token
         ({"prompt": "x", "messages": []}, "is not an object with either prompt or messages"),
         ({"messages": []}, "mine.jsonl:2: messages [] is not a list with at least one message"),
         ({"messages": [{"role": "user"}]}, "mine.jsonl:2: messages content is missing; write {role: user, content: "),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]},
+            '[{"type": "text", "text": "x"}] is not a text; write content as one text in quotes; lists of',
+        ),
+        ({"messages": [{"role": 5, "content": "x"}]}, "messages 5 is not a text; write a role in quotes"),
         ({"prompt": ""}, 'mine.jsonl:2: prompt "" is not a text'),
         ({"prompt": "x"}, "mine.jsonl:2: prompt and messages in one file; write all lines the one way or the other"),
         ({"messages": CHAT[1]["messages"], "max_tokens": 0}, "mine.jsonl:2: max_tokens 0 is not a number of tokens"),
@@ -96,6 +103,16 @@ def test_a_bad_line_is_named_with_its_file_and_number(tmp_path: Path, line: Any,
         scenario(tmp_path, [CHAT[1], line])
     assert says in str(caught.value)
     assert "s.yaml:1:" in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ['{"prompt": %s}', '{"messages": %s}', "%s"])
+def test_a_line_of_any_depth_is_named(tmp_path: Path, line: str) -> None:
+    """JSON may be read to a depth at which it can no longer be quoted."""
+    file = tmp_path / "mine.jsonl"
+    for depth in range(800, 1000):
+        file.write_text(line % ("[" * depth + "]" * depth))
+        with pytest.raises(BadValue, match=r"mine\.jsonl:1: "):
+            _ = Prompts(str(file)).entries
 
 
 def test_an_answer_without_a_length_is_asked_for(tmp_path: Path) -> None:

@@ -149,7 +149,14 @@ def test_a_template_that_refuses_a_lone_user_message_is_named(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ messages | tojson(x=2) }}", "{{ messages[0].content + 1 }}", "{{ nothing.at.all }}"]
+    "template",
+    [
+        "{{ messages | tojson(x=2) }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ nothing.at.all }}",
+        "{{ 1 // 0 }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
 )
 def test_a_template_that_breaks_is_named_whatever_it_raises(template: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_model(tmp_path, template=template))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gapmeter_probe.records import FILE_HEADER, JSON, MAGIC, SCHEMA_VERSION, Kind
 
 from gapmeter.records import Outcome, RecordWriter, Span, StepFlag, reader
 
@@ -52,3 +53,11 @@ def test_a_block_may_end_with_any_span_or_in_the_middle_of_one(tmp_path: Path, c
         whole, used, closed = reader.frames(block)
         assert (len(whole), closed) == (count - (cut > 0), False)
         assert used == len(whole) * reader.SPAN_DTYPE.itemsize
+
+
+def test_a_note_that_is_nested_too_deeply_is_torn(tmp_path: Path) -> None:
+    text = b"[" * 100_000
+    size = JSON.size + len(text)
+    frame = JSON.pack(size, Kind.JSON, 0, 7) + text
+    (tmp_path / "api.gap").write_bytes(FILE_HEADER.pack(MAGIC, SCHEMA_VERSION, 0) + frame)
+    assert reader.read_records(tmp_path / "api.gap").notes == [{"type": "torn", "at_ns": 7}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -294,3 +295,21 @@ def test_a_glance_reads_no_further_than_the_first_token() -> None:
     answer = parse_answer(wire(FULL), first_token_only=True)
     assert answer.token_ns.tolist() == [20]
     assert answer.error == ""
+
+
+def test_a_content_that_is_nested_deeper_than_calls_may_be_has_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Python 3.12 on, JSON is read to ten times that depth."""
+    read, limit = json.loads, sys.getrecursionlimit()
+
+    def deeper(text: str) -> Any:
+        sys.setrecursionlimit(20_000)
+        try:
+            return read(text)
+        finally:
+            sys.setrecursionlimit(limit)
+
+    monkeypatch.setattr("gapmeter.records.stream.json.loads", deeper)
+    content = '[{"text": ' * 2000 + '"x"' + "}]" * 2000
+    pieces = [b'data: {"choices": [{"delta": {"content": %s}}]}\n\n' % content.encode(), b"data: [DONE]\n\n"]
+    answer = parse_answer(wire(pieces))
+    assert (answer.text_chars, answer.done, answer.error) == (0, True, "")
