@@ -72,6 +72,7 @@ def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult,
                 *doubts.recording_warnings(trace, ledger, manifest, requests),
                 *doubts.telemetry_warnings(telemetry, manifest),
                 *doubts.growth_warning(state), *doubts.short_warmup_warning(state), *doubts.speed_warning(drift),
+                *doubts.choices_warning(note for g in generators for note in g.notes),
                 *doubts.streaming_warnings(measured),
             ],
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -333,6 +334,18 @@ def _gathered(good: pd.DataFrame) -> Iterator[RunWarning]:
             "tokens: ITL is the time between chunks, not between tokens, and TPOT comes out too short"
         )
         yield _warning("several-tokens", text, "the server sends several tokens at once", touches=("itl", "tpot"))
+
+
+def choices_warning(notes: Iterable[Mapping[str, Any]]) -> Iterator[RunWarning]:
+    """Where a locustfile asked for several answers in one request; ``notes``: of the generator processes."""
+    for note in notes:
+        if note.get("type") == "choices":
+            text = (
+                f"{count(note['requests'])} requests asked for up to {count(note['most'])} answers at once: their "
+                "tokens are those of all, so that ITL and TPOT are shorter than each answer's own"
+            )
+            cause = "n, or a list of prompts, in the locustfile; ask for one answer a request to see a reader's pace"
+            yield _warning("choices", text, cause, touches=("itl", "tpot"))
 
 
 def connect_warning(measured: pd.DataFrame) -> Iterator[RunWarning]:

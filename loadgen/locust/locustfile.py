@@ -121,7 +121,7 @@ class RequestQueue:
         self._sender, self._file = sender, file
         self._due: list[tuple[int, int, Exchange]] = []
         self._answers: dict[int, Any] = {}  # by the request's index
-        self._composed = 0
+        self._composed = self._of_several = self._most_choices = 0
         self._closed = False
         self._timer = Timer(sender.loop, self._wake)
         sender.on_finished = self._answered
@@ -136,7 +136,10 @@ class RequestQueue:
         stream = {"include_usage": True} | ({"continuous_usage_stats": True} if self._file.dialect == "full" else {})
         body = {"model": self._file.model, "stream": True, "stream_options": stream, **fields}
         prompts = fields.get("prompt")
-        choices = int(fields.get("n", 1)) * (len(prompts) if isinstance(prompts, list | tuple) else 1)
+        several = isinstance(prompts, list | tuple) and not all(isinstance(part, int) for part in prompts)  # token ids
+        choices = int(fields.get("n", 1)) * (len(prompts) if several else 1)
+        self._of_several += choices > 1
+        self._most_choices = max(self._most_choices, choices)
         asked = choices * int(fields.get("min_tokens", 0))
         exchange = self._sender.compose(self._composed, path, json.dumps(body).encode(), asked)
         self._composed += 1
@@ -160,6 +163,9 @@ class RequestQueue:
             if (answer := self._answers.get(exchange.index)) is not None:
                 answer.set_exception(StopUser())
         self._due.clear()
+        if self._of_several:
+            note = {"type": "choices", "requests": self._of_several, "most": self._most_choices}
+            self._sender.writer.json(note)
 
     def _wake(self) -> None:
         if self._sender.stopped.is_set():

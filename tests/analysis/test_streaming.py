@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.judge.warnings import streaming_warnings
+from gapmeter.analysis.judge.warnings import choices_warning, streaming_warnings
 from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger, timelines
 from gapmeter.analysis.requests import metrics
 from gapmeter.analysis.requests.attempts import request_rows
@@ -207,3 +207,10 @@ def test_an_answer_whose_end_mark_came_counts_though_its_body_was_never_ended(
     if expected == "ok":
         told = streaming_warnings(pd.DataFrame([{**row, "output_tokens_asked": 2}]))
         assert [warning.code for warning in told] == ["unended"]
+
+
+def test_requests_for_several_answers_are_told_with_what_they_shorten() -> None:
+    notes = [{"type": "window"}, {"type": "choices", "requests": 40, "most": 2}]
+    (told,) = choices_warning(notes)
+    assert told.text.startswith("40 requests asked for up to 2 answers at once")
+    assert (told.code, told.touches) == ("choices", ("itl", "tpot"))

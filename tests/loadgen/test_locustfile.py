@@ -10,7 +10,7 @@ import pytest
 
 from gapmeter.loadgen.fleet import NotStarted, make_fleet
 from gapmeter.loadgen.worker import Locustfile
-from gapmeter.records import Outcome
+from gapmeter.records import Outcome, read_records
 from gapmeter.records.request import ISSUED
 from gapmeter.records.stream import parse_answer
 from tests.kit.loads import plan, records_of
@@ -78,6 +78,27 @@ class Mine(GapmeterUser):
     with answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)) as url:
         troubles, path = await asyncio.to_thread(run, text, url, tmp_path, users=1)
     assert (troubles, len(records_of(path)) > 1) == ([], True)
+
+
+async def test_requests_for_several_answers_are_on_record_as_such(tmp_path: Path) -> None:
+    text = """
+class Mine(GapmeterUser):
+    wait_time = constant(0.2)
+
+    @task
+    def talk(self):
+        self.ask("hello", max_tokens=2, n=2, exact=True)
+        self.ask(["one", "two"], completion=True, max_tokens=2, n=2)
+        self.ask([101, 102, 103], completion=True, max_tokens=2, exact=True)
+"""
+    async with null_server() as (_, url):
+        troubles, path = await asyncio.to_thread(run, text, url, tmp_path, users=1)
+    assert troubles == []
+    asked = [record.output_tokens for record in records_of(path)]
+    assert asked[:3] == [4, 0, 2]
+    (note,) = (note for note in read_records(path).notes if note["type"] == "choices")
+    assert note["most"] == 4
+    assert abs(note["requests"] - 2 * len(asked) / 3) < 2
 
 
 async def test_a_shape_says_how_many_users_there_are_and_when_it_ends(tmp_path: Path) -> None:
