@@ -21,6 +21,7 @@ _WORD = re.compile(r"[Ġ▁]?([a-z]{1,12})")
 _MOST_WORDS = 4096
 _FEWEST_WORDS = 16
 _FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+_HUB_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 # Tokenizer classes that take tokenizer.json as it stands; others may change it as they load it.
 _VERBATIM = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
@@ -85,21 +86,26 @@ def load_tokenizer(folder_or_id: str | Path) -> PromptTokenizer:
     """The tokenizer of a model's folder or hub id; raises PlanError when there is none that can be loaded.
 
     A folder whose tokenizer.json is used as it stands is read directly, which takes a tenth of a second; anything else
-    takes Transformers, which servers use too, and several seconds for its import.
+    takes Transformers, which servers use too, and several seconds for its import. A hub that cannot be reached is asked
+    once, and then what was downloaded earlier is taken.
     """
     name = str(folder_or_id)
-    source = Path(name).expanduser()
-    if name.startswith(("/", ".", "~")) and not source.is_dir():
+    folder = Path(name).expanduser()
+    if name.startswith(("/", ".", "~")) and not folder.is_dir():
         raise PlanError(f"no tokenizer at {name}: no such folder")
-    if source.is_dir() and not any((source / file).is_file() for file in _FILES):
-        raise PlanError(f"the folder {name} holds no tokenizer: {_FILES[0]} is missing")
     try:
-        config = _config(source)
+        if not folder.is_dir():
+            from huggingface_hub import snapshot_download  # slow to import, and only hub ids need it
+
+            folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+        if not any((folder / file).is_file() for file in _FILES):
+            raise PlanError(f"{name} holds no tokenizer: {_FILES[0]} is missing")
+        config = _config(folder)
         generic = config.get("tokenizer_class") in _VERBATIM and not {"add_bos_token", "add_eos_token"} & config.keys()
-        if generic and (source / "tokenizer.json").is_file():
-            backend: Backend = FileBackend(source, config)
+        if generic and (folder / "tokenizer.json").is_file():
+            backend: Backend = FileBackend(folder, config)
         else:
-            backend = TransformersBackend(str(source) if source.is_dir() else name)
+            backend = TransformersBackend(folder)
     except PlanError:
         raise
     except Exception as error:  # tokenizers raises bare Exception for a file that it cannot read
@@ -135,16 +141,16 @@ class FileBackend:
 
 
 class TransformersBackend:
-    """Any tokenizer that Transformers loads, from a folder or by its hub id. Raises PlanError without Transformers."""
+    """Any tokenizer that Transformers loads from a folder. Raises PlanError without Transformers."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, folder: Path) -> None:
         try:
             from transformers import AutoTokenizer  # imported late: it takes seconds, and an engine's extra brings it
         except ImportError as error:
             raise PlanError(
-                f"the tokenizer of {source} needs Transformers, which is missing: pip install 'gapmeter[transformers]'"
+                f"the tokenizer of {folder} needs Transformers, which is missing: pip install 'gapmeter[transformers]'"
             ) from error
-        self._tokenizer = AutoTokenizer.from_pretrained(source)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def vocabulary(self) -> Mapping[str, int]:
         vocabulary: dict[str, int] = self._tokenizer.get_vocab()

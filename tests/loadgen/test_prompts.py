@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.prompts import make_prompts, survey
 from gapmeter.loadgen.tokenizer import PromptTokenizer, TransformersBackend, load_tokenizer
+from gapmeter.servers.launch import free_port
 from tests.kit.tokenizers import KINDS, write_model
 
 
@@ -56,7 +60,7 @@ def test_counts_are_those_of_transformers_one_step_call(tmp_path: Path, name: st
 
     folder = write_model(tmp_path, name)
     theirs = AutoTokenizer.from_pretrained(folder)
-    direct, wrapped = load_tokenizer(folder), PromptTokenizer(TransformersBackend(str(folder)), name)
+    direct, wrapped = load_tokenizer(folder), PromptTokenizer(TransformersBackend(folder), name)
     texts = ["one", "the license of this work", "a b c d e", "  spaced \n", "naïve 日本語 🙂", "<|user|> 1 {{ x }}", ""]
     chats = [[{"role": "user", "content": text}] for text in texts]
     ids = [
@@ -185,3 +189,12 @@ def test_a_folder_without_a_usable_tokenizer_is_one_sentence(tmp_path: Path) -> 
     (tmp_path / "tokenizer_config.json").write_text("{ half")
     with pytest.raises(PlanError, match=r"tokenizer_config.json is not JSON"):
         load_tokenizer(tmp_path)
+
+
+def test_a_hub_that_cannot_be_reached_is_told_at_once(tmp_path: Path) -> None:
+    script = "from gapmeter.loadgen.tokenizer import load_tokenizer\nload_tokenizer('foo/bar')"
+    hub = {"HF_ENDPOINT": f"http://127.0.0.1:{free_port()}", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(command, env={**os.environ, **hub}, capture_output=True, text=True, timeout=40, check=False)
+    assert "PlanError: the tokenizer of foo/bar cannot be loaded: " in done.stderr
+    assert "Retrying" not in done.stderr
