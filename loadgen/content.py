@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,8 +18,9 @@ from gapmeter.scenarios.model import MOST_REQUESTS, Scenario
 from gapmeter.scenarios.plain_file import memory_bytes
 
 Ints = NDArray[np.int64]
-_AT_ONCE = 64  # chats tokenized together: a long plan needs no more memory than its bodies
+Say = Callable[[str], None]
 _BYTES_A_TOKEN = 12  # a word with its joiner, as text and as part of a body
+_TAKES_LONG = 1_000_000, 20_000_000  # tokens, some ten seconds: with a tokenizer, and without
 _NOT_EXACT = "prompt lengths are counted in words, not tokens: no tokenizer is known; name one with --tokenizer"
 _FEW = 0.01  # of the prompts: so many that were lengthened change no percentile that is read
 
@@ -45,16 +46,22 @@ class Content:
     turns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-def make_content(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
-    """``count`` requests, or conversations. Without a tokenizer, tokens are words.
+def make_content(
+    scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds, say: Say
+) -> Content:  # fmt: skip
+    """``count`` requests, or conversations. Without a tokenizer, tokens are words. ``say``: that it takes long.
 
     Raises PlanError when they cannot be made as asked, or do not fit the model's context or this machine.
     """
-    makers = {"conversation": _ask_conversations, "file": _ask_own}
-    return makers.get(scenario.workload.kind, _ask_once)(scenario, tokenizer, count, seeds)
+    if scenario.workload.kind == "file":
+        return _ask_own(scenario, tokenizer, count, seeds)
+    make = _ask_conversations if scenario.workload.kind == "conversation" else _ask_once
+    return make(scenario, tokenizer, count, seeds, say)
 
 
-def _ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
+def _ask_once(
+    scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds, say: Say
+) -> Content:  # fmt: skip
     """Requests that are independent of each other."""
     workload, trace, context = scenario.workload, scenario.load.trace, scenario.server.max_model_len
     asked, output = _draw_both(scenario, count, seeds)
@@ -64,7 +71,7 @@ def _ask_once(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int,
             longest = f"answers of up to {output.max()} tokens"
             raise PlanError(f"{longest} leave no room for a prompt in server.max_model_len {context}")
         fitting = np.minimum(asked, context - output)
-    _check_size(float(fitting.sum()))
+    _check_size(float(fitting.sum()), tokenizer, say)
     prompts = make_prompts(
         tokenizer, workload.kind, fitting, workload.shared_prefix, seeds.text,
         groups=_draw_groups(scenario, count, seeds),
@@ -136,7 +143,9 @@ def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
     )  # fmt: skip
 
 
-def _ask_conversations(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
+def _ask_conversations(
+    scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds, say: Say
+) -> Content:  # fmt: skip
     """Turns of one user each, with all that was said before. The workload's prompt tokens are each question's alone.
 
     The answers in the history are planned texts of the length asked for, not what the server will really say: so every
@@ -152,7 +161,7 @@ def _ask_conversations(scenario: Scenario, tokenizer: PromptTokenizer | None, co
     asked, output = _draw_both(scenario, int(turns.sum()), seeds)
     firsts = np.cumsum(turns) - turns  # where each conversation begins
     histories = [np.cumsum(part, dtype=np.float64) for part in np.split(asked + output, firsts[1:])]
-    _check_size(sum(float(tokens[tokens <= (context or np.inf)].sum()) for tokens in histories))
+    _check_size(sum(float(tokens[tokens <= (context or np.inf)].sum()) for tokens in histories), tokenizer, say)
 
     words = survey(tokenizer, "chat")
     questions = np.maximum(asked - words.overhead, 1)
@@ -240,7 +249,7 @@ def _draw_groups(scenario: Scenario, count: int, seeds: Seeds) -> Ints:
     return seeds.rng(Stream.GROUPS).integers(0, scenario.workload.shared_prefixes, count)
 
 
-def _check_size(tokens: float) -> None:
+def _check_size(tokens: float, tokenizer: PromptTokenizer | None, say: Say) -> None:
     """Every prompt is made, and its body encoded, before the clock starts. Raises PlanError for more than fit."""
     memory = memory_bytes()
     if tokens * _BYTES_A_TOKEN > memory / 2:
@@ -249,15 +258,15 @@ def _check_size(tokens: float) -> None:
             f"the prompts have {size}, which is more than half of this machine's {memory / 1e9:,.0f} GB; "
             "write fewer requests, or shorter prompts"
         )
+    if tokens >= _TAKES_LONG[tokenizer is None]:
+        say(f"planning: the prompts have {tokens:,.0f} tokens in all, which takes a while")
 
 
 def _count_chats(tokenizer: PromptTokenizer | None, chats: Sequence[Sequence[Message]]) -> Ints:
     """Tokens of each chat as the template renders it; words where there is no tokenizer."""
     if tokenizer is None:
         return np.array([sum(len(message["content"].split()) for message in chat) for chat in chats], np.int64)
-    starts = range(0, len(chats), _AT_ONCE)
-    counts = [tokenizer.count_messages(chats[start : start + _AT_ONCE]) for start in starts]
-    return np.concatenate(counts) if counts else np.zeros(0, np.int64)
+    return tokenizer.count_messages(chats)
 
 
 def _message(role: str, content: str) -> Message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,12 +28,14 @@ def make_plan(
     repeat: int = 0,
     id_prefix: str = "gap",
     dialect: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Plan:
     """Draw the whole plan from the scenario's seed.
 
     ``tokenizer`` None: prompts are counted in words, and ``prompt_tokens_exact`` is False. ``repeat`` n is the same
     trace (arrivals, lengths) with fresh text, so that a repeat does not measure the prefix cache. ``id_prefix`` must
-    differ between runs against one server. ``dialect`` None means the scenario's.
+    differ between runs against one server. ``dialect`` None means the scenario's. ``say`` is told where
+    it takes long.
     Raises PlanError when it cannot be made as asked.
     """
     load, seeds = scenario.load, Seeds(scenario.seed, repeat)
@@ -41,7 +44,7 @@ def make_plan(
     if load.loop == "open" and (not len(arrivals.due_ns) or arrivals.due_ns[-1] < warmup_ns):
         remedy = "a longer trace or load.warmup: 0" if load.trace else "a longer load.duration or a higher load.rate"
         raise PlanError(f"no request falls into the measured part; write {remedy}")
-    content = make_content(scenario, tokenizer, len(arrivals.due_ns), seeds)
+    content = make_content(scenario, tokenizer, len(arrivals.due_ns), seeds, say)
     count = len(content.asks)
     due_ns, warmup_requests = _of_turns(content.turns, arrivals.due_ns, warmup_requests)
     sampling = seeds.fresh(Stream.SAMPLING).integers(0, 2**31, count)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,11 @@ from gapmeter.loadgen import PlanError
 from gapmeter.records.chat_template import REFUSALS, ChatTemplate, NoTemplate
 
 Message = dict[str, str]  # role and content
+T = TypeVar("T")
 
 _WORD = re.compile(r"[Ġ▁]?([a-z]{1,12})")
 _MOST_WORDS = 4096
+_AT_ONCE = 64
 _FEWEST_WORDS = 16
 _FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 _HUB_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
@@ -54,16 +56,25 @@ class PromptTokenizer:
         """
         if kind == "chat":
             return self.count_messages([[{"role": "user", "content": text}] for text in texts])
-        return np.array(self._backend.lengths(list(texts), special=True), np.int64)
+        return self._lengths(texts, str, special=True)
 
     def count_messages(self, chats: Sequence[Sequence[Message]]) -> NDArray[np.int64]:
         """Tokens of each chat as the template renders it, generation prompt included. Raises PlanError without one."""
+        return self._lengths(chats, self._render, special=False)
+
+    def _render(self, chat: Sequence[Message]) -> str:
         try:
-            rendered = [self._backend.render(chat) for chat in chats]
+            return self._backend.render(chat)
         except REFUSALS as error:
             reason = f"the chat template of {self.name} cannot be used: {error}"
             raise PlanError(f"{reason}; write workload.kind: completion") from error
-        return np.array(self._backend.lengths(rendered, special=False), np.int64)
+
+    def _lengths(self, items: Sequence[T], render: Callable[[T], str], *, special: bool) -> NDArray[np.int64]:
+        """A few at a time: a tokenizer's account of a text takes many times the memory of the text."""
+        counts = list[int]()
+        for at in range(0, len(items), _AT_ONCE):
+            counts += self._backend.lengths(list(map(render, items[at : at + _AT_ONCE])), special=special)
+        return np.array(counts, np.int64)
 
     def words(self) -> tuple[list[str], str]:
         """Lower-case words that cost one token each wherever they follow another, and what joins them.

@@ -136,8 +136,9 @@ class RequestQueue:
         stream = {"include_usage": True} | ({"continuous_usage_stats": True} if self._file.dialect == "full" else {})
         body = {"model": self._file.model, "stream": True, "stream_options": stream, **fields}
         prompts = fields.get("prompt")
-        several = isinstance(prompts, list | tuple) and not all(isinstance(part, int) for part in prompts)  # token ids
-        choices = int(fields.get("n", 1)) * (len(prompts) if several else 1)
+        choices = int(fields.get("n", 1))
+        if isinstance(prompts, list | tuple) and not all(isinstance(part, int) for part in prompts):  # not one's ids
+            choices *= len(prompts)
         self._of_several += choices > 1
         self._most_choices = max(self._most_choices, choices)
         asked = choices * int(fields.get("min_tokens", 0))

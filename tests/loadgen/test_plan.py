@@ -54,6 +54,17 @@ def prompt(body: bytes) -> str:
 CLOSED = ("load.arrivals=closed", "load.concurrency=5")
 
 
+def test_prompts_that_take_long_to_make_are_told_before_they_are(
+    path: Path, tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    monkeypatch.setattr("gapmeter.loadgen.content._TAKES_LONG", (5_000, 1_000_000))
+    plan = planned(path, tokenizer=tokenizer, say=said.append)
+    assert said == [f"planning: the prompts have {plan.prompt_tokens.sum():,} tokens in all, which takes a while"]
+    planned(path, say=said.append)
+    assert len(said) == 1
+
+
 def test_a_chat_body_asks_for_exactly_what_the_plan_says(path: Path, tokenizer: PromptTokenizer) -> None:
     plan = planned(path, "workload.temperature=0.7", tokenizer=tokenizer)
     assert plan.path == "/v1/chat/completions"

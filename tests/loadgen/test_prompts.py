@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.prompts import make_prompts, survey
-from gapmeter.loadgen.tokenizer import PromptTokenizer, TransformersBackend, load_tokenizer
+from gapmeter.loadgen.tokenizer import Message, PromptTokenizer, TransformersBackend, load_tokenizer
 from gapmeter.servers.launch import free_port
 from tests.kit.tokenizers import KINDS, write_model
 
@@ -189,6 +189,30 @@ def test_a_folder_without_a_usable_tokenizer_is_one_sentence(tmp_path: Path) -> 
     (tmp_path / "tokenizer_config.json").write_text("{ half")
     with pytest.raises(PlanError, match=r"tokenizer_config.json is not JSON"):
         load_tokenizer(tmp_path)
+
+
+class Words:
+    """A tokenizer whose tokens are words, and the most texts that it was given at once."""
+
+    most = 0
+
+    def vocabulary(self) -> dict[str, int]:
+        return {}
+
+    def render(self, messages: Sequence[Message]) -> str:
+        return " ".join(message["content"] for message in messages)
+
+    def lengths(self, texts: list[str], *, special: bool) -> list[int]:
+        self.most = max(self.most, len(texts))
+        return [len(text.split()) for text in texts]
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_prompts_are_counted_a_few_at_a_time_so_that_many_need_no_more_memory(kind: str) -> None:
+    words = Words()
+    texts = ["a " * count for count in range(1000)]
+    assert PromptTokenizer(words, "words").counts(texts, kind).tolist() == list(range(1000))
+    assert words.most <= 64
 
 
 def test_a_hub_that_cannot_be_reached_is_told_at_once(tmp_path: Path) -> None:
