@@ -351,7 +351,9 @@ class Scenario(Part):
             document.pop("sweep")
         if self.load.patience_ns is None:  # the same
             document["load"].pop("patience")
-        lengths = (self.workload.prompt_tokens, self.workload.output_tokens)
+        for section in ("workload", "load"):  # what the files hold counts, not where they lie
+            document[section] = without_paths(document[section])
+        lengths = (self.workload.prompt_tokens, self.workload.output_tokens, self.workload.turns)
         document["files"] = [list(sampled.values) for sampled in lengths if isinstance(sampled, Sampled)]
         if own := self.workload.file:
             document["prompts"] = [(entry.prompt, entry.messages, entry.max_tokens) for entry in own.entries]
@@ -360,6 +362,13 @@ class Scenario(Part):
             document["trace"] = [recorded.at_ns, recorded.prompt_tokens, recorded.output_tokens, recorded.blocks]
         packed = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(packed.encode()).hexdigest()[:12]
+
+
+def without_paths(value: Any) -> Any:
+    """A part of a scenario's document in which every file has the same name."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: "" if key == "file" and inner is not None else without_paths(inner) for key, inner in value.items()}
 
 
 def _keys() -> dict[str, FieldInfo]:

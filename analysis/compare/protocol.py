@@ -15,6 +15,7 @@ from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, FOLLOWS, NOTED, Comparability, Fact, Meaning
 from gapmeter.analysis.results.run import INVALID
 from gapmeter.analysis.results.trust import Floor
+from gapmeter.scenarios.model import without_paths
 
 NOT_RECORDED = "not recorded"
 
@@ -50,6 +51,8 @@ def check(
     that alone differs is taken.
     """
     one, other = facts_of(a), facts_of(b)
+    if one["plan"] == other["plan"]:  # files that say the same may lie anywhere
+        one, other = ({key: _without_path(key, value) for key, value in each.items()} for each in (one, other))
     differing = [key for key in sorted({*one, *other}) if one.get(key) != other.get(key)]
     named = tuple(factors) or _recognize(differing)
     repeats = a.repeat != b.repeat
@@ -76,6 +79,11 @@ def facts_of(manifest: Manifest) -> dict[str, Any]:
     out |= {f"versions.{key}": value for key, value in manifest.versions.items()}
     out |= {f"placement.{key}": value for key, value in manifest.placement.to_json().items()}
     return out | {"model": target.model, "plan": manifest.plan.digest, "device": manifest.device}
+
+
+def _without_path(key: str, value: Any) -> Any:
+    section, _, leaf = key.partition(".")
+    return without_paths({leaf: value})[leaf] if section in ("workload", "load") else value
 
 
 def _flatten(value: Mapping[str, Any], depth: int, before: str = "") -> dict[str, Any]:

@@ -190,6 +190,16 @@ PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str]]
         False,
         {"hardware.gpus": FACTOR, "hardware.cpu": BLOCKS},
     ),
+    "the same prompts from another folder": ({"scenario__workload__file": "/b/mine.jsonl"}, (), True, {}),
+    "the same trace from another folder": ({"scenario__load__trace": {"file": "/b/t.csv", "speed": 1}}, (), True, {}),
+    "the same trace, faster": (
+        {"scenario__load__trace": {"file": "/b/t.csv", "speed": 2}, "plan__digest": "x"}, (), True,
+        {"load.trace": FACTOR, "plan": FOLLOWS},
+    ),
+    "other prompts": (
+        {"scenario__workload__file": "/b/mine.jsonl", "plan__digest": "x"}, (), True,
+        {"workload.file": FACTOR, "plan": FOLLOWS},
+    ),
     "another gapmeter": ({"versions__gapmeter": "0.2.0"}, (), False, {"versions.gapmeter": BLOCKS}),
     "another engine flag": ({"scenario__server__args__x": 2}, (), True, {"server.args.x": FACTOR}),
     "its device's speed measured again": ({"target__peaks": kit.PEAKS}, (), True, {}),
@@ -200,7 +210,8 @@ PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str]]
 @pytest.mark.parametrize("case", PROTOCOL)
 def test_only_what_is_meant_to_differ_may(case: str) -> None:
     changes, factors, comparable, meanings = PROTOCOL[case]
-    found = check(manifest(), manifest(**changes), None, None, factors)
+    files = {"scenario__workload__file": "/a/mine.jsonl", "scenario__load__trace": {"file": "/a/t.csv", "speed": 1}}
+    found = check(manifest(**files), manifest(**files | changes), None, None, factors)
     assert found.comparable is comparable, found.facts
     told = {fact.key: fact.meaning for fact in found.facts}
     assert {key: told.get(key) for key in meanings} == meanings

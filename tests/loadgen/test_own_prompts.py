@@ -126,4 +126,7 @@ def test_an_answer_without_a_length_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_what_the_file_says_is_part_of_the_digest(tmp_path: Path) -> None:
-    assert scenario(tmp_path, TEXT).digest() != scenario(tmp_path, TEXT[:1]).digest()
+    digest = scenario(tmp_path, TEXT).digest()
+    assert digest != scenario(tmp_path, TEXT[:1]).digest()
+    (tmp_path / "elsewhere").mkdir()
+    assert digest == scenario(tmp_path / "elsewhere", TEXT).digest()

@@ -623,8 +623,16 @@ def test_the_digest_follows_the_values_and_not_the_words(tmp_path: Path) -> None
     digest = parsed(tmp_path, text).digest()
     assert parsed(tmp_path, text, "summary=other words", "name=other").digest() == digest
     assert parsed(tmp_path, text, "load.rate=9").digest() != digest
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "others.txt").write_text("5 7")
+    assert parsed(elsewhere, text.replace("lengths.txt", "others.txt")).digest() == digest
     (tmp_path / "lengths.txt").write_text("5 8")
     assert parsed(tmp_path, text).digest() != digest
+    turns = text.replace("{file: lengths.txt}", "64\n  kind: conversation\n  turns: {file: lengths.txt}")
+    before = parsed(tmp_path, turns).digest()
+    (tmp_path / "lengths.txt").write_text("2 3")
+    assert parsed(tmp_path, turns).digest() != before
 
 
 @pytest.mark.parametrize("name", SHIPPED)
