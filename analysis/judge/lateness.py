@@ -3,7 +3,8 @@
 Sending late is part of TTFT and E2E, which count from when a request was due. Reading late touches what the stamps of
 a read can tell. Without the kernel's stamps that is every arrival, by as much as the event loop was late. With them
 the last packet of a read has its own stamp, whenever it was read; a piece that lies before it in the same read takes
-that stamp over. So only values that end with a read of several pieces may be too long, and no E2E.
+that stamp over. So only values that end with a read of several pieces may be too long; E2E where that brought the usage
+too, by what lay between the last token and that: mostly too little to refuse a figure for it.
 
 A figure is refused where at its percentile the load tester was late by more than a tenth of it, and by a time worth
 speaking of. A percentile of lateness bounds the same percentile of a metric only if the late ones are its slow ones;
