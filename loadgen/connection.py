@@ -32,7 +32,7 @@ _HELD_OPEN = "the server held the body open behind the answer's end mark"
 _MOST_ERROR_BODY = 300
 _UPGRADED = 101  # nobody had asked for that
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|refusal|arguments)":\s*"[^"]')
-_END_MARK = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$")
+_END_MARK = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\] *(?:[\r\n]|$)")
 _NO_STAMPS: array[int] = array("q")
 
 
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
         self._finish(outcome, reason, monotonic_ns())
 
     def leave_unended(self) -> bool:
-        """End the request if its answer's end mark is the last that came; whether it was."""
+        """End the request if its answer's end mark has come; whether it had."""
         if found := self._is_marked():
             self._finish(Outcome.OK, _HELD_OPEN, monotonic_ns())
         return found
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
         return self._final or (self._parser.get_status_code() if self._parser is not None else 0)
 
     def _is_marked(self) -> bool:
-        """Whether what has come is an answer up to its end mark."""
+        """Whether an answer has come up to its end mark; what keeps the connection alive may stand behind that."""
         good = self._headed and _by_status(self._status()) is Outcome.OK
         return good and _END_MARK.search(b"".join(self._parts)) is not None
 

@@ -86,6 +86,12 @@ async def test_an_answer_whole_on_the_wire_but_wrong_inside_says_so_when_it_is_r
             200,
             b"data: [DONE]\n",
         ),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n17\r\ndata: [DONE]\n\n: ping\n\n\n\r\n",
+            Outcome.OK,
+            200,
+            b"data: [DONE]\n\n: ping\n\n\n",
+        ),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\ndata: [DO\r\n", Outcome.CUT, 200, b"data: [DO"),
         (b"HTTP/1.1 200 OK\r\n\r\nuntil the end", Outcome.OK, 200, b"until the end"),
         (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}", Outcome.OK, 200, b"{}"),
@@ -149,8 +155,9 @@ _ANSWER = b"".join(sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DON
 _CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-async def test_an_answer_whose_body_the_server_holds_open_ends_in_a_second_and_later_ones_sooner() -> None:
-    with answering(_CHUNKED + chunk(_ANSWER)) as url:
+@pytest.mark.parametrize("behind", [b"", b": ping\n\n"])
+async def test_an_answer_whose_body_the_server_holds_open_ends_in_a_second_and_later_ones_sooner(behind: bytes) -> None:
+    with answering(_CHUNKED + chunk(_ANSWER), chunk(behind) if behind else b"", every_s=0.01) as url:
         async with asking(url) as one:
             for too_soon_ms, late_enough_ms in (500, 1000), (-1000, 20):
                 one.issue(body(2))
@@ -161,7 +168,7 @@ async def test_an_answer_whose_body_the_server_holds_open_ends_in_a_second_and_l
                 assert one.client.in_flight == 0
     first, second = one.records
     assert [record.outcome for record in one.records] == [Outcome.OK] * 2
-    assert first.body == second.body == _ANSWER
+    assert first.body == second.body == _ANSWER + behind
     assert "held the body open" in first.error
     assert second.connection != first.connection
 
