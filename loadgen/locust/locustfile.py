@@ -51,7 +51,7 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The answer. Parsed from the recorded bytes at every call, which takes a little of the user's time."""
+        """The answer, of several the first. Parsed from the recorded bytes at every call, in the user's time."""
         return "".join(_text_of(data) for _, data in events(self._exchange.collect()))
 
 
@@ -107,7 +107,7 @@ class GapmeterUser(User):
 def _text_of(data: str) -> str:
     """Of one event; "" where it is none of an answer: a failure has no text, and ends no user."""
     try:
-        choices = json.loads(data).get("choices") or [{}]
+        choices = [choice for choice in json.loads(data).get("choices") or () if not choice.get("index")] or [{}]
         part = choices[0].get("delta") or choices[0].get("message") or choices[0]
         return str(part.get("content") or part.get("text") or "")
     except (ValueError, AttributeError, LookupError, TypeError, RecursionError):

@@ -15,6 +15,7 @@ from gapmeter.records.request import ISSUED
 from gapmeter.records.stream import parse_answer
 from tests.kit.loads import plan, records_of
 from tests.kit.servers import answering, null_server
+from tests.kit.streams import sse
 
 MS = 1_000_000
 HEAD = """
@@ -63,6 +64,25 @@ class Mine(GapmeterUser):
     assert pauses == [20 * MS if place % 2 == 0 else 50 * MS for place in range(len(pauses))]
     assert all(record.sent_ns >= record.due_ns for record in found)
     assert [record.index for record in records_of(path, ISSUED)] == [record.index for record in found]
+
+
+async def test_of_several_answers_a_reply_has_the_first_ones_text(tmp_path: Path) -> None:
+    text = """
+class Mine(GapmeterUser):
+    wait_time = constant(0.05)
+
+    @task
+    def talk(self):
+        reply = self.ask("hello", n=2)
+        assert reply.text == "yes" or not reply.ok, reply.text
+"""
+    said = [("y", 0), ("n", 1), ("es", 0), ("o", 1)]
+    chunks = [{"choices": [{"index": index, "delta": {"content": part}}]} for part, index in said]
+    body = b"".join(sse(*chunks, "[DONE]"))
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)) as url:
+        troubles, path = await asyncio.to_thread(run, text, url, tmp_path, users=1)
+    assert troubles == []
+    assert records_of(path)[0].outcome is Outcome.OK
 
 
 async def test_an_answer_that_is_none_has_no_text_and_ends_no_user(tmp_path: Path) -> None:
