@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import socket
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from gapmeter import errors
 from gapmeter.errors import UserError, reason_of
@@ -155,6 +157,11 @@ def _html(text: str, status: int = 200) -> web.Response:
     return web.Response(body=body, content_type="text/html", charset="utf-8", status=status)
 
 
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Whether the terminal is to show it: not that somebody sent what is no HTTP, which is answered."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
 async def _serve(runs: Path, port: int, over: asyncio.Event) -> None:
     """Print the address and serve until it is over; ``port`` 0: any free one. Raises OSError when it is taken."""
     sock = socket.create_server((HOST, port))
@@ -162,6 +169,7 @@ async def _serve(runs: Path, port: int, over: asyncio.Event) -> None:
     site = RunsSite(runs)
     app = auth.app()
     app.add_routes(site.routes())
+    logging.getLogger("aiohttp.server").addFilter(_is_our_fault)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:

@@ -58,7 +58,8 @@ def site(two_runs: Path, tmp_path: Path) -> Iterator[Site]:
     assert started.process.stdout is not None
     yield Site(runs, started.process.stdout.readline().strip())
     started.process.send_signal(2)
-    assert started.done().left == []
+    done = started.done()
+    assert done.left == [] and "Traceback" not in done.err
 
 
 @pytest.fixture
@@ -111,6 +112,14 @@ async def test_nothing_outside_the_runs_and_no_raw_record_is_served(
     async with visitor.get(URL(site.base + path.replace("NAME", first.name), encoded=True)) as answer:
         assert answer.status in (400, 404, 405), path
         assert "secret" not in await answer.text()
+
+
+@pytest.mark.parametrize("line", [b"X: " + b"a" * 70_000, b": "], ids=["long", "nameless"])
+async def test_a_request_that_is_no_http_is_answered_without_a_traceback(site: Site, line: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", URL(site.address).port)
+    writer.write(b"GET / HTTP/1.1\r\n" + line + b"\r\n\r\n")  # what the terminal shows is looked at when it ends
+    assert b" 400 " in await reader.readline()
+    writer.close()
 
 
 @pytest.mark.parametrize(
