@@ -84,7 +84,11 @@ def unpacked(path: Path) -> Iterator[Path]:
             raise UserError(
                 f"{path} cannot be unpacked: {str(error) or type(error).__name__}", errors.NOT_VALID
             ) from error
-        yield Path(temporary) / top
+        folder = Path(temporary) / top
+        try:
+            yield folder
+        except UserError as error:  # nobody but us knows where it was unpacked
+            raise UserError(str(error).replace(str(folder), str(path)), error.exit_code) from error
 
 
 def _check(path: Path, entries: Sequence[tarfile.TarInfo]) -> str:

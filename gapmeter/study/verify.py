@@ -101,17 +101,20 @@ def _check_comparison(folder: Path) -> list[Check]:
         try:
             compare_again(folder, again)
         except _FAILURES as error:
-            return [*checks, not_derived(Comparison.FILE, "runs", error)]
+            return [*checks, not_derived(Comparison.FILE, "runs", error, again)]
         return [*checks, *(compare_file(folder / name, again / name) for name in (Comparison.FILE, "report.html"))]
 
 
-def not_derived(name: str, what: str, error: Exception) -> Check:
-    """What deriving ended in. Raises UserError for a full disk of ours, for which no folder is to blame."""
+def not_derived(name: str, what: str, error: Exception, within: Path) -> Check:
+    """What deriving ended in, in a folder of ours that nobody knows: ``within``.
+
+    Raises UserError for a full disk of ours, for which no folder is to blame.
+    """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         text = f"{tempfile.gettempdir()} is full, where figures are derived again; free some space, or set TMPDIR"
         raise UserError(text, errors.NOT_VALID) from error
-    said = error if isinstance(error, UserError) else repr(error)
-    return Check(name, False, f"cannot be derived from these {what}: {said}")
+    said = str(error) if isinstance(error, UserError | NotRecords) else repr(error)
+    return Check(name, False, f"cannot be derived from these {what}: {said.replace(f'{within}/', '')}")
 
 
 def _check_whole(run: Path, name: str) -> Check:
@@ -137,7 +140,7 @@ def _check_study(folder: Path) -> list[Check]:
         try:
             (analyse_points if isinstance(manifest, SweepManifest) else analyse_search)(again)
         except _FAILURES as error:
-            return [not_derived("figures", "runs", error)]
+            return [not_derived("figures", "runs", error, again.path)]
         return [compare_file(folder / name, again.path / name) for name in ("summary.json", "report.html")]
 
 
@@ -161,7 +164,7 @@ def check_run(path: Path) -> list[Check]:
         try:
             analyse_run(again, definitions=bool(summary.get("definitions")))
         except _FAILURES as error:
-            return [*checks, not_derived("figures", "records", error)]
+            return [*checks, not_derived("figures", "records", error, again.path)]
         return [*checks, *_compare_derived(path, again.path)]
 
 

@@ -189,10 +189,10 @@ def test_a_comparison_is_made_again_from_the_runs_that_it_names(run_copy: Copy, 
     assert "does not say where its runs are" in failed(check_all(made.folder))["compare.json"]
 
 
-def test_a_full_disk_here_is_no_fault_of_the_folder() -> None:
+def test_a_full_disk_here_is_no_fault_of_the_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is full, where figures are derived again; free some space, or set TMPDIR"):
-        not_derived("figures", "records", OSError(errno.ENOSPC, "No space left on device"))
-    assert not not_derived("figures", "records", OSError(errno.EIO, "Input/output error")).ok
+        not_derived("figures", "records", OSError(errno.ENOSPC, "No space left on device"), tmp_path)
+    assert not not_derived("figures", "records", OSError(errno.EIO, "Input/output error"), tmp_path).ok
 
 
 def test_a_folder_without_a_run_is_a_usage_error(tmp_path: Path) -> None:
@@ -332,6 +332,20 @@ def test_an_archive_of_somebody_else_s_making_says_so(run_copy: Copy, tmp_path: 
         tar.add(run, run.name)
     assert failed(verify(tmp_path / "a.tar.gz"))
     assert not (run / HASHES).exists()
+
+
+def test_no_sentence_about_an_archive_names_the_folder_that_it_was_unpacked_into(
+    run_copy: Copy, tmp_path: Path
+) -> None:
+    run = run_copy()
+    (records,) = run.glob("requests/*.gap.zst")
+    records.write_bytes(records.read_bytes()[:-100])
+    said = failed(verify(run))["figures"]
+    assert said.startswith("cannot be derived from these records: requests/worker-0.gap.zst: it cannot be unpacked")
+    path = tar_with(tmp_path / "a.tar.gz", member("run/a"))
+    for refuse in (lambda: verify(path), lambda: compare_runs([[path], [run]], runs=tmp_path, command="")):
+        with pytest.raises(UserError, match=f"^{path} is not a run's folder"):
+            refuse()
 
 
 def test_figures_that_differ_in_their_last_digits_alone_are_the_same() -> None:
