@@ -290,7 +290,8 @@ def _other_length(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str]
     short = pair.index[pair["output_tokens"] < pair["output_tokens_asked"]]
     reasons = requests.loc[short, "finish_reason"].dropna().mode() if "finish_reason" in requests else []
     if len(reasons) and reasons[0] not in ("stop", "length"):
-        return f"most short answers ended with finish_reason {reasons[0]!r}: the server cut them off", ""
+        reason = f"with finish_reason {reasons[0]!r}" if reasons[0] else "without a finish_reason"
+        return f"most short answers ended {reason}: the server cut them off", ""
     if evidence.could_be_plain:
         return "the server ended answers on its own: it ignores ignore_eos and min_tokens; without them it may", _PLAIN
     return None

@@ -404,6 +404,7 @@ def test_lengths_other_than_asked_for_spoil_a_run_that_enforced_them(
         (3, "stop", False, "ended answers on its own", ""),
         (3, None, False, "ended answers on its own", ""),
         (3, "content_filter", True, "ended with finish_reason 'content_filter'", ""),
+        (3, "", True, "ended without a finish_reason", ""),
     ],
 )
 def test_why_answers_had_another_length_is_said_by_its_direction_and_their_own_word(
