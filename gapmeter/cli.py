@@ -58,6 +58,8 @@ class _Parser(argparse.ArgumentParser):
         """A command tells of what it does not know itself, since only it knows its own flags."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
+            if torn := next((key for key in getattr(found, "overrides", ()) if "=" not in key), None):
+                raise UserError(f"--set {torn} {unknown[0]}: write --set {torn}={unknown[0]}", errors.USAGE)
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
 
@@ -75,7 +77,9 @@ class _Parser(argparse.ArgumentParser):
         if chosen := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
             close = nearest(chosen[1], re.findall(r"[\w-]+", chosen[2]))
         remedy = f"{self.prog} --help lists the {'flags' if self._subparsers is None else 'commands'}"
-        if meant:
+        if message.endswith("required: scenario"):
+            remedy = "gapmeter scenarios lists them"
+        elif meant:
             remedy = f"to set a scenario's key write {meant}"
         elif close:
             remedy = f"did you mean {close}?"

@@ -39,7 +39,11 @@ class Mistake:
 
 
 MISTAKES = {
-    "no command": Mistake((), 2, ("arguments are required: COMMAND",)),
+    "no command": Mistake((), 2, ("arguments are required: COMMAND; gapmeter --help lists the commands",)),
+    "no scenario": Mistake(("run", "--quiet"), 2, ("required: scenario; gapmeter scenarios lists",)),
+    "a space for a sign of equality": Mistake(
+        ("run", "smoke", "--set", "seed=2", "--set", "load.rate", "4"), 2, ("write --set load.rate=4\n",),
+    ),
     "an unknown flag": Mistake(
         ("run", "smoke", "--loud"), 2, ("unrecognized arguments: --loud; gapmeter run --help lists the flags",),
     ),
