@@ -18,6 +18,12 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{rounded:,.{decimals}f}"
 
 
+def plain(value: float, digits: int = 3) -> str:
+    """``significant`` without the zeros that end its decimals: 60.0 -> 60."""
+    text = significant(value, digits)
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def duration(ms: float | None, digits: int = 3) -> str:
     """Milliseconds as text with its unit: µs below 0.1 ms, s from 1,000 ms; a dash for None, ∞ for infinite."""
     if ms is None or math.isnan(ms):
@@ -31,12 +37,7 @@ def duration(ms: float | None, digits: int = 3) -> str:
 def over(ms: float) -> str:
     """A time that is only known to be exceeded: ``> 60 s``."""
     value, unit = in_unit(ms, unit_of(ms))
-    return f"> {_without_zeros(significant(value))} {unit}"
-
-
-def _without_zeros(text: str) -> str:
-    """A number without the zeros that end its decimals: 60.0 -> 60."""
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return f"> {plain(value)} {unit}"
 
 
 def unit_of(ms: float) -> str:
@@ -93,7 +94,7 @@ def large(value: float | None) -> str:
 
 def rate(per_second: float | None) -> str:
     """A rate to three significant digits, with its unit."""
-    return DASH if per_second is None else f"{_without_zeros(significant(per_second))} req/s"
+    return DASH if per_second is None else f"{plain(per_second)} req/s"
 
 
 def usd(value: float | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from gapmeter.analysis.numbers import rate
+from gapmeter.analysis.numbers import plain, rate
 from gapmeter.analysis.results.manifest import Manifest, SearchManifest, SweepManifest
 from gapmeter.analysis.results.requests import LoadFacts
 from gapmeter.analysis.results.run import INVALID, UNKNOWN, MadeBy, Provenance, RunFigures
@@ -97,14 +97,14 @@ def users_words(load: LoadFacts) -> str:
 def _asked(load: LoadFacts) -> str:
     if load.unit == "requests":
         return rate(load.requested_rate or load.delivered_rate)
-    return f"{load.requested_rate:.3g} {load.unit}/s, {rate(load.delivered_rate)}"
+    return f"{plain(load.requested_rate)} {load.unit}/s, {rate(load.delivered_rate)}"
 
 
 def _shape(load: LoadFacts) -> str:
     """What a mean rate does not say of the arrivals."""
     if load.rate_range:
         low, high = load.rate_range
-        return f" on average ({load.arrivals}, {low:.3g} to {high:.3g})"
+        return f" on average ({load.arrivals}, {plain(low)} to {plain(high)})"
     return f" ({load.arrivals})" if load.arrivals in ("gamma", "trace") else ""
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gapmeter.analysis.judge.steady import FEWEST_REQUESTS
 from gapmeter.analysis.judge.words import growth_text
-from gapmeter.analysis.numbers import DASH, duration, share, significant
+from gapmeter.analysis.numbers import DASH, duration, plain, share, significant
 from gapmeter.analysis.results.run import RunFigures, RunResult
 from gapmeter.analysis.results.trust import Drift, Floor, Mser5, Pelt, QueueSlope, Ratio, ReceiveWait, Steady, Trust
 from gapmeter.report import document as doc
@@ -109,7 +109,7 @@ def steady_sentence(steady: Steady, *, measured: int, offered: float | None) -> 
         return f"too short to tell: {measured} {were} measured; it takes {FEWEST_REQUESTS} to see a steady state"
     said = []
     if slope is not None and slope.grows:
-        more, less = ("" if rate is None else f" ({rate:.3g}/s)" for rate in (offered, slope.served_per_s))
+        more, less = ("" if rate is None else f" ({plain(rate)}/s)" for rate in (offered, slope.served_per_s))
         said.append(f"{growth_text(slope)}; the offered load{more} was above what was served{less}")
     if mser5.state == "unsteady":
         said.append(f"no steady state: {mser5.metric.upper()} kept changing through the run (MSER-5)")
@@ -119,7 +119,7 @@ def steady_sentence(steady: Steady, *, measured: int, offered: float | None) -> 
         said.append("steady" if not first else f"steady after the first {first} requests" if mser5.applied else kept)
     if not pelt.agrees:
         seen = [
-            f"{change.metric.upper()} at {change.ratio:.2g} times its level from request {change.request} on"
+            f"{change.metric.upper()} at {plain(change.ratio, 2)} times its level from request {change.request} on"
             for change in pelt.changes
             if change.certain
         ]
@@ -229,7 +229,7 @@ def _mser(found: Mser5 | None) -> str:
     if not found.excluded_requests:
         return "no start that differs"
     done = "left out" if found.applied else "kept, because the scenario fixes its warm-up"
-    times = f"{found.metric.upper()} {found.ratio:.2g} times the rest"
+    times = f"{found.metric.upper()} {plain(found.ratio, 2)} times the rest"
     return f"the first {found.excluded_requests} requests differ ({times}); {done}"
 
 
@@ -237,7 +237,7 @@ def _pelt(found: Pelt | None) -> str:
     if found is None:
         return "not asked"
     seen = [
-        f"{one.metric.upper()} {one.ratio:.2g} times its level from request {one.request} on"
+        f"{one.metric.upper()} {plain(one.ratio, 2)} times its level from request {one.request} on"
         for one in found.changes
         if one.certain
     ]
@@ -249,5 +249,5 @@ def _slope(found: QueueSlope | None, loop: str) -> str:
         return "not tested: closed loop" if loop == "closed" else "not asked"
     low, high = found.per_s_ci
     grew = "grew" if found.grows else "grew no more than in a steady queue"
-    interval = f"95 % interval {low:.2g} .. {high:.2g}"
-    return f"requests in flight {grew}: {found.per_s:+.2g} a second ({interval})"
+    interval = f"95 % interval {plain(low, 2)} .. {plain(high, 2)}"
+    return f"requests in flight {grew}: {'+' if found.per_s > 0 else ''}{plain(found.per_s, 2)} a second ({interval})"

@@ -24,6 +24,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from gapmeter.analysis.compare.searches import SEARCH_SPREAD, Found, compared_by, differing, together, words
+from gapmeter.analysis.numbers import plain
 from gapmeter.analysis.pareto import merged
 from gapmeter.analysis.provenance import provenance_of_several
 from gapmeter.analysis.results.comparison import BLOCKS, NOT_COMPARABLE, Asked, Fact
@@ -216,4 +217,4 @@ def _notes(rows: Sequence[CostRow], found: Sequence[Found]) -> Iterable[str]:
             ("output", first.tokens and first.tokens.value, one.tokens and one.tokens.value),
         ):
             if a and b and max(a, b) > _OTHER_REQUESTS * min(a, b):
-                yield f"a request of {row.name} has {b:.3g} {side} tokens, one of {rows[0].name} {a:.3g}"
+                yield f"a request of {row.name} has {plain(b)} {side} tokens, one of {rows[0].name} {plain(a)}"

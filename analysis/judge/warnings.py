@@ -16,7 +16,7 @@ from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.launching import host_bound, timed_forwards
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.trace import Trace
-from gapmeter.analysis.numbers import count, duration, share, significant
+from gapmeter.analysis.numbers import count, duration, plain, share, significant
 from gapmeter.analysis.requests.metrics import (
     elapsed_ns,
     in_blocks,
@@ -165,7 +165,7 @@ def warmup_warning(warmup: Warmup | None) -> Iterator[RunWarning]:
         return
     text = (
         f"the first {warmup.excluded} requests were left out: their {metric} was "
-        f"{warmup.ratio:.2g} times that of the rest (MSER-5)"
+        f"{plain(warmup.ratio, 2)} times that of the rest (MSER-5)"
     )
     yield _warning("warmup", text, "compilation, cold caches or an empty queue at the start", "--set load.warmup=0")
 
@@ -178,7 +178,7 @@ def short_warmup_warning(steady: Steady) -> Iterator[RunWarning]:
     metric = seen.metric.upper()
     text = (
         f"the warm-up was too short: {metric} of the first {count(seen.excluded_requests)} requests after it was "
-        f"{seen.ratio or 0:.2g} times that of the rest (MSER-5), and they count"
+        f"{plain(seen.ratio or 0, 2)} times that of the rest (MSER-5), and they count"
     )
     cause = "compilation, cold caches or a queue that was still filling; set a longer one, or let gapmeter find it"
     yield _warning("short-warmup", text, cause, "--set load.warmup=auto")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gapmeter.analysis.numbers import count, duration
+from gapmeter.analysis.numbers import count, duration, plain
 from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.analysis.results.trust import QueueSlope, SpeedChange
@@ -45,7 +45,7 @@ def not_judged(answer: SloAnswer) -> str:
 def speed_words(change: SpeedChange) -> str:
     """``1.4 times slower``."""
     slower = change.ratio > 1
-    return f"{change.ratio if slower else 1 / change.ratio:.2g} times {'slower' if slower else 'faster'}"
+    return f"{plain(change.ratio if slower else 1 / change.ratio, 2)} times {'slower' if slower else 'faster'}"
 
 
 def growth_text(slope: QueueSlope) -> str:
@@ -53,9 +53,9 @@ def growth_text(slope: QueueSlope) -> str:
     low, high = slope.per_s_ci
     first, last = slope.in_flight
     return (
-        f"no steady state: requests in flight grew by {slope.per_s:.2g} a second "
-        f"({100 * slope.confidence:.0f} % interval {low:.2g} .. {high:.2g}), from about {first:.0f} to {last:.0f}, "
-        f"where a steady queue seldom grows by more than {slope.steady_most:.0f}"
+        f"no steady state: requests in flight grew by {plain(slope.per_s, 2)} a second "
+        f"({100 * slope.confidence:.0f} % interval {plain(low, 2)} .. {plain(high, 2)}), "
+        f"from about {first:.0f} to {last:.0f}, where a steady queue seldom grows by more than {slope.steady_most:.0f}"
     )
 
 

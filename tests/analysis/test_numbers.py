@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gapmeter.analysis.numbers import bounds, duration, rate, share, significant
+from gapmeter.analysis.numbers import bounds, duration, plain, rate, share, significant
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,10 @@ def test_an_interval_is_written_in_one_unit(low: float | None, high: float | Non
 )
 def test_shares_are_per_cent(fraction: float | None, text: str) -> None:
     assert share(fraction) == text
+
+
+def test_plain_numbers_have_neither_needless_zeros_nor_an_exponent() -> None:
+    assert [plain(n, 2) for n in (184.0, 1250.0, 0.000016, -2.0, 0.0)] == ["184", "1,250", "0.000016", "-2", "0"]
 
 
 def test_rates_lose_needless_zeros() -> None:

@@ -52,6 +52,7 @@ def test_more_offered_than_served_is_no_steady_state_and_not_valid_for_capacity(
     assert "requests in flight grew by" in words
     assert "the offered load (30/s) was above what was served (2" in words
     assert [w.code for w in growth_warning(told)] == ["overload"]
+    assert "e+" not in said(requests, told, offered=1250.0)
 
 
 def test_the_number_in_flight_is_exact() -> None:
@@ -110,6 +111,9 @@ def test_a_start_that_a_fixed_warm_up_keeps_is_said() -> None:
     (warning,) = short_warmup_warning(told)
     assert warning.text.startswith("the warm-up was too short: TTFT of the first ")
     assert warning.flag == "--set load.warmup=auto"
+    ttft[:60] *= 40
+    (warning,) = short_warmup_warning(steady.describe_steady(run(ttft), None, loop="open", searched=True))
+    assert "e+" not in warning.text
     found = steady.describe_steady(requests, detect_warmup(requests), loop="open", searched=True)
     assert not list(short_warmup_warning(found)), "they were left out"
 
