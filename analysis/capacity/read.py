@@ -169,7 +169,8 @@ def _late(slos: Sequence[Slo], requests: pd.DataFrame, rate: float, look: Look, 
             elif found.verdict == HOLDS:
                 late = -late if shortens(slo.metric, slo.percentile) else 0.0
         late_ns = max(late_ns, abs(late))
-        moved.append(slo.model_copy(update={"limit_ns": slo.limit_ns + round(late)}) if slo.limit_ns else slo)
+        # Lateness beyond the limit leaves none that anything meets.
+        moved.append(slo.model_copy(update={"limit_ns": max(slo.limit_ns + round(late), 1)}) if slo.limit_ns else slo)
     again = find(promises, count_all(moved, requests, rate), look)
     if (again.verdict, again.leaning) == (found.verdict, found.leaning):
         return ""

@@ -142,7 +142,7 @@ def _in_spite_of(
     may_be_ns = refused_ns or lateness.may_be_ns(metric, percentile)
     if found.status == PASS and refused_ns is not None:
         # It only adds to a slow value: what is met even so is met. Of these two it may also have taken away.
-        if shortens(metric, percentile) and decide(values, percentile, limit - refused_ns).status != PASS:
+        if shortens(metric, percentile) and decide(values, percentile, max(limit - refused_ns, 1.0)).status != PASS:
             late_ns = refused_ns
     elif found.status == INCONCLUSIVE and refused_ns is not None:
         ways = (1, -1) if shortens(metric, percentile) else (1,)

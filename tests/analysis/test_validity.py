@@ -23,6 +23,7 @@ from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN
 from gapmeter.analysis.tables import every_beat
 from gapmeter.records.request import Flag
 from gapmeter.report.trust import floor_sentence
+from gapmeter.scenarios.slo import Slo
 from tests.kit.results import manifest
 from tests.kit.runs import slo
 
@@ -244,16 +245,30 @@ def test_a_trial_that_lateness_may_have_failed_is_no_measurement(limit_ms: int, 
     """All are sent 30 ms late, which is too little to refuse 350 ms; at 335 ms they are beyond the limit by less."""
     requests = poisson_run(lag_ms=30)
     requests["first_token_ns"] = requests["sent_ns"] + np.resize([300 * MS, *[320 * MS] * 9], len(requests))
+    assert trial_verdict(requests, POISSON, slo("ttft", 99, limit_ms)) == verdict
+
+
+def test_a_limit_that_is_smaller_than_what_was_read_late_is_not_met() -> None:
+    """Answers of two tokens, 5 ms apart, read up to 30 ms late; then five of them, read 600 ms late."""
+    requests = streamed([5.0], [1])
+    held = replace(POISSON, client_loop_lag_ns=SOMETIMES_HELD)
+    assert trial_verdict(requests, held, slo("tpot", 99, 6)) == "invalid"
+    lateness = lateness_of(requests.head(5), np.full(100, 600.0 * MS))
+    (answer,) = judge((slo("tpot", 50, 6),), requests.head(5), {}, lateness=lateness)
+    assert answer.status == "INVALID"
+
+
+def trial_verdict(requests: pd.DataFrame, evidence: Evidence, limit: Slo) -> str:
+    """Of a trial that had these requests; one that is no measurement is so by the load tester's own lateness."""
     requests = requests.assign(measured=True, index=np.arange(len(requests)), end_ns=requests["last_token_ns"])
-    slos = (slo("ttft", 99, limit_ms),)
-    looks = plan_looks(promises_of(slos), len(requests), 20)
+    looks = plan_looks(promises_of((limit,)), len(requests), 20)
     counts = tuple(look.count for look in looks)
     note = TrialNote(rate=20.0, folder=".", looks=counts, ended=len(looks), from_ns=0, seconds=75.0)
-    outcome = outcome_of(requests, POISSON, slos, note)
-    found = find(promises_of(slos), outcome.counts, looks[-1])
-    assert Trial(20.0, outcome, found).verdict == verdict
-    assert outcome.client_limit is (verdict == "invalid")
-    assert ("may be the load tester's own lateness" in outcome.invalid) is (verdict == "invalid")
+    outcome = outcome_of(requests, evidence, (limit,), note)
+    found = Trial(20.0, outcome, find(promises_of((limit,)), outcome.counts, looks[-1])).verdict
+    assert outcome.client_limit is (found == "invalid")
+    assert ("may be the load tester's own lateness" in outcome.invalid) is (found == "invalid")
+    return found
 
 
 @pytest.mark.parametrize(
