@@ -15,7 +15,7 @@ from scipy import stats
 
 from gapmeter.analysis.capacity import search as capacity
 from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
-from gapmeter.analysis.capacity.read import count_values
+from gapmeter.analysis.capacity.read import count_good, count_values
 from gapmeter.analysis.capacity.sample import Served, bursts_of, chance_if_stable, log_level, served_by, worth
 from gapmeter.analysis.capacity.search import Goal, held_rate, next_trial, posterior
 from gapmeter.analysis.capacity.speed import Pace, speeds_of
@@ -37,6 +37,7 @@ from gapmeter.analysis.capacity.trial import (
     plan_looks,
 )
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED, Fleet
+from tests.kit.runs import slo, timed
 
 P99 = Promise("ttft p99 <= 500 ms", "ttft", 0.01)
 P95 = Promise("e2e p95 <= 2 s", "e2e", 0.05)
@@ -197,6 +198,16 @@ def test_a_trial_that_cannot_be_decided_any_more_is_given_up() -> None:
     assert not hopeless((P99,), [clear], looks[-3], looks[-1])
 
 
+@pytest.mark.parametrize(
+    ("over", "leaning", "confidence"), [(5, HOLDS, 0.90), (10, HOLDS, 0.5), (14, FAILS, 0.69), (20, FAILS, 0.94)]
+)
+def test_an_undecided_trial_is_as_sure_as_its_last_look(over: int, leaning: str, confidence: float) -> None:
+    """1,000 requests whose p99 has so many beyond its limit, where ten are allowed."""
+    found = find((P99,), [Count(over, 1000, 1000)], plan_looks((P99,), 1000)[-1])
+    assert (found.verdict, found.leaning) == (UNDECIDED, leaning)
+    assert found.confidence == pytest.approx(confidence, abs=0.01)
+
+
 @pytest.mark.parametrize(("bursts", "verdict"), [(1, UNDECIDED), (12, FAILS)])
 def test_a_share_far_above_the_one_allowed_fails_once_it_came_in_several_bursts(bursts: int, verdict: str) -> None:
     """A trial on a real server: 353 of 1,980 requests beyond the limit of a p99, worth 8 independent ones."""
@@ -246,9 +257,23 @@ def test_the_error_of_a_percentile_is_what_it_scatters_by() -> None:
     assert np.std(logs) == pytest.approx(np.median(errors), rel=0.25)
 
 
+def test_the_few_values_of_a_brief_trial_tell_a_p99_by_where_their_tail_leads() -> None:
+    """The second largest of 60 is a p97, which on average lies at 0.85 of the p99."""
+    rng = np.random.default_rng(8)
+    found = [log_level(rng.exponential(1.0, 60), 99.0, 1.0) for _ in range(300)]
+    assert np.exp(np.mean([level for level, _ in filter(None, found)])) == pytest.approx(-math.log(0.01), rel=0.2)
+
+
 def test_a_percentile_that_is_infinite_or_of_a_handful_of_values_has_no_level() -> None:
     assert log_level(np.full(200, np.inf), 99.0, 1.0) is None
     assert log_level(np.ones(10), 99.0, 1.0) is None
+
+
+def test_a_trial_s_good_requests_are_those_within_every_limit() -> None:
+    requests = timed([50, 50, 500, 50] * 25, stream_ms=[10, 850, 10, 20] * 25)
+    good, worth = count_good((slo("ttft", 99, 100), slo("e2e", 95, 800)), requests)
+    assert good == 50
+    assert 0 < worth <= 100
 
 
 def served(rate: float, ceiling: float, count: int = 600) -> Served:

@@ -33,6 +33,15 @@ def test_paces_tell_drift_from_what_the_load_does(elasticity: float) -> None:
     assert np.abs(wild.slower[wild.odds.argmax()] - SLOWER).max() < 0.03
 
 
+@pytest.mark.parametrize("error", [0.0, 0.03, 0.1])
+def test_a_trial_s_slowness_counts_as_far_as_its_pace_is_known(error: float) -> None:
+    """At one rate: of a pace off the mean, the part that drift rather than the pace's error explains."""
+    known = speeds_of([Pace(2.0 + d, error) for d in SLOWER], [50.0] * len(SLOWER))
+    unsure = error**2 + 0.02**2  # two hundredths, which no pace tells
+    for drift, slower in zip(DRIFTS, known.slower, strict=True):
+        assert slower == pytest.approx(drift**2 / (drift**2 + unsure) * (SLOWER - SLOWER.mean()), abs=1e-9)
+
+
 def test_without_a_pace_a_trial_may_have_been_as_slow_as_any() -> None:
     known = speeds_of([None] * len(RATES), RATES)
     assert np.abs(known.slower).max() == 0

@@ -69,6 +69,16 @@ def test_two_causes_share_the_difference_in_proportion() -> None:
     assert re.search(r"; 7[45] % \(\d+ % to \d+ %\) of that is capacity \(queue\)$", said)
 
 
+def test_a_stage_s_share_is_not_its_owner_s_and_each_has_its_own_interval() -> None:
+    """Queue and core wait are both the capacity's."""
+    found = known(ledgers(2000, queue=60.0, core_wait=20.0))
+    owner = found.owners[0]
+    assert (found.stage, owner.owner, found.owner) == ("queue", "capacity", "capacity")
+    (low, high), (owner_low, owner_high) = found.share_ci, owner.share_ci
+    assert low and high and owner_low and owner_high
+    assert low < found.share < high < owner_low < (owner.share or 0) < owner_high
+
+
 @given(st.integers(28, 400), st.integers(0, 50))
 @settings(deadline=None, max_examples=30)
 def test_stages_add_up_to_what_the_bands_waited(count: int, seed: int) -> None:

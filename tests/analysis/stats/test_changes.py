@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gapmeter.analysis.stats.changes import mser5
+from gapmeter.analysis.stats.changes import mser5, slope_of
 
 Floats = NDArray[np.float64]
 
@@ -25,3 +25,13 @@ def test_mser5_is_its_formula(seed: int, count: int) -> None:
     values = np.random.default_rng(seed).lognormal(3, 1, count)
     values[: count // 10] *= 5
     assert mser5(values) == by_definition(values)
+
+
+@pytest.mark.parametrize(
+    ("level", "rise", "grows"), [(100, 30, False), (100, 45, True), (3, 1.5, False), (3, 2.5, True)]
+)
+def test_a_queue_grows_by_a_third_of_what_was_in_flight_and_by_two(level: float, rise: float, grows: bool) -> None:
+    """A line without noise, which a steady queue's wandering cannot explain."""
+    found = slope_of(np.linspace(level, level + rise, 40), np.arange(40.0), 10.0)
+    assert found.grows is grows
+    assert (found.first, found.last) == pytest.approx((level, level + rise))
