@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity import search as capacity
 from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
 from gapmeter.analysis.capacity.read import count_good, count_values
@@ -294,6 +295,22 @@ def test_a_full_server_completes_its_ceiling_and_one_below_it_what_is_asked() ->
     assert abs(math.log(full.rate / 100.0)) < 3 * full.error
 
 
+@pytest.mark.parametrize(
+    ("took_ms", "saturated"),
+    [
+        (np.linspace(100, 4000, 200), True),
+        (np.linspace(100, 104, 200), False),
+        (np.resize([110, 100], 200) + 4000 * (np.arange(200) > 190), False),
+    ],
+    ids=["grows throughout", "grows by next to nothing", "stalls at the end"],
+)
+def test_a_server_is_full_where_latencies_rise_with_the_load_and_throughout(took_ms: Floats, saturated: bool) -> None:
+    due_ns = np.arange(200) * 5e7
+    found = served_by(due_ns, due_ns + took_ms * 1e6)
+    assert found is not None
+    assert found.saturated == saturated
+
+
 def queue_levels(capacity: float, rates: Sequence[float], error: float = 0.05) -> list[TrialLevel]:
     """Of a limit that a percentile of 1 / (1 - rho) reaches at ``capacity``, in long trials; the ceiling is 100."""
     return [TrialLevel(rate, math.log((1 - capacity / 100) / (1 - rate / 100)), error, 1_000_000) for rate in rates]
@@ -359,6 +376,9 @@ def test_errors_that_never_come_are_searched_for_below_the_rate_that_the_server_
     known = posterior(errors, tried)
     assert known is not None
     assert known.interval(1.0) == pytest.approx((20, 40))
+    alone = posterior(errors, [trial(30, UNDECIDED, **FULL)])
+    assert alone is not None
+    assert alone.interval(1.0) == pytest.approx((15, 30)), "nothing lower was tried"
 
 
 GOAL = Goal((P99,), 10.0, within=0.1, budget_s=4000.0)

@@ -20,6 +20,7 @@ from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.numbers import significant
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked
+from gapmeter.analysis.results.cost import Interval
 from gapmeter.analysis.results.costs import CHEAPER, NOT_ESTABLISHED, CostTable
 from gapmeter.analysis.results.manifest import Manifest, ManifestBase, SweepManifest, SweepPoint
 from gapmeter.records import RunFolder
@@ -256,6 +257,13 @@ def test_the_devices_and_the_settings_that_differ_are_named(tmp_path: Path) -> N
     assert headline(found).startswith("B (NVIDIA H200) serves a request for 0.33 (")
 
 
+def test_requests_of_another_length_are_told_beside_their_costs(tmp_path: Path) -> None:
+    same = searched(tmp_path, 50, 45, 55)
+    longer = dataclasses.replace(same, tokens=Interval(value=120.0, low=118.0, high=122.0))
+    told = "a request of B has 120 output tokens, one of A 100"
+    assert [note for note in table(same, longer, same).notes if "tokens" in note] == [told]
+
+
 def test_a_setting_that_is_not_the_servers_is_named_where_it_may_differ(tmp_path: Path) -> None:
     loads: list[dict[str, Any]] = [{"scenario": {"load": {"timeout": limit}}} for limit in (5.0, 9.0)]
     found = table(*(searched(tmp_path, 50, 45, 55, **load) for load in loads), factors=("load.timeout",))
@@ -335,7 +343,7 @@ def test_points_of_a_sweep_that_differ_in_their_rate_alone_are_one_row_between_w
     home = RunFolder(tmp_path / "sweep")
     points = []
     slos = ("ttft p50 <= 900 ms", "errors <= 10 %")
-    for number, (rate, failures) in enumerate(((4.0, 0), (8.0, 0), (9.0, 120))):
+    for number, (rate, failures) in enumerate(((4.0, 0), (8.0, 0), (9.0, 120), (10.0, 120))):
         place = f"points/00{number}"
         judged = {"slo_on_errors": True}
         run = write_run(
@@ -346,9 +354,9 @@ def test_points_of_a_sweep_that_differ_in_their_rate_alone_are_one_row_between_w
         points.append(SweepPoint(values=values, resolved=values, digest="a", folder=place))
     of_run = Manifest.read(run)
     common = {name: getattr(of_run, name) for name in ManifestBase.model_fields}
-    SweepManifest(**common, repeat=1, points=tuple(points), order=(((0, 0), (1, 0), (2, 0)),)).write(home.path)
+    SweepManifest(**common, repeat=1, points=tuple(points), order=(((0, 0), (1, 0), (2, 0), (3, 0)),)).write(home.path)
     swept = analyse_points(home)
-    assert [point.verdict for point in swept.sweep.points] == ["PASS", "PASS", "FAIL"]
+    assert [point.verdict for point in swept.sweep.points] == ["PASS", "PASS", "FAIL", "FAIL"]
     (row,) = read_found(home.path)
     assert (row.capacity.low, row.capacity.high, row.capacity.held) == (8.0, 9.0, 8.0)
     assert row.binding[0] == "errors <= 10 %"

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.judge.steady import describe_drift
 from gapmeter.analysis.judge.warnings import speed_warning
 from gapmeter.analysis.results.trust import SpeedChange
@@ -48,16 +49,29 @@ def test_a_machine_that_slows_down_is_told_from_its_canary_and_blamed_on_nothing
     assert "(thermal: the clock was lowered)" in drift_sentence(heated)
 
 
+def canary(requests: pd.DataFrame, ratio: float, noise: float) -> tuple[Ints, Ints]:
+    """Of 120 seconds, the last forty of which take ``ratio`` times as long."""
+    took_ns = np.random.default_rng(2).lognormal(10, noise, 120) * np.where(np.arange(120) < 80, 1.0, ratio)
+    return int(requests["due_ns"].min()) + np.arange(120) * 1_000_000_000, took_ns.astype(np.int64)
+
+
 @pytest.mark.parametrize("ratio", [1.4, 0.7])
 def test_a_machine_that_changes_its_speed_within_the_run_is_told_with_the_moment(ratio: float) -> None:
-    rng = np.random.default_rng(2)
     requests = run(120)
-    at_ns = int(requests["due_ns"].min()) + np.arange(120) * 1_000_000_000
-    took_ns = rng.lognormal(10, 0.1, 120) * np.where(np.arange(120) < 80, 1.0, ratio)
-    change = describe_drift(requests, [(at_ns, took_ns.astype(np.int64))]).machine_change
+    change = describe_drift(requests, [canary(requests, ratio, 0.1)]).machine_change
     assert change is not None
     assert change.after_s == pytest.approx(80, abs=5)
     assert change.ratio == pytest.approx(ratio, rel=0.05)
+
+
+def test_of_several_changes_of_speed_the_largest_is_told_and_none_below_fifteen_percent() -> None:
+    requests = run(120)
+    small, slower, faster = (canary(requests, ratio, 0.01) for ratio in (1.1, 1.2, 0.7))
+    assert describe_drift(requests, [small]).machine_change is None
+    for canaries in ([small, slower, faster], [faster, slower]):
+        change = describe_drift(requests, canaries).machine_change
+        assert change is not None
+        assert change.ratio == pytest.approx(0.7, rel=0.01)
 
 
 def test_a_machine_of_one_speed_has_no_change() -> None:

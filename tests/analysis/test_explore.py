@@ -150,6 +150,7 @@ def test_the_device_s_share_is_what_its_stages_took_and_unmeasured_parts_are_nul
     found = describe_compute({"e2e": _ledgers(prefill=forward / 2, decode=forward / 2, queue=queue)}, steps, "GPU")
     assert found.e2e is not None
     told = found.e2e.all
+    assert told.total_ms == pytest.approx((forward + queue).mean())
     assert told.compute.share == pytest.approx(forward.sum() / (forward + queue).sum())
     assert told.compute.share_ci[0] < told.compute.share < told.compute.share_ci[1]
     assert told.host is None

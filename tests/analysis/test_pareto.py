@@ -86,6 +86,8 @@ _GPUS = {"gpus": ["NVIDIA H100 80GB HBM3, 81559 MiB"]}
         ({"hardware": _GPUS}, (1, "GPU")),
         ({"hardware": _GPUS, "scenario": {"server": {"args": {"tensor_parallel_size": 4}}}}, (4, "GPU")),
         ({"scenario": {"server": {"engine": "attach"}}}, (1, "server")),
+        ({"scenario": {"server": {"engine": "attach"}, "cost": {"gpu": "cpu"}}}, (1, "server")),
+        ({"scenario": {"server": {"engine": "attach"}, "cost": {"gpu": "H100"}}}, (1, "GPU")),
         ({"scenario": {"server": {"engine": "attach"}, "cost": {"gpu": "H100", "gpus_per_replica": 2}}}, (2, "GPU")),
     ],
 )  # fmt: skip

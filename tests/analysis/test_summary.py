@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from gapmeter.analysis.results.run import RunFigures
 from gapmeter.analysis.results.trust import RunWarning
 from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.analysis.stages import GROUPS, STAGES, column
+from gapmeter.analysis.stats.series import Series
 from gapmeter.report.slo import headline
 from gapmeter.report.trust import trust_sentence
 from tests.kit.results import result
@@ -129,6 +131,15 @@ def test_a_percentile_that_the_sample_cannot_support_is_null_and_says_what_it_ne
     low, high = ttft.at(99.0).ci_ms or (None, None)
     assert low is not None and ttft.p99_ms is not None and high is not None
     assert low <= ttft.p99_ms <= high
+
+
+def test_what_a_percentile_of_token_gaps_needs_is_told_in_requests_that_bring_them() -> None:
+    gaps = Series(np.random.default_rng(1).exponential(1e7, 100))
+    each, in_threes = (figures.distribution(gaps, (99.0,), many, 2.0).at(99.0).needs for many in (1.0, 3.0))
+    assert each and in_threes
+    assert each.requests == gaps.more_values(99.0) > 200
+    assert in_threes.requests == math.ceil(each.requests / 3)
+    assert in_threes.minutes == pytest.approx(in_threes.requests * 2 / 60)
 
 
 def test_groups_are_sums_of_their_stages_and_cover_all_but_the_remainder(frames: Frames) -> None:
