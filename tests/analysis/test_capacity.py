@@ -36,6 +36,7 @@ from gapmeter.analysis.capacity.trial import (
     find,
     hopeless,
     plan_looks,
+    values_to_hold,
 )
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED, Fleet
 from tests.kit.runs import slo, timed
@@ -256,6 +257,15 @@ def test_the_error_of_a_percentile_is_what_it_scatters_by() -> None:
     logs, errors = np.array([each for each in found if each]).T
     assert np.mean(logs) == pytest.approx(math.log(-math.log(0.01) / 2), abs=0.01)
     assert np.std(logs) == pytest.approx(np.median(errors), rel=0.25)
+
+
+@pytest.mark.parametrize("is_far", [True, False])
+def test_a_trial_without_slow_requests_holds_with_as_many_as_holding_is_said_to_take(is_far: bool) -> None:
+    """``is_far``: none of 5,000 beyond half the limit; else all are."""
+    needed = math.ceil(values_to_hold(P99, is_far=is_far))
+    for n_eff, verdict in ((needed, HOLDS), (needed - 1, UNDECIDED)):
+        found = find((P99,), [Count(0, 5000, n_eff, 0 if is_far else 5000)], Look(5000, 0.5, 0.4))
+        assert found.verdict == verdict
 
 
 def test_the_few_values_of_a_brief_trial_tell_a_p99_by_where_their_tail_leads() -> None:

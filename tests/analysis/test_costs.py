@@ -330,6 +330,20 @@ def test_a_run_whose_rate_nobody_asked_for_is_a_point_by_the_rate_that_came(tmp_
     assert [point.name for point in found.pareto.points] == [rate_words(load.delivered_rate)]
 
 
+@pytest.mark.parametrize(
+    ("of", "high"), [({}, 8.0), ({"unit": "conversations"}, None), ({"loop": "closed"}, None)], ids=str
+)
+def test_a_rate_of_requests_that_was_missed_bounds_the_one_that_is_held(
+    of: dict[str, Any], high: float | None, tmp_path: Path
+) -> None:
+    """A rate of conversations is none of requests, and a closed loop asks for none."""
+    path = write_run(tmp_path / "run", slos=("ttft p50 <= 1 ms",), count=240).path
+    result = RunResult.read(path)
+    result.model_copy(update={"load": result.load.model_copy(update=of)}).write(path)
+    (found,) = read_found(path)
+    assert (found.capacity.low, found.capacity.high) == (None, high)
+
+
 def test_a_ratio_of_which_nothing_is_known_is_no_ratio_of_one(tmp_path: Path) -> None:
     found = table(searched(tmp_path, None, 20, None), searched(tmp_path, None, 40, None, usd=7))
     assert (found.verdict, found.cheapest) == (NOT_ESTABLISHED, "A")

@@ -149,6 +149,7 @@ def test_a_part_of_a_tool_call_is_a_token_for_guidellm_and_aiperf() -> None:
 
 def test_guidellm_counts_a_mean_as_often_as_it_has_gaps_and_takes_the_first_value_that_reaches_the_share() -> None:
     answers = [ByTool(itl=[10.0 * MS], itl_weight=1), ByTool(itl=[20.0 * MS], itl_weight=9)]
+    assert BY_KEY["guidellm"].measure(seen(answer(*STREAM), 4)).itl_weight == 3, "four tokens"
     values, weights = pooled(answers, "itl")
     told = figures(values, weights, differs="", weighted=True)
     assert (told.p50_ms, told.p99_ms, told.mean_ms, told.count) == (20, 20, 19, 2)

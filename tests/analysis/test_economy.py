@@ -96,6 +96,17 @@ def test_a_point_s_repeats_count_together_at_the_rate_that_was_asked_for() -> No
     assert found.value.good_requests_per_usd == pytest.approx(0.97 * 3600 * 8.0 * 0.5 / 2.0)
 
 
+@pytest.mark.parametrize("unknown", ["energy", "tokens"])
+def test_energy_is_told_only_of_a_point_all_of_whose_repeats_tell_theirs(unknown: str) -> None:
+    first, second = run(10.0, 400.0), run(10.0, None if unknown == "energy" else 400.0)
+    if unknown == "tokens":
+        second = second.model_copy(update={"energy": second.energy.model_copy(update={"tokens_per_watt": None})})
+    runs = [MeasuredRun(Path(), each, manifest("float16")) for each in (first, second)]
+    measured = pd.DataFrame({"outcome": ["ok"] * 200, "output_tokens": [8] * 200, "prompt_tokens": [30] * 200})
+    found = describe_economy("PASS", first.slo, runs, measured)
+    assert found.energy == PointEnergy(per_request_j=None, tokens_per_watt=None)
+
+
 def test_a_point_that_missed_its_slos_has_a_dash_and_the_reason() -> None:
     found = section(economy("FAIL", "float16", 400.0, emulated=True))
     assert found is not None

@@ -13,7 +13,7 @@ from gapmeter.analysis.capacity.read import outcome_of, promises_of
 from gapmeter.analysis.capacity.trial import Trial, find, plan_looks
 from gapmeter.analysis.judge import arrivals, validity
 from gapmeter.analysis.judge.evidence import Evidence, floor_of
-from gapmeter.analysis.judge.lateness import lateness_of
+from gapmeter.analysis.judge.lateness import lateness_of, shortens
 from gapmeter.analysis.judge.validity import busiest_second, describe_floor
 from gapmeter.analysis.judge.verdict import judge
 from gapmeter.analysis.judge.warnings import connect_warning
@@ -227,6 +227,16 @@ def test_a_figure_that_lateness_can_also_shorten_is_met_only_by_more_than_that()
         assert answer.status == status
 
 
+@pytest.mark.parametrize(
+    ("metric", "percentile", "shorter"),
+    [("tpot", 99, True), ("itl", 50, True), ("itl", 99, False), ("itl", None, False), ("ttft", 50, False),
+     ("e2e", 99, False)],
+)  # fmt: skip
+def test_late_reading_can_shorten_what_begins_with_it(metric: str, percentile: float | None, shorter: bool) -> None:
+    """Of the mean of gaps, what one gains another loses; a read of several tokens makes a slow gap slower."""
+    assert shortens(metric, percentile) is shorter
+
+
 def test_a_limit_that_is_missed_by_less_than_the_lateness_is_not_judged() -> None:
     """TTFT is 350 ms at p99, of which 30 ms are lag: too little to refuse it, too much for a limit of 335 ms."""
     requests = poisson_run()
@@ -429,6 +439,15 @@ def test_why_answers_had_another_length_is_said_by_its_direction_and_their_own_w
     evidence = replace(POISSON, could_be_plain=could_be_plain)
     (warning,) = validity.warnings_of(validity.check_run(requests, evidence), evidence, requests)
     assert (warning.code, cause in warning.cause, warning.flag) == ("output_length", True, flag)
+
+
+def test_why_answers_were_cut_short_is_asked_of_those_alone() -> None:
+    short = np.arange(1500) % 10 == 0
+    requests = poisson_run().assign(
+        output_tokens=np.where(short, 3, 32), finish_reason=np.where(short, "content_filter", "length")
+    )
+    (warning,) = validity.warnings_of(validity.check_run(requests, POISSON), POISSON, requests)
+    assert "ended with finish_reason 'content_filter'" in warning.cause
 
 
 def test_lengths_that_no_server_reported_are_unmeasured() -> None:

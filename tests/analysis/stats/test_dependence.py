@@ -57,6 +57,12 @@ def test_a_run_that_met_few_spells_is_worth_less_than_its_spells(spells: int) ->
     assert found.short() / worth == pytest.approx(1, abs=0.1) if spells == 80 else found.short() < 0.95 * worth
 
 
+@pytest.mark.parametrize("value", [0.0, 0.1, -7.3, 1e9 / 3])
+def test_a_constant_has_no_dependence_however_its_mean_is_rounded(value: float) -> None:
+    for count in (4, 100, 1001):
+        assert dependence.autocorrelation_time(np.full(count, value)) == 1.0
+
+
 def test_values_that_are_clusters_of_one_are_worth_what_they_are_without_clusters() -> None:
     series = ar1(np.random.default_rng(4), 0.7, 1500)
     alone, pooled = (dependence.exceedances(series, 1.0, by) for by in (None, np.arange(len(series))))

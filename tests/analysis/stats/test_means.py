@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from gapmeter.analysis.stats.series import level_of, ratio_of_geometric_means
+from gapmeter.analysis.stats.series import level_of, level_of_interval, ratio_of_geometric_means
 from tests.kit.series import ar1
 
 
@@ -34,3 +35,7 @@ def test_the_interval_of_a_ratio_holds_one_when_nothing_differs() -> None:
         assert found is not None
         held += not found.excludes(1.0)
     assert 0.90 <= held / 200 <= 0.995
+
+
+def test_a_percentile_that_is_taken_for_a_level_keeps_its_interval() -> None:
+    assert level_of_interval(10.0, 8.0, 12.5).estimate.known == pytest.approx((10.0, 8.0, 12.5), rel=1e-4)
