@@ -198,6 +198,8 @@ def test_a_trial_that_cannot_be_decided_any_more_is_given_up() -> None:
     at_limit, clear = Count(20, 2000, 400), Count(0, 2000, 300)
     assert hopeless((P99,), [at_limit], looks[-3], looks[-1])
     assert not hopeless((P99,), [clear], looks[-3], looks[-1])
+    early = next(look for look in looks if look.count > 100)
+    assert not hopeless((P99,), [Count(1, early.count, early.count)], early, looks[-1]), "one request tells nothing"
 
 
 @pytest.mark.parametrize(
@@ -464,6 +466,22 @@ def test_an_invalid_trial_is_repeated_once_then_the_client_was_the_limit() -> No
     done = [trial(10, HOLDS), trial(20, HOLDS, **limited)]
     assert next_rate(GOAL, done) == 20
     assert next_rate(GOAL, [*done, trial(20, HOLDS, **limited)]) == capacity.CLIENT
+
+
+def test_below_the_client_s_own_limit_the_highest_rate_that_may_hold_is_looked_for() -> None:
+    limited = {"invalid": "the load tester was late", "client_limit": True}
+
+    def below(limit: float, *tried: Trial) -> Ask | str:
+        return next_trial(GOAL, [*tried, *[trial(limit, HOLDS, **limited)] * 2])
+
+    far = below(40, trial(10, HOLDS))
+    assert isinstance(far, Ask)
+    assert (far.rate, far.aim) == (20, "ceiling")
+    near = below(20, trial(10, UNDECIDED, 0.6))
+    assert isinstance(near, Ask)
+    assert (near.rate, near.aim) == (10, "hold"), "no rate was surely held yet"
+    assert below(20, trial(10, UNDECIDED, 0.6, measured=2000)) == capacity.CLIENT, "it could not be decided"
+    assert below(20, trial(10, FAILS)) == capacity.CLIENT
 
 
 def test_time_that_ran_out_at_the_client_s_own_limit_says_so_unless_the_server_was_full() -> None:
