@@ -18,7 +18,7 @@ from gapmeter.analysis.capacity import search as capacity
 from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
 from gapmeter.analysis.capacity.read import count_good, count_values
 from gapmeter.analysis.capacity.sample import Served, bursts_of, chance_if_stable, log_level, served_by, worth
-from gapmeter.analysis.capacity.search import Goal, held_rate, next_trial, posterior
+from gapmeter.analysis.capacity.search import Goal, held_rate, next_trial, posterior, requests_to_hold
 from gapmeter.analysis.capacity.speed import Pace, speeds_of
 from gapmeter.analysis.capacity.trial import (
     FIRST_LOOK,
@@ -367,9 +367,10 @@ def test_an_overload_that_was_served_unevenly_tells_the_ceiling_less_exactly(err
 def test_the_least_of_two_capacities_has_the_lower_quantiles() -> None:
     edges = np.log(np.array([50.0, 100.0]))
     one, other = (Posterior(edges + shift, np.array([1.0]), 0.01, 120.0) for shift in (0.0, 0.3))
-    both = least([one, other])
-    assert both.quantile(0.5) == pytest.approx(one.quantile(0.5))
-    assert both.masses.sum() == pytest.approx(1.0)
+    for pair in ([one, other], [other, one]):
+        both = least(pair)
+        assert both.quantile(0.5) == pytest.approx(one.quantile(0.5))
+        assert both.masses.sum() == pytest.approx(1.0)
 
 
 def test_what_has_no_percentile_is_halved_between_a_rate_that_fails_and_one_that_does_not() -> None:
@@ -466,6 +467,15 @@ def test_an_invalid_trial_is_repeated_once_then_the_client_was_the_limit() -> No
     done = [trial(10, HOLDS), trial(20, HOLDS, **limited)]
     assert next_rate(GOAL, done) == 20
     assert next_rate(GOAL, [*done, trial(20, HOLDS, **limited)]) == capacity.CLIENT
+
+
+@pytest.mark.parametrize(("over", "over_half", "is_far"), [(0, 3, True), (0, None, False), (5, 40, False)], ids=str)
+def test_holding_takes_as_many_requests_as_one_of_a_trial_s_is_worth(
+    over: int, over_half: int | None, is_far: bool
+) -> None:
+    """2,000 requests worth 400; fewer will do where none came near the limit."""
+    seen = trial(10, UNDECIDED, 0.6, counts=(Count(over, 2000, 400, over_half),), measured=2000)
+    assert requests_to_hold(GOAL, seen) == pytest.approx(5 * values_to_hold(P99, is_far=is_far))
 
 
 def test_below_the_client_s_own_limit_the_highest_rate_that_may_hold_is_looked_for() -> None:

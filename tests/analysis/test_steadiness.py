@@ -53,6 +53,11 @@ def test_more_offered_than_served_is_no_steady_state_and_not_valid_for_capacity(
     assert "the offered load (30/s) was above what was served (2" in words
     assert [w.code for w in growth_warning(told)] == ["overload"]
     assert "e+" not in said(requests, told, offered=1250.0)
+    slope = told.methods.queue_slope
+    assert slope is not None
+    (first, last), span_s = slope.in_flight, np.ptp(requests["due_ns"]) / 1e9
+    assert 0 <= first < 0.1 * last, "it began empty"
+    assert last - first == pytest.approx(slope.per_s * span_s, rel=0.1)
 
 
 def test_the_number_in_flight_is_exact() -> None:

@@ -21,7 +21,7 @@ from gapmeter.analysis.device.telemetry import (
     servers_gpus,
 )
 from gapmeter.analysis.judge.warnings import telemetry_warnings
-from gapmeter.analysis.results.device import Telemetry
+from gapmeter.analysis.results.device import EngineSamples, PageTime, Telemetry
 from gapmeter.records import RunFolder
 from gapmeter.report.device import utilisation_sentence
 from tests.kit.results import manifest
@@ -240,6 +240,19 @@ def test_clocks_that_fell_and_memory_that_is_full_are_warnings(tmp_path: Path) -
     told = {warning.code: warning.text for warning in telemetry_warnings(found, MANIFEST)}
     assert told["clocks"] == "GPU 0: the SM clock fell by 10 % from the run's first fifth to its last"
     assert told["gpu-memory"] == "GPU 0: 79.0 of 80.0 GiB of memory were used"
+
+
+@pytest.mark.parametrize(("each_ms", "told"), [(500.0, ["metrics-cost"]), (5.0, [])])
+def test_a_page_of_metrics_that_takes_long_to_make_is_a_warning(
+    tmp_path: Path, each_ms: float, told: list[str]
+) -> None:
+    """Eleven of them in ten seconds: more than a fiftieth of the time from 18 ms on."""
+    found = described(tmp_path, busy_percent=97)
+    unknown: dict[str, Any] = dict.fromkeys(EngineSamples.model_fields)
+    engine = EngineSamples(**unknown | {"took_ms": PageTime(p50=each_ms, max=each_ms)})
+    asked = found.sources["engine"].model_copy(update={"expected": 11, "samples": 11})
+    found = found.model_copy(update={"engine": engine, "sources": {**found.sources, "engine": asked}})
+    assert [warning.code for warning in telemetry_warnings(found, MANIFEST)] == told
 
 
 def test_nvml_s_utilisation_and_pcie_are_means_over_the_window(tmp_path: Path) -> None:

@@ -203,6 +203,10 @@ def test_what_was_sent_late_and_what_was_read_late_can_spoil_a_figure_together()
     checks = validity.check_run(sent_late, replace(POISSON, client_loop_lag_ns=read_late))
     (lag,) = [check for check in checks if check.rule == "lag"]
     assert lag.status == BROKEN and "may come from that and from late reading" in lag.text
+    (lag,) = [check for check in validity.check_run(sent_late, POISSON) if check.rule == "lag"]
+    assert lag.status != BROKEN and "late reading" not in lag.text
+    alone = streamed([5.0], [1], stamped=1.0).assign(sent_ns=sent_late["sent_ns"])
+    assert lateness_of(alone, read_late).refused_ns("ttft", 99) is None, "the kernel stamped each first token by itself"
 
 
 @pytest.mark.parametrize(
@@ -223,6 +227,15 @@ def test_a_figure_that_lateness_can_also_shorten_is_met_only_by_more_than_that()
     lateness = lateness_of(requests, SOMETIMES_HELD)
     late_ms = lateness.refused_ns("tpot", 99) or 0.0
     for limit_ms, status in ((5.1, "INVALID"), (5.1 + late_ms / MS, "PASS")):
+        (answer,) = judge((slo("tpot", 99, limit_ms),), requests, {}, lateness=lateness)
+        assert answer.status == status
+
+
+def test_an_answer_that_is_open_may_be_so_by_lateness_alone() -> None:
+    """A hundred answers with a TPOT of 5 ms, up to 0.9 ms of it by late reading: too few to meet a p99."""
+    requests = streamed([5.0] * 31, [1] * 31).head(100)
+    lateness = lateness_of(requests, SOMETIMES_HELD)
+    for limit_ms, status in ((4.5, "INVALID"), (5.5, "INVALID"), (20, "INCONCLUSIVE")):
         (answer,) = judge((slo("tpot", 99, limit_ms),), requests, {}, lateness=lateness)
         assert answer.status == status
 

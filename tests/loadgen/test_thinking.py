@@ -41,6 +41,7 @@ def test_a_cap_cuts_and_a_fixed_pause_is_fixed() -> None:
     assert draw_pauses(LognormalPause(lognormal={"median": "4s", "p95": "20s", "max": "6s"}), 1000, rng).max() == 6 * S
     assert set(draw_pauses(FixedPause("7ms"), 5, rng).tolist()) == {7_000_000}
     assert mean_pause_ns(FixedPause("7ms")) == 7_000_000
+    assert mean_pause_ns(LognormalPause(lognormal={"median": "4s", "p95": "20s", "max": "6s"})) == 6 * S
 
 
 def planned(*settings: str) -> Plan:
