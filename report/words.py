@@ -47,7 +47,9 @@ def about_minutes(needs: Needs) -> str:
 
 
 def more_requests(needs: Needs) -> str:
-    return f"{count(needs.requests)} more request{'s' * (needs.requests != 1)}"
+    """To two digits: it follows from how alike this run's requests are, which is known no better."""
+    about = round(needs.requests, min(0, 2 - len(str(needs.requests))))
+    return f"{count(about)} more request{'s' * (about != 1)}"
 
 
 def of_all(result: RunFigures) -> str:

@@ -179,7 +179,7 @@ def test_an_undecided_slo_says_how_many_more_requests_and_minutes_would_settle_i
     assert found.needs is not None
     assert found.needs.requests == 199
     assert found.needs.minutes == pytest.approx(199 / 10 / 60, rel=0.01)
-    assert "199 more requests" in slo_sentence(found)
+    assert "about 200 more requests" in slo_sentence(found)
     close = one(slo("ttft", 99.0, 500), answers([50.0] * 990 + [900.0] * 10))
     assert close.needs is None
     assert "too close" in slo_sentence(close)

@@ -23,6 +23,7 @@ have a third error.
 ``capacity`` followed then too: a search takes the drift between its trials from the pace of tokens.
 ``failures`` followed on 2026-11-25: a run with retries had been INVALID, as last attempts were taken for late firsts.
 ``gpu`` was recorded on 2026-11-26, on one H100.
+Seven followed that day for their sentences: how many more requests would decide came to be told to two digits.
 """
 
 from __future__ import annotations

@@ -69,3 +69,4 @@ def test_a_limit_that_so_many_exceed_is_missed_by_their_share_and_not_by_an_end_
 def test_one_request_more_is_one() -> None:
     assert more_requests(Needs(requests=1, minutes=None)) == "1 more request"
     assert more_requests(Needs(requests=1200, minutes=None)) == "1,200 more requests"
+    assert more_requests(Needs(requests=19383, minutes=20.0)) == "19,000 more requests"
