@@ -39,6 +39,9 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
     "model": ("plan", "server.model", "engine."),
 }
 _ENGINE_FLAGS_OF_THE_PLACE = ("--host", "--port")
+# What runs have beside a scenario's keys, and groups whose members depend on machine and engine.
+OWN_FACTORS = ("device", "engine", "floor", "hardware", "model", "placement", "plan", "versions")
+OPEN_FACTORS = ("server.args.", "engine.", "hardware.", "placement.", "versions.")
 
 
 def check(

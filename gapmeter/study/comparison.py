@@ -23,6 +23,8 @@ from gapmeter.report.command import Command
 from gapmeter.runs.archive import unpacked
 from gapmeter.runs.run import UNDERIVABLE, in_a_line, manifest_of, require_one_run
 from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.errors import did_you_mean
+from gapmeter.scenarios.model import KEYS, SECTIONS
 from gapmeter.scenarios.plain_file import read_plain
 from gapmeter.scenarios.slo import Slo
 from gapmeter.study.conclusion import Conclusion
@@ -45,6 +47,7 @@ def compare_folders(
     Runs by their latencies, as ``compare_runs``; where a search for capacity or a sweep is among them, all by what a
     request costs, as ``compare_costs``. Raises UserError as they do.
     """
+    check_factors(factors)
     with opened(sides) as folders:
         single = all(isinstance(manifest_of(path), Manifest) for side in folders for path in side)
     compared = compare_runs if single else compare_costs
@@ -173,6 +176,7 @@ def compare_in_turn(
     Then compare the runs; what ``a`` and ``b`` set may differ. Raises UserError as a run does, when one is interrupted,
     and for a single pair that is not forced.
     """
+    check_factors(factors)
     if pairs == 1 and not force:
         text = f"--pairs 1 cannot show how much repeated runs differ; use {RUNS_A_SIDE}, or add --force"
         raise UserError(text, errors.USAGE)
@@ -277,6 +281,7 @@ class Baseline:
 
 def check_baseline(baseline: Baseline, scenario: Scenario) -> None:
     """Raises UserError, before any load, for what could not be judged."""
+    check_factors(baseline.factors)
     if not baseline.folders:
         raise UserError("--baseline names no run's folder", errors.USAGE)
     for folder in baseline.folders:
@@ -287,6 +292,17 @@ def check_baseline(baseline: Baseline, scenario: Scenario) -> None:
     if scenario.sweep:
         raise UserError("--baseline compares one scenario with earlier runs of it; leave out the sweep", errors.USAGE)
     check_percentiles(scenario.slo)
+
+
+def check_factors(factors: Iterable[str]) -> None:
+    """Raises UserError, before any load, for a word that no run could have differed in."""
+    from gapmeter.analysis.compare.protocol import OPEN_FACTORS, OWN_FACTORS
+
+    names = (*KEYS, *SECTIONS, *OWN_FACTORS)
+    for factor in factors:
+        if factor not in names and not factor.startswith(OPEN_FACTORS):
+            meant = did_you_mean(factor, names) or "write one such as server.max_batch, or hardware"
+            raise UserError(f"--factor {factor}: nothing of that name can differ; {meant}".rstrip(), errors.USAGE)
 
 
 def check_percentiles(slos: Iterable[Slo | SloAnswer]) -> None:

@@ -206,6 +206,8 @@ MISTAKES = {
     "a single pair": (["--run", "smoke", "--a", "server.max_batch=4", "--pairs", "1"], 2, "or add --force"),
     "no pairs": (["--run", "smoke", "--a", "server.max_batch=4", "--pairs", "0"], 2, "at least 1"),
     "an override that sets nothing": (["--run", "smoke", "--a", "server.max_batch"], 2, "KEY=VALUE"),
+    "a factor that is no key": (["three", "eight", "--factor", "server.max_bach"], 2, "did you mean server.max_batch?"),
+    "a factor like no key": (["three", "eight", "--factor", "xyz"], 2, "write one such as server.max_batch"),
     "overrides of runs that are there": (["three", "eight", "--set", "load.rate=2"], 2, "--run SCENARIO"),
 }
 
@@ -231,6 +233,7 @@ def test_what_cannot_be_compared_is_told_with_its_remedy(
           "seed=2", "--factor", "server.max_batch"), 106, "no server answers at"),
         (("concurrency", "--set", "server.engine=simulated", "--a", "seed=1", "--b", "seed=2"),
          2, "concurrency is a sweep, which this does not run; name one point of it with --set 'sweep=[]'"),
+        (("smoke", "--a", "seed=1", "--b", "seed=2", "--factor", "max_batch"), 2, "did you mean server.max_batch?"),
         (("smoke", "--set", "slo=[errors <= 1 %]", "--a", "seed=1", "--b", "seed=2", "--max-regression", "5%"),
          2, "a regression check needs an SLO on a percentile; these runs have none"),
     ],
