@@ -39,7 +39,7 @@ def headline(sweep: SweepFigures, device: str) -> list[str]:
             if (sure := [growth for growth in sweep.growth if growth.metric == metric and growth.is_sure])
         ]
         said += [f"{growth_sentence(growth, device)}." for growth in largest]
-        said += [] if largest else ["No two neighboring points differ by more than the interval of their difference."]
+        said += [] if largest else [_no_growth(sweep.growth)]
     invalid = [point.label for point in sweep.points if point.verdict == INVALID]
     if invalid:
         said.append(f"Left out of curves and comparisons (not valid as a measurement): {_listed(invalid)}.")
@@ -54,6 +54,17 @@ def _listed(labels: Sequence[str]) -> str:
     if len(labels) > 1 and any(", " in label for label in labels):
         labels = [f"({label})" for label in labels]
     return ", ".join(labels)
+
+
+def _no_growth(growths: Sequence[Growth]) -> str:
+    """That no growth goes beyond its interval; what has none is not alike for that."""
+    unknown = [growth for growth in growths if growth.interval_ms is None]
+    names = list(dict.fromkeys(figure_name(growth.metric, growth.percentile) for growth in unknown))
+    why = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} refused or not estimable"
+    if len(unknown) == len(growths):
+        return f"No two neighboring points can be compared: {why}."
+    alike = "No two neighboring points differ by more than the interval of their difference"
+    return f"{alike}, as far as they can be compared: {why} at some." if unknown else f"{alike}."
 
 
 def _answer(sweep: SweepFigures) -> str:
@@ -72,8 +83,10 @@ def _answer(sweep: SweepFigures) -> str:
     met = f"The SLOs are met at {names(PASS)}" if by[PASS] else none
     priced = [(cost.per_request_usd, point.label) for point in by[PASS] if isinstance(cost := point.economy.cost, Cost)]
     served = [(tokens, point.label) for point in by[PASS] if (tokens := point.tokens_per_s) is not None]
-    best = ""
-    if priced and len(priced) == len(by[PASS]):
+    best, other = "", _different_requests(by[PASS])
+    if other:
+        best = f" Which of these is the cheapest or serves most is not said: requests differ ({', '.join(other)})."
+    elif priced and len(priced) == len(by[PASS]):
         least = min(priced)[0]
         cheapest = [label for usd_each, label in priced if math.isclose(usd_each, least)]
         if len(cheapest) < len(priced) or len(priced) == 1:  # asked at one rate, all cost the same
@@ -84,6 +97,13 @@ def _answer(sweep: SweepFigures) -> str:
             f" Highest throughput of these: {label}, {significant(tokens)} output tokens/s." if len(served) > 1 else ""
         )
     return f"{'; '.join([met, *rest])}.{best}"
+
+
+def _different_requests(points: Sequence[Point]) -> list[str]:
+    """The workload's keys that differ between points: neither costs nor rates of different requests compare."""
+    keys = dict.fromkeys(key for point in points for key in point.resolved if key.startswith("workload."))
+    differ = [key for key in keys if len({str(point.resolved.get(key)) for point in points}) > 1]
+    return [key.rpartition(".")[2] for key in differ]
 
 
 def _knee_lines(knee: CurveKnee, growths: Sequence[Growth], device: str) -> Iterator[str]:

@@ -8,14 +8,15 @@ import pytest
 
 from gapmeter.analysis.results.cost import Cost, NoCost
 from gapmeter.analysis.results.run import SloAnswer
-from gapmeter.analysis.results.sweep import Point, PointEconomy, PointThroughput, SweepFigures
+from gapmeter.analysis.results.sweep import Growth, Point, PointEconomy, PointThroughput, SweepFigures
 from gapmeter.report.growth import headline
 
 
-def point(label: str, verdict: str, tokens: float, usd: float | None = None) -> Point:
+def point(label: str, verdict: str, tokens: float, usd: float | None = None, **resolved: object) -> Point:
     cost = NoCost.model_construct(reason="closed loop") if usd is None else Cost.model_construct(per_request_usd=usd)
     return Point.model_construct(
         label=label, verdict=verdict, slo=(SloAnswer.model_construct(),), metrics=MappingProxyType({}),
+        resolved={key.replace("__", "."): value for key, value in resolved.items()},
         throughput=PointThroughput.model_construct(steady_tokens_per_s=tokens, output_tokens_per_s=tokens),
         economy=PointEconomy.model_construct(cost=cost),
     )  # fmt: skip
@@ -53,6 +54,26 @@ def point(label: str, verdict: str, tokens: float, usd: float | None = None) -> 
                 "Cheapest: (8, float32), (8, int8), at most $2.00 for a million requests."
             ),
         ),
+        (
+            (
+                point("prompt 8", "PASS", 90, 2e-6, workload__prompt_tokens=8, load__rate=4),
+                point("prompt 64", "PASS", 80, 3e-6, workload__prompt_tokens=64, load__rate=4),
+            ),
+            (
+                "The SLOs are met at prompt 8, prompt 64. "
+                "Which of these is the cheapest or serves most is not said: requests differ (prompt_tokens)."
+            ),
+        ),
+        (
+            (
+                point("prompt 8", "PASS", 90, 2e-6, workload__prompt_tokens=8),
+                point("prompt 64", "FAIL", 80, None, workload__prompt_tokens=64),
+            ),
+            (
+                "The SLOs are met at prompt 8; missed at prompt 64. "
+                "Cheapest: prompt 8, at most $2.00 for a million requests."
+            ),
+        ),
         ((point("1", "FAIL", 90),), "No point meets the SLOs; missed at 1."),
         (
             (point("1", "INCONCLUSIVE", 90), point("8", "FAIL", 400)),
@@ -63,3 +84,29 @@ def point(label: str, verdict: str, tokens: float, usd: float | None = None) -> 
 def test_the_first_line_answers_which_setting(points: tuple[Point, ...], told: str) -> None:
     sweep = SweepFigures.model_construct(points=points, knees=(), growth=(), metric="ttft")
     assert headline(sweep, "CPU")[0] == told
+
+
+def growth(metric: str, ends: tuple[float, float] | None) -> Growth:
+    return Growth.model_construct(
+        series="", from_="4 req/s", to="8 req/s", metric=metric, percentile=None, at_knee=False,
+        grows_ms=ends and sum(ends) / 2, grows_ci_ms=ends,
+    )  # fmt: skip
+
+
+ALIKE = "No two neighboring points differ by more than the interval of their difference"
+
+
+@pytest.mark.parametrize(
+    ("ttft", "itl", "told"),
+    [
+        ((-1.0, 2.0), (-1.0, 2.0), f"{ALIKE}."),
+        (None, (-1.0, 2.0), f"{ALIKE}, as far as they can be compared: mean TTFT is refused or not estimable at some."),
+        (None, None, "No two neighboring points can be compared: mean TTFT, mean ITL are refused or not estimable."),
+    ],
+)
+def test_points_that_cannot_be_compared_are_not_said_to_be_alike(
+    ttft: tuple[float, float] | None, itl: tuple[float, float] | None, told: str
+) -> None:
+    growths = (growth("ttft", ttft), growth("itl", itl))
+    sweep = SweepFigures.model_construct(points=(), knees=(), growth=growths, metric="ttft")
+    assert headline(sweep, "CPU") == [told]
