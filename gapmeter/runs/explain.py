@@ -57,15 +57,16 @@ class Explanation:
 def explain(path: str | Path, group: str, against: str = REST, metric: str = "ttft") -> Explanation:
     """The difference of two groups of a run's requests.
 
-    A group is a condition of SQL (as in DuckDB) on the columns of ``columns_of``; ``against`` "rest": all others.
-    Raises UserError when the folder was not analysed, has no ledger, or a condition is wrong or leaves too few.
+    A group is a condition of SQL (as in DuckDB) on the columns of ``columns_of``; ``against`` "rest": all others, but
+    for those of which it is unknown. Raises UserError when the folder was not analysed, has no ledger, or a condition
+    is wrong or leaves too few.
     """
     path = Path(path)
     with rederivable(path):
         run, requests, rows = _read(path, metric)
         columns = columns_of(requests, rows)
     a = holds(group, columns)
-    b = ~a if against == REST else holds(against, columns)
+    b = holds(f"not ({group}\n)" if against == REST else against, columns)
     names = (group, "the rest" if against == REST else against)
     for name, rows_in in zip(names, (a, b), strict=True):
         if rows_in.sum() < FEWEST:

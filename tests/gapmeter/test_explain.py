@@ -85,6 +85,12 @@ def test_two_groups_are_explained_with_where_the_figures_are_from(
 
 
 @pytest.mark.whole_run
+def test_the_rest_has_none_for_which_the_condition_is_unknown(finished_run: Path) -> None:
+    found = explain.explain(finished_run, "nullif(index % 3, 0) > 1 -- and of every third it is unknown").difference
+    assert (found.a_count, found.b_count) == (10, 10)
+
+
+@pytest.mark.whole_run
 def test_a_strangers_words_in_a_manifest_reach_no_terminal_as_they_are(
     run_copy: Callable[[], Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
