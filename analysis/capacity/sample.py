@@ -90,6 +90,8 @@ def served_by(due_ns: Floats, done_ns: Floats) -> Served | None:
     middle = done[cut : len(done) - cut]
     batches = min(_MOST_BATCHES, len(middle) // _BATCH)
     spans = np.diff(middle[:: (len(middle) - 1) // batches][: batches + 1])
+    if not spans.any():  # all came in one moment, which tells no rate
+        return None
     error = float(spans.std(ddof=1) / spans.mean() / math.sqrt(len(spans)))
     took, third = done_ns[known] - due, len(due) // 3
     rise = (took[-third:].mean() - took[:third].mean()) / (due[-third:].mean() - due[:third].mean())

@@ -323,6 +323,11 @@ def test_a_server_is_full_where_latencies_rise_with_the_load_and_throughout(took
     assert found.saturated == saturated
 
 
+def test_answers_that_all_came_in_one_moment_tell_no_rate() -> None:
+    due = np.arange(100.0) * 1e7
+    assert served_by(due, np.full(100, 5e9)) is None
+
+
 def queue_levels(capacity: float, rates: Sequence[float], error: float = 0.05) -> list[TrialLevel]:
     """Of a limit that a percentile of 1 / (1 - rho) reaches at ``capacity``, in long trials; the ceiling is 100."""
     return [TrialLevel(rate, math.log((1 - capacity / 100) / (1 - rate / 100)), error, 1_000_000) for rate in rates]
