@@ -86,11 +86,38 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {remedy}", errors.USAGE)
 
 
+class _Version(argparse.Action):
+    """Prints which gapmeter this is, and ends; what tells it is imported only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from gapmeter.analysis.provenance import made_by
+
+        made = made_by()
+        print(f"gapmeter {made.gapmeter} (analysis {made.analysis})")
+        parser.exit()
+
+
+_EXAMPLES = """\
+examples:
+  gapmeter run smoke --engine simulated               a first run, in seconds
+  gapmeter run chat-p99 --url http://127.0.0.1:8000   a server that already runs
+  gapmeter run chat-p99 --set load.rate=4             another value for a key
+  gapmeter capacity chat-p99 --engine vllm            the rate that it holds
+  gapmeter compare runs/A runs/B                      two runs
+
+gapmeter COMMAND --help: a command's flags. gapmeter config SCENARIO: its keys.
+A failure's last line has its exit code: 99 an SLO was missed, 98 not valid as a
+measurement or undecided, 104 a mistake in the scenario, 106 no server.
+"""
+
+
 def parser() -> argparse.ArgumentParser:
     """Every command with its flags; what one parses has ``call``, which takes it and returns an exit code."""
     whole = _Parser(
-        prog="gapmeter", description="A load tester for LLM servers that shows where every request's milliseconds went."
-    )
+        prog="gapmeter", description="A load tester for LLM servers: where every request's milliseconds went.",
+        epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    whole.add_argument("--version", action=_Version, nargs=0, help="print the version, with the hash of the analysis")
     whole.set_defaults(debug=False, judges=False)  # judges: what it says on standard output is not what it is for
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
     for group in (measure, recorded):

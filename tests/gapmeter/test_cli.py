@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gapmeter.cli import main, parser
 from gapmeter.records import RunFolder
 from tests.kit.command import SIMULATED, SLOW, Command, Done, at_once, gapmeter
 
@@ -144,6 +146,19 @@ def test_a_mistake_ends_with_a_sentence_that_names_it_and_its_exit_code(
     assert done.out == ""
     assert done.left == []
     assert not list(done.runs.glob("*")), "a run's folder was left for a run that never was"
+
+
+def test_the_version_and_the_examples_of_the_help_are_told_without_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--version", "--help"):
+        with pytest.raises(SystemExit) as ended:
+            main([flag])
+        assert ended.value.code == 0
+    version, *told = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"gapmeter \S+ \(analysis [0-9a-f]{12}\)", version)
+    assert max(map(len, told)) <= 80
+    examples = [line.split("   ")[0].split()[1:] for line in told if line.startswith("  gapmeter ")]
+    assert len(examples) == 5
+    assert all(parser().parse_args(words).call for words in examples)
 
 
 def test_an_error_shows_its_traceback_where_that_is_wanted(tmp_path: Path) -> None:
