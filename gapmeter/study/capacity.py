@@ -36,6 +36,7 @@ _WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
 _BRIEF_WARMUP_NS = 1_000_000_000  # at most, of one that only looks for an overload
 _AROUND_S = 3.0  # what a trial takes before its first request and after its last
 _LONGEST = 40_000
+_GONE = 3  # requests that were refused at a trial's end, where others had been answered: the server has died
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ class Trials:
             if not self._session.alive():
                 died = ended_because or "the server ended"
             elif monitor.is_refused():
-                died = "it accepted no connection"
+                died = "it accepted no connection any more"
         except UserError as error:
             reason = str(error)
             died = reason if error.exit_code == errors.UNREACHABLE else None
@@ -200,8 +201,8 @@ class TrialMonitor:
 
     def is_refused(self) -> bool:
         """Whether nobody listens any more: a server that has too much to do is slow to accept, and does not refuse."""
-        ended = self._so_far.ended(0, math.inf)
-        return len(ended) >= FIRST_LOOK and all(row["outcome"] == "refused" for row in ended)
+        refused = [row["outcome"] == "refused" for row in self._so_far.ended(0, math.inf)]
+        return all(refused[-_GONE:]) and len(refused) >= (FIRST_LOOK if all(refused) else _GONE)
 
     def is_enough(self, seen: Sequence[tuple[int, RequestRecord]]) -> bool:
         """A ``StopWhen``."""

@@ -69,3 +69,15 @@ def test_a_server_that_accepts_no_connection_is_gone_and_one_that_fails_or_is_sl
         assert not monitor.is_refused(), "too few"
         monitor.is_enough([*seen, (FINISHED, answered(19, 119, outcome=last))])
         assert monitor.is_refused() is gone
+
+
+def test_a_server_that_died_in_the_middle_of_a_trial_is_gone_and_one_that_came_back_is_not() -> None:
+    seen = [(FINISHED, well(at, 100 + at)) for at in range(20)]
+    seen += [(FINISHED, answered(at, 100 + at, outcome=Outcome.REFUSED)) for at in range(20, 23)]
+    monitor = TrialMonitor(SLOS, (40, 80), 10.0, 0, lambda *_: False)
+    monitor.is_enough(seen[:22])
+    assert not monitor.is_refused(), "too few"
+    monitor.is_enough(seen)
+    assert monitor.is_refused()
+    monitor.is_enough([*seen, (FINISHED, well(23, 123))])
+    assert not monitor.is_refused()
