@@ -51,7 +51,7 @@ from gapmeter.scenarios.slo import Slo
 # Rules of validity.py that speak of the load tester's own limits; and others without which nothing was measured.
 CLIENT_RULES = ("delivered", "dispersion", "client_cpu", "token_rate", "request_rate")
 BURSTS = ("gamma", "onoff")  # arrivals that a search keeps as they are; all else is searched as a Poisson process
-_OTHER_RULES = ("requests", "records", "rate")
+_OTHER_RULES = ("requests", "records", "rate", "output_length", "prompt_length", "awake")
 _TOO_MANY = 429  # HTTP's status of a limit on the rate
 
 

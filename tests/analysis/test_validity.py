@@ -294,6 +294,24 @@ def trial_verdict(requests: pd.DataFrame, evidence: Evidence, limit: Slo) -> str
     return found
 
 
+@pytest.mark.parametrize("rule", ["output", "prompt", "awake"])
+def test_a_trial_of_other_requests_than_asked_for_or_with_a_suspended_machine_is_no_measurement(rule: str) -> None:
+    requests = poisson_run()
+    requests = requests.assign(measured=True, index=np.arange(len(requests)), end_ns=requests["last_token_ns"])
+    evidence = POISSON
+    if rule == "awake":
+        evidence = replace(POISSON, suspended_ns=10**9)
+    else:
+        requests[f"{rule}_tokens"] = requests[f"{rule}_tokens_asked"] - 1
+    note = TrialNote(rate=20.0, folder=".", looks=(len(requests),), ended=1, from_ns=0, seconds=75.0)
+    outcome = outcome_of(requests, evidence, (slo("ttft", 99, 900),), note)
+    told = "suspended" if rule == "awake" else f"{rule}s had a different length than asked for"
+    assert told in outcome.invalid
+    assert not outcome.client_limit
+    said = validity.invalid_reasons(validity.check_run(requests, evidence))
+    assert said == [outcome.invalid], "as its own page says"
+
+
 @pytest.mark.parametrize(
     ("outcomes", "status", "refused"),
     [
