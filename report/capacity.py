@@ -115,11 +115,11 @@ def headline(search: Search) -> tuple[str, ...]:
     if search.binding_slo:
         lines.append(_binding(search))
     if plan := search.planning:
-        spare = f", and {plan.spare} spare" if plan.spare else ""
+        spare = f", {plan.spare} of them spare" if plan.spare else ""
         lines.append(
-            f"For {rate(plan.target_rps)}: {plan.replicas} server{'s' * (plan.replicas != 1)} "
-            f"({plan.needed}, each planned for {rate(plan.planned_rps)}: "
-            f"{'the proven rate' if search.held else 'the lower end'} less {share(plan.headroom)}{spare})"
+            f"For {rate(plan.target_rps)}: {plan.replicas} server{'s' * (plan.replicas != 1)}{spare} "
+            f"(each planned for {rate(plan.planned_rps)}: "
+            f"{'the proven rate' if search.held else 'the lower end'} less {share(plan.headroom)})"
             f"{cost.fleet_words(plan)}."
         )
     elif search.target_rps:
@@ -289,8 +289,9 @@ def _trials(search: Search) -> Section:
     headers = ["trial", "verdict", "because of", "rate", "confidence", "beyond the limit", "allowed", "effective n",
                "requests", "took"]  # fmt: skip
     lead = (
-        "In the order in which they were run; each links to its own run's report. Beyond the limit: values of the SLO "
-        "named; effective n: how many independent values they count for."
+        "In the order in which they were run; each links to its own run's report, which judges it by itself and may "
+        "leave undecided, or refuse, what the search decided. Beyond the limit: values of the SLO named; effective n: "
+        "how many independent values they count for."
     )
     return Section("trials", "Every trial", [Table("Trials", headers, rows, words=3)], lead, "trials")
 

@@ -26,8 +26,8 @@ def cost_sentence(cost: Cost | NoCost, *, simulated: bool = False) -> str:
     said = f"at most {usd(None if dearest is None else many * dearest)} {who}"
     if output is not None:
         said += f" and {usd(output[1])} for a million output tokens"
-    end = ", the interval's lower end" if rate.basis == "capacity" else ""
-    basis = f"the SLOs hold at {significant(rate.low)} req/s{end}, {share(price.utilisation)} of it planned"
+    more = " or more" if rate.basis == "capacity" else ""
+    basis = f"the SLOs hold at {significant(rate.low)} req/s{more}, {share(price.utilisation)} of it planned"
     unsearched = (
         ""
         if rate.basis == "capacity"
