@@ -62,10 +62,14 @@ def compute(result: RunResult) -> Section | None:
     busy = f"A forward of the request's own counts as the {device} computing for it: "
     on_gpu = "of one that waited for its launches, only the kernels' time (what was left after them, if not sampled). "
     busy += "the wall time of the call, on a CPU. " if device == "CPU" else on_gpu
-    if (part := result.compute.busy_share) is not None:
+    sampled = result.telemetry.utilisation if result.telemetry else None
+    part, when = sampled.forward_share_of_window if sampled else None, "While requests were measured"
+    if part is None:  # of the warm-up, too
+        part, when = result.compute.busy_share, "From the first to the last"
+    if part is not None:
         mean = f" (the mean of {result.compute.engines} engines)" if result.compute.engines else ""
-        busy += f"Over the whole run a forward pass was running {share(part)} of the time{mean}, for any request. "
-    used = result.telemetry.utilisation.nvml_busy_share if result.telemetry else None
+        busy += f"{when} a forward pass was running {share(part)} of the time{mean}, for any request. "
+    used = sampled.nvml_busy_share if sampled else None
     if used is None:
         busy += f"The {device}'s own utilization figure is unmeasured here."
     else:  # NVML says that some kernel ran, not for whom

@@ -106,7 +106,7 @@ def _who_had_the_core(result: RunResult) -> list[Block]:
     held = result.ledger.core_held or ()
     rows: list[Row] = [
         [" ".join(filter(None, (PROCESSES.get(one.process, one.process), one.program))),
-         marks.words(one.stage) if one.stage else "",
+         marks.words(one.stage) if one.stage else "none of its stages" if one.process in ("api", "engine") else "",
          Figure(one.share, "share", f"ledger.core_held.{at}.share"),
          Figure(one.mean_ms, "ms", f"ledger.core_held.{at}.mean_ms")]
         for at, one in enumerate(held) if one.share >= _SMALL

@@ -14,13 +14,14 @@ import pytest
 from gapmeter.analysis.device.telemetry import Samples, read_telemetry
 from gapmeter.analysis.results.cost import Cost, Economy, Interval, NoCost, NoEnergy, Price, SlaRate, TokensPerRequest
 from gapmeter.analysis.results.cost import Value as Worth
+from gapmeter.analysis.results.device import Telemetry, Utilisation
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import FailureExample, Outage, PeerDefinitions, PeerFigures
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.records import RunFolder
-from gapmeter.report import cost, failures, html, percentiles, run, slo, terminal, trust
+from gapmeter.report import compute, cost, failures, html, percentiles, run, slo, terminal, trust
 from gapmeter.report.device import levels_of
-from gapmeter.report.document import PAGE, Chart, Figure, Table
+from gapmeter.report.document import PAGE, Chart, Figure, Paragraph, Table
 from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.timeline import Span
 from tests.kit.runs import write_run
@@ -267,3 +268,19 @@ def test_the_residual_has_the_names_that_the_line_of_trust_has(well: RunFolder) 
             update={f"{n}_p99_share": 0.5 * (n == most) for n in ("unexplained", "strict", "unstamped")}
         )
         assert trust.remainder_sentence(worst).partition(" p99 ")[0] in names
+
+
+def test_how_often_a_forward_ran_is_one_figure_wherever_it_stands(well: RunFolder) -> None:
+    used = Utilisation.model_construct(forward_share_of_window=0.21, nvml_busy_share=None)
+    result = RunResult.read(well.path)
+    result = result.model_copy(
+        update={
+            "telemetry": Telemetry.model_construct(utilisation=used),
+            "compute": result.compute.model_copy(update={"busy_share": 0.22}),
+        }
+    )
+    section = compute.compute(result)
+    assert section is not None
+    (said,) = (block.words for block in section.blocks if isinstance(block, Paragraph))
+    assert "While requests were measured a forward pass was running 21 % of the time, for any request." in str(said)
+    assert "22 %" not in str(said)
