@@ -189,6 +189,7 @@ def _trusted(result: RunResult) -> Section:
     """In the terminal: may it be believed, and what speaks against that; of several doubts the first."""
     facts, items = [("trust", _trust(result))], _warnings(result)
     if result.verdict == INVALID:
+        facts.append(("rules", "docs/how-it-measures.md: what makes a run INVALID, and when a figure is refused"))
         return Section("trusted", "", [Facts(facts), *items], on=TERMINAL)
     judged = {slo.metric for slo in result.slo}
     doubts = [(one.touches, as_sentence(one.text)) for one in result.warnings] + [(tuple(judged), _unsteady(result))]

@@ -139,7 +139,8 @@ def _lateness(
             f"{duration(worst.value_ns / 1e6)} may come from that{both} (warning from {warn}, refused from {most})"
         )
     if refused:
-        text += f"; refused: {', '.join(f'p{one.percentile:g} {one.metric.upper()}' for one in refused)}"
+        names = ", ".join(f"p{one.percentile:g} {one.metric.upper()}" for one in refused)
+        text += f"; not shown (refused), since too much of it may be the load tester's own: {names}"
     status: CheckStatus = BROKEN if broken else WARN if refused or strained else OK
     return Check(rule=rule, status=status, value=lag_ns, limit=worst.limits_ns[1] if worst else None, text=text)
 

@@ -93,6 +93,7 @@ def test_an_invalid_run_names_the_reason_beside_the_verdict_and_what_may_have_ca
     text = "\n".join(_render(write_run(tmp_path / "r", count=300, rate=12.0, failures=60)))
     assert "INVALID  Not valid as a measurement. 60 of 300 requests failed (20 %" in text
     assert " trust   NOT valid:" in text
+    assert " rules   docs/how-it-measures.md: what makes a run INVALID" in text
     assert "Likely: the server failed; its own log says why." in " ".join(text.split())
     assert "try --set load.rate" not in text, "half the rate mends no 500"
 
