@@ -101,22 +101,35 @@ def tail_sentences(result: RunFigures) -> dict[str, str]:
 
 def upgrade_sentences(result: RunFigures) -> dict[str, str]:
     """By metric: what a faster device leaves of it."""
+    return {metric: upgrade_sentence(bracket, metric, result.device) for metric, bracket in _brackets(result).items()}
+
+
+def _brackets(result: RunFigures) -> dict[str, UpgradeBracket]:
     brackets = {"ttft": result.upgrade.ttft, "e2e": result.upgrade.e2e}
-    return {metric: upgrade_sentence(bracket, metric, result.device) for metric, bracket in brackets.items() if bracket}
+    return {metric: bracket for metric, bracket in brackets.items() if bracket}
 
 
-def upgrade_sentence(bracket: UpgradeBracket, metric: str, device: str) -> str:
+def upgrade_sentence(bracket: UpgradeBracket, metric: str, device: str, asked: float | None = None) -> str:
+    """``asked``: the percentile to tell it of, where the bracket has that; else it is the bracket's own."""
     ends = (bracket.now, bracket.lower, bracket.upper)
-    now, low, high = (duration(end.at(bracket.percentile) or 0.0) for end in ends)
-    name = f"p{bracket.percentile:g} {metric.upper()}"
+    percentile = bracket.percentile
+    if asked is not None and all(end.at(asked) is not None for end in ends):
+        percentile = asked
+    now, low, high = (duration(end.at(percentile) or 0.0) for end in ends)
+    name = f"p{percentile:g} {metric.upper()}"
     if device == "CPU":  # what else a CPU does stays
         return f"with instant forward passes, {name} would fall from {now} to {low} .. {high}"
     return f"an infinitely fast {device} would cut {name} from {now} to {low} .. {high}"
 
 
 def most_an_upgrade_brings(result: RunFigures) -> str:
-    """The most that an infinitely fast device could bring; "" where that is not known."""
-    return as_sentence(next(iter(upgrade_sentences(result).values()), ""))
+    """The most that an infinitely fast device could bring, of what is explained; "" where that is not known."""
+    metric, brackets = main_metric(result), _brackets(result)
+    told = next((name for name in (metric, "e2e" if metric == "itl" else "ttft", "e2e") if name in brackets), None)
+    if told is None:
+        return ""
+    anatomy = result.tail.of(told) if told == metric else None
+    return as_sentence(upgrade_sentence(brackets[told], told, result.device, anatomy.percentile if anatomy else None))
 
 
 def excess_sentence(result: RunFigures, metric: str) -> str:

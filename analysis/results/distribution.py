@@ -40,8 +40,8 @@ class MainPercentiles(Result):
     p99_ms: Number
 
     def at(self, percentile: float) -> float | None:
-        """One of them."""
-        return {50.0: self.p50_ms, 90.0: self.p90_ms, 95.0: self.p95_ms, 99.0: self.p99_ms}[percentile]
+        """One of them; None for any other."""
+        return {50.0: self.p50_ms, 90.0: self.p90_ms, 95.0: self.p95_ms, 99.0: self.p99_ms}.get(percentile)
 
 
 class Needs(Result):

@@ -15,7 +15,7 @@ from gapmeter.report import document as doc
 from gapmeter.report import html, run
 from gapmeter.report.command import Command
 from gapmeter.report.slo import objectives
-from gapmeter.report.why import advice, setting, tail_sentence
+from gapmeter.report.why import advice, most_an_upgrade_brings, setting, tail_sentence
 from gapmeter.scenarios.model import KEYS
 from tests.kit.runs import write_run
 
@@ -195,3 +195,18 @@ def test_an_invalid_run_is_advised_nothing_and_blames_nobody(tmp_path: Any) -> N
     page = html.page(run.document(folder))
     assert "longer than typical ones" not in page
     assert '<p class="lead">Typical requests take' not in page
+
+
+@pytest.mark.parametrize(
+    ("objective", "told"),
+    [
+        ("ttft p90 <= 20 ms", "p90 TTFT from"), ("e2e p50 <= 20 ms", "p50 E2E from"),
+        ("ttft p85 <= 20 ms", "p95 TTFT from"), ("itl p90 <= 2 ms", " E2E from"),
+    ],
+)  # fmt: skip
+def test_what_a_faster_device_leaves_is_told_of_the_percentile_that_is_explained(
+    tmp_path: Any, objective: str, told: str
+) -> None:
+    """Of a percentile that is not among those worked out, the highest known one; of token gaps the whole answer."""
+    result = RunResult.read(write_run(tmp_path / "r", count=400, rate=12.0, slos=(objective,)).path)
+    assert told in most_an_upgrade_brings(result)
