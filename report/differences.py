@@ -126,7 +126,9 @@ def change_sentence(pair: PairComparison) -> str:
     told = pair.telling == FigureName(metric=change.metric, percentile=None)  # in the sentence before this one
     mean = f"the difference of {name}" if told else change_of(name, own.total)
     if change.unexplained == "opposite":
-        return f"{mean}: it moves the other way than {change.claim}"
+        known = pair.metrics[change.metric].mean
+        doubt = f", though {known.why}" if known is not None and known.why else ""
+        return f"{mean}: it moves the other way than {change.claim}{doubt}"
     if change.unexplained == "uncertain":
         return f"{mean}: its interval includes 0, so no stage is named"
     if change.stage is None:

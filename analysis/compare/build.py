@@ -268,6 +268,17 @@ def _stages(event: str, found: Differences) -> StageDifferences:
 
 
 def _warnings(letters: Sequence[str], sides: Sequence[Side], found: Sequence[Differences]) -> Iterable[str]:
+    unsteady = [
+        letter
+        for letter, side in zip(letters, sides, strict=True)
+        if any(each.result.steady.state == "unsteady" for each in side.runs)
+    ]
+    if unsteady:
+        its = "its" if len(unsteady) == 1 else "their"
+        yield (
+            f"{' and '.join(unsteady)} had no steady state, so {its} TTFT and E2E depend on how long the load lasted: "
+            "what differs there may be far more than what is claimed"
+        )
     if all(len(side.runs) == 1 for side in sides):
         yield _FEW_RUNS
     if any(side.failed for side in sides):

@@ -300,6 +300,26 @@ def test_requests_that_only_one_side_issued_are_told_where_the_differences_leave
     assert not any("leaves out" in warning for warning in compare([one, other]).warnings)
 
 
+def test_a_side_without_a_steady_state_is_told(folders: list[Path]) -> None:
+    one, other = sides(folders[:2])
+    steady = one.first.result.steady.model_copy(update={"state": "unsteady"})
+    grown = Side((replace(one.first, result=one.first.result.model_copy(update={"steady": steady})),))
+    said = "A had no steady state, so its TTFT and E2E depend on how long the load lasted"
+    assert compare([grown, other]).warnings[0].startswith(said)
+    assert not any("steady" in warning for warning in compare([one, other]).warnings)
+
+
+def test_a_mean_that_moves_the_other_way_says_where_nothing_supports_it(folders: list[Path]) -> None:
+    (found,) = compare(sides(folders[:2])).comparisons
+    e2e = found.metrics["e2e"]
+    assert found.changed is not None and e2e.mean is not None
+    changed = found.changed.model_copy(update={"metric": "e2e", "claim": "TPOT p50", "unexplained": "opposite"})
+    mean = e2e.mean.model_copy(update={"why": "3 independent requests do not support a mean"})
+    metrics = {**found.metrics, "e2e": e2e.model_copy(update={"mean": mean})}
+    told = change_sentence(found.model_copy(update={"changed": changed, "metrics": metrics}))
+    assert told.endswith("it moves the other way than TPOT p50, though 3 independent requests do not support a mean")
+
+
 def test_more_than_two_runs_share_one_family_and_one_table(folders: list[Path]) -> None:
     result = compare(sides(folders))
     assert [found.b for found in result.comparisons] == ["B (max_batch 8)", "C (max_batch 6)"]
@@ -458,7 +478,7 @@ def test_where_no_percentile_can_be_estimated_a_mean_may_prove_a_regression_and_
 
 def test_one_run_a_side_is_marked_and_asks_for_three() -> None:
     found = held(figure(0.04), runs=(1, 1))
-    assert "one run per side, forced" in found.sentence
+    assert "one run per side: the interval leaves out" in found.sentence
     assert "three runs per side would show how much they do" in found.rows[0].sentence
     assert found.rows[0].runs_needed is None
 

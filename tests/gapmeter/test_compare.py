@@ -323,7 +323,7 @@ def test_a_run_that_regressed_ends_with_99_and_one_that_did_not_with_0(case: str
     baseline = Baseline((runs / against,), 0.05, ("server.max_batch",))
     (judged,) = judged_against([result], 1, baseline, tmp_path, quiet=True)
     assert judged.regression is not None
-    assert "one run per side, forced" in judged.regression.sentence
+    assert "one run per side: the interval leaves out" in judged.regression.sentence
     assert (judged.regression.status, judged.exit_code) == (status, code)
 
 
