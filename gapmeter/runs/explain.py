@@ -22,12 +22,13 @@ from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
 from gapmeter.analysis.results.latency import GroupDifference
 from gapmeter.analysis.results.run import Provenance
-from gapmeter.analysis.stages import STAGE_NAMES, column, owner_words
+from gapmeter.analysis.stages import STAGE_NAMES, column
 from gapmeter.analysis.tables import read_table
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
 from gapmeter.report.explore import difference_sentence
 from gapmeter.report.printable import printable
+from gapmeter.report.words import whose
 from gapmeter.runs.run import Run, rederivable, require_one_run
 from gapmeter.runs.sql import one_sentence
 
@@ -145,16 +146,15 @@ def show(found: Explanation) -> None:
     console.print(f"{printable(difference_sentence(parts, found.a, found.b, found.device))}.", markup=False)
     console.print(f"{parts.a_count:,} requests against {parts.b_count:,}, in {parts.stretches} stretches.")
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # 80 letters hold the longest names
-    for name in ("stage", "owner"):
-        table.add_column(name, overflow="fold")  # cut short, network_in and network_out would look alike
-    for name in ("these", "the others", "difference", "95 % interval", "share"):
+    table.add_column("stage (owner)", overflow="fold")  # cut short, network in and network out would look alike
+    for name in ("these", "others", "difference", "95 % interval", "share"):
         table.add_column(name, justify="right", no_wrap=True)
     low, high = parts.difference_ci_ms
     proven = low is not None and high is not None and not low <= 0 <= high  # of nothing there are no shares
     for row in [row for row in parts.ranked if row.ms][:_SHOWN]:
         part = share(row.share) if row.share is not None and proven else DASH
-        owner = Text(printable(owner_words(row.owner, found.device)))
+        owner = Text(printable(whose(row.stage, row.owner, found.device)))
         times = map(duration, (row.a_ms, row.b_ms, row.ms))
-        table.add_row(row.stage.replace("_", " "), owner, *times, bounds(*row.ci_ms), part)
+        table.add_row(owner, *times, bounds(*row.ci_ms), part)
     console.print(table)
     console.print(printable(found.provenance.line()), style="dim", markup=False)

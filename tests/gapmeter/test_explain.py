@@ -113,7 +113,7 @@ def test_people_read_a_table_and_the_largest_stage_in_a_sentence(
     assert main(["explain", str(finished_run), "--group", "rank_percent > 80", "--against", "rank_percent <= 50"]) == 0
     err = " ".join(capsys.readouterr().err.split())
     assert "rank_percent > 80 waited" in err
-    assert "stage owner these the others difference 95 % interval share" in err
+    assert "stage (owner) these others difference 95 % interval share" in err
 
 
 @pytest.mark.whole_run
