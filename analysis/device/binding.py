@@ -94,9 +94,9 @@ def binding_of(
     served = {name: ms for name, ms in sums.items() if name != QUEUE and ms > 0}
     behind = max(served, key=lambda name: served[name]) if first == QUEUE and served else None
     served_by = behind or first
-    why = f"{share(shares[first])} of the mean answer is {first} ({largest[first].replace('_', ' ')})"
+    why = f"{share(shares[first])} of the mean answer is {_with_stage(first, largest[first])}"
     if behind:
-        why += f"; what serves it is busy with {behind} ({largest[behind].replace('_', ' ')})"
+        why += f"; what is waited for is busy with {_with_stage(behind, largest[behind])}"
     kind, how, unmeasured = _roof(stages_ms, evidence) if served_by == DEVICE else (served_by, "", [])
     if device == "GPU" and served_by in (DEVICE, HOST):
         if evidence.pcie_share is None:
@@ -120,6 +120,11 @@ def _roof(stages_ms: Mapping[str, float], evidence: BindingEvidence) -> tuple[st
         return DEVICE, how, []
     unmeasured = f"whether memory bandwidth or compute bounds {part}"
     return DEVICE, f"; {unmeasured} is unmeasured", [unmeasured]
+
+
+def _with_stage(resource: str, stage: str) -> str:
+    """``device (decode)``; the stage alone where it has the resource's name."""
+    return resource if stage == resource else f"{resource} ({stage.replace('_', ' ')})"
 
 
 def _resource_of(stage: str) -> str:

@@ -214,6 +214,11 @@ BINDINGS: dict[str, tuple[dict[str, float], list[Any], BindingEvidence, str, str
 }  # fmt: skip
 
 
+def test_a_stage_with_its_resource_s_name_is_named_once() -> None:
+    told = binding_of({"queue": 8, "core_wait": 2}, device="CPU").why
+    assert told == "80 % of the mean answer is queue; what is waited for is busy with host (core wait)"
+
+
 @pytest.mark.parametrize("case", BINDINGS)
 def test_the_resource_that_binds_follows_the_stated_rule(case: str) -> None:
     stages, checks, evidence, device, resource, behind, word = BINDINGS[case]
