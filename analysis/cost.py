@@ -184,14 +184,14 @@ def offered_rate(
     """The rate of a run that held its SLOs, ``measured`` requests of which count."""
     if not answers:
         return NoRate("the scenario sets no SLO that a rate could hold")
-    if verdict == FAIL:
-        return NoRate(f"the SLOs were missed at this load, and a rate that misses them has no cost; {_SEARCH}")
-    if verdict != PASS:
-        return NoRate(f"the verdict is {verdict}: it is not known whether the SLOs hold at this load")
     if load.loop != "open":
         return NoRate(f"a closed loop has no rate of arrivals that holds the SLOs; {_SEARCH}")
     if load.arrivals in CHANGING_ARRIVALS:
         return NoRate(f"the rate changed through the run, so that no single one held the SLOs; {_SEARCH}")
+    if verdict == FAIL:
+        return NoRate(f"the SLOs were missed at this load, and a rate that misses them has no cost; {_SEARCH}")
+    if verdict != PASS:
+        return NoRate(f"the verdict is {verdict}: it is not known whether the SLOs hold at this load")
     if steady is not None and steady.state == "unsteady":
         return NoRate("there was no steady state: a longer run might miss the SLOs at this rate")
     if measured < 2 or not load.window_s:

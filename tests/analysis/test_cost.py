@@ -29,7 +29,7 @@ from gapmeter.analysis.results.cost import Cost, Energy, Interval, NoCost, NoEne
 from gapmeter.analysis.results.device import EnergyWindow
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Goodput
-from gapmeter.analysis.results.run import RunFigures, RunResult
+from gapmeter.analysis.results.run import RunFigures, RunResult, Verdict
 from gapmeter.analysis.results.trust import Steady
 from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.analysis.stats.exact import rate_at_least
@@ -84,6 +84,14 @@ def passed() -> RunFigures:
 
 def rate_of(run: RunFigures, steady: Steady | None = None) -> SlaRate | NoRate:
     return offered_rate(run.verdict, run.slo, run.load, run.counts.measured, steady)
+
+
+@pytest.mark.parametrize("verdict", ["INCONCLUSIVE", "FAIL"])
+def test_what_no_verdict_would_give_a_cost_is_told_first(passed: RunFigures, verdict: Verdict) -> None:
+    """An undecided closed loop sounded as if a longer run would have a cost."""
+    for change, told in ({"loop": "closed"}, "a closed loop has"), ({"arrivals": "steps"}, "the rate changed"):
+        run = passed.model_copy(update={"verdict": verdict, "load": passed.load.model_copy(update=change)})
+        assert str(rate_of(run)).startswith(told)
 
 
 def test_a_request_costs_g_times_the_price_over_3600_times_the_rate_times_the_planned_utilisation() -> None:
