@@ -113,13 +113,15 @@ def shortage(scenario: Scenario) -> str:
         return ""
     highest, longest_s = max(asked), (load.longest_ns or 0) / 1e9
     planned = load.requests or load.rate * longest_s
-    needed = _PLANNED * values_needed(highest)
+    needed = math.ceil(_PLANNED * values_needed(highest))
     if planned >= needed:
         return ""
-    minutes = math.ceil(needed / load.rate / 60)
-    remedy = f"load.duration={minutes}m" if load.requests is None else f"load.requests={math.ceil(needed)}"
+    takes_s = math.ceil(needed / load.rate)
+    minutes = math.ceil(takes_s / 60)
+    takes, lasts = (f"{takes_s} s", f"{takes_s}s") if takes_s < 100 else (f"{minutes} min", f"{minutes}m")
+    remedy = f"load.duration={lasts}" if load.requests is None else f"load.requests={needed}"
     return (
-        f"p{highest:g} with a full interval needs about {needed:,.0f} requests ({minutes} min at {load.rate:g} req/s), "
+        f"p{highest:g} with a full interval needs about {needed:,} requests ({takes} at {load.rate:g} req/s), "
         f"more if latencies are correlated; this load has about {planned:,.0f}, so expect a bound or less "
         f"(--set {remedy})"
     )

@@ -93,6 +93,7 @@ def test_a_look_waits_for_the_answers_that_belong_to_it() -> None:
     [
         (("load.rate=1",), "14 min at 1 req/s"),
         (("load.rate=16",), "at 16 req/s"),
+        (("load.rate=2", "load.duration=20s", "load.patience=20s", 'slo=["ttft p95 <= 50 ms"]'), "159 requests (80 s"),
         (("load.rate=64",), ""),
         (("load.rate=1", "load.duration=20m", "load.patience=30m"), ""),
         (("load.rate=2", 'slo=["ttft p50 <= 50 ms"]'), ""),
