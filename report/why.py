@@ -211,9 +211,11 @@ def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
     name = metric.upper()
     parts = [part for part in anatomy.owners if max(part.at_ms, abs(part.ms)) > _SMALL * anatomy.at.total_ms]
     longest = max((part.ms for part in parts), default=0.0)
+    largest = sorted(parts[1:], key=lambda part: -max(part.at_ms, abs(part.ms)))  # what everybody waits for, too
+    shown = [*parts[:1], *largest[: _SHOWN - 1]]
     rows: list[Row] = []
     for at, part in enumerate(anatomy.owners):
-        if part not in parts[:_SHOWN]:
+        if part not in shown:
             continue
         key = f"tail.{metric}.owners.{at}"
         length = round(_BARS * max(part.ms, 0.0) / longest) if longest > 0 else 0
@@ -223,7 +225,7 @@ def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
             Figure(part.ms, "ms", f"{key}.ms", text=_signed(part.ms)),
             *(["#" * length] if in_letters else []), ", ".join(map(marks.words, part.stages[:3])),
         ])  # fmt: skip
-    if rest := parts[_SHOWN:]:
+    if rest := [part for part in parts if part not in shown]:
         row: Row = ["the rest", Figure(sum(p.at_ms for p in rest)), _signed(sum(p.ms for p in rest))]
         rows.append([*row, *([""] if in_letters else []), ""])
     where = "at" if anatomy.at_range_ms is None else "around"

@@ -15,7 +15,7 @@ from gapmeter.report import document as doc
 from gapmeter.report import html, run
 from gapmeter.report.command import Command
 from gapmeter.report.slo import objectives
-from gapmeter.report.why import advice, most_an_upgrade_brings, setting, tail_sentence
+from gapmeter.report.why import advice, most_an_upgrade_brings, owners, setting, tail_sentence
 from gapmeter.scenarios.model import KEYS
 from tests.kit.runs import write_run
 
@@ -210,3 +210,25 @@ def test_what_a_faster_device_leaves_is_told_of_the_percentile_that_is_explained
     """Of a percentile that is not among those worked out, the highest known one; of token gaps the whole answer."""
     result = RunResult.read(write_run(tmp_path / "r", count=400, rate=12.0, slos=(objective,)).path)
     assert told in most_an_upgrade_brings(result)
+
+
+def test_the_table_of_owners_shows_whoever_has_most_of_what_everybody_waits(tmp_path: Any) -> None:
+    """A queue that slow requests were even spared had 262 of 492 ms at the median, in the row of "the rest"."""
+    result = RunResult.read(write_run(tmp_path / "r", count=2400, rate=22.0, slos=("ttft p90 <= 100 ms",)).path)
+    anatomy = result.tail.ttft
+    assert anatomy is not None
+    waits = {
+        "API server": (130, 394),
+        "framework": (47, 349),
+        "GPU": (22, 5),
+        "network": (30, 4),
+        "capacity": (262, -141),
+    }
+    parts = tuple(
+        anatomy.owners[0].model_copy(update={"owner": owner, "at_ms": float(at), "ms": float(ms)})
+        for owner, (at, ms) in waits.items()
+    )
+    told = anatomy.model_copy(update={"owners": parts})
+    table = owners(result.model_copy(update={"tail": result.tail.model_copy(update={"ttft": told})}), "GPU")
+    assert table is not None
+    assert [str(row[0]) for row in table.rows] == ["API server", "framework", "network", "capacity", "the rest"]
