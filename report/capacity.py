@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from gapmeter.analysis.numbers import DASH, bounds, count, duration, rate, share, significant
+from gapmeter.analysis.numbers import DASH, count, duration, rate, share, significant
 from gapmeter.analysis.results.capacity import (
     BUDGET,
     CLIENT,
@@ -18,6 +18,7 @@ from gapmeter.analysis.results.capacity import (
     CapacityResult,
     Search,
     SearchWords,
+    TrialResult,
 )
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.records import RunFolder
@@ -26,7 +27,7 @@ from gapmeter.report import document as doc
 from gapmeter.report.capacity_charts import Goodput, Posterior, Sureness
 from gapmeter.report.document import BRIEF, TERMINAL, Chart, Column, Figure, Mark, Name, Row, Section, Table
 from gapmeter.report.slo import slo_sentence
-from gapmeter.report.words import reproduce, tone
+from gapmeter.report.words import both, reproduce, tone
 
 _MOST_DRIFT = 0.1  # a mean near the largest of those that are modelled, 12 %
 # Of the rate held, as docs/results/capacity.json has it: the upper end of the share's 95 % interval.
@@ -203,7 +204,7 @@ def _binding(search: Search) -> str:
 def _goodput(search: Search) -> Section:
     rows: list[Row] = [
         [rate(p.rate), p.verdict, Figure(p.goodput_per_s, "rate", f"capacity.curve.{at}.goodput_per_s"),
-         bounds(*p.goodput_ci) if p.goodput_ci else DASH, share(p.good_share), count(p.n)]
+         " .. ".join(map(significant, ends)) if (ends := both(p.goodput_ci)) else DASH, share(p.good_share), count(p.n)]
         for at, p in enumerate(search.curve)
     ]  # fmt: skip
     table = Table("Goodput against rate", ["rate", "SLOs", "goodput", "95 % interval", "good", "n"], rows, words=2)
@@ -266,13 +267,17 @@ def _trials_in_short(search: Search) -> Section:
             beyond = f"{count(slo.over)} of {count(slo.count)} over the limit, effective n {count(slo.n_eff)}"
             grew = ", but the queue grew" if trial.overloaded else ""
             seen = f"{which}{beyond}{grew}; {duration(1000 * trial.seconds)}"
-        leans = trial.verdict == UNDECIDED and (trial.confidence or 0.0) > 0.5
-        lean = f", probably {trial.leaning}" if leans else ""
-        verdict = Mark(f"{trial.verdict}{lean}", tone(trial.verdict))
-        sure = DASH if trial.verdict == UNDECIDED and not leans else share(trial.confidence)
-        rows.append([str(trial.number), Figure(trial.rate, "rate"), verdict, sure, seen])
+        rows.append([str(trial.number), Figure(trial.rate, "rate"), *_found(trial), seen])
     headers: doc.Headers = ["", "rate", Column("verdict", wraps=True), "confidence", Column("evidence", wraps=True)]
     return Section("in-short", "", [Table("Trials", headers, rows, words=1, whole=True)], on=BRIEF)
+
+
+def _found(trial: TrialResult) -> tuple[Mark, str]:
+    """A trial's verdict, or to which side it leans, and how sure that is."""
+    leans = trial.verdict == UNDECIDED and (trial.confidence or 0.0) > 0.5
+    lean = f", probably {trial.leaning}" if leans else ""
+    sure = DASH if trial.verdict == UNDECIDED and not leans else share(trial.confidence)
+    return Mark(f"{trial.verdict}{lean}", tone(trial.verdict)), sure
 
 
 def _trials(search: Search) -> Section:
@@ -280,10 +285,11 @@ def _trials(search: Search) -> Section:
     for at, trial in enumerate(search.trials):
         slo, grew = trial.decided_by, "; but the queue grew" if trial.overloaded else ""
         href = quote(f"{trial.folder}/report.html") if trial.folder else ""
+        verdict, sure = _found(trial)
         rows.append([
-            Name(str(trial.number), href), Mark(trial.verdict, tone(trial.verdict)),
+            Name(str(trial.number), href), verdict,
             trial.reason or f"{trial.slo}{grew}", Figure(trial.rate, "rate", f"capacity.trials.{at}.rate"),
-            share(trial.confidence), f"{count(slo.over)} of {count(slo.count)}", share(slo.allowed), count(slo.n_eff),
+            sure, f"{count(slo.over)} of {count(slo.count)}", share(slo.allowed), count(slo.n_eff),
             count(trial.requests), duration(1000 * trial.seconds),
         ])  # fmt: skip
     headers = ["trial", "verdict", "because of", "rate", "confidence", "beyond the limit", "allowed", "effective n",

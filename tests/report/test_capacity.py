@@ -6,8 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from gapmeter.analysis.results.capacity import BUDGET, DIED, UNMEETABLE, CapacityResult, Ended, RatePoint
-from gapmeter.report.capacity import headline
+from gapmeter.analysis.results.capacity import (
+    BUDGET,
+    DIED,
+    FAILS,
+    UNDECIDED,
+    UNMEETABLE,
+    CapacityResult,
+    Ended,
+    RatePoint,
+)
+from gapmeter.analysis.results.manifest import SearchManifest
+from gapmeter.report import document as doc
+from gapmeter.report.capacity import document, headline
 from tests.kit.searches import write_search
 
 
@@ -41,3 +52,24 @@ def test_only_a_budget_that_ran_out_is_why_no_rate_was_proven(tmp_path: Path, en
 def test_a_load_to_plan_for_has_an_answer_where_no_rate_was_found_too(tmp_path: Path, ended: Ended, said: str) -> None:
     search = CapacityResult.read(write_search(tmp_path / "s", None, None, 8.0, target_rps=50.0)).capacity
     assert headline(search.model_copy(update={"ended": ended}))[-1] == said
+
+
+def test_the_page_gives_rates_their_own_unit_and_says_to_which_side_an_undecided_trial_leans(tmp_path: Path) -> None:
+    """Goodput's interval was in ms, and "undecided, 76 %" left open of what."""
+    path = write_search(tmp_path / "s", 9.0, 8.0, 10.0)
+    result = CapacityResult.read(path)
+    trial = result.capacity.trials[0].model_copy(
+        update={"verdict": UNDECIDED, "confidence": 0.76, "leaning": FAILS, "reason": None}
+    )
+    point = RatePoint(rate=8.0, good_share=0.5, goodput_per_s=4.0, goodput_ci=(1.39, 9.81), verdict=UNDECIDED, n=60)
+    search = result.capacity.model_copy(update={"trials": (trial,), "curve": (point,)})
+    shown = document(result.model_copy(update={"capacity": search}), SearchManifest.read(path))
+    tables = {
+        block.name: block
+        for section in shown.on(doc.PAGE)
+        for block in (each.table if isinstance(each, doc.Chart) else each for each in section.blocks)
+        if isinstance(block, doc.Table)
+    }
+    assert tables["Goodput against rate"].rows[0][3] == "1.39 .. 9.81"
+    assert str(tables["Trials"].rows[0][1]) == "undecided, probably fails"
+    assert tables["Trials"].rows[0][4] == "76 %"
