@@ -18,9 +18,9 @@ def significant(value: float, digits: int = 3) -> str:
     return f"{rounded:,.{decimals}f}"
 
 
-def plain(value: float, digits: int = 3) -> str:
-    """``significant`` without the zeros that end its decimals: 60.0 -> 60."""
-    text = significant(value, digits)
+def plain(value: float | None, digits: int = 3) -> str:
+    """``significant`` without the zeros that end its decimals: 60.0 -> 60; a dash for None."""
+    text = DASH if value is None else significant(value, digits)
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
