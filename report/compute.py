@@ -70,9 +70,9 @@ def compute(result: RunResult) -> Section | None:
         mean = f" (the mean of {result.compute.engines} engines)" if result.compute.engines else ""
         busy += f"{when} a forward pass was running {share(part)} of the time{mean}, for any request. "
     used = sampled.nvml_busy_share if sampled else None
-    if used is None:
-        busy += f"The {device}'s own utilization figure is unmeasured here."
-    else:  # NVML says that some kernel ran, not for whom
+    if used is None and device == "GPU":
+        busy += "The GPU's own utilization figure is unmeasured here."
+    elif used is not None:  # NVML says that some kernel ran, not for whom
         busy += f"NVML reports the {device} busy {share(used)} of the time, for any work."
     blocks: list[doc.Block] = [choice, doc.Key(there), Paragraph(busy, "quiet")]
     return Section("compute", title, blocks, as_sentence(lead), short)

@@ -30,8 +30,9 @@ _LEAD = (
 _NOTE = (
     "Over requests that succeeded, unless it says otherwise: with failures at their time-out, each of them counts as "
     "at least that long, and a percentile that falls among them is only known to be longer. ≤: only an upper bound "
-    "is supported (90 % confidence or more); –: no bound. How correlated neighbors are is estimated for each "
-    "percentile, so a higher one may be known where a lower one is not."
+    "is supported (90 % confidence or more); –: no bound; refused: too much of it may be the load tester's own "
+    "lateness. How correlated neighbors are is estimated for each percentile, so a higher one may be known where a "
+    "lower one is not."
 )
 
 

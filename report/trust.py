@@ -217,8 +217,9 @@ def sustained(result: RunResult) -> Section | None:
         [Heading("Was there a steady state?"), methods],
         [Heading("First seconds against sustained"), ratios, Paragraph(_RATIO_LEAD, "quiet")],
     ])  # fmt: skip
-    usable = "can be used as capacity" if steady.valid_for_capacity else "must not be used as capacity"
-    return Section("steady", "Sustained", [columns], f"{_STATES[steady.state]}: these figures {usable}.", "sustained")
+    lasting = "may stand for" if steady.valid_for_capacity else "must not be taken for those of"
+    lead = f"{_STATES[steady.state]}: these figures {lasting} a longer run at this load."
+    return Section("steady", "Sustained", [columns], lead, "sustained")
 
 
 def _mser(found: Mser5 | None) -> str:

@@ -284,3 +284,17 @@ def test_how_often_a_forward_ran_is_one_figure_wherever_it_stands(well: RunFolde
     (said,) = (block.words for block in section.blocks if isinstance(block, Paragraph))
     assert "While requests were measured a forward pass was running 21 % of the time, for any request." in str(said)
     assert "22 %" not in str(said)
+    assert "utilization figure is unmeasured" in str(said), "NVML tells a GPU's; a CPU has none"
+    on_cpu = result.model_copy(update={"compute": result.compute.model_copy(update={"device": "CPU"})})
+    told = compute.compute(on_cpu)
+    assert told is not None
+    assert not any("utilization" in str(block.words) for block in told.blocks if isinstance(block, Paragraph))
+
+
+def test_a_steady_run_is_not_called_a_capacity(well: RunFolder) -> None:
+    """At 8 of 40 requests a second "these figures can be used as capacity" stood there."""
+    result = RunResult.read(well.path)
+    for valid, told in ((True, "may stand for a longer run"), (False, "must not be taken for those of a longer run")):
+        steady = result.steady.model_copy(update={"valid_for_capacity": valid})
+        section = trust.sustained(result.model_copy(update={"steady": steady}))
+        assert section is not None and told in section.lead
