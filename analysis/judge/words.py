@@ -9,7 +9,7 @@ from gapmeter.analysis.results.trust import QueueSlope, SpeedChange
 
 PROCESSES = {
     "api": "API server", "server": "the server's other processes", "load tester": "the load tester",
-    "CPU limit": "the container's CPU limit", "unknown": "others",
+    "CPU limit": "the container's CPU limit", "unknown": "others", "nobody": "no program",
 }  # fmt: skip
 SHARED = (
     "the server had more threads to run than cores; a faster device would not shorten this",

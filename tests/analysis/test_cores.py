@@ -39,6 +39,11 @@ def test_little_or_unmeasured_waiting_is_not_worth_a_warning(waited: float | Non
             "dedicated cores for the server",
         ),
         (
+            {Culprit("engine"): 90, Culprit("nobody"): 10},
+            "; the cores were running engine (90 %), no program (10 %)",
+            "more cores for the server",
+        ),
+        (
             {Culprit("load tester"): 5},
             "the load tester (100 %)",
             "other cores, or another machine, for the load tester",
