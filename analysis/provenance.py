@@ -13,7 +13,7 @@ from gapmeter.analysis.results.manifest import Manifest, SearchManifest, SweepMa
 from gapmeter.analysis.results.requests import LoadFacts
 from gapmeter.analysis.results.run import INVALID, UNKNOWN, MadeBy, Provenance, RunFigures
 
-_CODE_OF_FIGURES = ("analysis", "records")
+_CODE_OF_FIGURES = ("analysis", "records", "report")  # the last: of the words among them, and of pages
 
 
 def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:

@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.provenance import provenance_of, provenance_of_study
+from gapmeter.analysis import provenance
+from gapmeter.analysis.provenance import made_by, provenance_of, provenance_of_study
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.analysis.results.run import Provenance
@@ -77,3 +78,17 @@ def test_an_hdr_log_carries_it_as_a_comment_that_readers_pass_over(tmp_path: Pat
     hdr.write_hlog(path, {"ttft": histogram}, 1.0, 2.0, origin.line())
     assert f"#[{origin.line()}]" in path.read_text(encoding="utf-8")
     assert read_hlog(path)["ttft"].get_total_count() == 1
+
+
+@pytest.mark.parametrize("package", ["analysis", "records", "report"])
+def test_the_hash_tells_apart_whatever_figures_words_and_pages_are_made_by(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the report's code in it, a page by other code was taken for one that somebody had changed."""
+    for name in ("analysis", "records", "report"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "code.py").write_text("one")
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "analysis" / "provenance.py"))
+    before = made_by.__wrapped__().analysis
+    (tmp_path / package / "code.py").write_text("another")
+    assert made_by.__wrapped__().analysis != before
