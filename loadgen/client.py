@@ -111,10 +111,16 @@ class Pool:
     def leave_unended(self, now_ns: int) -> None:
         """End every request whose answer is there while the server holds its body open: its user goes on."""
         for exchange, since_ns in list(self._marked.items()):
-            if since_ns < now_ns - self._await_end_ns and isinstance(carrier := exchange.carrier, Connection):
-                self._marked.pop(exchange)
-                if carrier.leave_unended():
-                    self._await_end_ns = _AWAIT_NO_END_NS
+            if since_ns < now_ns - self._await_end_ns:
+                self._leave(exchange)
+
+    def _leave(self, exchange: Exchange) -> bool:
+        """End it if its answer is there but for the body's end; whether it was."""
+        marked = self._marked.pop(exchange, None) is not None
+        left = marked and isinstance(exchange.carrier, Connection) and exchange.carrier.leave_unended()
+        if left:
+            self._await_end_ns = _AWAIT_NO_END_NS
+        return left
 
     def abort(self, reason: str) -> None:
         """Give up everything that is in flight."""
@@ -158,7 +164,9 @@ class Pool:
         self._never_sent(exchange, Outcome.TLS if in_handshake else Outcome.REFUSED, reason(error))
 
     def give_up(self, exchange: Exchange, outcome: Outcome, reason: str) -> None:
-        """End a request from our side; what has arrived of its answer is kept."""
+        """End a request from our side; what has arrived of its answer is kept. Time is not up for one that is there."""
+        if outcome is not Outcome.ABORTED and self._leave(exchange):
+            return
         carrier = exchange.carrier
         if isinstance(carrier, Connection):
             carrier.give_up(outcome, reason)
