@@ -90,7 +90,7 @@ def interval_ranks(count: int, n_eff: float, percentile: float) -> tuple[int | N
     scale = count / n_eff
     high = None if tolerable is None else count - math.floor(tolerable * scale + 1e-9)
     low = None if damning is None else count - math.ceil(damning * scale - 1e-9) + 1
-    return (low if low and low >= 1 else None), high
+    return low or None, high
 
 
 def values_needed(percentile: float) -> int:

@@ -15,6 +15,7 @@ from scipy import stats
 
 from bench.compare import dropping, gate_cell, queue_run, scaled, without
 from gapmeter.analysis.compare import claims
+from gapmeter.analysis.compare.aligned import align
 from gapmeter.analysis.compare.build import compare, pair_of
 from gapmeter.analysis.compare.claims import FAMILY, judge_pair, judge_regression
 from gapmeter.analysis.compare.differences import compare_sides
@@ -86,6 +87,17 @@ def test_of_a_run_that_lasted_far_longer_all_is_compared_and_not_its_beginning_a
     found = compare_sides([a.rows(np.arange(kept))], [b], PERCENTILES, resamples=20)
     assert found.counts == counts
     assert found.paired is (counts[0] == counts[1])
+
+
+def test_each_turn_of_a_conversation_is_paired_with_the_same_one() -> None:
+    sides = []
+    for run in (virtual(3), virtual(3, 1)):
+        planned = run.planned.copy()
+        planned[:, 0], planned[:, 1] = np.divmod(np.arange(run.count), 4) + np.array([[0], [1]])
+        sides.append([replace(run, planned=planned)])
+    (a,), (b,), why = align(*sides)
+    assert (a.count, why) == (200, "")
+    assert np.array_equal(a.planned, b.planned)
 
 
 def test_a_short_side_is_known_by_its_own_blocks_however_long_the_other_is() -> None:

@@ -229,6 +229,12 @@ def no_cost(found: SlaRate | NoRate, why: str) -> None:
     assert describe_value(part, (0.9, 1.0)).good_requests_per_usd is None
 
 
+@pytest.mark.parametrize("share", [None, (None, 1.0)], ids=str)
+def test_value_is_null_where_nobody_knows_how_many_requests_were_good(share: tuple[None, float] | None) -> None:
+    value = describe_value(cost_of(rate(4.0), price(), tokens()), share)
+    assert (value.good_requests_per_usd, "unmeasured" in str(value.reason)) == (None, True)
+
+
 def test_a_search_that_found_no_rate_has_no_cost() -> None:
     no_cost(searched_rate(None, 3.0), "no rate was found")
 

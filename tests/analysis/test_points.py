@@ -61,6 +61,12 @@ def test_a_knee_does_not_depend_on_units(latency: list[float], of_load: float, o
         assert one.bend == pytest.approx(other.bend, abs=1e-9)
 
 
+def test_a_latency_turns_where_its_curve_lies_furthest_below_the_straight_line() -> None:
+    """At 8 of 1 to 32 users: 7/31 of the way, and 10/130 of the rise."""
+    found = latency_turn([1, 2, 4, 8, 16, 32], [10, 10, 11, 20, 60, 140])
+    assert (found.at, found.bend) == (3, pytest.approx(7 / 31 - 10 / 130))
+
+
 def point(loop: str = "closed", **resolved: Any) -> Point:
     """One of which nothing else is known."""
     values = {key.replace("__", "."): value for key, value in resolved.items()}
@@ -92,7 +98,7 @@ def test_arrivals_of_two_laws_are_never_on_one_curve() -> None:
     closed = [
         point("closed", load__rate=None, load__concurrency=users, load__arrivals="closed") for users in (1, 2)
     ]  # fmt: skip
-    assert [members for _, members in axis_of([*opened[:2], *closed]).series] == [(1, 0), (2, 3)]
+    assert axis_of([*opened[:2], *closed]).series == (("open loop", (1, 0)), ("closed loop", (2, 3)))
 
 
 def test_points_without_numbers_have_no_order_and_words_of_their_own() -> None:

@@ -190,6 +190,7 @@ def test_late_reading_refuses_the_figures_that_it_can_have_spoilt_and_no_others(
         answers = judge(slos, requests, {}, lateness=lateness)
         (check,) = [c for c in validity.check_run(requests, evidence, answers) if c.rule == "loop_lag"]
         assert check.status == (status if refused else OK)
+        assert (check.value or 0) / MS == pytest.approx(27, abs=0.1), "its p99"
 
 
 def test_what_was_sent_late_and_what_was_read_late_can_spoil_a_figure_together() -> None:

@@ -179,3 +179,17 @@ def test_ends_grow_with_the_percentile_whatever_its_parts_are_worth(worths: list
             assert lower.high <= higher.high
         if higher.low is not None and lower.low is not None:
             assert lower.low <= higher.low
+
+
+@pytest.mark.parametrize(("count", "failed", "bounded"), [(300, 0, True), (300, 1, False), (200, 0, False)])
+def test_the_largest_of_enough_values_bounds_a_percentile_unless_it_never_came(
+    count: int, failed: int, bounded: bool
+) -> None:
+    """No p99 of 300 has an upper end; that none of them lies beyond it has a chance of 5 %."""
+    values = np.random.default_rng(6).permutation(np.r_[np.arange(1.0, count + 1 - failed), np.full(failed, np.inf)])
+    series = Series(values, known=Worth(count, count, count))
+    assert series.percentile(99.0).high is None
+    bound = series.at_most(99.0)
+    assert (bound is not None) is bounded
+    if bound is not None:
+        assert (bound.value, bound.confidence) == (count, pytest.approx(1 - 0.99**count))
