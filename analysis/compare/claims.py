@@ -211,8 +211,7 @@ def what_changed(found: Differences, verdict: PairVerdict, device: str) -> Chang
     shares = {name: (d.value or 0.0) / whole for name, d in found.stages[event].items()}
     stage = max(shares, key=lambda name: shares[name])
     beyond = {name for name, d in found.stages[event].items() if d.estimate.excludes(0.0)}
-    work = [name for name in shares if name not in WAITS and shares[name] > 0 and name in beyond]
-    work = [name for name in work if shares[name] >= LEAST_CAUSE]
+    work = [name for name in shares if name not in WAITS and shares[name] >= LEAST_CAUSE and name in beyond]
     part = found.shares[event][stage]
     cause = max(work, key=lambda name: shares[name], default=None)
     return Change(

@@ -78,6 +78,13 @@ def test_swapping_the_sides_swaps_every_sign(paired: bool) -> None:
         assert d.p == pytest.approx(opposite.p)
 
 
+def test_where_no_side_tells_a_percentile_the_one_that_says_less_is_named() -> None:
+    few, more = virtual(3).rows(np.arange(24)), virtual(4).rows(np.arange(60))
+    for sides in (([few], [more]), ([more], [few])):
+        figure = compare_sides(*sides, PERCENTILES, resamples=2).metrics["ttft"][99.0]
+        assert figure.why.startswith("24 values on a side")
+
+
 @pytest.mark.parametrize(("kept", "counts"), [(170, (170, 170)), (105, (105, 105)), (60, (60, 200))])
 def test_of_a_run_that_lasted_far_longer_all_is_compared_and_not_its_beginning_alone(
     kept: int, counts: tuple[int, int]
@@ -166,6 +173,15 @@ def test_a_difference_below_the_load_testers_own_floor_is_not_claimed() -> None:
     assert blind.word == NOTHING
 
 
+def test_where_no_difference_is_found_the_figure_of_an_slo_is_told_of() -> None:
+    found = compare_sides([virtual(6)], [virtual(6, 1)], PERCENTILES, resamples=100)
+    for slos, told in ((), ("e2e", 50.0)), ([("tpot", 50.0)], ("tpot", 50.0)):
+        (verdict,) = claims.judge([found], {}, slos)
+        assert verdict.word == NOTHING
+        assert verdict.telling is not None
+        assert (verdict.telling.metric, verdict.telling.percentile) == told
+
+
 PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str]]] = {
     "nothing": ({}, (), True, {}),
     "a port, a summary": (
@@ -187,6 +203,10 @@ PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str]]
         {"scenario__server__max_batch": 4, "scenario__load__rate": 9.0}, ("load.rate", "server.max_batch"), True, {},
     ),
     "another seed": ({"scenario__seed": 2, "plan__digest": "x"}, (), True, {"seed": FACTOR, "plan": FOLLOWS}),
+    "another law of lengths": (
+        {"scenario__workload__prompt_tokens": {"lognormal": {"median": 9}}, "plan__digest": "x"}, (), True,
+        {"workload.prompt_tokens": FACTOR, "plan": FOLLOWS},
+    ),
     "another plan of the same scenario": ({"plan__digest": "x"}, (), False, {"plan": BLOCKS}),
     "another repeat, with fresh texts": ({"plan__digest": "x", "repeat": 1}, (), True, {"plan": NOTED}),
     "an SLO": ({"scenario__slo": []}, (), True, {"slo": NOTED}),
@@ -227,6 +247,14 @@ def test_only_what_is_meant_to_differ_may(case: str) -> None:
     assert found.comparable is comparable, found.facts
     told = {fact.key: fact.meaning for fact in found.facts}
     assert {key: told.get(key) for key in meanings} == meanings
+
+
+@pytest.mark.parametrize(
+    ("env", "told"), [(None, "not recorded"), ({}, "none"), ({"A": "1", "B": "2"}, "A=1 B=2")], ids=str
+)
+def test_what_was_not_recorded_is_told_from_what_was_not_set(env: dict[str, str] | None, told: str) -> None:
+    (fact,) = check(manifest(target__env={"C": "3"}), manifest(target__env=env), None, None).facts
+    assert (fact.key, fact.a, fact.b) == ("engine.env", "C=3", told)
 
 
 def test_an_invalid_run_is_told(folders: list[Path]) -> None:
