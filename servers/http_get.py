@@ -18,6 +18,7 @@ _OF_CERTIFICATES = {  # OpenSSL's words for what no authority mends
     "certificate has expired": "have it renewed there, or set the clock here",
     "certificate is not yet valid": "set the clock here, or there",
 }
+_MAY_BE_TLS = "that port may speak https: write https://"
 _WRONG_NAME = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 
 
@@ -129,7 +130,9 @@ class HttpGet:
                 return NoAnswer(f"TLS failed: {error.reason or error}", "does that port speak https?")
             case OSError() | http.client.HTTPException() if not isinstance(error, http.client.InvalidURL):
                 text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                return NoAnswer(" ".join(text.split())[:200], self._proxy())
+                is_not_http = isinstance(error, ConnectionResetError | http.client.BadStatusLine)
+                is_not_http &= self._parts.scheme == "http"
+                return NoAnswer(" ".join(text.split())[:200], self._proxy() or is_not_http * _MAY_BE_TLS)
             case http.client.InvalidURL() | ValueError():  # a host, a path or a key
                 return NoAnswer("HTTP does not allow its characters", "write others as %XX")
         raise error

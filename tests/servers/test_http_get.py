@@ -108,6 +108,14 @@ def test_a_certificate_that_is_not_trusted_is_said_with_its_remedy(
         assert served_models(attached(url), None)[1] == ["m"]
 
 
+def test_http_to_a_port_that_speaks_tls_is_answered_with_https(certificate: Certificate) -> None:
+    with (
+        answering(b"", tls=certificate.serving) as url,
+        pytest.raises(UserError, match=r"no server answers at .*; that port may speak https: write https://"),
+    ):
+        served_models(attached(url.replace("https", "http")), None)
+
+
 def test_a_certificate_of_another_name_is_not_mended_by_an_authority(
     certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
