@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bench.compare import dropping, gate_cell, queue_run, scaled, without
-from gapmeter.analysis.compare import claims
+from gapmeter.analysis.compare import build, claims
 from gapmeter.analysis.compare.aligned import align
 from gapmeter.analysis.compare.build import compare, pair_of
 from gapmeter.analysis.compare.claims import FAMILY, judge_pair, judge_regression
@@ -309,6 +309,22 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def sides(paths: Sequence[Path]) -> list[Side]:
     return [Side((read_run(path),)) for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"max_batch": 4}, ("A (max_batch 8)", "B (max_batch 4)")),
+        ({"max_batch": 4, "precision": "float16"}, ("A", "B")),
+        ({"model": 9 * "a long name "}, ("A", "B")),
+        ({}, ("A", "B")),
+    ],
+    ids=["one key", "two keys", "a long value", "nothing"],
+)
+def test_sides_are_called_by_the_one_short_value_that_differs(changes: dict[str, Any], names: tuple[str, str]) -> None:
+    other = manifest(**{f"scenario__server__{key}": value for key, value in changes.items()})
+    found = check(manifest(), other, None, None, ("server",))
+    assert build._names("A", found.model_copy(update={"side": "B"})) == names
 
 
 def test_folders_are_compared_told_and_drawn_with_no_figure_that_json_lacks(folders: list[Path]) -> None:
