@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from scipy import stats
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity import search as capacity
+from gapmeter.analysis.capacity.build import build_search
 from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
-from gapmeter.analysis.capacity.read import count_good, count_values
+from gapmeter.analysis.capacity.read import Measured, count_good, count_values, goal_of
 from gapmeter.analysis.capacity.sample import Served, bursts_of, chance_if_stable, log_level, served_by, worth
 from gapmeter.analysis.capacity.search import Goal, held_rate, next_trial, posterior, requests_to_hold
 from gapmeter.analysis.capacity.speed import Pace, speeds_of
@@ -39,7 +41,9 @@ from gapmeter.analysis.capacity.trial import (
     values_to_hold,
 )
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED, Fleet
+from gapmeter.analysis.results.manifest import SearchManifest
 from tests.kit.runs import slo, timed
+from tests.kit.searches import write_search
 
 P99 = Promise("ttft p99 <= 500 ms", "ttft", 0.01)
 P95 = Promise("e2e p95 <= 2 s", "e2e", 0.05)
@@ -481,6 +485,20 @@ def test_holding_takes_as_many_requests_as_one_of_a_trial_s_is_worth(
     """2,000 requests worth 400; fewer will do where none came near the limit."""
     seen = trial(10, UNDECIDED, 0.6, counts=(Count(over, 2000, 400, over_half),), measured=2000)
     assert requests_to_hold(GOAL, seen) == pytest.approx(5 * values_to_hold(P99, is_far=is_far))
+
+
+@pytest.mark.parametrize(
+    ("target_rps", "verdict", "planned"),
+    [(50.0, HOLDS, True), (50.0, FAILS, False), (None, HOLDS, False)],
+    ids=["a target and a rate", "no rate", "no target"],
+)
+def test_a_fleet_is_planned_for_a_target_from_a_rate_that_holds(
+    tmp_path: Path, target_rps: float | None, verdict: str, planned: bool
+) -> None:
+    manifest = SearchManifest.read(write_search(tmp_path / "search", 10.0, 8.0, 12.0, target_rps=target_rps))
+    found = build_search(goal_of(manifest), [Measured(trial(10, verdict), None)], manifest)
+    assert (found.held, found.planning is not None) == (10.0 if verdict == HOLDS else None, planned)
+    assert found.replicas == (found.planning.replicas if found.planning else None)
 
 
 def test_below_the_client_s_own_limit_the_highest_rate_that_may_hold_is_looked_for() -> None:
