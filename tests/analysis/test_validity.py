@@ -12,7 +12,7 @@ import pytest
 from gapmeter.analysis.capacity.read import outcome_of, promises_of
 from gapmeter.analysis.capacity.trial import Trial, find, plan_looks
 from gapmeter.analysis.judge import arrivals, validity
-from gapmeter.analysis.judge.evidence import Evidence, floor_of
+from gapmeter.analysis.judge.evidence import Evidence, evidence_of, floor_of
 from gapmeter.analysis.judge.lateness import lateness_of, shortens
 from gapmeter.analysis.judge.validity import busiest_second, describe_floor
 from gapmeter.analysis.judge.verdict import judge
@@ -20,7 +20,7 @@ from gapmeter.analysis.judge.warnings import connect_warning
 from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor, TrialNote
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN
-from gapmeter.analysis.tables import every_beat
+from gapmeter.analysis.tables import GeneratorFile, every_beat
 from gapmeter.records.request import Flag
 from gapmeter.report.trust import floor_sentence
 from gapmeter.scenarios.slo import Slo
@@ -73,6 +73,17 @@ def test_a_sound_poisson_run_breaks_no_rule_and_warns_of_nothing() -> None:
     assert {check.status for check in checks} == {OK}
     assert validity.warnings_of(checks, POISSON) == []
     assert validity.invalid_reasons(checks) == []
+
+
+def test_of_several_generator_processes_those_that_were_killed_are_named_and_the_busiest_counts() -> None:
+    none = np.empty(0, np.int64)
+    processes = [
+        GeneratorFile(worker, [{"type": "usage", "cpu_ns": cpu, "wall_ns": 10}], none, none, none, worker != 1, worker)
+        for worker, cpu in enumerate((2, 8, 4))
+    ]
+    found = evidence_of(manifest(), processes, poisson_run().assign(measured=True), ())
+    assert (found.incomplete, found.client_cpu_share) == ("generator process 1 was killed", 0.8)
+    assert found.records_dropped == 3
 
 
 def test_requests_that_are_sent_again_are_no_lateness_and_no_bunching_of_the_load_testers() -> None:
