@@ -229,6 +229,6 @@ def test_the_table_of_owners_shows_whoever_has_most_of_what_everybody_waits(tmp_
         for owner, (at, ms) in waits.items()
     )
     told = anatomy.model_copy(update={"owners": parts})
-    table = owners(result.model_copy(update={"tail": result.tail.model_copy(update={"ttft": told})}), "GPU")
+    table = owners(result.model_copy(update={"tail": result.tail.model_copy(update={"ttft": told})}))
     assert table is not None
     assert [str(row[0]) for row in table.rows] == ["API server", "framework", "network", "capacity", "the rest"]
