@@ -71,12 +71,12 @@ def arrived(requests: pd.DataFrame, rows: Ints) -> Ints:
 
 
 def drawn_of(requests: pd.DataFrame, good: Ints) -> Ints:
-    """Places in ``good`` of requests whose gaps are divided: all, or of a large run so many as have enough gaps."""
+    """Places in ``good`` of requests whose gaps are divided: all, or of a large run some with enough, at least one."""
     came = arrived(requests, good)
     if came.sum() <= _MOST_GAPS:
         return np.arange(len(good))
     order = np.random.default_rng(_SEED).permutation(len(good))
-    return np.sort(order[: np.searchsorted(np.cumsum(came[order]), _MOST_GAPS)])
+    return np.sort(order[: max(int(np.searchsorted(np.cumsum(came[order]), _MOST_GAPS)), 1)])
 
 
 def gaps_between(requests: pd.DataFrame, good: Ints, drawn: Ints) -> Iterator[Asked]:

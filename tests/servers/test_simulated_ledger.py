@@ -186,6 +186,9 @@ def test_of_very_many_gaps_those_of_requests_drawn_at_random_are_divided(
     same = case.ledger.gaps[case.ledger.gaps["request_id"].isin(whose)].reset_index(drop=True)
     pd.testing.assert_frame_equal(some.gaps, same, check_categorical=False)
     pd.testing.assert_frame_equal(some.rows, case.ledger.rows)
+    monkeypatch.setattr(asking, "_MOST_GAPS", 1)
+    one = make_ledger(LedgerInputs.of(case.requests, case.trace))
+    assert one.gaps_of == 1 and one.gaps["request_id"].nunique() == 1, "however many gaps a single request has"
 
 
 def test_decoding_told_at_once_is_what_each_requests_own_steps_say(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
