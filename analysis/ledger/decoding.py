@@ -15,15 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints, each_of
-from gapmeter.analysis.ledger.asked import blocks
+from gapmeter.analysis.ledger.asked import AT_ONCE, blocks
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals, Times
 from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
 from gapmeter.analysis.ledger.intervals import ClientStamps, Maker, Parts
 from gapmeter.analysis.ledger.shares import SHARES, Processes, Sharer, Shares
 from gapmeter.analysis.ledger.trace import MISSING, Trace
-
-_AT_ONCE = 2  # blocks that are looked at side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +111,7 @@ def _between(
         processes = Processes(*(np.full(len(start), pid) for pid in (MISSING, process)))
         return sharer.shares(intervals, processes, counted)
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         parts = list(pool.map(made, blocks(index, times)))
     held = Counter[Culprit]()
     for part in parts:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
 from gapmeter.analysis.ledger.asked import (
+    AT_ONCE,
     Asked,
     Told,
     answered,
@@ -51,7 +52,6 @@ _SPOILS: dict[str, tuple[str, ...]] = {
     "detokenize": ("egress", "egress_turn"),
     **dict.fromkeys(("prefill", "decode", "input_prep", "sampling"), ("worker", "executor", "executor_call", "loop")),
 }
-_AT_ONCE = 2  # blocks that are made side by side
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +238,11 @@ def _tables(inputs: LedgerInputs, asked: Iterable[Asked], most: int) -> _Tables:
 
 def _in_turn(inputs: LedgerInputs, blocks: Iterable[Asked]) -> Iterator[_Tables]:
     """Their tables, in order, with the next ones under way: NumPy mostly leaves Python's lock to others."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         under_way = deque[Future[_Tables]]()
         for block in blocks:
             under_way.append(pool.submit(_table, inputs, block))
-            if len(under_way) > _AT_ONCE:
+            if len(under_way) > AT_ONCE:
                 yield under_way.popleft().result()
         yield from (each.result() for each in under_way)
 
