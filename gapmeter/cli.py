@@ -58,7 +58,8 @@ class _Parser(argparse.ArgumentParser):
         """A command tells of what it does not know itself, since only it knows its own flags."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            if torn := next((key for key in getattr(found, "overrides", ()) if "=" not in key), None):
+            torn = next((key for key in getattr(found, "overrides", ()) if "=" not in key), None)
+            if torn and not unknown[0].startswith("-"):
                 raise UserError(f"--set {torn} {unknown[0]}: write --set {torn}={unknown[0]}", errors.USAGE)
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown

@@ -46,6 +46,9 @@ MISTAKES = {
     "a space for a sign of equality": Mistake(
         ("run", "smoke", "--set", "seed=2", "--set", "load.rate", "4"), 2, ("write --set load.rate=4\n",),
     ),
+    "a key without a value before an unknown flag": Mistake(
+        ("run", "smoke", "--set", "load.rate", "--loud"), 2, ("unrecognized arguments: --loud",),
+    ),
     "an unknown flag": Mistake(
         ("run", "smoke", "--loud"), 2, ("unrecognized arguments: --loud; gapmeter run --help lists the flags",),
     ),
