@@ -77,7 +77,7 @@ def where(result: RunResult) -> Section:
     panels: list[Panel] = []
     known = set()
     for metric in metrics:
-        missing = _unmeasured(result, metric)
+        missing = [*_drawn(result, metric), *_unmeasured(result, metric)]
         for percentile in SLOW:
             key, slow = percentile_key(percentile), _slow(result, metric, percentile)
             few = f"Too few {_EVENTS[metric][1]} lie above p{percentile:g} for a mean worth drawing (seven are needed)."
@@ -173,10 +173,16 @@ def _everyone(result: RunResult, metric: str) -> list[Block]:
     headers: doc.Headers = ["stage", "owner", *in_ms(*(one.name for one in slices))]
     table = Table(f"{metric.upper()} by rank and stage", headers, rows, words=2)
     picture = Ranks(f"{metric.upper()} of all {what} by rank", slices, result.device)
-    drawn = result.ledger.gaps_of if metric == "itl" else None
-    whose = f"The {what} of {count(drawn)} requests, drawn at random" if drawn else f"All {what}"
-    said = f"{whose}, ordered by what they waited and cut into slices; each bar is the mean of its slice."
+    said = f"All {what}, ordered by what they waited and cut into slices; each bar is the mean of its slice."
     return [Paragraph(said, "quiet"), Chart(f"spread-{event}", picture, "", table, "levels", shown)]
+
+
+def _drawn(result: RunResult, metric: str) -> list[Block]:
+    """Of whom the token gaps are, where not of all."""
+    if metric != "itl" or result.ledger.gaps_of is None:
+        return []
+    some = count(result.ledger.gaps_of)
+    return [Paragraph(f"These are the token gaps of {some} requests, drawn at random from all.", "quiet")]
 
 
 def _unmeasured(result: RunResult, metric: str) -> list[Block]:

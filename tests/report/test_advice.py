@@ -15,6 +15,7 @@ from gapmeter.report import document as doc
 from gapmeter.report import html, run
 from gapmeter.report.command import Command
 from gapmeter.report.slo import objectives
+from gapmeter.report.waits import where
 from gapmeter.report.why import advice, most_an_upgrade_brings, owners, setting, tail_sentence
 from gapmeter.scenarios.model import KEYS
 from tests.kit.runs import write_run
@@ -232,3 +233,10 @@ def test_the_table_of_owners_shows_whoever_has_most_of_what_everybody_waits(tmp_
     table = owners(result.model_copy(update={"tail": result.tail.model_copy(update={"ttft": told})}))
     assert table is not None
     assert [str(row[0]) for row in table.rows] == ["API server", "framework", "network", "capacity", "the rest"]
+
+
+def test_the_page_says_of_how_many_requests_the_token_gaps_are_where_not_of_all(tmp_path: Any) -> None:
+    result = RunResult.read(write_run(tmp_path / "r", count=400).path)
+    some = result.model_copy(update={"ledger": result.ledger.model_copy(update={"gaps_of": 7000})})
+    assert "itl" in result.bands and "drawn at random" not in str(where(result))
+    assert "token gaps of 7,000 requests, drawn at random" in str(where(some))
