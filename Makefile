@@ -57,7 +57,7 @@ capacity:  ## the highest rate at which every SLO holds: SCENARIO=chat-p99 [ENGI
 	@$(own) -P -m gapmeter capacity "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") \
 	  $(if $(OVER),--over "$$OVER") $(ARGS)
 
-report:  ## report a run again from its folder alone: [RUN=runs/..., otherwise the newest]
+report:  ## write a run's report again, from its folder alone: [RUN=runs/..., otherwise the newest]
 	$(setup) core
 	@$(own) -P -m gapmeter report $(if $(RUN),"$$RUN") $(ARGS)
 
@@ -70,7 +70,7 @@ screenshots:  ## take the docs' pictures, with Chromium: of the newest run, swee
 	$(setup) core
 	@$(own) -m docs.screenshots $$RUN $(ARGS)
 
-doctor:  ## what this machine can and cannot do, each miss with its remedy
+doctor:  ## check what works on this machine, and how to fix the rest
 	$(setup) core
 	@$(own) -P -m gapmeter doctor $(ARGS)
 
@@ -92,7 +92,7 @@ lint:  ## ruff and mypy --strict
 
 check: lint test  ## what CI runs: lint, then test
 
-format:  ## put the code into the house's format
+format:  ## format the code
 	$(setup) core dev
 	@$(own) -m ruff check --fix .
 	@$(own) -m ruff format .
@@ -110,7 +110,7 @@ bench-peers:  ## gapmeter beside guidellm, aiperf, vllm bench serve and genai-be
 	@for peer in guidellm aiperf genai-bench; do $(PYTHON) setup/environment.py $$peer || echo "$$peer is left out" >&2; done
 	@$(own) -m bench peers $(ARGS)
 
-evidence:  ## how often 95 % intervals hold the truth, on queues with known quantiles; into docs/results (three minutes)
+evidence:  ## how often 95 % intervals contain the truth, on queues with known quantiles; into docs/results (three minutes)
 	$(setup) core
 	@$(own) -m bench coverage $(ARGS)
 
@@ -118,7 +118,7 @@ streams:  ## 10,000 answers open at once against the null server: none lost, mem
 	$(setup) core locust
 	@$(own) -m bench streams $(ARGS)
 
-gpu-proof:  ## what is said of a GPU against what can be known of it, into runs/ (45 minutes) [ARGS='nvml anchors']
+gpu-proof:  ## check what gapmeter says of this machine's GPU, into runs/ (45 minutes) [ARGS='nvml anchors']
 	$(setup) core transformers vllm
 	@$(own) -m bench.gpu_proof $(ARGS)
 
@@ -126,7 +126,7 @@ soak:  ## a steady rate for an hour [SOAK=60m]: does memory grow, does lag drift
 	$(setup) core locust $(if $(findstring vllm,$(value ARGS)),vllm)
 	@$(own) -m bench soak --soak "$$SOAK" $(ARGS)
 
-fuzz:  ## atheris against all that reads what strangers send or hand over [FUZZ=90 seconds, divided; ARGS='folders plans']
+fuzz:  ## fuzz everything that reads input from outside, with atheris [FUZZ=90 seconds, divided; ARGS='folders plans']
 	$(setup) fuzz
 	@.venv-fuzz/bin/python -m tests.fuzz "$$FUZZ" $(ARGS)
 

@@ -107,11 +107,11 @@ def headline(search: Search) -> tuple[str, ...]:
     if search.rate:
         lines.append(_held(search))
     if search.curve and not any(point.good_share for point in search.curve):
-        lines.append("No request of any trial kept every limit; the trials' pages say why.")
+        lines.append("No request of any trial met every limit; the trials' pages say why.")
     if search.disturbed:
         lines.append(
-            f"In {search.disturbed} of {len(search.trials)} trials another program held the server's cores, or the CPU "
-            "changed its speed (see their pages): the answer holds for the machine as it was then."
+            f"In {search.disturbed} of {len(search.trials)} trials another program used the server's cores, or the CPU "
+            "changed its speed (see their pages), so the answer is for the machine as it was then."
         )
     if search.binding_slo:
         lines.append(_binding(search))
@@ -131,8 +131,8 @@ def headline(search: Search) -> tuple[str, ...]:
 def _no_plan(search: Search, target_rps: float) -> str:
     """Why nobody knows how many servers a load takes."""
     if search.ended == UNMEETABLE:
-        return f"For {rate(target_rps)}: no number of these servers, as not even the lowest rate tried meets every SLO."
-    return f"For {rate(target_rps)}: how many servers is not known, as no rate was found at which every SLO holds."
+        return f"For {rate(target_rps)}: no number of servers is enough: even the lowest rate tried misses an SLO."
+    return f"For {rate(target_rps)}: the number of servers is unknown: no rate was found at which every SLO holds."
 
 
 def _interval(search: Search) -> str:
@@ -295,9 +295,9 @@ def _trials(search: Search) -> Section:
     headers = ["trial", "verdict", "because of", "rate", "confidence", "beyond the limit", "allowed", "effective n",
                "requests", "took"]  # fmt: skip
     lead = (
-        "In the order in which they were run; each links to its own run's report, which judges it by itself and may "
-        "leave undecided, or refuse, what the search decided. Beyond the limit: values of the SLO named; effective n: "
-        "how many independent values they count for."
+        "In the order in which they ran. Each links to its run's report, which judges it like any other run, so it may "
+        "differ from the search. Beyond the limit: values of the SLO named; effective n: how many independent values "
+        "they are worth."
     )
     return Section("trials", "Every trial", [Table("Trials", headers, rows, words=3)], lead, "trials")
 
@@ -305,7 +305,7 @@ def _trials(search: Search) -> Section:
 def _how(search: Search, manifest: SearchManifest) -> Section:
     text = (
         f"{len(search.trials)} trials with {count(search.requests)} requests in {duration(1000 * search.seconds)}, one "
-        f"server. When a trial may be looked at is fixed before it starts, and its looks share its chance to be wrong "
-        f"(alpha spending): stopping early adds no bias. docs/capacity.md has the rules."
+        f"server. A trial's looks are fixed before it starts and share the allowed error (alpha spending), so stopping "
+        f"early adds no bias. docs/capacity.md has the rules."
     )
     return Section("how", "How it was searched", reproduce(manifest), text, "how")

@@ -57,7 +57,7 @@ _MEANINGS = (
 )
 _SIDES = (
     "As each run's own report has them: percentiles are order statistics. Differences above are of smoother estimates "
-    "(Harrell and Davis), so the two can lie a little apart."
+    "(Harrell and Davis), so the two may differ slightly."
 )
 _ONE_RUN = "one run per side: the interval leaves out how much repeated runs differ"
 _RARE: doc.Headers = ["per request at the SLA", "energy a request"]

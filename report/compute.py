@@ -59,9 +59,9 @@ def compute(result: RunResult) -> Section | None:
         for part, (words, paint, _) in _PARTS.items()
         if any(getattr(each.all, part) for each in found.values())
     ]
-    busy = f"A forward of the request's own counts as the {device} computing for it: "
-    on_gpu = "of one that waited for its launches, only the kernels' time (what was left after them, if not sampled). "
-    busy += "the wall time of the call, on a CPU. " if device == "CPU" else on_gpu
+    busy = f"The {device} computes for a request during its own forwards: "
+    on_gpu = "in one that waited for its launches only while kernels ran (after the launches, if not sampled). "
+    busy += "on a CPU, the wall time of the call. " if device == "CPU" else on_gpu
     sampled = result.telemetry.utilisation if result.telemetry else None
     part, when = sampled.forward_share_of_window if sampled else None, "While requests were measured"
     if part is None:  # of the warm-up, too

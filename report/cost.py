@@ -145,7 +145,7 @@ def _chart(cost: Cost) -> Chart:
     assert high is not None  # a cost has an upper end, or there is none
     said = f"{between(cost.per_request_usd_ci, many)} {who}"
     picture = CostRange(said, many * cost.per_request_usd, low, high)
-    lower = "The left end was not looked for. " if low is None else ""
+    lower = "The lower end was not measured. " if low is None else ""
     upper = "" if rate.high is None else f", at most at {significant(rate.high)}"
     default = f" It is {price.source}; set yours with cost.usd_per_hour." if price.is_default else ""
     held, hour = f"{significant(rate.low)} req/s", f"{usd(price.usd_per_unit_hour)} an hour"

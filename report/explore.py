@@ -86,7 +86,7 @@ def _pair(pair: GroupPair, metric: str, device: str) -> list[Block]:
         for row in ranked
     ]  # fmt: skip
     largest = "; ".join(f"{marks.words(row.stage)} {duration(row.ms)}" for row in ranked[:4])
-    picture = Changes(f"{pair.a} less {pair.b}, by stage", f"Differences of the means: {largest}.", changes, device)
+    picture = Changes(f"{pair.a} minus {pair.b}, by stage", f"Differences of the means: {largest}.", changes, device)
     rows: list[doc.Row] = [
         [Stage(row.stage), owner_words(row.owner, device), *map(Figure, (row.a_ms, row.b_ms, row.ms, *row.ci_ms)),
          Figure(row.share, "share")]

@@ -85,7 +85,7 @@ def _answer(sweep: SweepFigures) -> str:
     served = [(tokens, point.label) for point in by[PASS] if (tokens := point.tokens_per_s) is not None]
     best, other = "", _different_requests(by[PASS])
     if other:
-        best = f" Which of these is the cheapest or serves most is not said: requests differ ({', '.join(other)})."
+        best = f" They are not ranked, because their requests differ ({', '.join(other)})."
     elif priced and len(priced) == len(by[PASS]):
         least = min(priced)[0]
         cheapest = [label for usd_each, label in priced if math.isclose(usd_each, least)]
@@ -110,7 +110,7 @@ def _knee_lines(knee: CurveKnee, growths: Sequence[Growth], device: str) -> Iter
     lead = f"{knee.series}: " if knee.series else ""
     by = "" if knee.by == THROUGHPUT or not knee.certainty else f" (by {knee.by})"
     if knee.state == UNDECIDED:
-        more = " Longer points or more repeats would tell." if knee.certainty else ""
+        more = " Longer points or more repeats would decide it." if knee.certainty else ""
         yield f"{lead}Not decided whether there is a knee: {knee.why}{by}.{more}"
         return
     if knee.state == NONE:

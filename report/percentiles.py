@@ -195,8 +195,8 @@ def _stage_curves(run: ReportedRun) -> list[Block]:
 # --- other tools' definitions
 
 _OTHERS = (
-    "The same records, as other load testers would have counted them; by each tool's rules for percentiles, without "
-    "intervals. What their own event loops would have added is not in it."
+    "The same records by other load testers' definitions and percentile rules, without intervals. The time that their "
+    "event loops would add is not included."
 )
 _OURS = {
     "ttft": "from when it was due to the first chunk that carries a token",

@@ -236,7 +236,7 @@ def objectives(result: RunResult) -> Section:
     ]  # fmt: skip
     title, sure = "Service level objectives", 100 * result.confidence.verdict
     if rows:
-        lead = f"Met and missed are each said at {sure:g} % confidence or more, one-sided"
+        lead = f"Met and missed mean {sure:g} % confidence or more, one-sided"
         if any(slo.basis == "share" and slo.sure is not None and 100 * slo.sure < sure for slo in result.slo):
             lead += "; a limit that most requests exceed is missed in any case"
         lead += "."

@@ -217,7 +217,7 @@ def sustained(result: RunResult) -> Section | None:
         [Heading("Was there a steady state?"), methods],
         [Heading("First seconds against sustained"), ratios, Paragraph(_RATIO_LEAD, "quiet")],
     ])  # fmt: skip
-    lasting = "may stand for" if steady.valid_for_capacity else "must not be taken for those of"
+    lasting = "may stand for" if steady.valid_for_capacity else "do not stand for"
     lead = f"{_STATES[steady.state]}: these figures {lasting} a longer run at this load."
     return Section("steady", "Sustained", [columns], lead, "sustained")
 

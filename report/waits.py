@@ -26,8 +26,8 @@ _KEY = (
 )
 _FEW = "it takes at least 28 requests to tell typical from slow. The requests themselves are below, under One request."
 _NO_PROBE = (
-    "The server's stages are unmeasured here, and their time is unexplained: no probe wrote inside the server. Install "
-    "probe into its environment and start it with GAPMETER_PROBE_DIR; the next run then shows them."
+    "The server's stages are unmeasured here, and their time is unexplained: no probe ran in the server. For vLLM, "
+    "install probe into its environment and start it with GAPMETER_PROBE_DIR; the next run then shows them."
 )
 _BRACKET = (
     "Lower end: an idle engine, without queues and other requests' steps. Upper end: queues as they are, forward "
@@ -96,8 +96,8 @@ def where(result: RunResult) -> Section:
 
 
 _FROM_SUMS = (
-    "Waits for a core are from the kernel's sums, a tenth of a second each: how long, not who had the core; those "
-    "between two processes' stamps are in transit. With perf_event_open allowed they are exact, and name who had it."
+    "Waits for a core come from the kernel's sums: how long they were, but not who had the core; waits between two "
+    "processes' stamps are in transit. If perf_event_open is allowed, they are exact and name who had the core."
 )
 
 

@@ -284,7 +284,7 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
         return [doc.Paragraph(stranger)]
     if result.verdict == FAIL and (overload := _overload(result)) and _searchable(manifest):
         search = Command.parse(manifest.command).as_search()
-        words = f"{overload}. To find the rate that it holds:"
+        words = f"{overload}. To find the rate that it can sustain:"
         return [] if search is None else [doc.Paragraph(words), doc.Pre(str(search))]
     if anatomy is None:
         return []
@@ -312,14 +312,14 @@ def _overload(result: RunResult) -> str:
     """That requests pile up; or that failures missed the limit, mostly such as an overloaded server gives; or ""."""
     slope = result.steady.methods.queue_slope
     if slope is not None and slope.grows:
-        return "More is asked than the server can do"
+        return "The load is more than the server can do"
     some = result.load.loop == "open" and result.outage is None and result.counts.succeeded
     if not some or main_metric(result) is not None:
         return ""
     full = [f.count for f in result.failures if f.name == "timeout" or {e.status for e in f.examples} & _BUSY]
     if 2 * sum(full) <= result.counts.failed_by_server:
         return ""
-    return "Requests timed out or were turned away: more may be asked than the server can do"
+    return "Requests timed out or were rejected: the load may be more than the server can do"
 
 
 def _searchable(manifest: Manifest) -> bool:

@@ -277,8 +277,8 @@ def _read_file(path: Path) -> Iterator[_Entry]:
     shown = str(path)
     try:
         if (size := path.stat().st_size) > _MOST_BYTES:
-            text = f"{size:,} bytes are no scenario, which has {_MOST_BYTES:,} at most; prompts and lengths go into"
-            raise ScenarioError(f"{text} files of their own", place=Place(shown))
+            text = f"{size:,} bytes are too many for a scenario ({_MOST_BYTES:,} at most); put prompts and lengths into"
+            raise ScenarioError(f"{text} separate files", place=Place(shown))
         text = read_plain(path, _MOST_BYTES, links=True).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         raise ScenarioError(f"cannot read it: {unread(error)}", place=Place(shown)) from error

@@ -329,7 +329,7 @@ _BUSY = 0.5  # of a core, over the run: below, more processes would hardly help
 # rule: likely cause, flag to try (MORE: another generator process, LESS: half the rate), numbers touched
 _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "requests": ("the run ended during its warm-up, or every request was left out", "--set load.warmup=0", LATENCIES),
-    "rate": ("the plan does not hold the rate that was asked for; a bug in the load tester", "", ("load",)),
+    "rate": ("the plan does not have the requested rate: a bug in the load tester", "", ("load",)),
     "delivered": ("the load tester could not keep up with its plan", "MORE", ("load", *LATENCIES)),
     "dispersion": ("requests were bunched or evened out on their way to the socket", "MORE", ("load", *LATENCIES)),
     "lag": ("the load tester was busy, or another process held its core", "MORE", ("ttft", "e2e")),
@@ -343,7 +343,7 @@ _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "cores": ("this machine has too few cores to keep them apart", "--url http://HOST:PORT", LATENCIES),
     "machine": ("another job ran beside this one, or the CPU changed its clock", "", LATENCIES),
-    "errors": ("the server refused or broke off; its own log says why", "", LATENCIES),
+    "errors": ("the server refused or cut off requests; its log says why", "", LATENCIES),
     "output_length": ("the server ended answers on its own; lengths change what is measured", "", ("tpot", "e2e")),
     "prompt_length": ("prompts were made with another tokenizer than the server's", "--tokenizer PATH", ("ttft",)),
     "records": ("the disk is full", "", LATENCIES),

@@ -253,7 +253,7 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
         )
         cause = (
             "the server sends no usage with a stream, though it was asked to (stream_options.include_usage), "
-            "or one whose counts are none"
+            "or one without counts"
         )
         yield _warning("tokens-unknown", text, cause, touches=("tpot", "throughput"))
     # ITL is between arrivals: with several tokens in each, a user reads a token sooner than its gap says.
@@ -358,7 +358,7 @@ def connect_warning(measured: pd.DataFrame) -> Iterator[RunWarning]:
         text = (
             f"{count(found)} of {count(len(measured))} requests ({share(found / len(measured))}) waited"
             f" {duration(_UNANSWERED_NS / 1e6)} or more until the server accepted their connection"
-            f" (p50 {duration(float(np.median(waited[slow])) / 1e6)}); they were requested in time"
+            f" (p50 {duration(float(np.median(waited[slow])) / 1e6)}); the load tester asked for them in time"
         )
         if lost := int((slow & never).sum()):
             text += f", and {count(lost)} were given up before it did"

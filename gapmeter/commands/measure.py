@@ -85,7 +85,7 @@ def _run(arguments: argparse.Namespace) -> int:
     changed = flags.overrides(arguments)
     scenario = resolve(arguments.scenario, changed)  # a mistake is reported before a second goes into imports
     if arguments.resume and not scenario.sweep:
-        raise UserError(f"--resume: {arguments.scenario} has no sweep to take up", errors.USAGE)
+        raise UserError(f"--resume: {arguments.scenario} has no sweep to resume", errors.USAGE)
     baseline = _baseline(arguments, scenario)
     from gapmeter.study.study import run_repeats
     from gapmeter.study.sweep import run_sweep

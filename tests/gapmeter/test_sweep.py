@@ -282,4 +282,4 @@ def test_the_settings_of_a_server_that_runs_already_cannot_be_swept_over(tmp_pat
 
 def test_what_is_no_sweep_cannot_be_taken_up(tmp_path: Path) -> None:
     done = gapmeter("run", "smoke", "--resume", "anywhere", runs=tmp_path)
-    assert (done.code, "smoke has no sweep to take up" in done.err) == (2, True)
+    assert (done.code, "smoke has no sweep to resume" in done.err) == (2, True)

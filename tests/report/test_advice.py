@@ -115,7 +115,7 @@ def test_a_run_that_asked_more_than_the_server_can_do_is_sent_to_a_search(tmp_pa
     grown = result.model_copy(update={"steady": result.steady.model_copy(update={"methods": methods})})
     words, command = advice(grown, manifest)
     assert isinstance(words, doc.Paragraph) and isinstance(command, doc.Pre)
-    assert str(words.words).startswith("More is asked than the server can do.")
+    assert str(words.words).startswith("The load is more than the server can do.")
     assert command.text.startswith("gapmeter capacity ")
 
 

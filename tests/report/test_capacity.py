@@ -32,7 +32,7 @@ def test_a_search_whose_every_request_was_beyond_a_limit_says_so(tmp_path: Path,
     )
     told = headline(search.model_copy(update={"curve": points, "ended": BUDGET}))
     assert told[0].startswith("Capacity below 8 req/s")
-    assert any("No request of any trial kept every limit" in line for line in told) is said
+    assert any("No request of any trial met every limit" in line for line in told) is said
 
 
 @pytest.mark.parametrize(("ended", "why"), [(BUDGET, ": there was not enough time left"), (DIED, ".")])
@@ -45,8 +45,8 @@ def test_only_a_budget_that_ran_out_is_why_no_rate_was_proven(tmp_path: Path, en
 @pytest.mark.parametrize(
     ("ended", "said"),
     [
-        (BUDGET, "For 50 req/s: how many servers is not known, as no rate was found at which every SLO holds."),
-        (UNMEETABLE, "For 50 req/s: no number of these servers, as not even the lowest rate tried meets every SLO."),
+        (BUDGET, "For 50 req/s: the number of servers is unknown: no rate was found at which every SLO holds."),
+        (UNMEETABLE, "For 50 req/s: no number of servers is enough: even the lowest rate tried misses an SLO."),
     ],
 )
 def test_a_load_to_plan_for_has_an_answer_where_no_rate_was_found_too(tmp_path: Path, ended: Ended, said: str) -> None:

@@ -294,7 +294,7 @@ def test_how_often_a_forward_ran_is_one_figure_wherever_it_stands(well: RunFolde
 def test_a_steady_run_is_not_called_a_capacity(well: RunFolder) -> None:
     """At 8 of 40 requests a second "these figures can be used as capacity" stood there."""
     result = RunResult.read(well.path)
-    for valid, told in ((True, "may stand for a longer run"), (False, "must not be taken for those of a longer run")):
+    for valid, told in ((True, "may stand for a longer run"), (False, "do not stand for a longer run")):
         steady = result.steady.model_copy(update={"valid_for_capacity": valid})
         section = trust.sustained(result.model_copy(update={"steady": steady}))
         assert section is not None and told in section.lead

@@ -61,7 +61,7 @@ def point(label: str, verdict: str, tokens: float, usd: float | None = None, **r
             ),
             (
                 "The SLOs are met at prompt 8, prompt 64. "
-                "Which of these is the cheapest or serves most is not said: requests differ (prompt_tokens)."
+                "They are not ranked, because their requests differ (prompt_tokens)."
             ),
         ),
         (

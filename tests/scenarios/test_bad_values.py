@@ -130,7 +130,7 @@ def test_what_an_editor_puts_before_or_between_lines_does_no_harm(tmp_path: Path
 def test_a_file_that_is_too_large_for_a_scenario_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.yaml"
     path.write_bytes(b"# much ado\n" * 100_000)
-    with pytest.raises(ScenarioError, match=r"1,100,000 bytes are no scenario, which has 1,000,000 at most"):
+    with pytest.raises(ScenarioError, match=r"1,100,000 bytes are too many for a scenario \(1,000,000 at most\)"):
         load_scenario(path, [], {})
     with pytest.raises(ScenarioError, match=r"a folder, not a scenario; write the path of a \.yaml file in it"):
         load_scenario(f"{tmp_path}/", [], {})
