@@ -187,8 +187,8 @@ class Workload(Part):
     output_tokens: Lengths | None = None
     """Length of the answer in tokens. Left out only where a trace gives it."""
     file: Prompts | None = None
-    """JSON lines with prompt or messages, and max_tokens where output_tokens does not say it (kind file only), asked in
-    their order, again from the start when they end."""
+    """JSON lines with prompt or messages, and max_tokens unless output_tokens is set (kind file only); sent in order,
+    and again from the start when they run out."""
     turns: Lengths = Constant(1)
     """How many turns a conversation has (conversation only)."""
     shared_prefix: Share = 0.0
@@ -224,7 +224,7 @@ class Load(Part):
     """Requests per second from and to (ramp only), in a straight line over the measured part, or over a time after
     which the rate stays."""
     steps: Steps | None = None
-    """Rates one after the other, each for a time; the last one holds on (steps only)."""
+    """Rates one after the other, each for a time; the last one continues (steps only)."""
     diurnal: Diurnal | None = None
     """A day's curve compressed into a time, again and again (diurnal only): swing around load.rate with its peak at an
     hour, or hours with relative rates through the day."""
@@ -238,31 +238,31 @@ class Load(Part):
     """From an answer's end until the same user's next request: in a closed loop, and between the turns of a
     conversation."""
     duration_ns: PositiveDuration | None = Field(None, alias="duration")
-    """How long the measured part lasts, at least where there is a load.patience; or load.requests."""
+    """How long the measured part lasts; with load.patience, at least. Instead of it: load.requests."""
     patience_ns: PositiveDuration | None = Field(None, alias="patience")
-    """How long the measured part may last at most, where by the end of load.duration too few independent requests were
-    met for both ends of the SLOs' percentiles. Looked at then, and three times until here; what was measured decides
-    nothing, only how many values that is worth. Left out, or no longer than load.duration: that is exact, as it is
-    with load.requests, where the rate has a shape in time (ramp, steps, diurnal, trace), and where a flag or a variable
-    sets load.duration alone."""
+    """How long the measured part may last at most, if there are too few independent requests for both ends of the SLOs'
+    percentiles by the end of load.duration. Four looks decide, the last at this time; they depend on how many
+    independent values there are, never on the values. If it is left out, or no longer than load.duration, load.duration
+    is exact; so it is with load.requests, with a rate that has a shape in time (ramp, steps, diurnal, trace), and if a
+    flag or a variable sets load.duration alone."""
     requests: _Requests | None = None
-    """How many requests are measured; or load.duration."""
+    """How many requests are measured, instead of load.duration."""
     warmup_ns: Warmup = Field(None, alias="warmup")
     """Load before the measured part, on top of it. auto: a tenth of the measured part, 2 s to 30 s (closed loop of so
     many requests: two for each user)."""
     timeout_ns: PositiveDuration = Field(60 * SECOND_NS, alias="timeout")
-    """How long after it was due an answer is awaited; one that takes longer counts as failed."""
+    """How long after its due time a request may take; one that takes longer counts as failed."""
     stall_ns: PositiveDuration | None = Field(None, alias="stall")
-    """How long a stream that has begun may bring no token before it is given up as stalled; never when left out. The
-    wait for the first token has no limit but load.timeout."""
+    """How long a stream that has begun may bring no token before it is given up as stalled; left out: no limit. The
+    wait for the first token is limited only by load.timeout."""
     retries: Annotated[StrictInt, Field(ge=0, le=100), integer("a number of retries", 2)] = 0
-    """How often a request is issued again that was refused, answered 5xx, 408, 425 or 429, or cut or timed out before
+    """How often a request is retried that was refused, answered 5xx, 408, 425 or 429, or cut or timed out before
     anything had come. Every attempt is a record; latency counts from when the first was due."""
     retry_pause_ns: Duration = Field(SECOND_NS // 2, alias="retry_pause")
     """From a failed attempt's end until the next one is due; doubled each time, up to 8 s."""
     traceparent: Annotated[StrictBool, Wording("a truth value", "true or false")] = False
-    """Whether requests carry a traceparent header (W3C Trace Context), so that the server's own OpenTelemetry spans
-    stand under ours."""
+    """Whether requests have a traceparent header (W3C Trace Context), so that the server's own OpenTelemetry spans
+    are placed under ours."""
     processes: Annotated[StrictInt, Field(ge=1, le=1024), integer("a number of processes", 1)] = 1
     """Generator processes that share the plan."""
     placement: Annotated[Literal["auto", "shared"], CHOICE] = "auto"
@@ -291,9 +291,9 @@ class Telemetry(Part):
     """What is watched meanwhile."""
 
     hz: _SamplesPerSecond = 10.0
-    """How often a second GPU, CPU energy and the server's processes are sampled; 0 switches telemetry off."""
+    """How many times a second GPU, CPU energy and the server's processes are sampled; 0 switches telemetry off."""
     metrics_every_ns: _ScrapePeriod = Field(SECOND_NS, alias="metrics_every")
-    """How often the engine's /metrics page is asked for, which costs its API server; 0 for never."""
+    """How often the engine's /metrics page is read, which costs its API server time; 0 for never."""
 
 
 class Cost(Part):
@@ -306,7 +306,7 @@ class Cost(Part):
     gpus_per_replica: Annotated[StrictInt, Field(ge=1, le=4096), integer("a number of GPUs", 1)] | None = None
     """GPUs that serve together as one replica; as many as the engine's flags split the model over when left out."""
     utilisation: Annotated[StrictFloat, Field(gt=0, le=1), Wording("a number", "for instance 0.5")] = 0.8
-    """Share of the rate that holds the SLOs which the service is planned to carry."""
+    """Planned load, as a share of the rate at which the SLOs hold."""
 
 
 class Scenario(Part):
@@ -331,10 +331,10 @@ class Scenario(Part):
     seed: Annotated[StrictInt, Field(ge=0, le=2**63 - 1), integer("a seed", 1)] = 1
     """Everything random in the plan follows from it."""
     repeat: Annotated[StrictInt, Field(ge=1, le=1000), integer("a number of repeats", 3)] = 1
-    """How often the same trace is run, each time with fresh text."""
+    """How often the same plan is run, each time with new text."""
     sweep: _Sweep = ()
     """Runs the scenario at many points: a mapping of keys to lists (every combination), or a list of mappings. The
-    server is started anew only where one of its keys changes; repeat runs every point so often."""
+    server restarts only when one of its keys changes; repeat: how often every point runs."""
     source: SkipJsonSchema[Path | None] = Field(None, exclude=True)
     model_asked_for: SkipJsonSchema[bool] = Field(False, exclude=True)  # beyond what the file says
 
