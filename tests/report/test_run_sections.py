@@ -198,7 +198,7 @@ def test_cost_efficiency_and_value_are_three_lines() -> None:
         "efficiency: output tokens per joule", "value: good requests for $1",
     ]  # fmt: skip
     assert table.rows[0][2:] == [Figure(250.0, "usd"), "up to $250"]
-    assert "not looked for" in chart.caption
+    assert "lower end was not measured" in chart.caption
 
 
 def test_a_run_without_a_cost_shows_a_dash_and_the_reason() -> None:
