@@ -140,7 +140,7 @@ def _lateness(
         )
     if refused:
         names = ", ".join(f"p{one.percentile:g} {one.metric.upper()}" for one in refused)
-        text += f"; not shown (refused), since too much of it may be the load tester's own: {names}"
+        text += f"; refused, because too much may be the load tester's lateness: {names}"
     status: CheckStatus = BROKEN if broken else WARN if refused or strained else OK
     return Check(rule=rule, status=status, value=lag_ns, limit=worst.limits_ns[1] if worst else None, text=text)
 

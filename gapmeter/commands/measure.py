@@ -51,7 +51,10 @@ def _add_run(commands: Commands) -> None:
     )
     parser.add_argument("--progress", choices=("auto", "json"), default="auto", help="json: one JSON object per second")
     parser.add_argument(
-        "--patience", default="30s", metavar="TIME", help="drop a worker silent for this long (default: 30s)"
+        "--patience",
+        default="30s",
+        metavar="TIME",
+        help="with --workers: give up one silent for this long (default: 30s)",
     )
     parser.add_argument("--locustfile", type=Path, metavar="FILE", help="use the users and load shape in this file")
     parser.add_argument("--ui", action="store_true", help="show the run on Locust's web page, on 127.0.0.1")

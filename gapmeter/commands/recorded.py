@@ -287,7 +287,9 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _add_archive(commands: Commands) -> None:
     parser = commands.add_parser("archive", help="pack a run's folder into one file, with hashes, without keys")
     parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="FILE.tar.gz (default: its name)")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="the archive, .tar.gz (default: named after the folder, here)"
+    )
     parser.set_defaults(call=_archive)
 
 
