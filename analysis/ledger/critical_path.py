@@ -145,8 +145,13 @@ def _moments(
     """
     if events == 1:
         in_order = np.argsort(intervals.start, kind="stable")
-        until = np.maximum.accumulate(intervals.end[in_order])
-        rests = np.flatnonzero(intervals.start[in_order[1:]] > until[:-1]) + 1
+        begun, until = intervals.start[in_order], np.maximum.accumulate(intervals.end[in_order])
+        if (begun[1:] >= until[:-1]).all():  # one after the other
+            if (some := until > begun).any():
+                cls, length = intervals.cls[in_order], until - begun
+                yield intervals.event[in_order][some], begun[some], length[some], cls[some], beneath[cls[some]]
+            return
+        rests = np.flatnonzero(begun[1:] > until[:-1]) + 1
         bounds = np.concatenate([[0], rests, [len(in_order)]])
     else:
         in_order = np.argsort(intervals.event, kind="stable")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.ledger.critical_path import Times, at_least, union
@@ -39,7 +40,7 @@ class RecordedProcess:
 
     def spans(self, *codes: Span) -> Table:
         """Of one kind after the other, in the order written."""
-        return np.concatenate([self.every[self.every["code"] == code] for code in codes])
+        return np.concatenate([self.every[self._codes == code] for code in codes])
 
     def within(self, low: int, high: int) -> RecordedProcess:
         """The same process, with the spans alone that were going on between two moments."""
@@ -48,6 +49,11 @@ class RecordedProcess:
         blocks = [self.every[_BLOCK * number : _BLOCK * (number + 1)] for number in near]
         kept = [rows[(_begun(rows) < high) & (rows["end_ns"] > low)] for rows in blocks]
         return replace(self, every=np.concatenate([self.every[:0], *kept]))
+
+    @cached_property
+    def _codes(self) -> NDArray[np.integer]:
+        """Of each span, side by side: kinds are asked for many times."""
+        return np.ascontiguousarray(self.every["code"])
 
     @cached_property
     def _times(self) -> tuple[Ints, Ints]:

@@ -301,9 +301,7 @@ class _Window:
     def _join(self, *cores: Intervals, lock: Times | None = None, work: Times | None = None) -> Stretches:
         """One list of the window's stretches; of several reasons a wait for a core comes first, then the lock."""
         rows, known = list(cores), len(self.threads.culprits)
-        for number, times in ((known, lock), (known + 1, work)):
-            if times is not None:
-                rows.append(Intervals(np.zeros(len(times[0]), np.int64), *times, np.full(len(times[0]), number)))
+        rows += [_of_class(number, *times) for number, times in ((known, lock), (known + 1, work)) if times is not None]
         whole = pieces(Intervals.join(rows), 1, known + 2)
         start, end = (np.clip(at, self.low, self.high) for at in (whole.start, whole.end))
         inside = end > start
@@ -315,15 +313,18 @@ class _Window:
 
     def _instead(self, start: Ints, end: Ints, cpu: Ints) -> Intervals:
         """Stretches of waiting for a core, each divided among those who ran on it; rows of event 0."""
-        row, _, low, high = overlaps(start, end, *self.watched.limited)
-        parts = [Intervals(row, low, high, np.full(len(row), self.threads.limit))]
-        for one, rows in self._on_cpu.items():
-            mine = np.flatnonzero(cpu == one)
-            row, at, low, high = overlaps(start[mine], end[mine], self.work.start[rows], self.work.end[rows])
-            parts.append(Intervals(mine[row], low, high, self.work.cls[rows][at]))
-        parts.append(Intervals(np.arange(len(start)), start, end, np.full(len(start), self.threads.unknown)))
-        owned = pieces(Intervals.join(parts), len(start), len(self.threads.culprits))
-        return Intervals(np.zeros(len(owned.start), np.int64), owned.start, owned.end, owned.cls)
+        parts = list[Intervals]()
+        for one in np.unique(cpu).tolist():
+            mine, rows = cpu == one, self._on_cpu.get(one, np.empty(0, np.int64))
+            waits, ran = (start[mine], end[mine]), (self.work.start[rows], self.work.end[rows])
+            _, at, low, high = overlaps(*waits, *ran)
+            left = outside(*waits, *ran)[1:]
+            parts += [
+                _of_class(self.work.cls[rows[at]], low, high),
+                _of_class(self.threads.limit, *overlaps(*left, *self.watched.limited)[2:]),
+                _of_class(self.threads.unknown, *outside(*left, *self.watched.limited)[1:]),
+            ]
+        return Intervals.join(parts)
 
     @cached_property
     def _on_cpu(self) -> dict[int, Ints]:
@@ -353,3 +354,8 @@ class _Window:
         working = itertools.chain(self.threads.main.values(), *self.threads.pool.values())
         own = np.isin(self.runs["pid"][self.work.event], list(self.threads.kind))
         return own & ~np.isin(self.tid, list(working))
+
+
+def _of_class(cls: Ints | int, start: Ints, end: Ints) -> Intervals:
+    """Rows of event 0, of one class or of each its own."""
+    return Intervals(np.zeros(len(start), np.int64), start, end, np.broadcast_to(cls, len(start)))
