@@ -14,7 +14,7 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.judge import validity, verdict
 from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.judge.lateness import Lateness, lateness_of
+from gapmeter.analysis.judge.lateness import Lateness, lateness_of, shortens
 from gapmeter.analysis.judge.outage import find_row, outage_of
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.judge.words import not_judged
@@ -190,9 +190,10 @@ class _Pools:
         if not (succeeded(measured) | ended_by_us(measured)).all():
             failing = self.of(self.series(metric, origin, failures=True), per_request)
         late_ns = partial(self.lateness.refused_ns, metric)
+        adds = {p for p in self.percentiles if origin == "due" and not shortens(metric, p)}
         whole = MetricDistribution(**dict(self.of(values, per_request)))
-        failing = failing and fig.refused(failing, late_ns)
-        return fig.refused(whole, late_ns).model_copy(update={"with_failures": failing})
+        failing = failing and fig.refused(failing, late_ns, adds)
+        return fig.refused(whole, late_ns, adds).model_copy(update={"with_failures": failing})
 
     def stages(self, rows: pd.DataFrame) -> dict[str, StageDistribution]:
         """By stage; empty without a ledger."""

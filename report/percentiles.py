@@ -30,9 +30,9 @@ _LEAD = (
 _NOTE = (
     "Over requests that succeeded, unless it says otherwise: with failures at their time-out, each of them counts as "
     "at least that long, and a percentile that falls among them is only known to be longer. ≤: only an upper bound "
-    "is supported (90 % confidence or more); –: no bound; refused: too much of it may be the load tester's own "
-    "lateness. How correlated neighbors are is estimated for each percentile, so a higher one may be known where a "
-    "lower one is not."
+    "is known (90 % confidence or more), as the sample is small or the load tester was late; –: no bound; refused: "
+    "too much of it may be the load tester's own lateness. How correlated neighbors are is estimated for each "
+    "percentile, so a higher one may be known where a lower one is not."
 )
 
 
@@ -92,8 +92,8 @@ def figure(found: Distribution, percentile: float, key: str) -> Figure:
         elif one.needs:
             span = f", {about}" if (about := about_minutes(one.needs)) else ""
             hint = f"no interval: needs {more_requests(one.needs)}{span}"
-            if one.at_most:
-                text, hint = f"≤ {duration(one.at_most.ms)}", f"{share(one.at_most.confidence)} sure; {hint}"
+        if one.at_most:
+            text, hint = f"≤ {duration(one.at_most.ms)}", f"{share(one.at_most.confidence)} sure; {hint}"
     return Figure(one.value_ms, "ms", f"{key}.{name}_ms", hint, text)
 
 

@@ -7,7 +7,7 @@ which keep three significant digits, say up to 0.1 % more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +27,7 @@ from gapmeter.analysis.results.distribution import (
 )
 from gapmeter.analysis.stages import GROUPS, STAGE_NAMES, STAGES, column
 from gapmeter.analysis.stats import hdr
+from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.analysis.stats.series import Series
 from gapmeter.scenarios.slo import LATENCIES
 
@@ -68,10 +69,22 @@ def _percentile(values: Series, percentile: float, per_request: float, seconds_p
     return Percentile(ci_ms=ends, needs=needs, at_most=at_most_ms(values, percentile))
 
 
-def refused(found: D, late_ns: Callable[[float], float | None]) -> D:
-    """Without the percentiles of which too much may be lateness: ``late_ns`` says how much then, else None."""
-    late = {p: Percentile(late_ms=ns / 1e6) for p in found.percentiles if (ns := late_ns(p)) is not None}
+def refused(found: D, late_ns: Callable[[float], float | None], adds: Container[float]) -> D:
+    """Without the percentiles of which too much may be lateness: ``late_ns`` says how much then, else None.
+
+    To those of ``adds`` lateness can only have added: what bounds them from above still does.
+    """
+    late = {
+        p: Percentile(late_ms=ns / 1e6, at_most=_most(each) if p in adds else None)
+        for p, each in found.percentiles.items()
+        if (ns := late_ns(p)) is not None
+    }
     return found.model_copy(update={"percentiles": {**found.percentiles, **late}}) if late else found
+
+
+def _most(one: Percentile) -> AtMost | None:
+    high = one.ci_ms[1] if one.ci_ms else None
+    return one.at_most if high is None else AtMost(ms=high, confidence=(1 + CONFIDENCE) / 2)
 
 
 def at_most_ms(values: Series, percentile: float) -> AtMost | None:

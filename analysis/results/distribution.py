@@ -71,7 +71,7 @@ class Percentile(Result):
 
     ``ci_ms``: its 95 % interval. ``infinite``: answers that never came reach it, so that it has no value. ``needs``:
     what would support it; ``at_most``: what bounds it meanwhile. ``late_ms``: it is refused, since so much of it may be
-    the load tester's own lateness.
+    the load tester's own lateness; ``at_most`` bounds it where that can only have added to it.
     """
 
     value_ms: Number = None

@@ -12,7 +12,7 @@ import pandas as pd
 from gapmeter.analysis.cost import describe_cost, describe_tokens, describe_value, hardware_units, offered_rate
 from gapmeter.analysis.device.binding import binding_evidence, binding_of
 from gapmeter.analysis.judge import verdict
-from gapmeter.analysis.judge.lateness import ToldLateness
+from gapmeter.analysis.judge.lateness import ToldLateness, shortens
 from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point
 from gapmeter.analysis.provenance import provenance_of_study
@@ -216,12 +216,13 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
 
 
 def _distribution(
-    frames: Frames, metric: str, asked: Iterable[float], seconds: float, lateness: ToldLateness
+    frames: Frames, metric: str, asked: Sequence[float], seconds: float, lateness: ToldLateness
 ) -> PointDistribution:
     """Without the percentiles that one of the runs refuses, and without a mean then."""
     values, requests = metric_series(frames.measured, metric), len(frames.measured)
     each, lasts = (values.count / requests, seconds / requests) if requests else (1.0, 0.0)
-    found = refused(distribution(values, asked, each, lasts), partial(lateness.refused_ns, metric))
+    adds = {p for p in asked if not shortens(metric, p)}
+    found = refused(distribution(values, asked, each, lasts), partial(lateness.refused_ns, metric), adds)
     if found.mean_late_ms is not None:
         return PointDistribution(**dict(found.model_copy(update={"mean_ms": None})), mean_ci_ms=None)
     mean = mean_level(frames, metric)

@@ -263,6 +263,18 @@ def test_from_sent_leaves_out_the_load_tester_s_lateness(frames: Frames) -> None
     assert (due - sent) == pytest.approx(60_000)
 
 
+def test_what_lateness_can_only_have_added_to_keeps_its_upper_end(frames: Frames, told: RunFigures) -> None:
+    """Read so late that p95 is refused, it is still no more than it was seen to be."""
+    held = replace(EVIDENCE, client_loop_lag_ns=np.append(np.full(90, 1e5), np.full(10, 500e6)))
+    late = build_figures(RunTables(frames.requests, frames.ledger), SLOS, held)
+    for metric, bounded in (("ttft", True), ("e2e", True), ("tpot", False)):
+        before, now = (known.metrics[metric].at(95.0) for known in (told, late))
+        assert (now.value_ms, now.ci_ms, now.late_ms is None) == (None, None, False)
+        assert before.ci_ms is not None
+        assert (now.at_most and now.at_most.ms) == (before.ci_ms[1] if bounded else None)
+    assert late.metrics_from_sent["ttft"].at(95.0).at_most is None, "what was sent late may have been answered sooner"
+
+
 def served(begun_s: Sequence[float], took_s: Sequence[float], *, warmup_s: float, failed_from_s: float = 1e9) -> float:
     """Requests per second of a load whose answers take so long; those that begin at some time fail."""
     due_ns, done_ns = (np.array(begun_s) * 1e9).astype(int), ((np.array(begun_s) + took_s) * 1e9).astype(int)
