@@ -14,9 +14,8 @@ from gapmeter.analysis.device.telemetry import describe_telemetry, measured_wind
 from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import evidence_of
 from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_steady, detect_warmup, throttled
-from gapmeter.analysis.ledger.asked import chosen
 from gapmeter.analysis.ledger.explore import describe_pairs
-from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, timelines
+from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, shown_timelines
 from gapmeter.analysis.ledger.tail import describe_bands
 from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.analysis.ledger.upgrade import describe_compute
@@ -136,7 +135,7 @@ def _with_ledger(
     files = {"gaps": ledger.gaps, "requests": tables.requests, "ledger": ledger.rows}
     if not ledger.refused:
         tables = tables.with_ledger(ledger)
-        files["timeline"] = timelines(inputs, chosen(tables.requests))
+        files["timeline"] = shown_timelines(inputs)
     return tables, ledger, files
 
 

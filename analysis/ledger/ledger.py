@@ -13,11 +13,13 @@ import pandas as pd
 from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
 from gapmeter.analysis.ledger.asked import (
     AT_ONCE,
+    MOST_SHOWN,
     Asked,
     Told,
     answered,
     arrived,
     blocks,
+    chosen,
     drawn_of,
     first_tokens,
     gaps_between,
@@ -41,6 +43,8 @@ from gapmeter.records import Span
 from gapmeter.records.process import give_back_memory
 
 CLOCK_ERROR_NS = 1_000  # one host, one clock: stamps of different processes agree to well below a microsecond
+
+_FEW, _MOST_STRETCHES = 100, 4_000_000  # requests from which it is told how many stretches each has; of all of them
 
 _API_STAGES = frozenset(
     {"network_in", "accept_wait", "ingress", "template", "tokenize", "detokenize", "egress", "network_out"}
@@ -141,6 +145,13 @@ def make_ledger(inputs: LedgerInputs) -> Ledger:
     )
 
 
+def shown_timelines(inputs: LedgerInputs) -> pd.DataFrame:
+    """``timelines`` of as many requests as ``chosen`` has, or of fewer where each went through very many stretches."""
+    few = timelines(inputs, chosen(inputs.requests, _FEW))
+    most = max(_FEW * _MOST_STRETCHES // max(len(few), 1), 1)
+    return timelines(inputs, chosen(inputs.requests, min(most, MOST_SHOWN)))
+
+
 def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
     """The ledgers to the last token of some requests, as stretches of time: who owned which nanoseconds.
 
@@ -162,8 +173,12 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
         owned = with_holes(owned, block.start, block.end)
         named = owned.cls >= 0
         stage, kind = np.where(named, owned.cls // 2, len(stages) - 1), np.where(named, owned.cls % 2, len(kinds) - 1)
-        codes = (low + owned.event).astype(np.int32), stage.astype(np.int8), kind.astype(np.int8)
-        parts.append((*codes, owned.start, owned.end))
+        codes = owned.event, stage, kind  # waits for a core behind one and behind another are one stretch
+        first = np.flatnonzero(np.any([np.diff(code, prepend=-1) != 0 for code in codes], axis=0))
+        last = np.append(first[1:], len(stage))[: len(first)] - 1
+        whose, *of = (code[first] for code in codes)
+        narrow = ((low + whose).astype(np.int32), *(code.astype(np.int8) for code in of))
+        parts.append((*narrow, owned.start[first], owned.end[last]))
     request, stage, kind, start, end = map(np.concatenate, zip(*parts, strict=True))
     return pd.DataFrame(
         {

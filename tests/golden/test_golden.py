@@ -24,6 +24,8 @@ have a third error.
 ``failures`` followed on 2026-11-25: a run with retries had been INVALID, as last attempts were taken for late firsts.
 ``gpu`` was recorded on 2026-11-26, on one H100.
 Seven followed that day for their sentences: how many more requests would decide came to be told to two digits.
+Fourteen followed then for ``timeline.parquet`` alone: neighboring stretches of one stage became one row, no nanosecond
+moved. ``failures`` and ``sweep``: percentiles that lateness refuses came to keep an upper bound.
 """
 
 from __future__ import annotations

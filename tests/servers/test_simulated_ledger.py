@@ -15,7 +15,7 @@ import pytest
 
 from gapmeter.analysis.ledger import asked as asking
 from gapmeter.analysis.ledger import ledger as making
-from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, timelines
+from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, shown_timelines, timelines
 from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.records import EntryFlag
 from tests.kit.simulated import Asked, Server, ask, session, simulated
@@ -215,11 +215,23 @@ def test_a_timeline_covers_the_wait_once_and_sums_to_the_ledgers_row(case: Case)
     assert set(table["request_id"]) == set(case.rows.index)
     for name, mine in table.groupby("request_id"):
         assert (mine["start_ns"].to_numpy()[1:] == mine["end_ns"].to_numpy()[:-1]).all()
+        named = mine["stage"].astype(str) + mine["kind"].astype(str)
+        assert (named.to_numpy()[1:] != named.to_numpy()[:-1]).all(), "what is one stretch is one row"
         summed, row = mine.groupby("stage")["ns"].sum(), case.rows.loc[name]
         for stage, ns in summed.items():
             excess = row["interference_ns"] if stage == "decode" and pd.notna(row["interference_ns"]) else 0
             assert ns == row[f"{stage}_ns"] + excess
         assert summed.sum() == row["total_ns"]
+
+
+def test_of_requests_with_very_many_stretches_fewer_are_shown(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = LedgerInputs.of(case.requests, case.trace)
+    pd.testing.assert_frame_equal(shown_timelines(inputs), case.timelines)
+    monkeypatch.setattr("gapmeter.analysis.ledger.ledger._MOST_STRETCHES", len(case.timelines) // 5)
+    some = shown_timelines(inputs)
+    assert 0 < some["request_id"].nunique() < len(case.rows) / 2
+    whole = case.timelines[case.timelines["request_id"].isin(some["request_id"])]
+    assert some[["start_ns", "end_ns"]].to_numpy().tolist() == whole[["start_ns", "end_ns"]].to_numpy().tolist()
 
 
 def found(case: Case, stage: str) -> pd.Series[float]:
