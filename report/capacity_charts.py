@@ -97,9 +97,12 @@ class Posterior:
     search: Search
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
-        low, high, middle, density = self._known()
-        reach = (high / low) ** 0.75
-        heights = _heights(density)
+        low, high, middle, found = self.search.low, self.search.high, self.search.rate, self.search.posterior
+        assert low and high and middle and found
+        density, reach = _coarse(found), (high / low) ** 0.75
+        # Probability per step of the logarithm, so that areas are probabilities.
+        steps = zip(density.masses, density.rates[:-1], density.rates[1:], strict=True)
+        heights = [mass / math.log(right / left) for mass, left, right in steps]
         x = Axis(Scale("log", low / reach, high * reach), "", "requests per second (logarithmic)")
         plot = Plot(x, Axis(Scale.linear(heights), labels=False), 170)
         edges = [min(max(at, x.scale.low), x.scale.high) for at in density.rates]
@@ -113,20 +116,9 @@ class Posterior:
             _answer(self.search, plot), stamp=stamp,
         )  # fmt: skip
 
-    def _known(self) -> tuple[float, float, float, Density]:
-        search = self.search
-        assert search.low and search.high and search.rate and search.posterior
-        return search.low, search.high, search.rate, _coarse(search.posterior)
-
 
 def _coarse(density: Density) -> Density:
     """Of a quarter of the steps, each four times as wide: the grid that it comes from shows in its own."""
     masses, by = density.masses, 4
     rates = (*density.rates[:-1:by], density.rates[-1])
     return Density(rates=rates, masses=tuple(sum(masses[at : at + by]) for at in range(0, len(masses), by)))
-
-
-def _heights(density: Density) -> list[float]:
-    """Probability per step of the logarithm, so that areas are probabilities."""
-    steps = zip(density.masses, density.rates[:-1], density.rates[1:], strict=True)
-    return [mass / math.log(right / left) for mass, left, right in steps]

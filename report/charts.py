@@ -30,7 +30,7 @@ from typing import Literal, TypeVar
 
 from gapmeter.analysis.numbers import in_unit, unit_of
 from gapmeter.report.scale import Scale
-from gapmeter.report.svg import NOTHING, Fragment, chart, el, group, path, percent, stamp_across, stretched
+from gapmeter.report.svg import NOTHING, Fragment, el, group, path, percent, stretched
 
 Side = Literal["start", "middle", "end"]
 Corner = TypeVar("Corner", bound=tuple[float, ...])
@@ -126,12 +126,18 @@ class Plot:
         return self.height * (at if self.y.scale.kind == "category" else 1 - at)
 
     def chart(self, name: str, title: str, said: str, *marks: Fragment, stamp: str | None = None) -> Fragment:
-        """The whole picture: axes, ``marks`` upon them, and a ``stamp`` over all. ``said`` is it in a sentence."""
+        """The whole picture, named and described for those who do not see it (``said``): axes, ``marks`` upon them.
+
+        ``name`` makes its ids unique in the page; the ``stamp`` of an invalid run is written over all.
+        """
         foot = (26 if self.x.labels else _LINE) + (16 if self.x.title and self.x.labels else 0)
-        return chart(
-            name, round(self.height + foot), title, said,
-            self.x.across(self.height), self.y.up(self.height), *marks,
-            stamp_across(stamp, self.height / 2 + 12, "stamp" if self.height > 195 else "stamp small"),
+        css = "stamp" if self.height > 195 else "stamp small"
+        across = el("text", stamp, x="50%", y=self.height / 2 + 12, class_=css, aria_hidden="true") if stamp else NOTHING
+        return el(
+            "svg", el("title", title, id=f"{name}-title"), el("desc", said, id=f"{name}-desc"),
+            self.x.across(self.height), self.y.up(self.height), *marks, across,
+            width="100%", height=round(self.height + foot), role="img", class_="chart",
+            aria_labelledby=f"{name}-title {name}-desc",
         )  # fmt: skip
 
 

@@ -117,31 +117,27 @@ def _holds(row: CostRow, result: CostTable) -> str:
 
 def _answer(result: CostTable) -> str:
     rows = {row.name: row for row in result.rows}
-    priced = [row for row in result.rows if row.ratio]
+    priced = [(row, row.ratio) for row in result.rows if row.ratio]
     if result.verdict == NOT_COMPARABLE:
         return f"Not comparable: {'; '.join(_differences(row) for row in result.rows[1:])}."
     if result.cheapest is None:
         missing = [f"{row.name} has no cost ({row.why_no_cost})" for row in result.rows if row.why_no_cost]
         return f"Which is cheaper is not established: {'; '.join(missing) or 'fewer than two rows are comparable'}."
     best = rows[result.cheapest]
-    others = sorted((row for row in priced if row is not best), key=_above)
+    others = [(row, ratio) for row, ratio in priced if row is not best]
+    others.sort(key=lambda other: other[1].value or other[1].low or other[1].high or 0.0)
     if result.verdict != CHEAPER:
-        close = [row.name for row in others if row.ratio and row.ratio.doubt]
+        close = [row.name for row, ratio in others if ratio.doubt]
         which = "Which is cheaper" if len(priced) == 2 else "Which is the cheapest"
         return f"{which} is not established: {either(sorted([best.name, *close]))} may be."
-    nearest = others[0]
-    what = f"{_called(best, result)} serves a request for {_inverse(nearest.ratio)} of what {_called(nearest, result)}"
+    nearest, ratio = others[0]
+    what = f"{_called(best, result)} serves a request for {_inverse(ratio)} of what {_called(nearest, result)}"
     return f"{what} costs." if len(others) == 1 else f"{what}, the next cheapest, costs."
 
 
-def _above(row: CostRow) -> float:
-    assert row.ratio is not None
-    return row.ratio.value or row.ratio.low or row.ratio.high or 0.0
-
-
-def _inverse(ratio: CostRatio | None) -> str:
+def _inverse(ratio: CostRatio) -> str:
     """The cheapest row over another: ``0.62 (0.55 to 0.70)``."""
-    assert ratio is not None and ratio.low
+    assert ratio.low
     if ratio.value is None:
         return f"at most {significant(1 / ratio.low, 2)}"
     least = "0" if ratio.high is None else significant(1 / ratio.high, 2)

@@ -54,23 +54,6 @@ def stretched(height: float, *children: Fragment) -> Fragment:
     )  # fmt: skip
 
 
-def chart(name: str, height: int, title: str, summary: str, *children: Fragment, css: str = "") -> Fragment:
-    """A whole chart, named and described for those who do not see it. ``name`` makes its ids unique in the page."""
-    return el(
-        "svg",
-        el("title", title, id=f"{name}-title"),
-        el("desc", summary, id=f"{name}-desc"),
-        *children,
-        width="100%", height=height, role="img", class_=f"chart {css}".strip(),
-        aria_labelledby=f"{name}-title {name}-desc",
-    )  # fmt: skip
-
-
-def stamp_across(word: str | None, y: float, css: str = "stamp") -> Fragment:
-    """What an invalid run says across its own pictures; nothing for a valid one."""
-    return el("text", word, x="50%", y=y, class_=css, aria_hidden="true") if word else NOTHING
-
-
 def _plain(value: object) -> object:
     """Floats with at most two decimals and no needless zeros: most of a chart's bytes are coordinates."""
     if isinstance(value, float):

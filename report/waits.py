@@ -79,7 +79,8 @@ def where(result: RunResult) -> Section:
     for metric in metrics:
         missing = [*_drawn(result, metric), *_unmeasured(result, metric)]
         for percentile in SLOW:
-            key, slow = percentile_key(percentile), _slow(result, metric, percentile)
+            key = percentile_key(percentile)
+            slow: ResultBand | None = getattr(result.bands[metric].slow, key)
             few = f"Too few {_EVENTS[metric][1]} lie above p{percentile:g} for a mean worth drawing (seven are needed)."
             drawn = _stacks(result, metric, percentile, slow) if slow else [Paragraph(few, "empty")]
             known |= {key} if slow else set()
@@ -118,11 +119,6 @@ def _who_had_the_core(result: RunResult) -> list[Block]:
         return [Paragraph(_FROM_SUMS, "quiet")]
     lead = "While a thread of the server was ready but had no core (core wait), the core was used by:"
     return [Paragraph(lead), Table("Who had the core", headers, rows, words=2, css="compact")]
-
-
-def _slow(result: RunResult, metric: str, percentile: float) -> ResultBand | None:
-    found: ResultBand | None = getattr(result.bands[metric].slow, percentile_key(percentile))
-    return found
 
 
 def _band(name: str, detail: str, found: ResultBand) -> Band:

@@ -282,7 +282,8 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
     anatomy = result.tail.of(metric) if metric else None
     if anatomy is not None and (stranger := _stranger(result, anatomy)):
         return [doc.Paragraph(stranger)]
-    if result.verdict == FAIL and (overload := _overload(result)) and _searchable(manifest):
+    searchable = manifest.asked.workload.kind != "conversation" and manifest.capacity_of is None
+    if result.verdict == FAIL and searchable and (overload := _overload(result)):
         search = Command.parse(manifest.command).as_search()
         words = f"{overload}. To find the rate that it can sustain:"
         return [] if search is None else [doc.Paragraph(words), doc.Pre(str(search))]
@@ -320,10 +321,6 @@ def _overload(result: RunResult) -> str:
     if 2 * sum(full) <= result.counts.failed_by_server:
         return ""
     return "Requests timed out or were rejected: the load may be more than the server can do"
-
-
-def _searchable(manifest: Manifest) -> bool:
-    return manifest.asked.workload.kind != "conversation" and manifest.capacity_of is None
 
 
 def _stranger(result: RunResult, anatomy: Anatomy) -> str:
