@@ -90,31 +90,25 @@ def check_searchable(scenario: Scenario, name: str) -> None:
     if load.think_time != FixedPause(0):
         again += " --set load.think_time=0"
     if load.loop == "closed":
-        raise UserError(
-            f"{name} is a closed loop: its users wait for their answers, so the load never exceeds what the server can "
-            f"do; capacity needs an open loop. Write: {again}",
-            errors.USAGE,
+        problem = (
+            f"is a closed loop: its users wait for their answers, so the load never exceeds what the server can do; "
+            f"capacity needs an open loop. Write: {again}"
         )
-    if load.arrivals not in RATED_ARRIVALS or load.rate is None:
+    elif load.arrivals not in RATED_ARRIVALS or load.rate is None:
         of_trace = " --set load.duration=60s --set workload.prompt_tokens=64 --set workload.output_tokens=32"
-        raise UserError(
-            f"{name} uses {load.arrivals} arrivals, which have no single rate to search. Write, with your own lengths "
-            f"and duration: {again}{of_trace * (load.arrivals == 'trace')}",
-            errors.USAGE,
+        problem = (
+            f"uses {load.arrivals} arrivals, which have no single rate to search. Write, with your own lengths and "
+            f"duration: {again}{of_trace * (load.arrivals == 'trace')}"
         )
-    if scenario.workload.kind == "conversation":
-        raise UserError(
-            f"{name} has conversations: its rate is one of conversations, and what a search finds is one of requests. "
-            f"Write: {single} --set workload.kind=chat --set load.think_time=0",
-            errors.USAGE,
+    elif scenario.workload.kind == "conversation":
+        problem = (
+            "has conversations: its rate is one of conversations, and what a search finds is one of requests. "
+            f"Write: {single} --set workload.kind=chat --set load.think_time=0"
         )
-    if not scenario.slo:
-        raise UserError(
-            f"{name} has no SLO, so any rate would pass. Write: {single} --set 'slo=[\"ttft p99 <= 500 ms\"]'",
-            errors.USAGE,
-        )
-    if scenario.sweep:
-        raise UserError(
-            f"{name} is a sweep; a capacity search needs a single point. Write: {single}, or --over KEY=VALUE,VALUE",
-            errors.USAGE,
-        )
+    elif not scenario.slo:
+        problem = f"has no SLO, so any rate would pass. Write: {single} --set 'slo=[\"ttft p99 <= 500 ms\"]'"
+    elif scenario.sweep:
+        problem = f"is a sweep; a capacity search needs a single point. Write: {single}, or --over KEY=VALUE,VALUE"
+    else:
+        return
+    raise UserError(f"{name} {problem}", errors.USAGE)
