@@ -40,14 +40,8 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     """``--set``, for whatever takes a scenario."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override any key of the scenario",
-    )
+    what = "override any key of the scenario"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help=what)
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:

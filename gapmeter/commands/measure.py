@@ -172,30 +172,17 @@ def _add_capacity(commands: Commands) -> None:
     flags.add_server(parser)
     flags.add_overrides(parser)
     parser.add_argument("--target-rps", metavar="N", help="also say how many servers a load of N requests/s needs")
-    parser.add_argument(
-        "--headroom",
-        default="20%",
-        metavar="20%",
-        help="with --target-rps: share of each server kept free (default: 20%%)",
-    )
+    what = "with --target-rps: share of each server kept free (default: 20%%)"
+    parser.add_argument("--headroom", default="20%", metavar="20%", help=what)
     parser.add_argument(
         "--spare", type=int, default=0, metavar="1", help="with --target-rps: extra servers in case some fail (1: N+1)"
     )
     parser.add_argument("--confidence", default="95%", metavar="95%", help="confidence of the interval (default: 95%%)")
-    parser.add_argument(
-        "--within",
-        default="20%",
-        metavar="20%",
-        help="widest interval that counts as found, plus or minus (default: 20%%)",
-    )
+    what = "widest interval that counts as found, plus or minus (default: 20%%)"
+    parser.add_argument("--within", default="20%", metavar="20%", help=what)
     parser.add_argument("--budget", default="4m", metavar="DURATION", help="time for all trials (default: 4m)")
-    parser.add_argument(
-        "--over",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE,VALUE",
-        help="search for each setting, and say which is cheapest",
-    )
+    what = "search for each setting, and say which is cheapest"
+    parser.add_argument("--over", action="append", default=[], metavar="KEY=VALUE,VALUE", help=what)
     parser.add_argument(
         "--resume", metavar="FOLDER", help="continue an earlier search; with --over: several, separated by commas"
     )

@@ -51,11 +51,8 @@ def _add_compare(commands: Commands) -> None:
     parser.add_argument(
         "--factor", action="append", default=[], metavar="KEY", help="what may differ, for instance server.max_batch"
     )
-    parser.add_argument(
-        "--max-regression",
-        metavar="SHARE",
-        help="exit 99 if an SLO's percentile surely grew by more than this from A to B, for instance 5%%",
-    )
+    gate = "exit 99 if an SLO's percentile surely grew by more than this from A to B, for instance 5%%"
+    parser.add_argument("--max-regression", metavar="SHARE", help=gate)
     parser.add_argument(
         "--force", action="store_true", help="compare even what is not comparable, or a single pair; the result says so"
     )

@@ -87,15 +87,8 @@ def telemetry(
         yield
         return
     pids = listeners(url) if process is None else (process.pid,)
-    settings = SamplerSettings(
-        str(folder.telemetry),
-        asked.hz,
-        asked.metrics_every_ns,
-        url,
-        tuple(pids),
-        (os.getpid(),),
-        cores_except(generator),
-    )
+    where, cores = str(folder.telemetry), cores_except(generator)
+    settings = SamplerSettings(where, asked.hz, asked.metrics_every_ns, url, pids, (os.getpid(),), cores)
     path = folder.logs / "sampler.log"
     with path.open("wb") as log, companion(
         "gapmeter.servers.telemetry.sampler", settings.to_json(), log, grace_s=_SAMPLER_LEAVES_S,
