@@ -103,11 +103,12 @@ def merged(sides: Sequence[tuple[str, Pareto | None]]) -> Pareto | None:
     known = [(name, one) for name, one in sides if one is not None]
     units, limits = {one.unit for _, one in known}, {one.limit for _, one in known}
     unit: Unit = units.pop() if len(units) == 1 else "server"
-    points = [
-        (point if one.unit == unit else _of_server(point)).model_copy(update={"side": name})
-        for name, one in known
-        for point in one.points
-    ]
+    points: list[ParetoPoint] = []
+    for name, one in known:
+        for point in one.points:
+            whole = _scaled(point.tokens_per_s_unit, point.units)
+            counted = {} if one.unit == unit else {"tokens_per_s_unit": whole, "units": 1}
+            points.append(point.model_copy(update={"side": name, **counted}))
     return pareto(points, unit, limits.pop() if len(limits) == 1 else None)
 
 
@@ -115,11 +116,6 @@ def interval(value: float | None, ends: Ends | None) -> Interval | None:
     """A value with its ends; None where it is unknown, or not above 0."""
     low, high = ends or (None, None)
     return Interval(value=value, low=low, high=high) if value else None
-
-
-def _of_server(point: ParetoPoint) -> ParetoPoint:
-    whole = _scaled(point.tokens_per_s_unit, point.units)
-    return point.model_copy(update={"tokens_per_s_unit": whole, "units": 1})
 
 
 def _cost(tokens_per_s: Interval | None, manifest: Manifest) -> Interval | None:

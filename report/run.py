@@ -130,13 +130,12 @@ def _around(result: RunResult, manifest: Manifest, sections: Sequence[Section | 
     if server.engine != "attach":
         batch = f"max batch {server.max_batch}" if server.max_batch else None
         target = [engine_words(manifest), server.model, server.precision, batch]
-    caveat = as_sentence(closed_loop_sentence(result.closed_loop)) if result.closed_loop else ""
     return Document(
         title=f"{result.verdict} · {name} · gapmeter",
         header=doc.Header(
             f"{name} @ {' · '.join(str(part) for part in target if part)}",
             f"{load_words(result.load)}, n = {count(result.counts.measured)}",
-            caveat or turns_sentence(result.turns) or "",
+            as_sentence(closed_loop_sentence(result.closed_loop) or "") or turns_sentence(result.turns) or "",
         ),
         verdict=_verdict(result),
         sections=sections,
@@ -218,13 +217,12 @@ def _facts(result: RunResult, on: doc.Medium) -> Section:
     facts = [("trust", _trust(result))] if on is MARKDOWN else []
     if on is DETAILS:
         steady = (_steady(result), trust.drift_sentence(result.drift))
-        closed = as_sentence(closed_loop_sentence(result.closed_loop)) if result.closed_loop else ""
         more = [
             ("steady", " ".join(as_sentence(part) for part in steady if part)),
             ("device", device.telemetry_sentence(result.telemetry) if result.telemetry else ""),
             ("roof", device.roofline_line(result.roofline) or ""),
             ("turns", turns_sentence(result.turns) or ""),
-            ("loop", closed),
+            ("loop", as_sentence(closed_loop_sentence(result.closed_loop) or "")),
         ]
         facts += [fact for fact in more if fact[1]]
     stand_above = on is DETAILS and result.verdict == INVALID  # with the reasons
@@ -296,7 +294,7 @@ def words_of(result: RunResult, manifest: Manifest) -> RunWords:
         trust=trust.trust_sentence(result),
         steady=_steady(result),
         drift=trust.drift_sentence(result.drift),
-        closed_loop=closed_loop_sentence(result.closed_loop) if result.closed_loop else None,
+        closed_loop=closed_loop_sentence(result.closed_loop),
         turns=turns_sentence(result.turns),
         tail=why.tail_sentences(result),
         upgrade=why.upgrade_sentences(result),
@@ -319,10 +317,11 @@ def _steady(result: RunResult) -> str:
     return trust.steady_sentence(result.steady, measured=measured, offered=offered)
 
 
-def closed_loop_sentence(closed: ClosedLoop) -> str:
-    """What a closed loop's figures are not, and what they would be at the users' own pace."""
-    correction = closed.corrected
-    if correction is None:
+def closed_loop_sentence(closed: ClosedLoop | None) -> str | None:
+    """What a closed loop's figures are not, and what they would be at the users' own pace; None of an open one."""
+    if closed is None:
+        return None
+    if (correction := closed.corrected) is None:
         return CLOSED_LOOP
     metrics = []
     for name, known in (("TTFT", correction.ttft), ("E2E", correction.e2e)):

@@ -183,9 +183,10 @@ def _ceiling_grid(ceilings: Sequence[Ceiling], levels: Sequence[TrialLevel], mos
     if not ceilings:
         lowest = math.log(max((level.rate for level in levels if level.side <= 0), default=most / 4))
         return np.linspace(lowest, max(math.log(most), lowest) + _DEEPEST, _CEILINGS)
-    top, error = _middle(ceilings)
-    near = top + np.linspace(-4, 4, 2 * _CEILINGS // 3) * math.hypot(error, 0.01)
-    highest = max(top + _DEEPEST, near[-1] + error)
+    best = max(ceilings, key=lambda each: each.rate)  # a deeper overload may serve less
+    top = math.log(best.rate)
+    near = top + np.linspace(-4, 4, 2 * _CEILINGS // 3) * math.hypot(best.error, 0.01)
+    highest = max(top + _DEEPEST, near[-1] + best.error)
     return np.concatenate([near, np.linspace(near[-1], highest, _CEILINGS // 3 + 1)[1:]])
 
 
@@ -201,12 +202,6 @@ def _ceiling_odds(logs: Floats, ceilings: Sequence[Ceiling], speed: Speeds) -> F
         deep = np.where(z > 0, _DEEP / _DEEPEST, 0.0)
         odds = odds + np.log((1 - _DEEP) * np.exp(-(z**2) / 2) / deviation / math.sqrt(2 * math.pi) + deep + 1e-9)
     return odds
-
-
-def _middle(ceilings: Sequence[Ceiling]) -> tuple[float, float]:
-    """The highest, since a deeper overload may serve less: logarithm and error."""
-    best = max(ceilings, key=lambda each: each.rate)
-    return math.log(best.rate), best.error
 
 
 def _binned(at: Floats, mass: Floats, bins: int = 160) -> tuple[Floats, Floats]:

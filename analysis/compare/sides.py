@@ -123,10 +123,6 @@ class AnalysedRun:
     manifest: Manifest
     result: RunResult
 
-    @property
-    def failed(self) -> int:
-        return int((~self.run.good).sum())
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
@@ -148,7 +144,7 @@ class Side:
 
     @property
     def failed(self) -> int:
-        return sum(each.failed for each in self.runs)
+        return sum(int((~each.run.good).sum()) for each in self.runs)
 
 
 def read_run(path: Path) -> AnalysedRun:

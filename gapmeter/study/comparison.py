@@ -121,13 +121,9 @@ def _written(
     with unless_refused(f"no comparison's folder can be made in {runs}"):
         folder = RunFolder.create(runs, "compare", hashlib.sha256(names.encode()).hexdigest(), parts=()).path
     with unless_refused(f"{folder} cannot be written"):
-        return folder, write(folder, result.model_copy(update={"asked": _placed(result.asked, sides, folder)}))
-
-
-def _placed(asked: Asked, sides: Sequence[Sequence[Path]], folder: Path) -> Asked:
-    """With where the sides lie, from the comparison's own folder."""
-    placed = tuple(tuple(os.path.relpath(path, folder) for path in side) for side in sides)
-    return asked.model_copy(update={"folders": placed})
+        placed = tuple(tuple(os.path.relpath(path, folder) for path in side) for side in sides)
+        asked = result.asked.model_copy(update={"folders": placed})
+        return folder, write(folder, result.model_copy(update={"asked": asked}))
 
 
 @contextlib.contextmanager
