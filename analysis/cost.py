@@ -29,9 +29,8 @@ watt is output tokens per second over watts, which is output tokens per joule.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -269,19 +268,15 @@ def _is_gpu(name: str | None) -> bool:
 
 
 def _gpus(manifest: Manifest) -> int:
-    """Of one replica."""
-    return manifest.asked.cost.gpus_per_replica or _split_over(manifest.asked.server.flags)
+    """Of one replica: as said, or what the flags spread a model over (tensor x pipeline x data parallel), or 1."""
+    flags = manifest.asked.server.flags
+    sizes = [next((flags[name] for name in names if name in flags), 1) for names in _PARALLEL]
+    return manifest.asked.cost.gpus_per_replica or math.prod(int(size) for size in sizes if str(size).isdigit()) or 1
 
 
 def _cores(manifest: Manifest) -> int:
     """Those that the server had; all of the machine's where it was not confined."""
     return len(manifest.placement.server) or manifest.hardware.cores
-
-
-def _split_over(flags: Mapping[str, Any]) -> int:
-    """The GPUs that an engine's flags spread one model over: tensor x pipeline x data parallel, 1 without them."""
-    sizes = [next((flags[name] for name in names if name in flags), 1) for names in _PARALLEL]
-    return math.prod(int(size) for size in sizes if str(size).isdigit()) or 1
 
 
 def _output_tokens(measured: pd.DataFrame) -> float | None:

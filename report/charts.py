@@ -131,8 +131,8 @@ class Plot:
         ``name`` makes its ids unique in the page; the ``stamp`` of an invalid run is written over all.
         """
         foot = (26 if self.x.labels else _LINE) + (16 if self.x.title and self.x.labels else 0)
-        css = "stamp" if self.height > 195 else "stamp small"
-        across = el("text", stamp, x="50%", y=self.height / 2 + 12, class_=css, aria_hidden="true") if stamp else NOTHING
+        css, middle = "stamp" if self.height > 195 else "stamp small", self.height / 2 + 12
+        across = el("text", stamp, x="50%", y=middle, class_=css, aria_hidden="true") if stamp else NOTHING
         return el(
             "svg", el("title", title, id=f"{name}-title"), el("desc", said, id=f"{name}-desc"),
             self.x.across(self.height), self.y.up(self.height), *marks, across,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 from gapmeter.analysis.numbers import DASH, duration, in_unit, share, significant, unit_of
@@ -152,21 +153,15 @@ def not_estimable(pair: PairComparison) -> str:
     """Which figures nothing can be said of, and why, once for all of a metric; "" where there are none."""
     small, late, failed = list[str](), list[str](), list[str]()
     for metric, known in pair.metrics.items():
-        missing = [(key, figure) for key, figure in known.percentiles.items() if figure.difference_ms is None]
-        for told in (small, late, failed):
-            own = [
-                (key, figure) for key, figure in missing
-                if told is (late if figure.late_ms is not None else failed if figure.failed else small)
-            ]  # fmt: skip
-            if own:
-                names = ", ".join(f"p{percentile_of_key(key):g}" for key, _ in own)
-                if told is failed:
-                    told.append(f"{metric.upper()} {names}")
-                    continue
-                reason = own[0][1].why or "not estimable"
-                if told is late:
-                    reason = f"up to {duration(max(figure.late_ms or 0.0 for _, figure in own))}"
-                told.append(f"{metric.upper()} {names} ({reason.partition(' do not support')[0].rstrip(',')})")
+        missing = {key: figure for key, figure in known.percentiles.items() if figure.difference_ms is None}
+        late_ms = {key: figure.late_ms for key, figure in missing.items() if figure.late_ms is not None}
+        reasons = {key: figure.why for key, figure in missing.items() if key not in late_ms and not figure.failed}
+        of_failed = [key for key in missing if key not in late_ms and key not in reasons]
+        if reasons:
+            reason = next(iter(reasons.values())) or "not estimable"
+            small.append(f"{_names(metric, reasons)} ({reason.partition(' do not support')[0].rstrip(',')})")
+        late += [f"{_names(metric, late_ms)} (up to {duration(max(late_ms.values()))})"] if late_ms else []
+        failed += [_names(metric, of_failed)] if of_failed else []
     said = [f"Samples too small: {'; '.join(small)}."] if small else []
     said += [f"Among the requests that failed, on both sides: {'; '.join(failed)}."] if failed else []
     means = [(metric.upper(), known.mean) for metric, known in pair.metrics.items() if known.mean is not None]
@@ -174,6 +169,11 @@ def not_estimable(pair: PairComparison) -> str:
     said += [f"No mean of {', '.join(name for name, _ in lacking)}: {lacking[0][1].why}."] if lacking else []
     said += [f"Refused, since so much may be the load tester's own lateness: {'; '.join(late)}."] if late else []
     return " ".join(said)
+
+
+def _names(metric: str, keys: Iterable[str]) -> str:
+    """``TTFT p99, p99.9``."""
+    return f"{metric.upper()} {', '.join(f'p{percentile_of_key(key):g}' for key in keys)}"
 
 
 # --- figures
@@ -188,7 +188,7 @@ def change_of(name: FigureName | str, figure: DifferenceFigure) -> str:
         return f"{name} refused" if figure.late_ms is not None else f"{name} not estimable"
     if figure.failed and isinstance(name, FigureName) and name.percentile is None:
         return f"{name} {duration(figure.a_ms)} -> at least {duration(figure.b_ms)}"
-    values = f"{name} {value(figure, 'a')} -> {value(figure, 'b')}"
+    values = f"{name} {_side(figure, 'a')} -> {_side(figure, 'b')}"
     if figure.failed:
         return values
     text = f"{values}, {signed(figure.difference_ms)} ({between(*figure.ci_ms)})"
@@ -218,11 +218,6 @@ def between(low_ms: float, high_ms: float) -> str:
     return f"{low} .. {high} {unit}"
 
 
-def value(figure: DifferenceFigure, side: Literal["a", "b"]) -> str:
-    """``14.1 ms``, or that it reaches requests that failed."""
-    return str(_side(figure, side))
-
-
 def difference(figure: DifferenceFigure) -> str:
     """``+14.1 ms``, a dash where it is not estimable, or a side's requests failed."""
     if figure.late_ms is not None:
@@ -250,6 +245,7 @@ def _difference(figure: DifferenceFigure, key: str = "") -> Figure:
 
 
 def _side(figure: DifferenceFigure, side: Literal["a", "b"]) -> str | Figure:
+    """``14.1 ms``, or that it reaches requests that failed."""
     return "failed" if side in (figure.failed or "") else Figure(getattr(figure, f"{side}_ms"))
 
 
