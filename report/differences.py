@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-from gapmeter.analysis.numbers import DASH, duration, in_unit, share, significant, unit_of
+from gapmeter.analysis.numbers import DASH, bounds, duration, share, significant
 from gapmeter.analysis.results.comparison import (
     FAILS_LESS,
     FAILS_MORE,
@@ -191,7 +191,7 @@ def change_of(name: FigureName | str, figure: DifferenceFigure) -> str:
     values = f"{name} {_side(figure, 'a')} -> {_side(figure, 'b')}"
     if figure.failed:
         return values
-    text = f"{values}, {signed(figure.difference_ms)} ({between(*figure.ci_ms)})"
+    text = f"{values}, {signed(figure.difference_ms)} ({bounds(*figure.ci_ms)})"
     if figure.relative is None:
         return text
     if (ends := figure.relative_ci) is None or abs(math.log1p(figure.relative)) < math.log(2):
@@ -211,13 +211,6 @@ def signed_share(fraction: float) -> str:
     return f"{'+' if percent > 0 else ''}{significant(percent, 2 if abs(percent) < 99.5 else 3)} %"
 
 
-def between(low_ms: float, high_ms: float) -> str:
-    """An interval of differences, which may be negative, in the unit of its larger end: ``-2.43 .. -1.10 ms``."""
-    unit = unit_of(max(abs(low_ms), abs(high_ms)))
-    low, high = (significant(in_unit(end, unit)[0]) for end in (low_ms, high_ms))
-    return f"{low} .. {high} {unit}"
-
-
 def difference(figure: DifferenceFigure) -> str:
     """``+14.1 ms``, a dash where it is not estimable, or a side's requests failed."""
     if figure.late_ms is not None:
@@ -227,7 +220,7 @@ def difference(figure: DifferenceFigure) -> str:
 
 def interval(figure: DifferenceFigure) -> str:
     """``9.0 .. 19.2 ms``."""
-    return DASH if figure.ci_ms is None or figure.failed else between(*figure.ci_ms)
+    return DASH if figure.ci_ms is None or figure.failed else bounds(*figure.ci_ms)
 
 
 def relative(figure: DifferenceFigure) -> str:

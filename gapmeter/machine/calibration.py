@@ -40,6 +40,7 @@ from gapmeter.machine.instrument import (
     poisson,
 )
 from gapmeter.options import Say, tell
+from gapmeter.records.folder import write_json
 
 COMMAND = "make calibrate" if "MAKELEVEL" in os.environ else "gapmeter calibrate"  # make keeps it in the checkout
 
@@ -89,9 +90,7 @@ def save_calibration(calibration: Calibration) -> Path:
     generators = {**(earlier.generators if earlier else {}), **calibration.generators}
     own = calibration.model_copy(update={"generators": generators})
     kept = _KeptFile(machines={**_kept()[0], key_of(this_machine()): own.to_json()})
-    part = path.with_name(path.name + ".part")
-    part.write_text(kept.model_dump_json(indent=1) + "\n")
-    os.replace(part, path)
+    write_json(path, kept.model_dump())
     return path
 
 
