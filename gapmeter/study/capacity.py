@@ -251,17 +251,17 @@ def begin_search(
     """A new search, or an earlier one that goes on with this goal. Raises UserError."""
     assert scenario.load.rate is not None
     if resume is not None:
-        folder, manifest = RunFolder(resume), manifest_to_resume(resume, scenario, SearchManifest)
+        path, manifest = resume, manifest_to_resume(resume, scenario, SearchManifest)
         # A trial that was interrupted, or whose server died, is run again.
         trials = tuple(trial for trial in manifest.capacity.trials if not (trial.interrupted or trial.died))
         start = manifest.capacity.start
         facts = manifest.capacity.model_copy(update={**asdict(goal), "start": start, "trials": trials, "ended": None})
         manifest = manifest.model_copy(update={"capacity": facts, "ended_because": None})
-        for path in (resume / "trials").glob("*"):
-            if f"trials/{path.name}" not in {trial.folder for trial in trials}:
-                shutil.rmtree(path)
+        for earlier in (resume / "trials").glob("*"):
+            if f"trials/{earlier.name}" not in {trial.folder for trial in trials}:
+                shutil.rmtree(earlier)
     else:
-        folder = make_study_folder(options.runs, scenario, SEARCH)
+        path = make_study_folder(options.runs, scenario, SEARCH)
         keys = Keys.within(scenario.to_dict(), options.api_key)
         command = options.command or Command.of("capacity", name, overrides)
         facts = SearchFacts(
@@ -269,8 +269,8 @@ def begin_search(
             lost_s=_warmup_ns(scenario) / 1e9 + _AROUND_S, trials=(), ended=None,
         )  # fmt: skip
         manifest = SearchManifest(**describe(scenario, command, keys), slo=scenario.slo, capacity=facts)
-    manifest.write(folder.path)
-    return Study(folder, manifest, options)
+    manifest.write(path)
+    return Study(path, manifest, options)
 
 
 def _search(trials: Trials) -> Ended:

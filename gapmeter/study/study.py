@@ -50,12 +50,8 @@ def visit_in_turn(
 class Study(Generic[M]):
     """A folder of many runs and its manifest, which says what is to be run and what has been."""
 
-    def __init__(self, folder: RunFolder, manifest: M, options: Options) -> None:
-        self.folder, self.manifest, self.options = folder, manifest, options
-
-    @property
-    def path(self) -> Path:
-        return self.folder.path
+    def __init__(self, path: Path, manifest: M, options: Options) -> None:
+        self.path, self.manifest, self.options = path, manifest, options
 
     @property
     def command(self) -> Command:
@@ -85,12 +81,12 @@ def afresh(visit: Visit) -> Iterator[None]:
         raise
 
 
-def make_study_folder(runs: Path, scenario: Scenario, kind: str) -> RunFolder:
+def make_study_folder(runs: Path, scenario: Scenario, kind: str) -> Path:
     """A fresh one for a study. Raises UserError when it cannot be made."""
     with unless_refused(f"no folder can be made in {runs}"):
-        folder = RunFolder.create(runs, f"{scenario.name}-{kind}", scenario.digest(), parts=())
-        _until_the_end.enter_context(hold(folder.path))
-        return folder
+        path = RunFolder.create(runs, f"{scenario.name}-{kind}", scenario.digest(), parts=()).path
+        _until_the_end.enter_context(hold(path))
+        return path
 
 
 def manifest_to_resume(path: Path, scenario: Scenario, manifest_type: type[M]) -> M:

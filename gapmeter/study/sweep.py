@@ -180,10 +180,10 @@ def _prepared(name: str, overrides: tuple[str, ...], options: Options, resumed: 
     scenario, points = resolve(name, overrides), resolve_points(name, overrides)
     order = order_of([server_key(point.scenario) for point in points], scenario.repeat, scenario.seed)
     if resumed is not None:
-        folder, manifest = RunFolder(resumed), manifest_to_resume(resumed, scenario, SweepManifest)
+        path, manifest = resumed, manifest_to_resume(resumed, scenario, SweepManifest)
     else:
-        folder = make_study_folder(options.runs, scenario, SWEEP)
-        _mention_unfinished(options, scenario, folder.path)
+        path = make_study_folder(options.runs, scenario, SWEEP)
+        _mention_unfinished(options, scenario, path)
         swept = list(dict.fromkeys(key for point in points for key in point.values))
         keys = Keys.within(scenario.to_dict(), options.api_key)
         described = [
@@ -198,9 +198,8 @@ def _prepared(name: str, overrides: tuple[str, ...], options: Options, resumed: 
         command = options.command or Command.of("run", name, overrides)
         about = describe(scenario, command, keys) | {"points": keys.out_of_value(described)}
         manifest = SweepManifest.model_validate({**about, "repeat": scenario.repeat, "order": order})
-        manifest.write(folder.path)
-    study = Study(folder, manifest, options)
-    return _Sweep(name, overrides, scenario, points, order, study)
+        manifest.write(path)
+    return _Sweep(name, overrides, scenario, points, order, Study(path, manifest, options))
 
 
 def _mention_unfinished(options: Options, scenario: Scenario, own: Path) -> None:
