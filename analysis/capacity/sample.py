@@ -11,7 +11,7 @@ from scipy import special
 
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.stats import dependence
-from gapmeter.analysis.stats.hdr import nearest_rank
+from gapmeter.analysis.stats.hdr import at_rank
 
 _MOST_BATCHES, _FEWEST_BATCHES, _BATCH = 20, 5, 8
 _LATEST = 20  # of so many parts the last must be beyond the limit
@@ -64,14 +64,13 @@ def log_level(
     if count < _FEWEST_VALUES:
         return None
     ordered = np.sort(values)
-    at, twice = (float(ordered[nearest_rank(100 * (1 - part), count) - 1]) for part in (seen, min(2 * seen, 1.0)))
+    at, twice = (at_rank(ordered, 100 * (1 - part)) for part in (seen, min(2 * seen, 1.0)))
     if not math.isfinite(at) or at <= 0:
         return None
     scale = max(at - twice, 0.0) / math.log(2)
     high = at + scale * math.log(seen / share) if seen > share else at
     if n_eff is None:
-        own = float(ordered[nearest_rank(min(percentile, 90.0), count) - 1])
-        n_eff = dependence.exceedances(values, own, None).plain()
+        n_eff = dependence.exceedances(values, at_rank(ordered, min(percentile, 90.0)), None).plain()
     error = scale / high * math.sqrt((1 - seen) / (seen * n_eff))
     return math.log(high / limit), max(error, 1 / math.sqrt(count))
 
@@ -114,9 +113,8 @@ def worth(values: Floats, percentile: float) -> float:
     if not len(values):
         return 0.0
     ordered, levels = np.sort(values), (95.0, 99.0) if percentile >= 95 else (50.0, 90.0, 95.0)
-    at = {level: float(ordered[nearest_rank(level, len(values)) - 1]) for level in (*levels, 75.0)}
-    worths = [dependence.exceedances(values, at[level], None).plain() for level in levels]
-    ranked = np.maximum(values, at[75.0]) if percentile >= 95 else values
+    worths = [dependence.exceedances(values, at_rank(ordered, level), None).plain() for level in levels]
+    ranked = np.maximum(values, at_rank(ordered, 75.0)) if percentile >= 95 else values
     tau = dependence.autocorrelation_time(dependence.ranks_of(ranked))
     return max(1.0, _UNSURE * min(*worths, len(values) / tau))
 
@@ -127,7 +125,7 @@ def worth_of_clusters(values: Floats, clusters: Sequence[Ints]) -> float:
     ``clusters``: arrays that number each value's cluster, in time order. The least over all of them counts.
     """
     ordered = np.sort(values)
-    at = {float(ordered[nearest_rank(level, len(values)) - 1]) for level in (90.0, 95.0, 99.0)}
+    at = {at_rank(ordered, level) for level in (90.0, 95.0, 99.0)}
     return min(dependence.exceedances(values, one, grouping).plain() for one in at for grouping in clusters)
 
 
@@ -137,7 +135,7 @@ def bursts_of(values: Floats, limit: float) -> int:
     Where most exceed it, how often values swing from their lower quarter to their upper half: each tells as much.
     """
     ordered = np.sort(values)
-    quarter, middle = (float(ordered[nearest_rank(percentile, len(values)) - 1]) for percentile in (25.0, 50.0))
+    quarter, middle = (at_rank(ordered, percentile) for percentile in (25.0, 50.0))
     sides = (values > max(limit, middle)).astype(int) - (values <= (middle if middle <= limit else quarter))
     sides = sides[sides != 0]
     return int((np.diff(sides, prepend=-1) == 2).sum())

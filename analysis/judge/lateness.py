@@ -32,7 +32,7 @@ from gapmeter.analysis.requests.metrics import (
     succeeded,
 )
 from gapmeter.analysis.results.run import RunResult
-from gapmeter.analysis.stats.hdr import nearest_rank
+from gapmeter.analysis.stats.hdr import at_rank, nearest_rank
 from gapmeter.scenarios.slo import BETWEEN_TOKENS, LATENCIES
 
 LateRule = Literal["lag", "loop_lag"]
@@ -188,7 +188,7 @@ def lateness_of(requests: pd.DataFrame, loop_ns: Floats | None, series: MetricSe
 
 
 def _at(ordered: Floats, percentile: float) -> float | None:
-    return float(ordered[nearest_rank(percentile, len(ordered)) - 1]) if len(ordered) else None
+    return at_rank(ordered, percentile) if len(ordered) else None
 
 
 def _beyond(ordered: Floats, limits: Floats) -> Floats:

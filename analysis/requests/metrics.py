@@ -20,7 +20,7 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
 from gapmeter.analysis.results.requests import ENDED_BY_US
-from gapmeter.analysis.stats.hdr import nearest_rank
+from gapmeter.analysis.stats.hdr import at_rank, nearest_rank
 from gapmeter.analysis.stats.series import Series, time_blocks
 from gapmeter.records.request import Flag
 from gapmeter.scenarios.slo import BETWEEN_TOKENS, LATENCIES, Slo
@@ -81,7 +81,7 @@ def percentile_of(values: Floats, percentile: float) -> float | None:
 def percentiles_of(values: Floats, *percentiles: float) -> list[float | None]:
     """Several of the same values."""
     ordered = np.sort(values[~np.isnan(values)])
-    return [float(ordered[nearest_rank(p, len(ordered)) - 1]) if len(ordered) else None for p in percentiles]
+    return [at_rank(ordered, percentile) if len(ordered) else None for percentile in percentiles]
 
 
 def elapsed_ns(requests: pd.DataFrame, start: str, end: str) -> Floats:

@@ -16,6 +16,7 @@ from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogWriter
 from numpy.typing import ArrayLike, NDArray
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.records.histograms import new_histogram
 
 PERCENTILES: tuple[float, ...] = (50.0, 90.0, 95.0, 99.0, 99.9)
@@ -44,6 +45,11 @@ def histogram_of(values_ns: ArrayLike) -> tuple[HdrHistogram, int]:
 def nearest_rank(percentile: float, count: int) -> int:
     """The 1-based rank that HdrHistogram reads for a percentile of ``count`` values."""
     return min(count, max(1, int(percentile * count / 100 + 0.5)))
+
+
+def at_rank(ordered: Floats, percentile: float) -> float:
+    """The value there, of one or more that ascend."""
+    return float(ordered[nearest_rank(percentile, len(ordered)) - 1])
 
 
 def write_hlog(

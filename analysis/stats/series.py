@@ -50,7 +50,7 @@ from gapmeter.analysis.stats.dependence import (
 )
 from gapmeter.analysis.stats.estimate import LEAST_SURE, MOST_SURE, NORMAL, TAIL, Bound, Estimate, Spread, t_quantile
 from gapmeter.analysis.stats.exact import growth, interval_ranks, share_bounds, values_needed
-from gapmeter.analysis.stats.hdr import nearest_rank
+from gapmeter.analysis.stats.hdr import at_rank
 
 _FEW_SPELLS = 100
 _LEAST_OF_SEVERAL = 0.6
@@ -145,7 +145,7 @@ class Series:
         low = max((end for end in lows if end is not None), default=None)
         high = min((end for end in highs if end is not None), default=None)
         why = "" if low is not None and high is not None else self._too_few(percentile)
-        return Estimate(self._at(percentile), low, high, n_eff, why)
+        return Estimate(at_rank(self.ordered, percentile), low, high, n_eff, why)
 
     def at_most(self, percentile: float) -> Bound | None:
         """What bounds a percentile from above; None where that is less than 90 % sure, or answers never came.
@@ -195,9 +195,6 @@ class Series:
         half = t_quantile(n_eff - 1) * deviation / math.sqrt(n_eff)
         return Estimate(mean, mean - half, mean + half, n_eff)
 
-    def _at(self, percentile: float) -> float:
-        return float(self.ordered[nearest_rank(percentile, self.count) - 1])
-
     def _ends(self, percentile: float) -> tuple[float | None, float | None]:
         ranks = interval_ranks(self.count, self.n_eff(percentile), percentile)
         low, high = (float(self.ordered[rank - 1]) if rank else None for rank in ranks)
@@ -214,7 +211,7 @@ class Series:
 
     def _worth(self, ranks: Floats, clusters: Ints | None) -> tuple[float, ...]:
         """As ``Worth`` has them, by one way of clustering."""
-        at = {level: exceedances(self.values, self._at(level), clusters) for level in (*_LEVELS, 99.0)}
+        at = {level: exceedances(self.values, at_rank(self.ordered, level), clusters) for level in (*_LEVELS, 99.0)}
         lasting = {level: at[level].long() for level in (50.0, 95.0, 99.0)}
         plain = (min(at[50.0].plain(), at[90.0].plain()), min(at[90.0].plain(), at[95.0].plain()))
         if not neighbours_alike(ranks, clusters):
