@@ -32,7 +32,7 @@ from gapmeter.records.process import give_back_memory
 from gapmeter.scenarios.model import CHANGING_ARRIVALS
 
 
-def analyse(folder: RunFolder, *, definitions: bool = False) -> tuple[RunResult, MetricSeries]:
+def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, MetricSeries]:
     """Derive tables and histograms, which are written into the folder, and the result, which the report writes.
 
     Also returns the metrics' series, which the report draws.

@@ -156,7 +156,7 @@ def _rank(row: CostRow) -> tuple[float, float]:
     return row.per_request_usd or (ends[1] if ends and ends[1] else math.inf), -(row.capacity.rate or 0.0)
 
 
-def ratio_of(row: tuple[CostRow, Found], best: tuple[CostRow, Found], pairs: int = 1) -> CostRatio:
+def ratio_of(row: tuple[CostRow, Found], best: tuple[CostRow, Found], pairs: int) -> CostRatio:
     """What a request costs in one row over what it costs in the cheapest; the formula is this module's."""
     wide = statistics.NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / pairs) / _SURE
     spread = _SURE * math.hypot(*(each.spread / math.sqrt(each.searches) for _, each in (row, best)))

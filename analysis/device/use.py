@@ -33,6 +33,7 @@ def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse |
     if not any(map(len, stays)):
         return None
     steps, forwards = np.concatenate(stays), timed_forwards(trace)
+    lasted_ns = int((forwards.end - forwards.start).sum())
     busy, waiting, inputs, forward, sampling, copy = np.mean(every, axis=0).tolist()
     return DeviceUse(
         busy_share=busy,
@@ -42,7 +43,7 @@ def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse |
         forward_share=forward,
         sampling_share=sampling,
         copy_share=copy,
-        launching_share=_launching(forwards),
+        launching_share=float(forwards.exposed_ns.sum()) / lasted_ns if lasted_ns else None,
         steps=len(np.unique(steps["step"])),
         untimed_steps=len(trace.untimed_steps),
         half_width_us=float(np.median(steps["n"])) / 1e3,
@@ -88,12 +89,6 @@ def by_step(spans: Table, which: Bools, window: tuple[int, int]) -> Times:
         return steps
     _, _, begun, ended = overlaps(*steps, *within(spans[which | loop], window))
     return begun, ended
-
-
-def _launching(found: Forwards) -> float | None:
-    """For how much of the forwards the host was still launching them."""
-    lasted = int((found.end - found.start).sum())
-    return float(found.exposed_ns.sum()) / lasted if lasted else None
 
 
 def _kernels(trace: Trace, found: Forwards) -> KernelUse | None:

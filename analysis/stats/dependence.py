@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.stats.estimate import t_quantile
 
 COSINES = 12
 LEAST = 0.5  # of n_eff; with so little no percentile has any end
@@ -236,5 +237,4 @@ def _allowance(freedom: float) -> float:
 
 
 def _by_freedom(freedom: float) -> float:
-    t = float(special.stdtrit(freedom, 0.975)) if math.isfinite(freedom) else _NORMAL
-    return (_NORMAL / t) ** 2
+    return (_NORMAL / t_quantile(freedom)) ** 2

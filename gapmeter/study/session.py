@@ -314,7 +314,7 @@ def open_session(scenario: Scenario, options: Options = Options(), *, home: Path
         shutil.rmtree(folder.probe, ignore_errors=True)
 
 
-def make_folder(runs: Path, scenario: Scenario, into: Path | None = None) -> RunFolder:
+def make_folder(runs: Path, scenario: Scenario, into: Path | None) -> RunFolder:
     """A fresh folder for a run. Raises UserError when it cannot be made."""
     with unless_refused(f"no run's folder can be made in {into or runs}"):
         return RunFolder.create(runs, scenario.name, scenario.digest()) if into is None else RunFolder.at(into)
