@@ -15,17 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints, each_of
-from gapmeter.analysis.ledger.asked import AT_ONCE, blocks
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals, Times
 from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
 from gapmeter.analysis.ledger.intervals import ClientStamps, Maker, Parts
+from gapmeter.analysis.ledger.portions import AT_ONCE, blocks
 from gapmeter.analysis.ledger.shares import SHARES, Processes, Sharer, Shares
 from gapmeter.analysis.ledger.trace import MISSING, Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Stretches:
+class DecodeStretches:
     """Of each event a stretch of nothing but decoding, ``since`` to ``until``, ns: empty, at its end, where none is.
 
     ``place`` and ``process``: its engine's.
@@ -39,7 +39,7 @@ class Stretches:
 
 def stretches_of(
     trace: Trace, index: Index, client: ClientStamps, events: Events, dropped: frozenset[str]
-) -> Stretches:
+) -> DecodeStretches:
     """Where ``Maker`` would lay nothing but the steps of ``decode_steps``."""
     maker = Maker(trace, index, client, events)
     maker.beside_steps()
@@ -58,7 +58,7 @@ def stretches_of(
     between.beside_steps()
     disturbed = np.unique(between.whole(dropped).event)
     since[disturbed] = until[disturbed] = events.end[disturbed]
-    return Stretches(since, until, place, maker.processes.engine)
+    return DecodeStretches(since, until, place, maker.processes.engine)
 
 
 def decode_steps(index: Index, start: Ints, end: Ints, place: int, dropped: frozenset[str]) -> Intervals:
@@ -74,7 +74,9 @@ def decode_steps(index: Index, start: Ints, end: Ints, place: int, dropped: froz
     return parts.whole(dropped)
 
 
-def decoded(index: Index, sharer: Sharer, stretches: Stretches, counted: Bools, dropped: frozenset[str]) -> Shares:
+def decoded(
+    index: Index, sharer: Sharer, stretches: DecodeStretches, counted: Bools, dropped: frozenset[str]
+) -> Shares:
     """What the stages own of each event's stretch. ``counted``: the events of ``held``."""
     ns, held = np.zeros((len(counted), SHARES), np.int64), Counter[Culprit]()
     some = np.flatnonzero(stretches.since < stretches.until)

@@ -11,11 +11,19 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
-from gapmeter.analysis.ledger.asked import (
+from gapmeter.analysis.ledger.classes import CLASSES
+from gapmeter.analysis.ledger.columns import Columns, folded
+from gapmeter.analysis.ledger.cores import Culprit
+from gapmeter.analysis.ledger.critical_path import with_holes
+from gapmeter.analysis.ledger.decoding import decoded, stretches_of
+from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
+from gapmeter.analysis.ledger.interference import Interference, fit_interference
+from gapmeter.analysis.ledger.intervals import Causes, ClientStamps, build
+from gapmeter.analysis.ledger.portions import (
     AT_ONCE,
     MOST_SHOWN,
-    Asked,
-    Told,
+    KnownShares,
+    Portion,
     answered,
     arrived,
     blocks,
@@ -25,14 +33,6 @@ from gapmeter.analysis.ledger.asked import (
     gaps_between,
     last_tokens,
 )
-from gapmeter.analysis.ledger.classes import CLASSES
-from gapmeter.analysis.ledger.columns import Columns, folded
-from gapmeter.analysis.ledger.cores import Culprit
-from gapmeter.analysis.ledger.critical_path import with_holes
-from gapmeter.analysis.ledger.decoding import decoded, stretches_of
-from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
-from gapmeter.analysis.ledger.interference import Interference, fit_interference
-from gapmeter.analysis.ledger.intervals import Causes, ClientStamps, build
 from gapmeter.analysis.ledger.shares import Sharer, Shares
 from gapmeter.analysis.ledger.support import support_of
 from gapmeter.analysis.ledger.trace import MISSING, Trace
@@ -117,9 +117,9 @@ def make_ledger(inputs: LedgerInputs) -> Ledger:
     requests, trace = inputs.requests, inputs.trace
     good = np.flatnonzero(answered(requests))
     to_first, to_last = first_tokens(requests, good), last_tokens(requests, good)
-    first = _tables(inputs, [Asked(to_first)], len(good))
-    told = _told(inputs, to_last)
-    last = _tables(inputs, [Asked(to_last, told=told)], len(good))
+    first = _tables(inputs, [Portion(to_first)], len(good))
+    known = _shares_of_decoding(inputs, to_last)
+    last = _tables(inputs, [Portion(to_last, known=known)], len(good))
     give_back_memory()
     some = drawn_of(requests, good)
     gaps = _tables(inputs, gaps_between(requests, good, some), int(arrived(requests, good[some]).sum())).columns
@@ -140,7 +140,7 @@ def make_ledger(inputs: LedgerInputs) -> Ledger:
         clipped=clipped,
         interference=inputs.interference,
         gaps_of=len(some) if len(some) < len(good) else None,
-        held=dict((Counter(last.held) + Counter(told.shares.held if told else {})).most_common()),
+        held=dict((Counter(last.held) + Counter(known.shares.held if known else {})).most_common()),
         support=support,
     )
 
@@ -219,7 +219,7 @@ def _unmeasured(trace: Trace | None) -> frozenset[str]:
     return missing
 
 
-def _told(inputs: LedgerInputs, events: Events) -> Told | None:
+def _shares_of_decoding(inputs: LedgerInputs, events: Events) -> KnownShares | None:
     """What the engine's steps own of those that they only decode."""
     trace, index = inputs.trace, inputs.index
     if trace is None or index is None or not trace.has_engine:
@@ -227,7 +227,7 @@ def _told(inputs: LedgerInputs, events: Events) -> Told | None:
     _, dropped = _dropped(inputs.unmeasured)
     found = stretches_of(trace, index, inputs.client, events, dropped)
     shares = decoded(index, inputs.sharer, found, inputs.measured[events.request], dropped)
-    return Told(found.since, found.until, shares)
+    return KnownShares(found.since, found.until, shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +239,10 @@ class _Tables:
     held: Mapping[Culprit, int]
 
 
-def _tables(inputs: LedgerInputs, asked: Iterable[Asked], most: int) -> _Tables:
+def _tables(inputs: LedgerInputs, portions: Iterable[Portion], most: int) -> _Tables:
     """Of events, up to ``most``, that come some at a time."""
     columns, negative, held = Columns(most), dict[str, list[Ints]](), Counter[Culprit]()
-    for made in _in_turn(inputs, (block for some in asked for block in some.blocks(inputs.index))):
+    for made in _in_turn(inputs, (block for portion in portions for block in portion.blocks(inputs.index))):
         columns.add(made.columns)
         for name, gap in made.negative.items():
             negative.setdefault(name, []).append(gap)
@@ -251,7 +251,7 @@ def _tables(inputs: LedgerInputs, asked: Iterable[Asked], most: int) -> _Tables:
     return _Tables(columns.whole(), gaps, held)
 
 
-def _in_turn(inputs: LedgerInputs, blocks: Iterable[Asked]) -> Iterator[_Tables]:
+def _in_turn(inputs: LedgerInputs, blocks: Iterable[Portion]) -> Iterator[_Tables]:
     """Their tables, in order, with the next ones under way: NumPy mostly leaves Python's lock to others."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         under_way = deque[Future[_Tables]]()
@@ -262,8 +262,8 @@ def _in_turn(inputs: LedgerInputs, blocks: Iterable[Asked]) -> Iterator[_Tables]
         yield from (each.result() for each in under_way)
 
 
-def _shares(inputs: LedgerInputs, asked: Asked) -> tuple[Causes, Shares]:
-    """What led to events, and whose their time is: to what is told, and from there."""
+def _shares(inputs: LedgerInputs, portion: Portion) -> tuple[Causes, Shares]:
+    """What led to events, and whose their time is: to what is known, and from there."""
     _, dropped = _dropped(inputs.unmeasured)
 
     def of(events: Events) -> tuple[Causes, Shares]:
@@ -271,19 +271,18 @@ def _shares(inputs: LedgerInputs, asked: Asked) -> tuple[Causes, Shares]:
         counted = inputs.measured[events.request]
         return causes, inputs.sharer.shares(causes.intervals, causes.processes, counted)
 
-    told = asked.told
-    if told is None:
-        return of(asked.events)
-    head, before = of(replace(asked.events, end=told.since))
-    causes, after = of(replace(asked.events, start=told.until))
-    return replace(causes, first_seq=head.first_seq), before + told.shares + after
+    known = portion.known
+    if known is None:
+        return of(portion.events)
+    head, before = of(replace(portion.events, end=known.since))
+    causes, after = of(replace(portion.events, start=known.until))
+    return replace(causes, first_seq=head.first_seq), before + known.shares + after
 
 
-def _table(inputs: LedgerInputs, asked: Asked) -> _Tables:
-    """Of a block."""
-    unmeasured, events = inputs.unmeasured, asked.events
+def _table(inputs: LedgerInputs, block: Portion) -> _Tables:
+    unmeasured, events = inputs.unmeasured, block.events
     spoilt, _ = _dropped(unmeasured)
-    causes, shares = _shares(inputs, asked)
+    causes, shares = _shares(inputs, block)
     total = events.end - events.start
     by_stage = shares.by_stage
     stages = {stage.name: by_stage[:, at].astype(np.float64) for at, stage in enumerate(STAGES)}
@@ -295,7 +294,7 @@ def _table(inputs: LedgerInputs, asked: Asked) -> _Tables:
     explained = by_stage.sum(axis=1)
     unexplained = total - explained if explained.any() else total
     strict = unexplained + shares.transit if shares.transit.any() else unexplained
-    table = dict(asked.names)
+    table = dict(block.names)
     table |= {column(name): values for name, values in stages.items()}
     table |= {
         "unexplained_ns": unexplained,

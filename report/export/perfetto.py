@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.ledger.asked import chosen
+from gapmeter.analysis.ledger.portions import chosen
 from gapmeter.records import RunFolder
 from gapmeter.report import marks
 from gapmeter.report.run_folder import ReportedRun, whole

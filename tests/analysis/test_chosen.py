@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.ledger.asked import MOST_SHOWN, chosen
+from gapmeter.analysis.ledger.portions import MOST_SHOWN, chosen
 
 
 def _requests(count: int) -> pd.DataFrame:

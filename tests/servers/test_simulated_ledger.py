@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.ledger import asked as asking
 from gapmeter.analysis.ledger import ledger as making
+from gapmeter.analysis.ledger import portions
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, shown_timelines, timelines
 from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.records import EntryFlag
@@ -165,8 +165,8 @@ def _preempted(truth: _Truth, engine_id: str) -> int:
 def test_ledgers_are_the_same_whatever_the_blocks_that_they_are_made_by(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "_BLOCK", 50)
-    monkeypatch.setattr(asking, "_REQUESTS", 7)
+    monkeypatch.setattr(portions, "_BLOCK", 50)
+    monkeypatch.setattr(portions, "_REQUESTS", 7)
     again = make_ledger(LedgerInputs.of(case.requests, case.trace))
     pd.testing.assert_frame_equal(again.rows, case.ledger.rows)
     pd.testing.assert_frame_equal(again.gaps, case.ledger.gaps)
@@ -178,7 +178,7 @@ def test_of_very_many_gaps_those_of_requests_drawn_at_random_are_divided(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert case.ledger.gaps_of is None
-    monkeypatch.setattr(asking, "_MOST_GAPS", len(case.ledger.gaps) // 2)
+    monkeypatch.setattr(portions, "_MOST_GAPS", len(case.ledger.gaps) // 2)
     some = make_ledger(LedgerInputs.of(case.requests, case.trace))
     whose = some.gaps["request_id"].unique()
     assert some.gaps_of == len(whose) < len(case.requests)
@@ -186,14 +186,14 @@ def test_of_very_many_gaps_those_of_requests_drawn_at_random_are_divided(
     same = case.ledger.gaps[case.ledger.gaps["request_id"].isin(whose)].reset_index(drop=True)
     pd.testing.assert_frame_equal(some.gaps, same, check_categorical=False)
     pd.testing.assert_frame_equal(some.rows, case.ledger.rows)
-    monkeypatch.setattr(asking, "_MOST_GAPS", 1)
+    monkeypatch.setattr(portions, "_MOST_GAPS", 1)
     one = make_ledger(LedgerInputs.of(case.requests, case.trace))
     assert one.gaps_of == 1 and one.gaps["request_id"].nunique() == 1, "however many gaps a single request has"
 
 
 def test_decoding_told_at_once_is_what_each_requests_own_steps_say(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = LedgerInputs.of(case.requests, case.trace)
-    monkeypatch.setattr(making, "_told", lambda *_: None)
+    monkeypatch.setattr(making, "_shares_of_decoding", lambda *_: None)
     each = make_ledger(inputs)
     pd.testing.assert_frame_equal(each.rows, case.ledger.rows)
     assert each.held == case.ledger.held

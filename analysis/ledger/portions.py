@@ -80,7 +80,7 @@ def drawn_of(requests: pd.DataFrame, good: Ints) -> Ints:
     return np.sort(order[: max(int(np.searchsorted(np.cumsum(came[order]), _MOST_GAPS)), 1)])
 
 
-def gaps_between(requests: pd.DataFrame, good: Ints, drawn: Ints) -> Iterator[Asked]:
+def gaps_between(requests: pd.DataFrame, good: Ints, drawn: Ints) -> Iterator[Portion]:
     """The gaps between the moments at which tokens of one answer arrived, and what names them, some requests at a time.
 
     ``drawn``: whose, as places in ``good``, as ``request_id`` is.
@@ -96,7 +96,7 @@ def gaps_between(requests: pd.DataFrame, good: Ints, drawn: Ints) -> Iterator[As
         events = Events(some[whose[later]], so_far[later], at_ns[later - 1], at_ns[later])
         names = {"request_id": places[whose[later]], "k": nth + 1, "tokens": so_far[later] - so_far[later - 1]}
         narrow = {name: values.astype(np.int32) for name, values in names.items()}
-        yield Asked(events, narrow | {"end_ns": events.end})
+        yield Portion(events, narrow | {"end_ns": events.end})
 
 
 def blocks(index: Index | None, *windows: tuple[Ints, Ints]) -> Iterator[tuple[int, int]]:
@@ -108,32 +108,32 @@ def blocks(index: Index | None, *windows: tuple[Ints, Ints]) -> Iterator[tuple[i
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Stretches of events, from ``since`` to ``until``, of which it is known already whose they are."""
+class KnownShares:
+    """Whose the stretches of events from ``since`` to ``until`` are, where that is known already."""
 
     since: Ints
     until: Ints
     shares: Shares
 
-    def rows(self, low: int, high: int) -> Told:
-        """Of some of them; who held the cores is told of all."""
-        return Told(self.since[low:high], self.until[low:high], Shares(self.shares.ns[low:high], {}))
+    def rows(self, low: int, high: int) -> KnownShares:
+        """Of some of them; who held the cores is known of all together."""
+        return KnownShares(self.since[low:high], self.until[low:high], Shares(self.shares.ns[low:high], {}))
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Some events, columns that name them, and what is told of them."""
+class Portion:
+    """Some events, columns that name them, and whose parts of their time are, as far as that is known already."""
 
     events: Events
     names: Mapping[str, AnyArray] = field(default_factory=dict)
-    told: Told | None = None
+    known: KnownShares | None = None
 
-    def blocks(self, index: Index | None) -> Iterator[Asked]:
-        """The same in parts that are not too large."""
-        events, told = self.events, self.told
+    def blocks(self, index: Index | None) -> Iterator[Portion]:
+        """The same in portions that are not too large."""
+        events, known = self.events, self.known
         windows = [(events.start, events.end)]
-        if told is not None:
-            windows = [(events.start, told.since), (told.until, events.end)]
+        if known is not None:
+            windows = [(events.start, known.since), (known.until, events.end)]
         for low, high in blocks(index, *windows):
             names = {name: of[low:high] for name, of in self.names.items()}
-            yield Asked(events.rows(low, high), names, told.rows(low, high) if told else None)
+            yield Portion(events.rows(low, high), names, known.rows(low, high) if known else None)
