@@ -23,7 +23,7 @@ from gapmeter.report.svg import NOTHING, Fragment, el, percent
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedPercentile:
     """A percentile with a name: its fraction, value and interval in ms, and where it stands in the result."""
 
     p: float
@@ -50,7 +50,7 @@ class Curve:
     max_ms: float
     unanswered: int
     limits: Sequence[tuple[float, float, str]] = ()
-    named: Sequence[Named] = ()
+    named: Sequence[NamedPercentile] = ()
     sent_ms: Floats | None = None
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
@@ -107,17 +107,17 @@ class Curve:
         return Chart(key, self, caption, Table(f"{self.metric} by percentile", headers, rows), "levels")
 
 
-def named_of(figures: Distribution, key: str) -> list[Named]:
+def named_of(figures: Distribution, key: str) -> list[NamedPercentile]:
     """The percentiles of a distribution, which stands at ``key`` of the result; unsupported ones are left out."""
     return [
-        Named(p / 100, found.value_ms, *(found.ci_ms or (None, None)), f"{key}.{percentile_key(p)}_ms")
+        NamedPercentile(p / 100, found.value_ms, *(found.ci_ms or (None, None)), f"{key}.{percentile_key(p)}_ms")
         for p, found in sorted(figures.percentiles.items())
         if found.value_ms is not None
     ]
 
 
 def curve_of(
-    metric: str, values: Series, named: Sequence[Named], limits: Sequence[tuple[float, float, str]] = (),
+    metric: str, values: Series, named: Sequence[NamedPercentile], limits: Sequence[tuple[float, float, str]] = (),
     sent: Series | None = None, points: int = 400,
 ) -> Curve | None:  # fmt: skip
     """The supported part of a metric's distribution, ``values`` in ns; None when not even the median is supported.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gapmeter.analysis.capacity.curve import Posterior
-from gapmeter.analysis.capacity.read import BURSTS, Measured, goal_of, read_trials
+from gapmeter.analysis.capacity.read import BURSTS, MeasuredTrial, goal_of, read_trials
 from gapmeter.analysis.capacity.search import Goal, held_rate, is_overloaded, posterior
 from gapmeter.analysis.capacity.trial import Trial
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
@@ -86,7 +86,7 @@ def analyse_capacity(folder: RunFolder) -> CapacityResult:
     )
 
 
-def build_search(goal: Goal, measured: Sequence[Measured], manifest: SearchManifest) -> Search:
+def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: SearchManifest) -> Search:
     """What was found by a search that has ended as its manifest says. ``measured``: every trial, in order."""
     asked = manifest.capacity
     ended: Ended = asked.ended or INTERRUPTED
@@ -133,7 +133,7 @@ def build_search(goal: Goal, measured: Sequence[Measured], manifest: SearchManif
     )
 
 
-def _is_disturbed(each: Measured) -> bool:
+def _is_disturbed(each: MeasuredTrial) -> bool:
     """Whether the CPU changed its speed, or another program held the server's cores."""
     said, (stranger, _) = each.result.warnings if each.result else (), STRANGERS["another program"]
     return any(one.code == "machine" or (one.code == "cores" and one.cause == stranger) for one in said)
@@ -157,7 +157,7 @@ class _Binding:
     rate: float | None = None
 
 
-def _binding(goal: Goal, measured: Sequence[Measured], edge: float) -> _Binding:
+def _binding(goal: Goal, measured: Sequence[MeasuredTrial], edge: float) -> _Binding:
     """The promise that breaks first, and what slow requests wait for just above the capacity, ``edge``."""
     failed = sorted((each for each in measured if each.trial.verdict == FAILS), key=lambda each: each.trial.rate)
     above = [each for each in failed if each.trial.rate >= edge] or failed[::-1]
@@ -175,7 +175,7 @@ def _binding(goal: Goal, measured: Sequence[Measured], edge: float) -> _Binding:
     return _Binding(promise.text)
 
 
-def _best_seen(goal: Goal, measured: Sequence[Measured]) -> BestSeen | None:
+def _best_seen(goal: Goal, measured: Sequence[MeasuredTrial]) -> BestSeen | None:
     """At the lowest rate tried: what the promise that fails was measured to be."""
     lowest = min((m for m in measured if m.trial.verdict != INVALID_TRIAL), key=lambda m: m.trial.rate, default=None)
     if lowest is None:
@@ -225,7 +225,7 @@ def _point(trial: Trial) -> RatePoint:
     )  # fmt: skip
 
 
-def _pareto(folder: RunFolder, search: Search, measured: Sequence[Measured]) -> Pareto | None:
+def _pareto(folder: RunFolder, search: Search, measured: Sequence[MeasuredTrial]) -> Pareto | None:
     """Its trials, by their rates: one server at several loads."""
     known = [(t, each.result) for t, each in zip(search.trials, measured, strict=True) if t.folder and each.result]
     points = [
@@ -238,7 +238,7 @@ def _pareto(folder: RunFolder, search: Search, measured: Sequence[Measured]) -> 
     return pareto(points, hardware_units(manifest)[1], pace_limit(manifest.slo))
 
 
-def _economy(folder: RunFolder, search: Search, measured: Sequence[Measured]) -> Economy | None:
+def _economy(folder: RunFolder, search: Search, measured: Sequence[MeasuredTrial]) -> Economy | None:
     """Cost, efficiency and value; the price follows a trial's manifest, which knows the server's cores."""
     usable = [
         (trial.folder, SearchTrial(trial.rate, trial.verdict == HOLDS, each.result))

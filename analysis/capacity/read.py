@@ -56,7 +56,7 @@ _TOO_MANY = 429  # HTTP's status of a limit on the rate
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTrial:
     """A trial with what its run found, None where there is nothing."""
 
     trial: Trial
@@ -72,7 +72,7 @@ def goal_of(manifest: SearchManifest) -> Goal:
     )  # fmt: skip
 
 
-def read_trials(folder: Path, manifest: SearchManifest) -> list[Measured]:
+def read_trials(folder: Path, manifest: SearchManifest) -> list[MeasuredTrial]:
     """Every trial that the manifest lists, in the order in which they were run."""
     promises = promises_of(manifest.slo)
     out = []
@@ -82,7 +82,7 @@ def read_trials(folder: Path, manifest: SearchManifest) -> list[Measured]:
         finding = find(promises, outcome.counts, looks[min(outcome.looks, len(looks)) - 1])
         with contextlib.suppress(OSError, NotReadable):
             result = RunResult.read(folder / note.folder)
-        out.append(Measured(Trial(note.rate, outcome, finding), result))
+        out.append(MeasuredTrial(Trial(note.rate, outcome, finding), result))
     return out
 
 

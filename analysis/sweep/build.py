@@ -44,7 +44,16 @@ from gapmeter.analysis.results.sweep import (
     SweptSlo,
 )
 from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.analysis.sweep.curves import WITH_LEDGERS, Axis, axis_of, knees_of, label, mean_level, rate_level, seen
+from gapmeter.analysis.sweep.curves import (
+    WITH_LEDGERS,
+    Axis,
+    axis_of,
+    curve_point,
+    knees_of,
+    label,
+    mean_level,
+    rate_level,
+)
 from gapmeter.analysis.sweep.growth import growths_of, means_ms, slow_band
 from gapmeter.analysis.sweep.read import Frames, LostRun, MeasuredRun, read_frames, read_runs
 from gapmeter.records import RunFolder
@@ -73,9 +82,9 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
     asked = (explained_by(answer.metric) for answer in answers)
     main = next((metric for metric in asked if metric in WITH_LEDGERS), "ttft")
     levels = {metric: common_level(points, metric) for metric in LATENCIES}
-    sights = [seen(point, own, levels) for point, own in zip(points, frames, strict=True)]
+    curve_points = [curve_point(point, own, levels) for point, own in zip(points, frames, strict=True)]
     axis = axis_of(points)
-    knees = tuple(knees_of(axis, points, sights, main, levels))
+    knees = tuple(knees_of(axis, points, curve_points, main, levels))
     figures = SweepFigures(
         key=axis.key,
         title=axis.title,
@@ -83,7 +92,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
         metric=main,
         levels=levels,
         points=tuple(points),
-        growth=tuple(growths_of(axis, sights, knees, main, levels)),
+        growth=tuple(growths_of(axis, curve_points, knees, main, levels)),
         knees=knees,
         pareto=_pareto(axis, points, made_on),
     )

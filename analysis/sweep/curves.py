@@ -220,7 +220,7 @@ GROWS_WITH = "server.max_batch"  # more of it may bring more throughput, as more
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CurvePoint:
     """A point that curves may run through: ``figures`` has what is compared by metric, and ``throughput``."""
 
     point: Point
@@ -228,12 +228,12 @@ class Seen:
     frames: Frames
 
 
-def seen(point: AnyPoint, frames: Frames | None, levels: Mapping[str, float | None]) -> Seen | None:
+def curve_point(point: AnyPoint, frames: Frames | None, levels: Mapping[str, float | None]) -> CurvePoint | None:
     """None for a point that is not a valid measurement: no curve runs through it."""
     if frames is None or not isinstance(point, Point) or not point.on_curves:
         return None
     found = {metric: _compared(point, frames, metric, levels[metric]) for metric in WITH_LEDGERS}
-    return Seen(point, found | {THROUGHPUT: rate_level(frames)}, frames)
+    return CurvePoint(point, found | {THROUGHPUT: rate_level(frames)}, frames)
 
 
 def _compared(point: Point, frames: Frames, metric: str, level: float | None) -> Level | None:
@@ -266,16 +266,16 @@ def rate_level(frames: Frames) -> Level | None:
 
 
 def knees_of(
-    axis: Axis, points: Sequence[AnyPoint], sights: Sequence[Seen | None], main: str,
+    axis: Axis, points: Sequence[AnyPoint], curve_points: Sequence[CurvePoint | None], main: str,
     levels: Mapping[str, float | None],
 ) -> Iterator[CurveKnee]:  # fmt: skip
     """The knee of each curve along a load or a batch size: where, by which figure, how sure, or why there is none."""
     if axis.key not in (LOAD, "load.concurrency", "load.rate", GROWS_WITH):
         return
     for name, members in axis.series:
-        shown = [at for at in members if sights[at] is not None]
+        shown = [at for at in members if curve_points[at] is not None]
         load = [place(points[at], axis.key) for at in shown]
-        knee, by = _knee([sight for at in shown if (sight := sights[at])], load, axis.key, main)
+        knee, by = _knee([each for at in shown if (each := curve_points[at])], load, axis.key, main)
         ends = None if knee.low is None or knee.high is None else (shown[knee.low], shown[knee.high])
         at = None if knee.at is None else shown[knee.at]
         yield CurveKnee(
@@ -289,20 +289,20 @@ def knees_of(
             bend=knee.bend,
             why=knee.why,
             certainty=knee.certainty,
-            after=_after(shown, at, sights),
+            after=_after(shown, at, curve_points),
             or_at=tuple(points[k].label for k in _hidden(members, shown, at, both=by != THROUGHPUT)),
         )
 
 
-def _knee(sights: Sequence[Seen], load: Sequence[float], key: str, main: str) -> tuple[Knee, str]:
+def _knee(curve_points: Sequence[CurvePoint], load: Sequence[float], key: str, main: str) -> tuple[Knee, str]:
     """Users wait for their answers, so throughput shows the limit of a closed loop; an open one's is asked of it."""
-    closed = all(sight.point.loop == "closed" for sight in sights)
+    closed = all(each.point.loop == "closed" for each in curve_points)
     asks: list[tuple[str, Rule]] = [(THROUGHPUT, throughput_turn)]
     if key != GROWS_WITH:
         asks.insert(0, (main, latency_turn))
     answers = []
     for by, rule in reversed(asks) if closed else asks:
-        known = [sight.figures[by] for sight in sights]
+        known = [each.figures[by] for each in curve_points]
         levels = [level for level in known if level is not None]
         if len(levels) == len(known):
             answers.append((find_knee(load, levels, rule), by))
@@ -313,9 +313,9 @@ def _knee(sights: Sequence[Seen], load: Sequence[float], key: str, main: str) ->
     return min(answers, key=lambda answer: order[answer[0].state])
 
 
-def _after(shown: Sequence[int], at: int | None, sights: Sequence[Seen | None]) -> ThroughputChange | None:
+def _after(shown: Sequence[int], at: int | None, curve_points: Sequence[CurvePoint | None]) -> ThroughputChange | None:
     """From the knee to the last point of its curve."""
-    if at is None or (one := sights[at]) is None or (two := sights[shown[-1]]) is None:
+    if at is None or (one := curve_points[at]) is None or (two := curve_points[shown[-1]]) is None:
         return None
     before, after = one.figures[THROUGHPUT], two.figures[THROUGHPUT]
     if before is None or after is None:

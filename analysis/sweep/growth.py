@@ -21,7 +21,7 @@ from gapmeter.analysis.results.sweep import CurveKnee, Growth
 from gapmeter.analysis.stages import column, owner_of
 from gapmeter.analysis.stats.bootstrap import drawn_means, share_with_draws, stretches, with_draws
 from gapmeter.analysis.stats.estimate import Estimate
-from gapmeter.analysis.sweep.curves import GROWS_WITH, Axis, Seen
+from gapmeter.analysis.sweep.curves import GROWS_WITH, Axis, CurvePoint
 
 SLOW_LEVEL = 95.0  # from this percentile on the slow requests stand for it
 
@@ -47,7 +47,7 @@ def _member(ledgers: pd.DataFrame, percentile: float | None) -> Bools:
 
 
 def growth_between(
-    one: Seen, two: Seen, metric: str, percentile: float | None, series: str, *, at_knee: bool
+    one: CurvePoint, two: CurvePoint, metric: str, percentile: float | None, series: str, *, at_knee: bool
 ) -> Growth:
     """From one point to the next; ``percentile``: the figure that is compared, None for the mean.
 
@@ -99,7 +99,7 @@ def _share(value: float, ledgers: Sequence[pd.DataFrame], percentile: float | No
 
 
 def growths_of(
-    axis: Axis, sights: Sequence[Seen | None], knees: Sequence[CurveKnee], main: str,
+    axis: Axis, curve_points: Sequence[CurvePoint | None], knees: Sequence[CurveKnee], main: str,
     levels: Mapping[str, float | None],
 ) -> Iterator[Growth]:  # fmt: skip
     """From each point to the next of its curve: what grows, of the sweep's main metric and of a token gap.
@@ -107,8 +107,8 @@ def growths_of(
     Points without numbers to order them (precisions, engines) are held side by side as the scenario lists them.
     """
     at_knee = {knee.series: knee.point for knee in knees}
-    for name, members in axis.series if axis.key else (("", tuple(range(len(sights)))),):
-        shown = [sight for at in members if (sight := sights[at])]
+    for name, members in axis.series if axis.key else (("", tuple(range(len(curve_points)))),):
+        shown = [each for at in members if (each := curve_points[at])]
         for one, two in pairwise(shown):
             turned = two if axis.key == GROWS_WITH else one  # what a batch brought up to there, a load from there on
             for metric in dict.fromkeys((main, "itl")):

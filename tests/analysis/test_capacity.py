@@ -18,7 +18,7 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity import search as capacity
 from gapmeter.analysis.capacity.build import build_search
 from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
-from gapmeter.analysis.capacity.read import Measured, count_good, count_values, goal_of
+from gapmeter.analysis.capacity.read import MeasuredTrial, count_good, count_values, goal_of
 from gapmeter.analysis.capacity.sample import Served, bursts_of, chance_if_stable, log_level, served_by, worth
 from gapmeter.analysis.capacity.search import Goal, held_rate, next_trial, posterior, requests_to_hold
 from gapmeter.analysis.capacity.speed import Pace, speeds_of
@@ -496,7 +496,7 @@ def test_a_fleet_is_planned_for_a_target_from_a_rate_that_holds(
     tmp_path: Path, target_rps: float | None, verdict: str, planned: bool
 ) -> None:
     manifest = SearchManifest.read(write_search(tmp_path / "search", 10.0, 8.0, 12.0, target_rps=target_rps))
-    found = build_search(goal_of(manifest), [Measured(trial(10, verdict), None)], manifest)
+    found = build_search(goal_of(manifest), [MeasuredTrial(trial(10, verdict), None)], manifest)
     assert (found.held, found.planning is not None) == (10.0 if verdict == HOLDS else None, planned)
     assert found.replicas == (found.planning.replicas if found.planning else None)
 

@@ -22,8 +22,8 @@ from gapmeter.analysis.sweep.curves import (
     NONE,
     UNDECIDED,
     Axis,
+    CurvePoint,
     Knee,
-    Seen,
     find_knee,
     knees_of,
     latency_turn,
@@ -192,12 +192,12 @@ def swept(waits: Sequence[float], rates: Sequence[float], error: float) -> list[
     """The sentences of a sweep whose points are known to this error; no percentile is supported."""
     points = points_along("load.concurrency", {f"{users:g} users": users for users in USERS})
     empty = Frames(pd.DataFrame(), {}, pd.DataFrame(), None)
-    sights = [
-        Seen(point, {"ttft": Level(wait, error, 12), "throughput": Level(rate, error, 12)}, empty)
+    on_curve = [
+        CurvePoint(point, {"ttft": Level(wait, error, 12), "throughput": Level(rate, error, 12)}, empty)
         for point, wait, rate in zip(points, waits, rates, strict=True)
     ]
     axis = Axis("load.concurrency", "users", (("", tuple(range(len(USERS)))),))
-    return said(points, list(knees_of(axis, points, sights, "ttft", {"ttft": None})))
+    return said(points, list(knees_of(axis, points, on_curve, "ttft", {"ttft": None})))
 
 
 def test_the_sentence_names_what_shows_the_knee() -> None:
@@ -219,11 +219,11 @@ def test_what_a_batch_brought_up_to_its_knee_is_told_and_what_a_load_costs_beyon
     queue_ms, rates = [400.0, 200.0, 90.0, 10.0, 10.0, 10.0], [100.0, 180.0, 330.0, 600.0, 601.0, 602.0]
     for key, told in (("server.max_batch", (2, 3)), ("load.concurrency", (3, 4))):
         points = points_along(key, {f"p{k}": 2.0**k for k in range(6)})
-        sights = [Seen(point, {"ttft": Level(wait, 0.01, 12), "itl": None, "throughput": Level(rate, 0.01, 12)},
+        on_curve = [CurvePoint(point, {"ttft": Level(wait, 0.01, 12), "itl": None, "throughput": Level(rate, 0.01, 12)},
                        frames(wait)) for point, wait, rate in zip(points, queue_ms, rates, strict=True)]  # fmt: skip
         axis, levels = Axis(key, "", (("", tuple(range(6))),)), {"ttft": None, "itl": None}
-        knees = list(knees_of(axis, points, sights, "ttft", levels))
-        growths = list(growths_of(axis, sights, knees, "ttft", levels))
+        knees = list(knees_of(axis, points, on_curve, "ttft", levels))
+        growths = list(growths_of(axis, on_curve, knees, "ttft", levels))
         assert {(g.from_point, g.to_point) for g in growths if g.at_knee} == {told}
         assert knees[0].label == "p3"
     lines = said(points, knees, growths)

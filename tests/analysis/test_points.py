@@ -15,7 +15,7 @@ from gapmeter.analysis.device.binding import BindingEvidence, binding_of
 from gapmeter.analysis.results.sweep import Growth, Point
 from gapmeter.analysis.results.trust import Check
 from gapmeter.analysis.stats.series import level_of_interval
-from gapmeter.analysis.sweep.curves import Seen, axis_of, label, latency_turn
+from gapmeter.analysis.sweep.curves import CurvePoint, axis_of, label, latency_turn
 from gapmeter.analysis.sweep.growth import growth_between, means_ms, slow_band
 from gapmeter.analysis.sweep.read import Frames
 from gapmeter.report.growth import growth_sentence
@@ -146,7 +146,7 @@ def grown(one: pd.DataFrame, two: pd.DataFrame, level: float = 99) -> Growth:
         value = float(np.quantile(rows["total_ns"], 0.99)) / 1e6
         about = Point.model_construct(index=len(sides), label=name)
         frames = Frames(rows, {"ttft": rows}, rows, None)
-        sides.append(Seen(about, {"ttft": level_of_interval(value, value * 0.9, value * 1.1)}, frames))
+        sides.append(CurvePoint(about, {"ttft": level_of_interval(value, value * 0.9, value * 1.1)}, frames))
     return growth_between(*sides, "ttft", level, "", at_knee=False)
 
 
