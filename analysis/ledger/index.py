@@ -15,6 +15,7 @@ from gapmeter.records import EntryFlag, Span
 from gapmeter.records.reader import Table
 
 MOST_TOKENS = np.int64(1) << 40  # more tokens than any request has
+WORKED = (Span.INPUT_PREP, Span.FORWARD, Span.SAMPLING, Span.DEVICE_STEP)  # of a step, who computes it is at these
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +247,9 @@ class Index:
         return self._so_far(ends), self._so_far(np.where(computed == MISSING, ends, computed))
 
     @cached_property
-    def off_device(self) -> Ints:
-        """By when each and all before it of its engine had left the device."""
-        return self._so_far(self.step_spans[Span.DEVICE_STEP][1])
+    def worked(self) -> Ints:
+        """By when a worker, and its device, were done with each and all before it of its engine."""
+        return self._so_far(functools.reduce(np.maximum, [self.step_spans[code][1] for code in WORKED]))
 
     @cached_property
     def begun(self) -> Ints:

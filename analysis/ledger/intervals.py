@@ -10,7 +10,7 @@ from gapmeter.analysis.arrays import Bools, Ints, each_of
 from gapmeter.analysis.ledger.classes import CLASS
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
-from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
+from gapmeter.analysis.ledger.index import MOST_TOKENS, WORKED, Events, Index
 from gapmeter.analysis.ledger.shares import Processes
 from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.records import Span
@@ -322,17 +322,16 @@ class Maker(Parts):
             self.add("engine_code", start, np.minimum(end, left[event]), event)
 
     def _before_own(self, ok: Bools) -> None:
-        """Steps of others that a device is still at when an event's first own step is put behind them."""
-        if Span.DEVICE_STEP not in self.index.stamped:
-            return
-        start, end = self.index.step_spans[Span.DEVICE_STEP]
+        """Steps of others that a worker or a device is still at when an event's first own step is put behind them."""
         first = self.first.copy()
         for low, high in self.index.engines:
             mine = (first >= low) & (first < high)
-            first[mine] = low + np.searchsorted(self.index.off_device[low:high], self.scheduled[mine], side="right")
+            first[mine] = low + np.searchsorted(self.index.worked[low:high], self.scheduled[mine], side="right")
         event, nth = each_of(np.where(ok, np.maximum(self.first - first, 0), 0))
         position = nth + first[event]
-        self.add("other_step", np.maximum(start[position], self.scheduled[event]), end[position], event)
+        for code in WORKED:
+            start, end = (side[position] for side in self.index.step_spans[code])
+            self.add("other_step", np.maximum(start, self.scheduled[event]), end, event)
 
     def _membership(self, event: Ints, position: Ints) -> tuple[Bools, Bools]:
         """Whether each (event, step) pair is an own step, and whether it carries the prompt."""

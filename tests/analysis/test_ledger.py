@@ -127,6 +127,33 @@ def test_another_requests_step_between_own_steps_is_other_step(tmp_path: Path) -
 
 def test_every_ledger_adds_up_to_its_total(tmp_path: Path) -> None:
     ledger = _ledger(tmp_path)
+def test_a_step_of_others_under_way_when_the_first_own_one_is_scheduled_is_other_step(tmp_path: Path) -> None:
+    def core(writer: RecordWriter) -> None:
+        ref = writer.request("engine-r1")
+        writer.span(Span.CORE_RECEIVE, ref, 2300, 2400)
+        writer.span(Span.CORE_ADD, ref, 3000, 3100)
+        other = writer.request("engine-x")
+        for seq, scheduled, base, entry in (
+            (1, 2500, 2800, (other, 1, 5, 0, 0)),
+            (2, 3200, 6000, (ref, 10, 0, 0, PROMPT)),
+        ):
+            writer.step(0, seq, [entry], running=1, waiting=0, free_blocks=9, schedule_ns=scheduled)
+            writer.span(Span.SCHEDULE, seq, scheduled, scheduled + 200)
+            writer.span(Span.EXECUTE, seq, scheduled + 300, base + 2500)
+            writer.span(Span.INPUT_PREP, seq, base, base + 400)
+            writer.span(Span.FORWARD, seq, base + 400, base + 2000)
+            writer.span(Span.SAMPLING, seq, base + 2000, base + 2400)
+            writer.emit(seq, base + 2600, [(entry[0], 1)])
+            writer.span(Span.OUTPUT_PUT, seq, base + 2600, base + 2700)
+
+    row = _row(tmp_path, "first_token", core=core)
+    assert row["queue_ns"] == 100
+    assert row["other_step_ns"] == 5200 - 3200
+    assert row["prefill_ns"] == 1600
+    assert row["scheduling_ns"] == 100 + (6000 - 5200) + 100  # taken in, between the two steps, the call's end
+    assert row["unexplained_ns"] == 0
+
+
     for table in (ledger.rows, ledger.gaps):
         stages = table[[c for c in table if c.endswith("_ns") and c.removesuffix("_ns") in FIRST]].sum(axis=1)
         assert (stages + table["unexplained_ns"] == table["total_ns"]).all()

@@ -131,6 +131,8 @@ def _stages_of(truth: _Truth, engine_id: str, client_id: str, end_ns: int) -> di
     prompt = sum(truth.lasted("FORWARD", seq) for seq, flags in own if flags & EntryFlag.PROMPT)
     decode = sum(truth.lasted("FORWARD", seq) for seq, flags in own if not flags & EntryFlag.PROMPT)
     away = _preempted(truth, engine_id)
+    others = _other_steps(truth, {seq for seq, _ in own}, (begun, truth.span("SAMPLING", own[-1][0])[1]), away)
+    evicted = sum(back - gone for gone, back in away)
     worked = prompt + decode + work["INPUT_PREP"] + work["SAMPLING"]
     return {
         "request_id": client_id,
@@ -143,22 +145,35 @@ def _stages_of(truth: _Truth, engine_id: str, client_id: str, end_ns: int) -> di
         "decode": decode,
         "input_prep": work["INPUT_PREP"],
         "sampling": work["SAMPLING"],
-        "preempted": away,
-        "host": updated - begun - worked - away + added[1] - added[0],
+        "preempted": evicted,
+        "other_step": others,
+        "scheduling": updated - begun - worked - evicted - others + added[1] - added[0],
         # A write may return after its bytes have been read.
         "egress": min(truth.chunks[client_id][-1], end_ns) - truth.stages["DETOKENIZE", client_id][-1][1],
         "output": truth.meant["OUTPUT_SEND", own[-1][0]],
     }
 
 
-def _preempted(truth: _Truth, engine_id: str) -> int:
+def _preempted(truth: _Truth, engine_id: str) -> list[tuple[int, int]]:
     """From each eviction to the start of the next scheduling that gives the request tokens again."""
-    total, gone = 0, 0
+    away, gone = list[tuple[int, int]](), 0
     for seq, _, flags in truth.entries[engine_id]:
         if flags & EntryFlag.PREEMPTED:
             gone = truth.planned[seq]
         elif gone:
-            total, gone = total + truth.span("SCHEDULE", seq)[0] - gone, 0
+            away.append((gone, truth.span("SCHEDULE", seq)[0]))
+            gone = 0
+    return away
+
+
+def _other_steps(truth: _Truth, own: set[int], within: tuple[int, int], away: list[tuple[int, int]]) -> int:
+    """How long the worker was at steps without the request, while that was not evicted."""
+    total = 0
+    for (stage, of), spans in truth.stages.items():
+        for start, end in spans if stage in ("INPUT_PREP", "FORWARD", "SAMPLING") and of not in own else ():
+            low, high = max(start, within[0]), min(end, within[1])
+            if low < high:
+                total += high - low - sum(max(min(high, back) - max(low, gone), 0) for gone, back in away)
     return total
 
 
@@ -207,7 +222,7 @@ def test_the_ledger_is_accepted_and_leaves_next_to_nothing_unexplained(case: Cas
 
 
 ONCE = ("template", "tokenize", "engine_wait", "queue", "preempted")
-EACH_STEP = ("prefill", "decode", "input_prep", "sampling", "host")
+EACH_STEP = ("prefill", "decode", "input_prep", "sampling", "scheduling", "other_step")
 
 
 def test_a_timeline_covers_the_wait_once_and_sums_to_the_ledgers_row(case: Case) -> None:
@@ -235,8 +250,8 @@ def test_of_requests_with_very_many_stretches_fewer_are_shown(case: Case, monkey
 
 
 def found(case: Case, stage: str) -> pd.Series[float]:
-    """The ledger's time for a stage of the truth; the ledger divides two of them further."""
-    parts = {"decode": ("decode", "interference"), "host": ("scheduling", "other_step")}.get(stage, (stage,))
+    """The ledger's time for a stage of the truth; the ledger divides one of them further."""
+    parts = {"decode": ("decode", "interference")}.get(stage, (stage,))
     return sum((case.rows[f"{part}_ns"] for part in parts[1:]), case.rows[f"{parts[0]}_ns"])
 
 
