@@ -35,6 +35,12 @@ EMISSION = _dtype("step request tokens", "at")
 
 MISSING = -1
 FIRST_STEP_CODE, FIRST_PROCESS_CODE = 100, 200
+# Which spans time which stages of a step. A captured graph holds the sampling, which then has no span of its own.
+_TIMES: dict[tuple[Span, ...], tuple[str, ...]] = {
+    (Span.FORWARD,): ("prefill", "decode"),
+    (Span.INPUT_PREP,): ("input_prep",),
+    (Span.INPUT_PREP, Span.SAMPLING): ("sampling",),
+}
 _IN_FLIGHT = 2  # steps at the end that may be on one side only: asynchronous scheduling puts one behind another
 
 
@@ -190,7 +196,7 @@ def read_trace(
         entries=tables["entries"],
         emissions=tables["emissions"],
         roles=frozenset(roles),
-        unmeasured=frozenset(missing) | _untimed(tables["step_spans"]),
+        unmeasured=frozenset(missing) | _untimed(tables["steps"], tables["step_spans"], last),
         notes=notes,
         problems=problems,
         incomplete=incomplete,
@@ -291,11 +297,16 @@ def _ranks_apart_ns(files: Sequence[RecordFile]) -> Ints:
     return np.concatenate(parts)
 
 
-def _untimed(step_spans: Table) -> frozenset[str]:
-    """The stages that need the device's own times, where it never gave any."""
-    codes = step_spans["code"]
-    lost = (codes == Span.HOST_LAUNCH).any() and not (codes == Span.FORWARD).any()
-    return frozenset(("prefill", "decode")) if lost else frozenset()
+def _untimed(steps: Table, step_spans: Table, last: Sequence[int]) -> frozenset[str]:
+    """The stages within steps that an engine had, and nobody timed: no worker recorded, or no device told its times."""
+    seqs = np.unique(steps["seq"][(steps["code"] & StepFlag.EMPTY) == 0])
+    working = np.bincount(np.searchsorted(last, seqs), minlength=len(last)) > _IN_FLIGHT
+    unmeasured = set[str]()
+    for codes, stages in _TIMES.items():
+        of = step_spans["step"][np.isin(step_spans["code"], codes)]
+        timed = np.bincount(np.searchsorted(last[:-1], of), minlength=len(last)) > 0
+        unmeasured.update(stages if (working & ~timed).any() else ())
+    return frozenset(unmeasured)
 
 
 def _tables(file: RecordFile, by_engine: dict[str, int], *, with_steps: bool) -> dict[str, Table]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def _api(writer: RecordWriter) -> None:
         writer.span(Span.EGRESS, ref, base + 500, base + 700, n=n)
 
 
-def _steps(writer: RecordWriter, ref: int, early: int = 0) -> None:
+def _steps(writer: RecordWriter, ref: int, early: int = 0, *, worker: bool = True) -> None:
     """Two steps of the request's own: 5..8 µs and 15..18 µs, one of another's between them."""
     other = writer.request("engine-x")
     for seq, base, entry in (
@@ -53,20 +54,21 @@ def _steps(writer: RecordWriter, ref: int, early: int = 0) -> None:
         writer.span(Span.SCHEDULE, seq, scheduled, scheduled + 200)
         writer.step(0, seq, [entry], running=1, waiting=0, free_blocks=9, schedule_ns=base)
         writer.span(Span.EXECUTE, seq, base + 300, base + 3300)
-        writer.span(Span.WORKER, seq, base + 400, base + 3200)
-        writer.span(Span.INPUT_PREP, seq, base + 500, base + 1000)
-        writer.span(Span.FORWARD, seq, base + 1000, base + 2500)
-        writer.span(Span.SAMPLING, seq, base + 2500, base + 3000)
+        if worker:
+            writer.span(Span.WORKER, seq, base + 400, base + 3200)
+            writer.span(Span.INPUT_PREP, seq, base + 500, base + 1000)
+            writer.span(Span.FORWARD, seq, base + 1000, base + 2500)
+            writer.span(Span.SAMPLING, seq, base + 2500, base + 3000)
         writer.span(Span.UPDATE, seq, base + 3300, base + 3500)
         writer.emit(seq, base + 3400, [(entry[0], 1)])
         writer.span(Span.OUTPUT_PUT, seq, base + 3600, base + 3700)
 
 
-def _core(writer: RecordWriter, early: int = 0) -> None:
+def _core(writer: RecordWriter, early: int = 0, *, worker: bool = True) -> None:
     ref = writer.request("engine-r1")
     writer.span(Span.CORE_RECEIVE, ref, 2300, 2400)
     writer.span(Span.CORE_ADD, ref, 3000, 3100)
-    _steps(writer, ref, early)
+    _steps(writer, ref, early, worker=worker)
 
 
 def _write(folder: Path, api: Api | None = _api, core: Api | None = _core) -> list[Path]:
@@ -205,6 +207,15 @@ def test_a_stage_that_could_not_be_stamped_is_unmeasured_and_its_time_joins_the_
     assert row["unexplained_ns"] >= FIRST[stage]
     known = row[[f"{name}_ns" for name in FIRST]].sum()
     assert known + row["unexplained_ns"] == row["total_ns"]
+
+
+def test_where_no_worker_recorded_its_stages_are_unmeasured_and_not_the_engines(tmp_path: Path) -> None:
+    row = _row(tmp_path, "first_token", core=functools.partial(_core, worker=False))
+    for name in ("prefill", "decode", "input_prep", "sampling"):
+        assert np.isnan(row[f"{name}_ns"])
+    assert row["scheduling_ns"] == 100 + 200 + 200  # taken in, schedule, update; not the call in which they lay
+    assert row["queue_ns"] == FIRST["queue"]
+    assert row["unexplained_ns"] >= FIRST["input_prep"] + FIRST["prefill"] + FIRST["sampling"]
 
 
 def test_without_a_probe_only_the_clients_own_stages_are_known() -> None:
