@@ -105,24 +105,29 @@ class Index:
         if not len(self._choices):
             return events
         request, n = events.request.copy(), events.n.copy()
-        several = self.spans[(self._code == Span.EGRESS) & (self.spans["n"] > 0)]
-        several = several[np.isin(self.rows[several["request"]], self._choices)]
-        several = several[np.argsort(several["start"], kind="stable")]
-        by_request = several[np.argsort(several["request"], kind="stable")]
-        new = np.diff(by_request["n"], prepend=0)
-        first = np.diff(by_request["request"], prepend=MISSING) != 0
-        new[first] = by_request["n"][first]
-        order = np.lexsort((by_request["start"], self.rows[by_request["request"]]))
-        several, new = by_request[order], new[order]
-        whose = self.rows[several["request"]]
-        so_far = _cumulative(whose, new)
+        whose, so_far, writes = self._writes
         at = np.searchsorted(whose * MOST_TOKENS + so_far, request * MOST_TOKENS + n)
-        inside = np.flatnonzero(at < len(several))
+        inside = np.flatnonzero(at < len(writes))
         same = inside[whose[at[inside]] == request[inside]]
         found = at[same]
-        n[same] += several["n"][found] - so_far[found]
-        request[same] = several["request"][found]
+        n[same] += writes["n"][found] - so_far[found]
+        request[same] = writes["request"][found]
         return Events(request, n, events.start, events.end)
+
+    def written(self, row: Ints, at_ns: Ints) -> Ints:
+        """How many tokens of a row's answer had been written, or begun to be, at a moment: too many where none had."""
+        whose, so_far, writes = self._writes
+        begun = int(writes["start"].min()) if len(writes) else 0
+
+        def key(row: Ints, at_ns: Ints) -> Ints:
+            return np.asarray(row * MOST_TOKENS + np.maximum(at_ns - begun, 0) // 1000)  # to the microsecond
+
+        at = np.searchsorted(key(whose, writes["start"]), key(row, at_ns), side="right") - 1
+        n = np.full(len(row), MOST_TOKENS - 1)
+        found = np.flatnonzero(at >= 0)
+        found = found[whose[at[found]] == row[found]]
+        n[found] = so_far[at[found]]
+        return n
 
     def awaited(self, events: Events, written: Ints) -> Events:
         """The events of chunks with several tokens as those of the last, if the first was ready before that one came.
@@ -189,6 +194,18 @@ class Index:
             return np.full(len(seq), MISSING)
         at = np.minimum(np.searchsorted(self.seqs, seq), len(self.seqs) - 1)
         return np.where(self.seqs[at] == seq, at, MISSING)
+
+    @cached_property
+    def _writes(self) -> tuple[Ints, Ints, Table]:
+        """The writes of tokens by the client's row and time: whose they are, its tokens so far, and the spans."""
+        spans = self.spans[(self._code == Span.EGRESS) & (self.spans["n"] > 0)]
+        spans = spans[np.lexsort((spans["start"], spans["request"]))]
+        new = np.diff(spans["n"], prepend=0)
+        first = np.diff(spans["request"], prepend=MISSING) != 0
+        new[first] = spans["n"][first]
+        order = np.lexsort((spans["start"], self.rows[spans["request"]]))
+        whose = self.rows[spans["request"][order]]
+        return whose, _cumulative(whose, new[order]), spans[order]
 
     # What every block of events asks of the steps, by position.
 

@@ -116,13 +116,14 @@ def make_ledger(inputs: LedgerInputs) -> Ledger:
     """Ledgers of all requests that succeeded."""
     requests, trace = inputs.requests, inputs.trace
     good = np.flatnonzero(answered(requests))
-    to_first, to_last = first_tokens(requests, good), last_tokens(requests, good)
+    to_first, to_last = (tokens(requests, good, inputs.index) for tokens in (first_tokens, last_tokens))
     first = _tables(inputs, [Portion(to_first)], len(good))
     known = _shares_of_decoding(inputs, to_last)
     last = _tables(inputs, [Portion(to_last, known=known)], len(good))
     give_back_memory()
     some = drawn_of(requests, good)
-    gaps = _tables(inputs, gaps_between(requests, good, some), int(arrived(requests, good[some]).sum())).columns
+    between = gaps_between(requests, good, some, inputs.index)
+    gaps = _tables(inputs, between, int(arrived(requests, good[some]).sum())).columns
     ids = requests["request_id"].to_numpy()[good]
     whose = pd.Categorical.from_codes(gaps.pop("request_id"), pd.Index(ids))
     named = {"request_id": whose} | {name: gaps.pop(name) for name in ("k", "tokens", "end_ns")}
@@ -162,7 +163,7 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
     """
     requests = inputs.requests
     rows = np.flatnonzero(shown & answered(requests))
-    events = last_tokens(requests, rows)
+    events = last_tokens(requests, rows, inputs.index)
     _, dropped = _dropped(inputs.unmeasured)
     stages, kinds = list(STAGE_NAMES), ["measured", "transit", UNEXPLAINED]
     parts = []

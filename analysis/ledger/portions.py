@@ -43,26 +43,33 @@ def answered(requests: pd.DataFrame) -> Bools:
     return np.asarray((requests["outcome"] == "ok") & requests["first_token_ns"].notna(), dtype=np.bool_)
 
 
-def _until(requests: pd.DataFrame, rows: Ints, end: str, n: Ints) -> Events:
+def first_tokens(requests: pd.DataFrame, rows: Ints, index: Index | None) -> Events:
+    """Of these requests, from when each was due."""
+    return _until(requests, rows, "first_token_ns", np.ones(len(rows), np.int64), index)
+
+
+def last_tokens(requests: pd.DataFrame, rows: Ints, index: Index | None) -> Events:
+    """Of these requests, from when each was due."""
+    counted = requests["output_tokens"].iloc[rows].astype("Int64").to_numpy(np.int64, na_value=0)
+    return _until(requests, rows, "last_token_ns", counted, index)
+
+
+def _until(requests: pd.DataFrame, rows: Ints, end: str, n: Ints, index: Index | None) -> Events:
     start, ended = (np.asarray(requests[name].iloc[rows], dtype=np.int64) for name in ("due_ns", end))
-    return Events(rows, n, start, ended)
+    return _counted(requests, Events(rows, n, start, ended), index)
 
 
-def first_tokens(requests: pd.DataFrame, rows: Ints) -> Events:
-    """Of these requests, from when each was due."""
-    return _until(requests, rows, "first_token_ns", np.ones(len(rows), np.int64))
+def _counted(requests: pd.DataFrame, events: Events, index: Index | None) -> Events:
+    """The same; of answers that do not say how many tokens a chunk holds, as many as the server had written by then.
 
-
-def last_tokens(requests: pd.DataFrame, rows: Ints) -> Events:
-    """Of these requests, from when each was due."""
-    return _until(requests, rows, "last_token_ns", _tokens(requests, rows))
-
-
-def _tokens(requests: pd.DataFrame, rows: Ints) -> Ints:
-    """Which token was each answer's last: by the server's count, or where it gave none, by the chunks that came."""
-    counted = requests["output_tokens"].iloc[rows].astype("Int64")
-    came = pd.Series(arrived(requests, rows), counted.index, dtype="Int64")
-    return np.asarray(counted.fillna(came), dtype=np.int64)
+    Chunks alone don't tell: one may hold several, and one without text none.
+    """
+    if index is None or "counted" not in requests:
+        return events
+    unknown = np.flatnonzero((requests["counted"] == "unmeasured").to_numpy(np.bool_)[events.request])
+    if len(unknown):
+        events.n[unknown] = index.written(events.request[unknown], events.end[unknown])
+    return events
 
 
 def arrived(requests: pd.DataFrame, rows: Ints) -> Ints:
@@ -80,7 +87,7 @@ def drawn_of(requests: pd.DataFrame, good: Ints) -> Ints:
     return np.sort(order[: max(int(np.searchsorted(np.cumsum(came[order]), _MOST_GAPS)), 1)])
 
 
-def gaps_between(requests: pd.DataFrame, good: Ints, drawn: Ints) -> Iterator[Portion]:
+def gaps_between(requests: pd.DataFrame, good: Ints, drawn: Ints, index: Index | None) -> Iterator[Portion]:
     """The gaps between the moments at which tokens of one answer arrived, and what names them, some requests at a time.
 
     ``drawn``: whose, as places in ``good``, as ``request_id`` is.
@@ -93,7 +100,7 @@ def gaps_between(requests: pd.DataFrame, good: Ints, drawn: Ints) -> Iterator[Po
         so_far -= (so_far - tokens)[np.searchsorted(whose, whose)]
         later = np.flatnonzero(whose[1:] == whose[:-1]) + 1
         _, nth = each_of(np.bincount(whose[later], minlength=len(some)))
-        events = Events(some[whose[later]], so_far[later], at_ns[later - 1], at_ns[later])
+        events = _counted(requests, Events(some[whose[later]], so_far[later], at_ns[later - 1], at_ns[later]), index)
         names = {"request_id": places[whose[later]], "k": nth + 1, "tokens": so_far[later] - so_far[later - 1]}
         narrow = {name: values.astype(np.int32) for name, values in names.items()}
         yield Portion(events, narrow | {"end_ns": events.end})

@@ -127,8 +127,6 @@ def test_another_requests_step_between_own_steps_is_other_step(tmp_path: Path) -
     assert row["total_ns"] == 19_000
 
 
-def test_every_ledger_adds_up_to_its_total(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path)
 def test_a_step_of_others_under_way_when_the_first_own_one_is_scheduled_is_other_step(tmp_path: Path) -> None:
     def core(writer: RecordWriter) -> None:
         ref = writer.request("engine-r1")
@@ -156,6 +154,8 @@ def test_a_step_of_others_under_way_when_the_first_own_one_is_scheduled_is_other
     assert row["unexplained_ns"] == 0
 
 
+def test_every_ledger_adds_up_to_its_total(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path)
     for table in (ledger.rows, ledger.gaps):
         stages = table[[c for c in table if c.endswith("_ns") and c.removesuffix("_ns") in FIRST]].sum(axis=1)
         assert (stages + table["unexplained_ns"] == table["total_ns"]).all()
@@ -393,6 +393,20 @@ def test_a_first_token_that_leaves_with_a_later_one_has_waited_for_that_ones_ste
     assert rows.loc["first_token", "decode_ns"] == rows.loc["last_token", "decode_ns"] == 1500
     assert rows.loc["first_token", "other_step_ns"] == 2800
     assert rows.loc["first_token", "egress_ns"] == FIRST["egress"]
+
+
+def test_where_chunks_do_not_tell_their_tokens_the_last_that_had_been_written_is_the_one(tmp_path: Path) -> None:
+    """The first token's chunk had no text, so that the client saw none in it, and so has the last one's."""
+
+    def api(writer: RecordWriter) -> None:
+        _api(writer)
+        writer.span(Span.EGRESS, 1, 21_500, 21_700, n=3)
+
+    ledger = _ledger(tmp_path, api=api, first_token_ns=20_000, token_ns=[20_000], output_tokens=3, counted="unmeasured")
+    rows = ledger.rows.set_index("event")
+    assert ledger.refused == ()
+    for event in ("first_token", "last_token"):
+        assert (rows.loc[event, "decode_ns"], rows.loc[event, "network_out_ns"]) == (1500, 300)
 
 
 def test_a_first_token_that_leaves_late_with_one_that_came_together_with_it_has_waited_for_its_turn(
