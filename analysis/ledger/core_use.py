@@ -33,9 +33,11 @@ def core_use(telemetry: Path | None, files: Sequence[RecordFile], cores: Sequenc
     """
     known = [RecordedProcess.of(file) for file in files if file.process.get("role") in KINDS]
     watched = read_watched(telemetry) if telemetry else None
-    if watched is not None:
-        return who_ran(watched, known, cores)
+    if watched is not None and (use := who_ran(watched, known, cores)) is not None:
+        return use
     sums = read_sums(telemetry) if telemetry else {}
+    if not {f.pid for f in known if len(f.every)} <= {own.pid for own in sums.values()}:  # a container has its own ids
+        sums = {}
     work = {f.pid: loop_work(f) for f in known if f.kind == "api"}
     of = {("loop woken", pid): _all_of(1, spans) for pid, spans in work.items()}
     for pid, spans in work.items():

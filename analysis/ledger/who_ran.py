@@ -37,6 +37,7 @@ _AT_ONCE = 2  # windows that are looked at side by side
 _LETS_GO_NS = 100_000  # within this a thread runs again that waited for its interpreter
 _LONGEST_HOLD_NS = 1_000_000_000  # of an interpreter, that is followed beyond a window's end
 _MOST_STAMPS, _STRAY_STAMPS = 5_000, 0.02  # looked at for whose they are; the share that may be nobody's
+_TELLING_STAMPS, _LEAST_ON_CORE = 100, 0.1  # of a process: where fewer of so many were on a core, it is another one
 
 # What a thread was at, in the order in which overlapping spans own it, and whose stage that is: an API server's event
 # loop and its pool, an engine's stepping thread and those that receive and send.
@@ -58,9 +59,14 @@ _BESIDE: dict[str, dict[Span, str]] = {
 _POOLED = tuple(_BESIDE["api"].values())
 
 
-def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Sequence[int]) -> CoreUse:
-    """What kept each of the server's threads. ``cores`` are the server's (none: all that it ran on)."""
+def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Sequence[int]) -> CoreUse | None:
+    """What kept each of the server's threads. ``cores`` are the server's (none: all that it ran on).
+
+    None where the kernel's records name other processes by these ids: the server is in a container of its own.
+    """
     threads = _Threads(watched, processes, cores)
+    if not all(map(threads.knows, threads.kind)):
+        return None
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         parts = list(pool.map(lambda times: _Window(threads, *times).found(), threads.windows()))
     of = {key: _one_after_the_other([part.pop(key) for part in parts]) for key in tuple(parts[0])}
@@ -144,6 +150,30 @@ class _Threads:
         tids, at = np.unique(mine["tid"], return_inverse=True)
         return int(tids[np.argmax(np.bincount(at, mine["end"] - mine["start"]))]) if len(tids) else pid
 
+    def knows(self, pid: int) -> bool:
+        """Whether the kernel's records are of the process that recorded as ``pid``: it was on a core at its stamps."""
+        moments = self._stamps(pid, _MAIN[self.kind[pid]])
+        then = self._on_core_at(pid, moments).get(self.main[pid])
+        return len(moments) < _TELLING_STAMPS or (then is not None and float(then.mean()) > _LEAST_ON_CORE)
+
+    def _stamps(self, pid: int, codes: Iterable[Span], *, own: bool = True) -> Ints:
+        """When a process stamped spans of these kinds, of its main thread or of its others: some of the moments."""
+        mine = [process for process in self.processes if process.pid == pid]
+        spans = [_spans_of(process, code, own=own) for process in mine for code in codes]
+        none = np.empty(0, np.int64)
+        moments = np.concatenate([none, *(span[f"{side}_ns"] for span in spans for side in ("start", "end"))])
+        return moments[:: len(moments) // _MOST_STAMPS + 1]
+
+    def _on_core_at(self, pid: int, moments: Ints) -> dict[int, Bools]:
+        """Of each of a process's threads, at which moments it was on a core."""
+        mine = self.runs[self.runs["pid"] == pid]
+        on_core: dict[int, Bools] = {}
+        for tid in np.unique(mine["tid"]).tolist():
+            runs = mine[mine["tid"] == tid]
+            run = np.maximum(np.searchsorted(runs["start"], moments, side="right") - 1, 0)
+            on_core[tid] = (runs["start"][run] <= moments) & (moments <= runs["end"][run])
+        return on_core
+
     def _computing(self, engine: int) -> list[int]:
         """The threads that compute an engine's forwards: of several ranks that of the one that answers."""
         every = [process for process in self.processes if process.role == "worker"]
@@ -154,18 +184,9 @@ class _Threads:
     def _beside(self, pid: int, *stages: str) -> list[int]:
         """A process's threads other than the main one that stamped these stages: fewest that were on a core then."""
         codes = [code for code, stage in _BESIDE[self.kind[pid]].items() if stage in stages]
-        spans = [
-            _spans_of(process, code, own=False) for process in self.processes for code in codes if process.pid == pid
-        ]
-        none = np.empty(0, np.int64)
-        moments = np.concatenate([none, *(span[f"{side}_ns"] for span in spans for side in ("start", "end"))])
-        moments = moments[:: len(moments) // _MOST_STAMPS + 1]
-        mine = self.runs[(self.runs["pid"] == pid) & (self.runs["tid"] != self.main[pid])]
-        on_core: dict[int, Bools] = {}
-        for tid in np.unique(mine["tid"]):
-            runs = mine[mine["tid"] == tid]
-            run = np.maximum(np.searchsorted(runs["start"], moments, side="right") - 1, 0)
-            on_core[int(tid)] = (runs["start"][run] <= moments) & (moments <= runs["end"][run])
+        moments = self._stamps(pid, codes, own=False)
+        on_core = self._on_core_at(pid, moments)
+        on_core.pop(self.main[pid], None)
         found, left = list[int](), np.ones(len(moments), np.bool_)
         while on_core and left.sum() > _STRAY_STAMPS * len(moments):
             best = max(on_core, key=lambda tid: int((on_core[tid] & left).sum()))

@@ -178,6 +178,18 @@ def test_a_workers_forward_waits_when_the_worker_does(tmp_path: Path) -> None:
     assert _said(use, "engine", ENGINE) == []
 
 
+def test_records_of_another_process_with_the_same_number_say_nothing(tmp_path: Path) -> None:
+    """A server in a container has other process ids there than here."""
+    _switches(tmp_path, (0, API, "in"), (1, API, "off"), (3, API, "in"), (4, API, "out"))
+    spans = [(Span.EGRESS, at, at + 1) for at in range(10, 110)]
+    use = core_use(tmp_path, [_probe(tmp_path, "api", API, *spans)], [0])
+    assert use.known_from == "spans"
+    (tmp_path / "switches-0.bin").unlink()
+    row = {"pid": OTHER_PID, "tid": OTHER_PID, "at_ns": MS, "ran_ns": 1, "waited_ns": 1}
+    (tmp_path / "schedstat.jsonl").write_text(json.dumps(row) + "\n")
+    assert core_use(tmp_path, [read_records(tmp_path / f"api-{API}.gap")], [0]).known_from == "spans"
+
+
 def test_where_nobody_watched_it_is_known_only_what_the_event_loop_did(tmp_path: Path) -> None:
     use = core_use(tmp_path, [_probe(tmp_path, "api", API, (Span.EGRESS, 20, 30), (Span.INGRESS, 0, 10))], [0])
     assert _said(use, "loop woken", API) == [(20, 30, "at work")]
