@@ -98,6 +98,7 @@ class _Threads:
             {pid: self._beside(pid, stage) for pid in self.kind if pid in engines} for stage in ("output", "handoff")
         )
         self.computing = {pid: self._computing(pid) for pid in self.sender}
+        self.helping = [tid for pid, kind in self.kind.items() if kind == "engine" for tid in self._helping(pid)]
         whose = {int(pid): self._whose(int(pid)) for pid in np.unique(self.runs["pid"])}
         stages = [(kind, name) for of in (_MAIN, _BESIDE) for kind, codes in of.items() for name in codes.values()]
         known = list(dict.fromkeys([*(Culprit(kind, stage) for kind, stage in stages), *whose.values()]))
@@ -180,6 +181,15 @@ class _Threads:
         answering = [process for process in every if len(process.spans(Span.WORKER))] or every
         of = next((p.engine for p in self.processes if p.pid == engine and p.role == "core"), None)
         return [self.main[pid] for pid in sorted({p.pid for p in answering if p.engine == of})] or [self.main[engine]]
+
+    def _helping(self, pid: int) -> list[int]:
+        """A process's threads that compute forwards beside its main one: some were on a core in the middle of them."""
+        every = np.concatenate([p.spans(Span.FORWARD) for p in self.processes if p.pid == pid])
+        spans = every[:: len(every) // _MOST_STAMPS + 1]
+        middle = (spans["start_ns"] + spans["end_ns"]) // 2
+        least = _LEAST_ON_CORE * len(middle)
+        on_core = self._on_core_at(pid, middle)
+        return [tid for tid, then in on_core.items() if tid != self.main[pid] and int(then.sum()) > least]
 
     def _beside(self, pid: int, *stages: str) -> list[int]:
         """A process's threads other than the main one that stamped these stages: fewest that were on a core then."""
@@ -371,8 +381,8 @@ class _Window:
 
     @cached_property
     def _carries(self) -> Bools:
-        """Work of the server's processes by other threads than the main ones and an API server's pool."""
-        working = itertools.chain(self.threads.main.values(), *self.threads.pool.values())
+        """Work of the server's processes by other threads than the main ones, who computes with these, and pools."""
+        working = itertools.chain(self.threads.main.values(), self.threads.helping, *self.threads.pool.values())
         own = np.isin(self.runs["pid"][self.work.event], list(self.threads.kind))
         return own & ~np.isin(self.tid, list(working))
 

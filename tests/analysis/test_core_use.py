@@ -178,6 +178,13 @@ def test_a_workers_forward_waits_when_the_worker_does(tmp_path: Path) -> None:
     assert _said(use, "engine", ENGINE) == []
 
 
+def test_threads_that_compute_a_forward_together_hold_their_cores(tmp_path: Path) -> None:
+    _switches(tmp_path, (0, ENGINE, "in"), (60, ENGINE, "out"))
+    _switches(tmp_path, (20, SENDER, "in"), (50, SENDER, "out"), core=1)
+    files = [_probe(tmp_path, "api", API), _probe(tmp_path, "core", ENGINE, (Span.LOOP, 0, 60), (Span.FORWARD, 10, 60))]
+    assert _said(core_use(tmp_path, files, [0, 1]), "loop woken", API) == [(20, 50, "engine forward")]
+
+
 def test_records_of_another_process_with_the_same_number_say_nothing(tmp_path: Path) -> None:
     """A server in a container has other process ids there than here."""
     _switches(tmp_path, (0, API, "in"), (1, API, "off"), (3, API, "in"), (4, API, "out"))
