@@ -154,6 +154,7 @@ class _Threads:
     def knows(self, pid: int) -> bool:
         """Whether the kernel's records are of the process that recorded as ``pid``: it was on a core at its stamps."""
         moments = self._stamps(pid, _MAIN[self.kind[pid]])
+        moments = moments[(moments >= self.runs["start"].min()) & (moments <= self.runs["end"].max())]
         then = self._on_core_at(pid, moments).get(self.main[pid])
         return len(moments) < _TELLING_STAMPS or (then is not None and float(then.mean()) > _LEAST_ON_CORE)
 

@@ -187,10 +187,14 @@ def test_threads_that_compute_a_forward_together_hold_their_cores(tmp_path: Path
 
 def test_records_of_another_process_with_the_same_number_say_nothing(tmp_path: Path) -> None:
     """A server in a container has other process ids there than here."""
-    _switches(tmp_path, (0, API, "in"), (1, API, "off"), (3, API, "in"), (4, API, "out"))
+    _switches(
+        tmp_path, (0, API, "in"), (1, API, "off"), (3, API, "in"), (4, API, "out"), (200, API, "in"), (201, API, "out")
+    )
     spans = [(Span.EGRESS, at, at + 1) for at in range(10, 110)]
     use = core_use(tmp_path, [_probe(tmp_path, "api", API, *spans)], [0])
     assert use.known_from == "spans"
+    _switches(tmp_path, (0, API, "in"), (1, API, "out"))  # a watch that ended before says nothing of whose it was
+    assert core_use(tmp_path, [read_records(tmp_path / f"api-{API}.gap")], [0]).known_from == "switches"
     (tmp_path / "switches-0.bin").unlink()
     row = {"pid": OTHER_PID, "tid": OTHER_PID, "at_ns": MS, "ran_ns": 1, "waited_ns": 1}
     (tmp_path / "schedstat.jsonl").write_text(json.dumps(row) + "\n")
