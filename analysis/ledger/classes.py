@@ -63,6 +63,7 @@ CLASSES: tuple[Class, ...] = (
     Class("egress_turn", "egress", enclosing=True, thread="loop turn", busy="accept_wait"),
     Class("connect", "connect"),
     Class("generator_lag", "generator_lag"),
+    Class("read_late", "generator_lag"),
     Class("retry", "retry"),
     Class("worker", "scheduling", enclosing=True, thread="worker"),
     Class("executor_call", "scheduling", enclosing=True, thread="engine"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +24,7 @@ class ClientStamps:
     """The client's stamps, one element a row of its table; ``MISSING`` where there is none.
 
     ``first_due``: when the first attempt was due, where earlier ones had failed; ``due`` is the attempt's own.
+    ``together``: how many tokens were read with the first one, it included.
     """
 
     due: Ints
@@ -32,6 +33,7 @@ class ClientStamps:
     write: Ints
     sent: Ints
     first_due: Ints | None = None
+    together: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,8 @@ class Maker(Parts):
         self.low = self.step = np.full(len(events), MISSING)
         self.processes = Processes(np.full(len(events), MISSING), np.full(len(events), MISSING))
         if index is not None:
+            last = events.n if client.together is None else np.where(events.n == 1, client.together[self.row], events.n)
+            self.read_with = self.index.located(replace(events, n=last))
             events = self.index.located(events)
             self.ingress = self.index.of_request(Span.INGRESS)[events.request]
             self.processes = self.processes._replace(api=self.ingress["process"])
@@ -208,6 +212,8 @@ class Maker(Parts):
         written = np.minimum(self.egress["end"], self.events.end)
         self.add("egress_turn", self.detokenize["end"], written)
         self.add("egress", self.egress["queued"], written)
+        # Of several pieces in one read all have the last one's stamp: the first ones had come, and were not read.
+        self.add("read_late", written, self.index.of_token(Span.EGRESS, self.read_with)["start"])
         self.add("network_out", written, self.events.end)
         self.causal("write → client", self.egress["start"], self.events.end)
         self.causal("detokenize → egress", self.detokenize["end"], self.egress["end"])

@@ -32,6 +32,7 @@ from gapmeter.analysis.ledger.portions import (
     first_tokens,
     gaps_between,
     last_tokens,
+    read_together,
 )
 from gapmeter.analysis.ledger.shares import Sharer, Shares
 from gapmeter.analysis.ledger.support import support_of
@@ -198,7 +199,7 @@ def _client(requests: pd.DataFrame) -> ClientStamps:
     at = {name: requests[name].to_numpy(np.int64, na_value=MISSING) for name in names}
     return ClientStamps(
         due=at[due], connect_start=at["connect_start_ns"], connect_end=at["connect_end_ns"], write=at["write_ns"],
-        sent=handed_ns(requests), first_due=at["due_ns"],
+        sent=handed_ns(requests), first_due=at["due_ns"], together=read_together(requests),
     )  # fmt: skip
 
 

@@ -78,6 +78,12 @@ def arrived(requests: pd.DataFrame, rows: Ints) -> Ints:
     return np.array(came, np.int64)
 
 
+def read_together(requests: pd.DataFrame) -> Ints:
+    """How many tokens of each answer have the stamp of its first."""
+    every = (np.asarray(() if stamps is None else stamps) for stamps in requests["token_ns"])
+    return np.array([np.count_nonzero(stamps == stamps[:1]) for stamps in every], np.int64)
+
+
 def drawn_of(requests: pd.DataFrame, good: Ints) -> Ints:
     """Places in ``good`` of requests whose gaps are divided: all, or of a large run some with enough, at least one."""
     came = arrived(requests, good)

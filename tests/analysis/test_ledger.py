@@ -426,6 +426,13 @@ def test_a_first_token_that_leaves_late_with_one_that_came_together_with_it_has_
     assert row["output_ns"] > 10_000
 
 
+def test_a_first_token_that_was_read_with_a_later_one_had_come_and_waited_for_the_load_tester(tmp_path: Path) -> None:
+    row = _ledger(tmp_path, first_token_ns=20_000, token_ns=[20_000, 20_000]).rows.iloc[0]
+    assert row["generator_lag_ns"] == FIRST["generator_lag"] + (19_500 - 9700)  # since it was written
+    assert row["network_out_ns"] == 20_000 - 19_500
+    assert row["unexplained_ns"] == 0
+
+
 def test_each_prompt_of_a_list_is_tokenized_in_its_own_time(tmp_path: Path) -> None:
     def api(writer: RecordWriter) -> None:
         _api(writer)
