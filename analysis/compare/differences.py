@@ -232,8 +232,15 @@ class _Judge:
 
 
 def _failed(side_a: Sequence[RunColumns], side_b: Sequence[RunColumns]) -> FailedShares:
-    """The share of each side's requests that failed; of bursts of failures, each request says less."""
-    a, b = (share_of(~np.concatenate([run.good for run in side])) for side in (side_a, side_b))
+    """The share of each side's requests that failed; of bursts of failures, each request says less.
+
+    A side that met no burst does not know how long they are, so both are worth what the side with the longer ones is. A
+    server that failed from a moment on is no burst.
+    """
+    flags = [~np.concatenate([run.good for run in side]) for side in (side_a, side_b)]
+    down = any(run.down for run in (*side_a, *side_b))
+    time = 1.0 if down else max(autocorrelation_time(each.astype(np.float64)) for each in flags)
+    a, b = (share_of(each, time) for each in flags)
     return FailedShares(a_share=a.value or 0.0, b_share=b.value or 0.0, a_ci=(a.low, a.high), b_ci=(b.low, b.high))
 
 

@@ -44,7 +44,7 @@ class RunColumns:
     ``gap_owner`` (row of the request) in the order the gaps ended, at ``gap_at_ns``, infinite for those that a failed
     request owes; ``ledgers[event]``: shape (n, stages) by ``STAGE_NAMES``, NaN rows where there is no ledger, NaN
     columns where a stage is unmeasured. ``open_loop``: arrivals did not wait for answers. ``lateness``: None where the
-    load tester had none.
+    load tester had none. ``down``: the server failed from a moment on.
     """
 
     name: str
@@ -58,6 +58,7 @@ class RunColumns:
     gap_owner: Ints
     ledgers: Mapping[str, Floats]
     lateness: ToldLateness | None = None
+    down: bool = False
 
     @property
     def count(self) -> int:
@@ -111,7 +112,7 @@ class RunColumns:
             self.name, self.open_loop, self.planned[keep], self.good[keep], self.given_ns[keep],
             {metric: values[keep] for metric, values in self.values.items()},
             self.gaps_ns[kept], self.gap_at_ns[kept], owner[kept],
-            {event: table[keep] for event, table in self.ledgers.items()}, self.lateness,
+            {event: table[keep] for event, table in self.ledgers.items()}, self.lateness, self.down,
         )  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def read_run(path: Path) -> AnalysedRun:
     ledger = None if result.ledger.refused else table_in(path, "ledger")
     plan = manifest.plan
     run = run_of(requests, ledger, path.name, open_loop=plan.loop == "open", t0_ns=plan.t0_ns or 0)
-    return AnalysedRun(replace(run, lateness=ToldLateness((result,))), manifest, result)
+    return AnalysedRun(replace(run, lateness=ToldLateness((result,)), down=result.outage is not None), manifest, result)
 
 
 def late_ns(runs: Iterable[RunColumns], metric: str, percentile: float | None) -> float | None:

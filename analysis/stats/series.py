@@ -235,11 +235,14 @@ def pooled(series: Sequence[Series], what: str = "values") -> Series:
     return Series(np.concatenate([each.values for each in series]), known=known, what=what)
 
 
-def share_of(flags: Bools) -> Estimate:
-    """The share of requests that are so, in due order, with Clopper and Pearson's bounds; n_eff = n / tau for n."""
+def share_of(flags: Bools, time: float = 1.0) -> Estimate:
+    """The share of requests that are so, in due order, with Clopper and Pearson's bounds; n_eff = n / tau for n.
+
+    ``time``: tau at least, as far as it is known from elsewhere.
+    """
     if not len(flags):
         return Estimate(None, 0.0, 1.0, 0.0, "no requests")
-    n_eff = len(flags) / autocorrelation_time(flags.astype(np.float64))
+    n_eff = len(flags) / max(autocorrelation_time(flags.astype(np.float64)), time)
     share = float(flags.mean())
     low, high = share_bounds(share * n_eff, n_eff)
     return Estimate(share, low, high, n_eff)

@@ -589,6 +589,22 @@ def test_a_server_that_only_fails_more_is_told_so_and_its_time_out_moves_no_othe
                 assert max(abs(end or 0.0) for end in (each.a, each.b, *each.estimate.known[1:])) <= 1.5 * longest
 
 
+@pytest.mark.parametrize(("apart", "more"), [(1, None), (10, "b")])
+def test_failures_of_one_burst_are_no_more_than_chance_explains_where_the_other_side_met_none(
+    apart: int, more: str | None
+) -> None:
+    """Twenty of one run, in a row or one in ten: a side without any cannot know that they come in rows."""
+    a, b = ([virtual(seed, service) for seed in range(3)] for service in (0, 1))
+    number = np.arange(b[1].count)
+    b[1] = without(b[1], (number < 20 * apart) & (number % apart == 0), 60e9)
+    for one, other, expected in ((a, b, more), (b, a, more and "a")):
+        found = compare_sides(one, other, PERCENTILES, resamples=50).failed
+        assert max(found.a_share, found.b_share) == pytest.approx(20 / sum(run.count for run in b))
+        assert found.more == expected
+    down = [*b[:2], replace(b[2], down=True)]
+    assert compare_sides(a, down, PERCENTILES, resamples=50).failed.more == "b", "a server that went down is no burst"
+
+
 def test_of_too_few_requests_more_failures_are_told_and_no_lack_of_a_difference() -> None:
     few = virtual(1).rows(np.arange(5))
     found = compare_sides([few], [without(few, np.ones(5, bool), 60e9)], PERCENTILES, resamples=20)
