@@ -26,6 +26,7 @@ from gapmeter.analysis.capacity.trial import Count, Look, Outcome, Promise, Tria
 from gapmeter.analysis.judge.evidence import Evidence, evidence_of
 from gapmeter.analysis.judge.lateness import Lateness, lateness_of, shortens
 from gapmeter.analysis.judge.validity import check_run
+from gapmeter.analysis.judge.words import never_occurred
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests.metrics import (
     final,
@@ -113,6 +114,9 @@ def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], 
     if not invalid and len(measured):
         invalid = _late(slos, measured, note.rate, looks[min(note.ended, len(looks)) - 1], lateness)
         client = bool(invalid)
+    never = [slo for slo, count in zip(slos, counts, strict=True) if not count.count]
+    if never and not invalid:
+        invalid = never_occurred(never[0].metric, never[0].percentile)
     took = request_values_ns(measured, "e2e")
     known = bool(len(took)) and not np.isnan(took).any()  # one that failed may have stayed long, or not at all
     due = stamps_ns(measured, "due_ns").astype(float)

@@ -134,6 +134,8 @@ def bursts_of(values: Floats, limit: float) -> int:
 
     Where most exceed it, how often values swing from their lower quarter to their upper half: each tells as much.
     """
+    if not len(values):
+        return 0
     ordered = np.sort(values)
     quarter, middle = (at_rank(ordered, percentile) for percentile in (25.0, 50.0))
     sides = (values > max(limit, middle)).astype(int) - (values <= (middle if middle <= limit else quarter))

@@ -36,10 +36,15 @@ def not_judged(answer: SloAnswer) -> str:
     """Why an SLO has no answer."""
     if answer.metric == "errors":
         return "0 of 0 requests failed: no request was measured"
-    name = f"p{answer.percentile:g} {answer.metric.upper()}"
     if answer.late is not None:
-        return f"{name} is not judged: up to {duration(answer.late)} of it may be the load tester's own lateness"
-    return f"{name} never occurred: no request had one"
+        late = f"up to {duration(answer.late)} of it may be the load tester's own lateness"
+        return f"p{answer.percentile:g} {answer.metric.upper()} is not judged: {late}"
+    return never_occurred(answer.metric, answer.percentile)
+
+
+def never_occurred(metric: str, percentile: float | None) -> str:
+    """Why nobody knows whether a limit is kept: answers of one token have no TPOT, for instance."""
+    return f"p{percentile:g} {metric.upper()} never occurred: no request had one"
 
 
 def speed_words(change: SpeedChange) -> str:

@@ -325,6 +325,20 @@ def test_a_trial_of_other_requests_than_asked_for_or_with_a_suspended_machine_is
     assert said == [outcome.invalid], "as its own page says"
 
 
+def test_a_trial_in_which_an_slo_s_metric_never_occurred_is_no_measurement() -> None:
+    """Answers of one token have no TPOT: whatever the rate, nobody would know whether its limit is kept."""
+    requests = poisson_run()
+    requests = requests.assign(
+        measured=True, index=np.arange(len(requests)), last_token_ns=requests["first_token_ns"],
+        end_ns=requests["first_token_ns"], output_tokens=1, output_tokens_asked=1,
+    )  # fmt: skip
+    note = TrialNote(rate=20.0, folder=".", looks=(len(requests),), ended=1, from_ns=0, seconds=75.0)
+    limits = (slo("ttft", 99, 900), slo("tpot", 99, 30))
+    outcome = outcome_of(requests, POISSON, limits, note)
+    assert (outcome.invalid, outcome.client_limit) == ("p99 TPOT never occurred: no request had one", False)
+    assert outcome.invalid == not_judged(judge(limits, requests, {})[1]), "as its own page says"
+
+
 @pytest.mark.parametrize(
     ("outcomes", "status", "refused"),
     [
