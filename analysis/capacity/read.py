@@ -36,6 +36,7 @@ from gapmeter.analysis.requests.metrics import (
     measured_requests,
     pooled_gaps,
     request_values_ns,
+    resent_once,
     stamps_ns,
     succeeded,
     with_failed,
@@ -222,8 +223,9 @@ def count_good(slos: Sequence[Slo], requests: pd.DataFrame) -> tuple[int, float]
 def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
     failed = ~succeeded(requests)
     if slo.metric == "errors":
-        bursts = bursts_of(failed.astype(float), 0.0)
-        return Count(float(failed.sum()), len(failed), share_of(failed).n_eff or 0.0, bursts=bursts)
+        bursts, resent = bursts_of(failed.astype(float), 0.0), ~failed & resent_once(requests)
+        n_eff = share_of(failed | resent).n_eff or 0.0
+        return Count(float(failed.sum()), len(failed), n_eff, bursts=bursts, in_doubt=float(resent.sum()))
     limit, percentile = float(slo.limit_ns or 0), slo.percentile or 0.0
     if slo.metric == "itl":
         gaps, clusters = pooled_gaps(requests, ~failed, failures=True)

@@ -57,6 +57,8 @@ class Count:
     ``over_half`` exceed half of the limit (None: not asked). ``stable``: how likely a queue that does not grow is to
     complete requests so slowly. ``bursts``: in how many the exceedances came (None: each alone).
     ``log_level``: the logarithm of the percentile over its limit, with its standard error (None: it has none).
+    ``in_doubt``: so many of the others may exceed it as well, and count where the promise is to hold: requests that
+    were sent a second time, since the server may have dropped them.
     """
 
     over: float
@@ -66,6 +68,7 @@ class Count:
     stable: float = 1.0
     bursts: int | None = None
     log_level: tuple[float, float] | None = None
+    in_doubt: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +223,16 @@ def hopeless(promises: Sequence[Promise], counts: Sequence[Count], now: Look, la
         return False
     factor = last.count / now.count
     later = [
-        Count(c.over * factor, round(c.count * factor), 2 * factor * c.n_eff, c.over_half and c.over_half * factor)
+        Count(c.over * factor, round(c.count * factor), 2 * factor * c.n_eff, c.over_half and c.over_half * factor,
+              in_doubt=c.in_doubt * factor)
         for c in counts
-    ]
+    ]  # fmt: skip
     return find(promises, later, last).verdict == UNDECIDED
 
 
 def chance_if_broken(count: Count, share: float) -> float:
     """P(so few slow values) where the true share beyond the limit is ``share``, the least that breaks the promise."""
-    plain = chance_of_so_few(count.over, count.count, count.n_eff, share)
+    plain = chance_of_so_few(count.over + count.in_doubt, count.count, count.n_eff, share)
     if count.over or count.over_half is None or not far_applies(count.n_eff, share):
         return plain
     below_half = chance_far_below(count.over_half, count.count, count.n_eff, share)

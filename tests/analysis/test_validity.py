@@ -325,6 +325,16 @@ def test_a_trial_of_other_requests_than_asked_for_or_with_a_suspended_machine_is
     assert said == [outcome.invalid], "as its own page says"
 
 
+@pytest.mark.parametrize(("again", "verdict"), [(False, "holds"), (True, "undecided")])
+def test_a_trial_keeps_an_slo_on_errors_only_if_it_would_with_every_resent_request_counted_as_failed(
+    again: bool, verdict: str
+) -> None:
+    """One in twenty was sent a second time, as where a busy server closes connections that it has read from."""
+    requests = poisson_run()
+    requests = requests.assign(attempt=again * (np.arange(len(requests)) % 20 == 0).astype(int))
+    assert trial_verdict(requests, POISSON, slo("errors", None, 0.01)) == verdict
+
+
 def test_a_trial_in_which_an_slo_s_metric_never_occurred_is_no_measurement() -> None:
     """Answers of one token have no TPOT: whatever the rate, nobody would know whether its limit is kept."""
     requests = poisson_run()
