@@ -210,12 +210,16 @@ def _is_beyond(trial: Trial) -> bool:
 
 
 def _level(trial: Trial, at: int, share: float) -> TrialLevel:
-    """What a trial says of one percentile; of a queue that grows, or without a value, only on which side it is."""
-    count = trial.outcome.counts[at]
-    if count.log_level is not None and not is_overloaded(trial):
+    """What a trial says of one percentile; without a value, only on which side; of a queue that grows, if it fails.
+
+    A limit on token times may be kept there too, but such a rate is none that the server holds.
+    """
+    count, full = trial.outcome.counts[at], is_overloaded(trial)
+    if count.log_level is not None and not full:
         return TrialLevel(trial.rate, *count.log_level, trial.outcome.measured)
     wrong = 1 - SURE
-    side = 1 if chance_if_kept(count, share) <= wrong else -1 if chance_if_broken(count, share) <= wrong else 0
+    holds = not full and chance_if_broken(count, share) <= wrong
+    side = 1 if chance_if_kept(count, share) <= wrong else -1 if holds else 0
     return TrialLevel(trial.rate, 0.0, math.inf, trial.outcome.measured, side)
 
 

@@ -382,6 +382,16 @@ def test_the_least_of_two_capacities_has_the_lower_quantiles() -> None:
         assert both.masses.sum() == pytest.approx(1.0)
 
 
+def test_a_limit_that_is_kept_even_while_the_queue_grows_leaves_the_capacity_below_the_ceiling() -> None:
+    """Token times stop growing once the batch is full: no rate at which they are kept is above what is served."""
+    goal = Goal((Promise("tpot p95 <= 30 ms", "tpot", 0.05),), 10.0)
+    count = Count(0, 900, 900, log_level=(-0.5, 0.05))
+    tried = [trial(rate, HOLDS, 0.99, counts=(count,), measured=900) for rate in (5, 8, 10, 12)]
+    known = posterior(goal, [*tried, trial(20, HOLDS, 0.99, counts=(count,), measured=900, **FULL)])
+    assert known is not None
+    assert known.interval(0.95)[1] < 20, "at which the queue grew"
+
+
 def test_what_has_no_percentile_is_halved_between_a_rate_that_fails_and_one_that_does_not() -> None:
     errors = Goal((Promise("errors <= 1 %", "errors", 0.01),), 10.0)
     tried = [trial(10, UNDECIDED, 0.6), trial(20, FAILS, counts=(Count(90, 100, 100),))]
