@@ -61,14 +61,14 @@ class Ceiling:
 class TrialLevel:
     """One trial's percentile, over its limit: its logarithm with its error, of ``count`` requests at ``rate``.
 
-    ``error`` infinite: nothing but ``side`` is known. ``side``: 1 where the limit surely fails, -1 where it surely
-    holds, else 0.
+    Of arrivals in bursts ``count`` is how many Poisson ones meet as many spells. ``error`` infinite: nothing but
+    ``side`` is known. ``side``: 1 where the limit surely fails, -1 where it surely holds, else 0.
     """
 
     rate: float
     log: float
     error: float
-    count: int
+    count: float
     side: int = 0
 
 

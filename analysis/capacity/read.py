@@ -55,6 +55,8 @@ CLIENT_RULES = ("delivered", "dispersion", "client_cpu", "token_rate", "request_
 BURSTS = ("gamma", "onoff")  # arrivals that a search keeps as they are; all else is searched as a Poisson process
 _OTHER_RULES = ("requests", "records", "rate", "output_length", "prompt_length", "awake")
 _TOO_MANY = 429  # HTTP's status of a limit on the rate
+# How far services vary, as arrivals do: near its ceiling a queue's spells lengthen with the sum of both (Kingman).
+_SERVICES = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], 
         in_flight=note.rate * float(took.mean()) / 1e9 if known else math.inf,  # Little's law
         invalid=invalid or ("it was interrupted" if note.interrupted else ""), client_limit=client,
         died=note.died or "", interrupted=note.interrupted, name=note.folder, refused_all=_refused_all(measured),
+        bunched=max(1.0, ((evidence.count_dispersion or 1.0) + _SERVICES) / (1.0 + _SERVICES)),
     )  # fmt: skip
 
 

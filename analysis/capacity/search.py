@@ -215,12 +215,13 @@ def _level(trial: Trial, at: int, share: float) -> TrialLevel:
     A limit on token times may be kept there too, but such a rate is none that the server holds.
     """
     count, full = trial.outcome.counts[at], is_overloaded(trial)
+    worth = trial.outcome.measured / trial.outcome.bunched
     if count.log_level is not None and not full:
-        return TrialLevel(trial.rate, *count.log_level, trial.outcome.measured)
+        return TrialLevel(trial.rate, *count.log_level, worth)
     wrong = 1 - SURE
     holds = not full and chance_if_broken(count, share) <= wrong
     side = 1 if chance_if_kept(count, share) <= wrong else -1 if holds else 0
-    return TrialLevel(trial.rate, 0.0, math.inf, trial.outcome.measured, side)
+    return TrialLevel(trial.rate, 0.0, math.inf, worth, side)
 
 
 def _brief_s(rate: float) -> float:

@@ -93,7 +93,8 @@ class Outcome:
     kept every limit themselves; ``good_n_eff`` what they are worth. ``in_flight`` is the mean number of requests in
     flight (infinite: unknown). ``invalid`` is why it is no measurement, "" if it is one; ``client_limit`` when that is
     the load tester's own limit. ``died``: the server did, or cannot be reached. ``served`` and ``pace``: None where too
-    few came. ``refused_all``: the server answered every request with an error, which no queue explains.
+    few came. ``refused_all``: the server answered every request with an error, which no queue explains. ``bunched``: by
+    what factor arrivals in bursts have fewer, and longer, spells of waiting than Poisson's.
     """
 
     counts: tuple[Count, ...]
@@ -112,6 +113,7 @@ class Outcome:
     interrupted: bool = False
     name: str = ""
     refused_all: bool = False
+    bunched: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -382,6 +382,23 @@ def test_the_least_of_two_capacities_has_the_lower_quantiles() -> None:
         assert both.masses.sum() == pytest.approx(1.0)
 
 
+def test_arrivals_in_bursts_tell_a_percentile_less_exactly() -> None:
+    """They meet fewer spells of waiting, and longer ones, so a trial's own error and percentile are too small."""
+    goal = Goal((P99,), 10.0)
+    levels = {8.0: -1.2, 10.0: -0.9, 12.0: -0.4, 13.0: -0.1}
+    ends = []
+    for bunched in (1.0, 8.5):
+        tried = [
+            trial(rate, UNDECIDED, counts=(Count(9, 900, 90, log_level=(log, 0.1)),), measured=900, bunched=bunched)
+            for rate, log in levels.items()
+        ]
+        known = posterior(goal, [*tried, trial(20, FAILS, counts=(Count(80, 90, 3),), measured=90, **FULL)])
+        assert known is not None
+        ends.append(known.interval(0.95))
+    (low, high), (lower, higher) = ends
+    assert lower < low and higher - lower > high - low
+
+
 def test_a_limit_that_is_kept_even_while_the_queue_grows_leaves_the_capacity_below_the_ceiling() -> None:
     """Token times stop growing once the batch is full: no rate at which they are kept is above what is served."""
     goal = Goal((Promise("tpot p95 <= 30 ms", "tpot", 0.05),), 10.0)

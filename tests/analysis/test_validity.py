@@ -325,6 +325,15 @@ def test_a_trial_of_other_requests_than_asked_for_or_with_a_suspended_machine_is
     assert said == [outcome.invalid], "as its own page says"
 
 
+@pytest.mark.parametrize(("dispersion", "factor"), [(None, 1.0), (0.0, 1.0), (1.0, 1.0), (16.0, 8.5)])
+def test_a_trial_of_arrivals_in_bursts_meets_fewer_spells(dispersion: float | None, factor: float) -> None:
+    requests = poisson_run()
+    requests = requests.assign(measured=True, index=np.arange(len(requests)), end_ns=requests["last_token_ns"])
+    note = TrialNote(rate=20.0, folder=".", looks=(len(requests),), ended=1, from_ns=0, seconds=75.0)
+    evidence = replace(POISSON, count_dispersion=dispersion)
+    assert outcome_of(requests, evidence, (slo("ttft", 99, 900),), note).bunched == factor
+
+
 @pytest.mark.parametrize(("again", "verdict"), [(False, "holds"), (True, "undecided")])
 def test_a_trial_keeps_an_slo_on_errors_only_if_it_would_with_every_resent_request_counted_as_failed(
     again: bool, verdict: str
