@@ -57,17 +57,19 @@ def log_level(
 
     ``values`` in the order of their due times, worth ``n_eff`` independent ones (None: found here). The error of an
     order statistic is sqrt(p (1 - p) / n_eff) over the density there, which the distance to the percentile that twice
-    as many exceed tells: where the tail is exponential it is scale * ln 2. None where it is infinite, or too few came.
+    as many exceed tells (below a median, that all do): where the tail is exponential it is scale * ln 2. None where it
+    is infinite, or too few came.
     """
     share, count = 1 - percentile / 100, len(values)
-    seen = min(max(share, 2 / max(count, 1)), 0.5)  # few values: a lower percentile, and the tail's slope beyond
     if count < _FEWEST_VALUES:
         return None
+    seen = max(share, 2 / count)  # few values: a lower percentile, and the tail's slope beyond
+    more = min(2 * seen, 1.0)
     ordered = np.sort(values)
-    at, twice = (at_rank(ordered, 100 * (1 - part)) for part in (seen, min(2 * seen, 1.0)))
+    at, twice = (at_rank(ordered, 100 * (1 - part)) for part in (seen, more))
     if not math.isfinite(at) or at <= 0:
         return None
-    scale = max(at - twice, 0.0) / math.log(2)
+    scale = max(at - twice, 0.0) / math.log(more / seen)
     high = at + scale * math.log(seen / share) if seen > share else at
     if n_eff is None:
         n_eff = dependence.exceedances(values, at_rank(ordered, min(percentile, 90.0)), None).plain()

@@ -257,11 +257,12 @@ def test_what_is_beyond_its_limit_throughout_fails_at_once_however_alike_neighbo
             assert promises[found.promise] == promises[-1], "failed requests exceed every limit, so errors lead"
 
 
-def test_the_error_of_a_percentile_is_what_it_scatters_by() -> None:
+@pytest.mark.parametrize("percentile", [99.0, 50.0, 25.0, 10.0])
+def test_the_error_of_a_percentile_is_what_it_scatters_by(percentile: float) -> None:
     rng = np.random.default_rng(8)
-    found = [log_level(rng.exponential(1.0, 4000), 99.0, 2.0) for _ in range(300)]
+    found = [log_level(rng.exponential(1.0, 4000), percentile, 2.0) for _ in range(300)]
     logs, errors = np.array([each for each in found if each]).T
-    assert np.mean(logs) == pytest.approx(math.log(-math.log(0.01) / 2), abs=0.01)
+    assert np.mean(logs) == pytest.approx(math.log(-math.log(1 - percentile / 100) / 2), abs=0.01)
     assert np.std(logs) == pytest.approx(np.median(errors), rel=0.25)
 
 
