@@ -84,6 +84,20 @@ def facts_of(manifest: Manifest) -> dict[str, Any]:
     return out | {"model": target.model, "plan": manifest.plan.digest, "device": manifest.device}
 
 
+def asked_otherwise(a: Mapping[str, Any], b: Mapping[str, Any], factors: Sequence[str]) -> list[Fact]:
+    """What differs in the load and the workload of two scenarios, as manifests have them, and is none of ``factors``.
+
+    What their files hold is left out: ``check`` knows that once both have run.
+    """
+    of_both = (_flatten({name: each[name] for name in ("workload", "load")}, 2) for each in (a, b))
+    one, other = ({key: _without_path(key, value) for key, value in each.items()} for each in of_both)
+    return [
+        Fact(key=key, a=_words(one.get(key)), b=_words(other.get(key)), meaning=BLOCKS)
+        for key in sorted({*one, *other})
+        if one.get(key) != other.get(key) and _meaning(key, factors) == BLOCKS
+    ]
+
+
 def _without_path(key: str, value: Any) -> Any:
     section, _, leaf = key.partition(".")
     return without_paths({leaf: value})[leaf] if section in ("workload", "load") else value

@@ -285,9 +285,28 @@ def check_baseline(baseline: Baseline, scenario: Scenario) -> None:
             if not (folder / name).is_file():
                 raise UserError(f"--baseline {folder} is not an analysed run's folder: no {name}", errors.USAGE)
         require_one_run(folder)
+    _distinct([baseline.folders])
     if scenario.sweep:
         raise UserError("--baseline compares one scenario with earlier runs of it; leave out the sweep", errors.USAGE)
     check_percentiles(scenario.slo)
+    for folder in baseline.folders:
+        _check_same(folder, scenario, baseline.factors)
+
+
+def _check_same(folder: Path, scenario: Scenario, factors: Sequence[str]) -> None:
+    """Raises UserError where a run was asked otherwise than this scenario asks, beside ``factors``.
+
+    A comparison would take one key that differs for what is compared; but at half the rate no server is slower.
+    """
+    from gapmeter.analysis.compare.protocol import asked_otherwise
+
+    with _unless_unreadable(folder):
+        before = Manifest.read(folder).scenario
+    # How long at most, which runs from several machines and locustfiles leave out, says nothing of what is asked.
+    if differing := asked_otherwise(before, scenario.to_dict(), (*factors, "load.patience")):
+        values = "; ".join(f"{fact.key} {fact.a}, now {fact.b}" for fact in differing)
+        allowed = " ".join(f"--factor {fact.key}" for fact in differing)
+        raise UserError(f"--baseline {folder} had {values}; to compare all the same, add {allowed}", errors.USAGE)
 
 
 def check_factors(factors: Iterable[str]) -> None:

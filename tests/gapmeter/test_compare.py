@@ -24,7 +24,14 @@ from gapmeter.report import markdown, run
 from gapmeter.report.export.junit import annotations_of, junit, suite_of_run
 from gapmeter.runs.archive import archive
 from gapmeter.runs.listing import find_listed
-from gapmeter.study.comparison import Baseline, alternating, compare_folders, compare_in_turn, judged_against
+from gapmeter.study.comparison import (
+    Baseline,
+    alternating,
+    check_baseline,
+    compare_folders,
+    compare_in_turn,
+    judged_against,
+)
 from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import open_session
@@ -310,6 +317,25 @@ def test_a_baseline_needs_slos_with_percentiles_before_any_load(
     assert main([*SIMULATED, "--max-regression", "5%"]) == errors.USAGE
     assert "--baseline RUN" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_baseline_was_not_made_with_is_told_before_any_load(runs: Path, tmp_path: Path) -> None:
+    """At a tenth of the rate a server that became slower would pass."""
+    slo = 'slo=["ttft p50 <= 1 s"]'
+    base = shutil.copytree(runs / "eight", tmp_path / "base")
+    told = json.loads((base / "manifest.json").read_text())
+    told["scenario"] = resolve("smoke", [slo, "load.rate=40"]).to_dict()
+    (base / "manifest.json").write_text(json.dumps(told))
+    baseline = Baseline((base,), 0.05)
+    slower, same = (
+        resolve("smoke", [slo, *words]) for words in (["load.rate=4"], ["load.rate=40", "server.max_batch=4"])
+    )
+    with pytest.raises(UserError, match=r"had load\.rate 40, now 4; to compare all the same, add --factor load\.rate"):
+        check_baseline(baseline, slower)
+    check_baseline(replace(baseline, factors=("load.rate",)), slower)
+    check_baseline(baseline, same)
+    with pytest.raises(UserError, match="named twice"):
+        check_baseline(replace(baseline, folders=(base, base)), same)
 
 
 HELD = {"a slower run": ("three", "eight", "REGRESSED", errors.SLO_MISSED),
