@@ -353,15 +353,36 @@ class Scenario(Part):
             document["load"].pop("patience")
         for section in ("workload", "load"):  # what the files hold counts, not where they lie
             document[section] = without_paths(document[section])
-        lengths = (self.workload.prompt_tokens, self.workload.output_tokens, self.workload.turns)
-        document["files"] = [list(sampled.values) for sampled in lengths if isinstance(sampled, Sampled)]
+        held = self._held()
+        document["files"] = [held[key] for key in _LENGTHS_OF if key in held]
+        document |= {name: held[key] for key, name in _FILES.items() if key in held}
+        return _digest(document)
+
+    def contents(self) -> dict[str, str]:
+        """Of what each file that it names holds, by key, 12 hex digits of the SHA-256: the same wherever it lies."""
+        return {key: _digest(held) for key, held in self._held().items()}
+
+    def _held(self) -> dict[str, list[Any]]:
+        """What was read from files, by key."""
+        lengths = {key: getattr(self.workload, key.partition(".")[2]) for key in _LENGTHS_OF}
+        held: dict[str, list[Any]] = {
+            key: list(sampled.values) for key, sampled in lengths.items() if isinstance(sampled, Sampled)
+        }
         if own := self.workload.file:
-            document["prompts"] = [(entry.prompt, entry.messages, entry.max_tokens) for entry in own.entries]
+            held["workload.file"] = [(entry.prompt, entry.messages, entry.max_tokens) for entry in own.entries]
         if trace := self.load.trace:
             recorded = trace.recorded
-            document["trace"] = [recorded.at_ns, recorded.prompt_tokens, recorded.output_tokens, recorded.blocks]
-        packed = json.dumps(document, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(packed.encode()).hexdigest()[:12]
+            held["load.trace"] = [recorded.at_ns, recorded.prompt_tokens, recorded.output_tokens, recorded.blocks]
+        return held
+
+
+_LENGTHS_OF = ("workload.prompt_tokens", "workload.output_tokens", "workload.turns")
+_FILES = {"workload.file": "prompts", "load.trace": "trace"}  # by what a digest calls them
+
+
+def _digest(value: Any) -> str:
+    packed = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(packed.encode()).hexdigest()[:12]
 
 
 def without_paths(value: Any) -> Any:

@@ -54,8 +54,11 @@ def check(
     that alone differs is taken.
     """
     one, other = facts_of(a), facts_of(b)
-    if one["plan"] == other["plan"]:  # files that say the same may lie anywhere
-        one, other = ({key: _without_path(key, value) for key, value in each.items()} for each in (one, other))
+    held, others = a.contents or {}, b.contents or {}
+    # Files that say the same may lie anywhere.
+    alike = set(one) if one["plan"] == other["plan"] else {key for key in held if held[key] == others.get(key)}
+    one, other = ({key: _without_path(key, each[key]) if key in alike else each[key] for key in each}
+                  for each in (one, other))  # fmt: skip
     differing = [key for key in sorted({*one, *other}) if one.get(key) != other.get(key)]
     named = tuple(factors) or _recognize(differing)
     repeats = a.repeat != b.repeat

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -51,7 +51,8 @@ class NotOneSide(ValueError):
 class Found:
     """What a search, a run, or the points of a sweep that differ in their rate alone, found.
 
-    ``scenario`` is as it was resolved, ``tokens`` the output tokens of a request; ``searches``: how many it rests on.
+    ``scenario`` is as it was resolved, ``contents`` what the files that it names held (see ManifestBase), ``tokens``
+    the output tokens of a request; ``searches``: how many it rests on.
     """
 
     folders: tuple[str, ...]
@@ -72,6 +73,7 @@ class Found:
     searches: int = 1
     spread: float = SEARCH_SPREAD
     pareto: Pareto | None = None
+    contents: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def device(self) -> str:
@@ -117,6 +119,7 @@ def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> 
         binding=(search.binding_slo, search.binding_stage),
         fleet=search.planning,
         pareto=search.pareto,
+        contents=manifest.contents or {},
     )  # fmt: skip
 
 
@@ -149,6 +152,7 @@ def _of_one(manifest: Manifest, result: RunResult) -> Found:
         prompt_tokens=tokens.prompt.value if tokens.prompt else None,
         energy=result.energy.per_request_j,
         energy_ci=getattr(result.energy, "per_request_j_ci", None),
+        contents=manifest.contents or {},
     )
 
 
@@ -257,11 +261,24 @@ def _mean(rates: Sequence[HeldRate]) -> HeldRate:
 # --- may they be compared?
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What a scenario says of a file, and what that ``held``: where it lies makes no difference."""
+
+    said: Any
+    held: str
+
+    def __str__(self) -> str:
+        path = self.said["file"] if isinstance(self.said, Mapping) else self.said
+        return f"{path} ({self.held})"
+
+
 def compared_by(found: Found) -> dict[str, Any]:
     """What rows must share, by key: the SLA, the workload, the arrivals, and how much of a capacity is planned."""
     scenario = found.scenario
     load = {f"load.{key}": scenario["load"].get(key) for key in _LOAD}
     workload = {f"workload.{key}": value for key, value in scenario["workload"].items()}
+    workload |= {key: _File(value, held) for key, value in workload.items() if (held := found.contents.get(key))}
     planned = {"cost.utilisation": scenario["cost"]["utilisation"]}
     return {"slo": "; ".join(sorted(found.slos)), **workload, **load, **planned}
 
@@ -285,8 +302,16 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any], factors: Sequenc
     return tuple(
         Fact(key=key, a=words(one.get(key)), b=words(other.get(key)), meaning=FACTOR if declared(key) else BLOCKS)
         for key in dict.fromkeys((*one, *other))
-        if one.get(key) != other.get(key)
+        if not _alike(one.get(key), other.get(key))
     )
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two values say the same; of a search whose manifest does not tell what a file held, where that lay."""
+    if isinstance(one, _File) and isinstance(other, _File):
+        return one.held == other.held
+    said = [each.said if isinstance(each, _File) else each for each in (one, other)]
+    return bool(said[0] == said[1])
 
 
 def words(value: Any) -> str:

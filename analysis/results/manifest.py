@@ -226,6 +226,7 @@ class ManifestBase(ResultFile):
     """What every manifest says: of a run, and of a study that visits several loads.
 
     ``scenario``: the resolved scenario as it could stand in a file, with every key; ``asked``: the same as values.
+    ``contents``: 12 hex digits of the SHA-256 of what each file that it names held, by key; None without such a file.
     """
 
     FILE: ClassVar[str] = "manifest.json"
@@ -243,6 +244,7 @@ class ManifestBase(ResultFile):
     versions: Mapping[str, str]
     git: Git | None
     ended_because: str | None = left_out()
+    contents: Mapping[str, str] | None = left_out()
     _path: Path = Path(FILE)  # where it was read from
 
     @classmethod

@@ -45,6 +45,7 @@ def describe(scenario: Scenario, command: Command, keys: Keys) -> dict[str, Any]
         "status": "running",  # until the end is written
         "scenario": keys.out_of_value(scenario.to_dict()),
         "scenario_digest": scenario.digest(),
+        "contents": scenario.contents() or None,
         "command": str(keys.out_of_command(command)),
         "started_wall": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(wall_ns / 1e9)),
         "started_wall_ns": wall_ns,

@@ -182,7 +182,7 @@ def test_where_no_difference_is_found_the_figure_of_an_slo_is_told_of() -> None:
         assert (verdict.telling.metric, verdict.telling.percentile) == told
 
 
-PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str]]] = {
+PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str | None]]] = {
     "nothing": ({}, (), True, {}),
     "a port, a summary": (
         {"target__command": [*COMMAND[:4], "5", *COMMAND[5:]], "scenario__summary": "x"}, (), True, {}
@@ -229,8 +229,12 @@ PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str]]
         {"load.trace": FACTOR, "plan": FOLLOWS},
     ),
     "other prompts": (
-        {"scenario__workload__file": "/b/mine.jsonl", "plan__digest": "x"}, (), True,
-        {"workload.file": FACTOR, "plan": FOLLOWS},
+        {"scenario__workload__file": "/b/mine.jsonl", "plan__digest": "x", "contents": {"workload.file": "y"}}, (),
+        True, {"workload.file": FACTOR, "plan": FOLLOWS},
+    ),
+    "the same prompts from another folder, at another rate": (
+        {"scenario__workload__file": "/b/mine.jsonl", "scenario__load__rate": 9.0, "plan__digest": "x"}, (), True,
+        {"load.rate": FACTOR, "plan": FOLLOWS, "workload.file": None},
     ),
     "another gapmeter": ({"versions__gapmeter": "0.2.0"}, (), False, {"versions.gapmeter": BLOCKS}),
     "another engine flag": ({"scenario__server__args__x": 2}, (), True, {"server.args.x": FACTOR}),
@@ -242,7 +246,10 @@ PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str]]
 @pytest.mark.parametrize("case", PROTOCOL)
 def test_only_what_is_meant_to_differ_may(case: str) -> None:
     changes, factors, comparable, meanings = PROTOCOL[case]
-    files = {"scenario__workload__file": "/a/mine.jsonl", "scenario__load__trace": {"file": "/a/t.csv", "speed": 1}}
+    files = {
+        "scenario__workload__file": "/a/mine.jsonl", "scenario__load__trace": {"file": "/a/t.csv", "speed": 1},
+        "contents": {"workload.file": "x", "load.trace": "x"},
+    }  # fmt: skip
     found = check(manifest(**files), manifest(**files | changes), None, None, factors)
     assert found.comparable is comparable, found.facts
     told = {fact.key: fact.meaning for fact in found.facts}

@@ -276,6 +276,21 @@ def test_a_setting_that_is_not_the_servers_is_named_where_it_may_differ(tmp_path
     ]
 
 
+def test_files_that_hold_the_same_are_the_same_workload_wherever_they_lie(tmp_path: Path) -> None:
+    def asked_from(path: str, held: str | None) -> Found:
+        about = {"contents": {"workload.prompt_tokens": held}} if held else {}
+        return searched(tmp_path, 50, 45, 55, scenario={"workload": {"prompt_tokens": {"file": path}}}, **about)
+
+    here, elsewhere = asked_from("/a/lengths.txt", "59803e1742db"), asked_from("/b/lengths.txt", "59803e1742db")
+    assert table(here, elsewhere).rows[1].differs == ()
+    assert len(cost_table([[[here], [elsewhere]], [[here]]]).rows) == 2, "they may be one side"
+    (fact,) = table(here, asked_from("/a/lengths.txt", "8d16ea8f970e")).rows[1].differs
+    assert fact.key == "workload.prompt_tokens"
+    assert (fact.a, fact.b) == ("/a/lengths.txt (59803e1742db)", "/a/lengths.txt (8d16ea8f970e)")
+    for path, same in (("/a/lengths.txt", True), ("/b/lengths.txt", False)):  # of an older search
+        assert (table(here, asked_from(path, None)).verdict != NOT_COMPARABLE) is same
+
+
 def test_a_repeat_that_found_no_rate_is_of_the_same_thing_and_says_why_the_side_has_no_cost(tmp_path: Path) -> None:
     nothing = searched(tmp_path, None, None, 40, status="incomplete", ended_because="the server died")
     for side in ([searched(tmp_path, 50, 45, 55)], [nothing]), ([nothing], [searched(tmp_path, 50, 45, 55)]):

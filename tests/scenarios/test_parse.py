@@ -626,9 +626,12 @@ def test_the_digest_follows_the_values_and_not_the_words(tmp_path: Path) -> None
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "others.txt").write_text("5 7")
-    assert parsed(elsewhere, text.replace("lengths.txt", "others.txt")).digest() == digest
+    moved = parsed(elsewhere, text.replace("lengths.txt", "others.txt"))
+    assert moved.digest() == digest
+    assert moved.contents() == parsed(tmp_path, text).contents()
     (tmp_path / "lengths.txt").write_text("5 8")
     assert parsed(tmp_path, text).digest() != digest
+    assert parsed(tmp_path, text).contents() != moved.contents()
     turns = text.replace("{file: lengths.txt}", "64\n  kind: conversation\n  turns: {file: lengths.txt}")
     before = parsed(tmp_path, turns).digest()
     (tmp_path / "lengths.txt").write_text("2 3")
