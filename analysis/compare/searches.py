@@ -29,6 +29,7 @@ from gapmeter.analysis.results.trust import Steady
 from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.analysis.sweep.read import MeasuredRun, read_runs
 from gapmeter.scenarios.model import CHANGING_ARRIVALS
+from gapmeter.scenarios.slo import Slo
 
 # Two searches of one server, on the logarithmic scale: the standard deviation of one, from the two pairs that
 # docs/results/engines.md has (71.8 and 80.2 req/s; 65.0 and 71.0), sqrt(mean(difference^2) / 2).
@@ -103,7 +104,7 @@ def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> 
         folders=(path.resolve().name,),
         kind="capacity",
         scenario={**manifest.scenario, "load": load if load["arrivals"] in BURSTS else {**load, **_POISSON}},
-        slos=frozenset(slo.text for slo in manifest.slo),
+        slos=frozenset(map(_limit, manifest.slo)),
         hardware=manifest.hardware,
         provenance=result.provenance,
         capacity=HeldRate(
@@ -121,6 +122,11 @@ def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> 
         pareto=search.pareto,
         contents=manifest.contents or {},
     )  # fmt: skip
+
+
+def _limit(slo: Slo) -> str:
+    """An SLO as it is written, but for its unit."""
+    return slo.text if slo.limit_ns is None else f"{slo.metric} p{slo.percentile:g} <= {slo.limit_ns / 1e6:.12g} ms"
 
 
 def _of_run(path: Path, manifest: Manifest, result: RunResult) -> Found:
@@ -142,7 +148,7 @@ def _of_one(manifest: Manifest, result: RunResult) -> Found:
         folders=(),
         kind="run",
         scenario=manifest.scenario,
-        slos=frozenset(slo.text for slo in manifest.slo),
+        slos=frozenset(map(_limit, manifest.slo)),
         hardware=manifest.hardware,
         provenance=result.provenance,
         capacity=HeldRate(rate=None, low=None, high=None, held=None, confidence=CONFIDENCE, why=""),

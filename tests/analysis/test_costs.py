@@ -276,6 +276,15 @@ def test_a_setting_that_is_not_the_servers_is_named_where_it_may_differ(tmp_path
     ]
 
 
+def test_a_limit_is_the_same_in_whatever_unit_it_is_written(tmp_path: Path) -> None:
+    limits = ("ttft p99 <= 500 ms", "ttft p99 <= 0.5 s", "ttft p99 <= 0.6 s")
+    _, same, other = table(*(searched(tmp_path, 50, 45, 55, slo=limit) for limit in limits)).rows
+    assert same.differs == ()
+    assert [(fact.key, fact.a, fact.b) for fact in other.differs] == [
+        ("slo", "ttft p99 <= 500 ms", "ttft p99 <= 600 ms")
+    ]
+
+
 def test_files_that_hold_the_same_are_the_same_workload_wherever_they_lie(tmp_path: Path) -> None:
     def asked_from(path: str, held: str | None) -> Found:
         about = {"contents": {"workload.prompt_tokens": held}} if held else {}
