@@ -136,13 +136,15 @@ def _no_plan(search: Search, target_rps: float) -> str:
 
 
 def _interval(search: Search) -> str:
-    """The estimate, and what it assumes; what is wider than was asked says so."""
+    """The estimate, and what it assumes; what is wider than was asked, or of a search that broke off, says so."""
     low, high = ("unknown" if end is None else significant(end) for end in (search.low, search.high))
     text = f"Capacity {rate(search.rate)}, {100 * search.confidence:g} % interval {low} .. {high}"
     if search.drift is not None:
         text += ", assuming latency grows like a queue's"
     if search.spread is None or search.spread > search.within:
         text += f" (wider than the {share(search.within)} asked: {_why(search)})"
+    elif search.ended not in (FOUND, BUDGET):
+        text += f" ({_why(search)})"
     return f"{text}."
 
 

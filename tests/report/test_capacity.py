@@ -42,6 +42,16 @@ def test_only_a_budget_that_ran_out_is_why_no_rate_was_proven(tmp_path: Path, en
     assert told[1].startswith(f"No rate was proven to hold{why}")
 
 
+@pytest.mark.parametrize(("within", "said"), [(0.1, " ("), (0.05, " (wider than the 5.0 % asked: ")])
+def test_an_estimate_of_a_search_whose_server_died_says_so_however_narrow_it_is(
+    tmp_path: Path, within: float, said: str
+) -> None:
+    search = CapacityResult.read(write_search(tmp_path / "s", 9.0, 8.1, 9.9)).capacity
+    broken = {"ended": DIED, "reason": "exit status 1", "spread": 0.1, "within": within}
+    told = headline(search.model_copy(update=broken))[0]
+    assert told == f"Capacity 9 req/s, 95 % interval 8.10 .. 9.90{said}the server died: exit status 1)."
+
+
 @pytest.mark.parametrize(
     ("ended", "said"),
     [
