@@ -66,10 +66,10 @@ def find_capacities(
             break
     command = options.command or Command.of("capacity", name, overrides)
     command = Keys.within(scenario.to_dict(), options.api_key).out_of_command(command)
-    return _compared(points, found, options, command, goal, [path for each in earlier.values() for path in each])
+    return compared(points, found, options, command, goal, [path for each in earlier.values() for path in each])
 
 
-def _compared(
+def compared(
     points: Sequence[Point], found: Sequence[Sequence[Conclusion[CapacityResult]]], options: Options, command: Command,
     goal: CapacityGoal, unseen: Sequence[Path],
 ) -> Conclusion[CostTable]:  # fmt: skip
@@ -82,17 +82,19 @@ def _compared(
     if len(sides) < 2:
         raise UserError(f"interrupted before a second setting; continue with: {again}", errors.INTERRUPTED)
     factors = list(dict.fromkeys(key for point in points for key in point.values))
-    compared = compare_costs(sides, factors, runs=options.runs, command=str(command))
-    code = compared.exit_code
+    table = compare_costs(sides, factors, runs=options.runs, command=str(command))
+    code = table.exit_code
     if any(s.ended == INTERRUPTED for s in searches):
         code = errors.INTERRUPTED
     elif any(s.ended == DIED or (not s.low and s.ended != UNMEETABLE) for s in searches):
         code = errors.NOT_VALID
+    elif all(s.ended == UNMEETABLE for s in searches):
+        code = errors.SLO_MISSED
     if not options.quiet:
         meaning = errors.MEANING[code] if code else "every setting was searched"
         go_on = [("go on", str(again))] * any(map(can_go_on, searches))
-        show(costs.document(compared.result), compared.folder, f"exit={code} {meaning}", *go_on)
-    return replace(compared, exit_code=code)
+        show(costs.document(table.result), table.folder, f"exit={code} {meaning}", *go_on)
+    return replace(table, exit_code=code)
 
 
 def _by_digest(folders: Sequence[Path], points: Sequence[Point]) -> dict[str, list[Path]]:

@@ -13,18 +13,24 @@ from typing import Any
 import pytest
 
 from gapmeter.analysis.capacity.trial import Ask
+from gapmeter.analysis.results.capacity import FOUND, UNMEETABLE, CapacityResult
 from gapmeter.analysis.results.costs import CostTable
 from gapmeter.cli import main
 from gapmeter.errors import UserError
 from gapmeter.machine.instrument import Cores, Timing, null_server
+from gapmeter.options import Options
+from gapmeter.report.command import Command as CommandLine
 from gapmeter.runs.archive import archive
 from gapmeter.runs.run import open_run
-from gapmeter.study.capacity import at_rate
+from gapmeter.study.capacity import CapacityGoal, at_rate
 from gapmeter.study.comparison import compare_folders
-from gapmeter.study.resolve import check_searchable, resolve
+from gapmeter.study.conclusion import Conclusion
+from gapmeter.study.resolve import check_searchable, resolve, searchable_points
+from gapmeter.study.settings import compared
 from gapmeter.study.verify import verify
 from tests.kit.browser import Tab, opens_well
 from tests.kit.command import Command, Done, gapmeter, settings
+from tests.kit.searches import write_search
 from tests.kit.wait import until
 
 SMALL = ("capacity", "smoke", "--engine", "simulated", *settings(
@@ -190,6 +196,22 @@ def test_settings_are_searched_into_one_table_and_an_earlier_search_of_one_count
     assert len(list(runs.glob("*-capacity-*"))) == 1  # nothing was searched again
     wrong = gapmeter(*SMALL, *MORE, "--over", "server.max_batch=2,4", "--resume", str(earlier), runs=runs)
     assert (wrong.code, "is no search of one of these settings" in wrong.err) == (2, True)
+
+
+@pytest.mark.parametrize(("rate", "code"), [(None, 99), (9.0, 0)])
+def test_settings_none_of_which_meets_every_slo_end_as_a_search_of_one_does(
+    tmp_path: Path, rate: float | None, code: int
+) -> None:
+    points = searchable_points("chat-p99", ["sweep={server.max_batch: [4, 8]}"])
+    found = []
+    for name, held in (("one", None), ("other", rate)):
+        path = write_search(tmp_path / name, held, held, None if held else 4.0)
+        result = CapacityResult.read(path)
+        ended = FOUND if held else UNMEETABLE
+        result = result.model_copy(update={"capacity": result.capacity.model_copy(update={"ended": ended})})
+        found.append([Conclusion(path, result, 0 if held else 99)])
+    options, command = Options(runs=tmp_path / "runs", quiet=True), CommandLine.of("capacity", "chat-p99", ())
+    assert compared(points, found, options, command, CapacityGoal(), ()).exit_code == code
 
 
 @pytest.mark.whole_run
