@@ -244,12 +244,12 @@ class MetricSeries:
 
 
 def limits_of(slos: Sequence[Slo]) -> dict[str, float]:
-    """The limit that goodput takes for each metric: that of the highest percentile which an SLO names."""
+    """The limit that goodput takes for each metric: that of the highest percentile which an SLO names, the tightest."""
     limits: dict[str, tuple[float, float]] = {}
     for slo in slos:
         if slo.metric in LATENCIES and slo.limit_ns is not None and slo.percentile is not None:
             entry = (float(slo.percentile), float(slo.limit_ns))
-            limits[slo.metric] = max(limits.get(slo.metric, entry), entry, key=lambda e: e[0])
+            limits[slo.metric] = max(limits.get(slo.metric, entry), entry, key=lambda e: (e[0], -e[1]))
     return {metric: limit for metric, (_, limit) in limits.items()}
 
 

@@ -152,6 +152,7 @@ def test_goodput_counts_requests_whose_own_figures_lie_within_every_limit(
 
 def test_goodput_takes_the_limit_of_the_highest_percentile_named() -> None:
     slos: list[dict[str, Any]] = [
+        {"metric": "ttft", "percentile": 99.0, "limit_ns": 900, "limit_share": None, "text": ""},
         {"metric": "ttft", "percentile": 99.0, "limit_ns": 800, "limit_share": None, "text": ""},
         {"metric": "ttft", "percentile": 50.0, "limit_ns": 200, "limit_share": None, "text": ""},
         {"metric": "errors", "percentile": None, "limit_ns": None, "limit_share": 0.01, "text": ""},
