@@ -145,6 +145,10 @@ class Pool:
         raise NotImplementedError
 
     def _send_opened(self, connection: Connection, exchange: Exchange) -> None:
+    def _hold(self, connections: Sequence[Connection]) -> None:
+        """Those opened ahead, first used first: of a server with few threads, one each, the last must wait for one."""
+        self._idle += reversed(connections)
+
         if exchange.done:  # given up meanwhile: a greenlet that is to be killed may still come to this
             connection.close()
             return
@@ -198,7 +202,7 @@ class Client(Pool):
     async def warm(self, connections: int) -> None:
         first = await self._reach()
         others = [self._open() for _ in range(connections - 1)]
-        self._idle += [first, *await asyncio.gather(*others)]
+        self._hold([first, *await asyncio.gather(*others)])
 
     async def _reach(self) -> Connection:
         """The first connection; the address that took it is used for all others."""

@@ -75,7 +75,7 @@ class GreenPool(Pool):
         first = self._reach()
         others = [gevent.spawn(self._open) for _ in range(connections - 1)]
         gevent.joinall(others, raise_error=True)
-        self._idle += [first, *(other.value for other in others)]
+        self._hold([first, *(other.value for other in others)])
 
     def _reach(self) -> Connection:
         """The first connection; the address that took it is used for all others."""

@@ -108,6 +108,15 @@ async def test_the_connection_used_last_is_reused_first() -> None:
         assert (await one.ask()).connection == slow.connection
 
 
+async def test_of_the_connections_opened_ahead_the_first_is_used_first() -> None:
+    """A server with fewer threads than these has one for it, and for the last one when another has idled long."""
+    async with null_server() as (_, url), asking(url, warm=3) as one:
+        for _ in range(3):
+            one.issue()
+        records = await one.answered(3)
+    assert {record.index: record.connection for record in records} == {0: 1, 1: 2, 2: 3}
+
+
 async def test_many_requests_at_once_each_get_their_own_answer() -> None:
     async with null_server() as (_, url), asking(url, warm=4) as one:
         for count in range(1, 41):
