@@ -24,7 +24,7 @@ _NO_READS: array[int] = array("q")
 _NO_MARKS: list[int] = []
 _NO_PARTS: list[bytes] = []
 # How bodies begin that are no answer. Some servers write "error": null into every good one.
-_NO_ANSWER = re.compile(rb'\s*(<|event:\s*error|(data:\s*)?\{\s*"error"\s*:(?!\s*null))')
+_NO_ANSWER = re.compile(rb'\s*(<|(event:\s*)?error|(data:\s*)?\{\s*"error"\s*:(?!\s*null))')
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,8 +143,10 @@ def _read_stream(reading: _Reading, record: RequestRecord, *, first_token_only: 
             _read_event(reading, stamp, data)
             if not reading.error and b"event" in block and _EVENT_ERROR.search(block):
                 reading.error = f"the server said: {storable(data)}"
-            if reading.error or (first_token_only and reading.spoke):
-                return
+        elif block.startswith(b"error:"):  # llama.cpp's own field, with an end mark behind it as of a good answer
+            _read_event(reading, stamp, f'{{"error": {block[6:].decode(errors="replace")}}}')
+        if reading.error or (first_token_only and reading.spoke):
+            return
     reading.done = _is_end(_data(rest))
 
 

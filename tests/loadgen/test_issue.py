@@ -186,7 +186,8 @@ async def test_what_falls_due_after_the_stop_is_not_sent(tmp_path: Path) -> None
     [(b"", True), (b"<html>log in", True), (b'{"error": "no"}', True), (b'data: {"error": {}}\n\n', True),
      (b'data: {"choices": []}\n\n', False), (b'{"choices": []}', False),
      (b'data: {"error": null, "choices": []}', False),
-     (b'{ "error" : "no"}', True), (b"event: error\ndata: {}", True)],
+     (b'{ "error" : "no"}', True), (b"event: error\ndata: {}", True),
+     (b'error: {"code": 503}\n\n', True)],
 )  # fmt: skip
 def test_a_200_that_is_plainly_no_answer_is_told_from_one(body: bytes, none: bool) -> None:
     exchange = Exchange(0, "r0", b"")
