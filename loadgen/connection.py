@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
         self._mark(len(self._parts))
         if self._complete >= 0:
             self._answered(now)
-        elif b"[DONE]" in data[-16:]:
+        elif b"[DONE]" in data:
             self._pool.await_end(self._exchange, now)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -155,9 +155,11 @@ _ANSWER = b"".join(sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DON
 _CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-@pytest.mark.parametrize("behind", [b"", b": ping\n\n"])
-async def test_an_answer_whose_body_the_server_holds_open_ends_in_a_second_and_later_ones_sooner(behind: bytes) -> None:
-    with answering(_CHUNKED + chunk(_ANSWER), chunk(behind) if behind else b"", every_s=0.01) as url:
+@pytest.mark.parametrize(("beside", "behind"), [(b"", b""), (b"", b": ping\n\n"), (b": ping\n\n", b"")])
+async def test_an_answer_whose_body_the_server_holds_open_ends_in_a_second_and_later_ones_sooner(
+    beside: bytes, behind: bytes
+) -> None:
+    with answering(_CHUNKED + chunk(_ANSWER + beside), chunk(behind) if behind else b"", every_s=0.01) as url:
         async with asking(url) as one:
             for too_soon_ms, late_enough_ms in (500, 1000), (-1000, 20):
                 one.issue(body(2))
@@ -168,7 +170,7 @@ async def test_an_answer_whose_body_the_server_holds_open_ends_in_a_second_and_l
                 assert one.client.in_flight == 0
     first, second = one.records
     assert [record.outcome for record in one.records] == [Outcome.OK] * 2
-    assert first.body == second.body == _ANSWER + behind
+    assert first.body == second.body == _ANSWER + beside + behind
     assert "held the body open" in first.error
     assert second.connection != first.connection
 
