@@ -185,8 +185,9 @@ class RecordFollower:
         arrivals_ns = np.unique(answer.token_ns)  # tokens that came together are one arrival
         first_ns, last_ns = int(arrivals_ns[0]), int(arrivals_ns[-1])
         ttft_ns, tpot_ns, gaps_ns = first_ns - record.due_ns, None, tuple(np.diff(arrivals_ns).tolist())
-        if self._whole and answer.output_tokens and answer.output_tokens > 1 and last_ns > first_ns:
-            tpot_ns = (last_ns - first_ns) // (answer.output_tokens - 1)
+        sent = (answer.output_tokens or 0) - answer.hidden_tokens
+        if self._whole and sent > 1 and last_ns > first_ns:
+            tpot_ns = (last_ns - first_ns) // (sent - 1)
         self.recent["ttft"].append(ttft_ns / 1e6)
         if tpot_ns is not None:
             self.recent["tpot"].append(tpot_ns / 1e6)

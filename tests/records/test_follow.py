@@ -66,6 +66,15 @@ def test_tokens_that_came_together_are_one_arrival_also_while_the_run_goes_on(re
     assert list(follower.recent["ttft"]) == [10.0]
 
 
+def test_reasoning_that_was_never_sent_is_in_no_tpot_while_the_run_goes_on(tmp_path: Path) -> None:
+    usage = {"completion_tokens": 6, "completion_tokens_details": {"reasoning_tokens": 4}}
+    ended = answer(0, sse(chat("a"), chat("b"), {"choices": [], "usage": usage}, "[DONE]"), (10, 40, 40, 40))
+    write_records(tmp_path / "a", [(FINISHED, ended)])
+    follower = RecordFollower([tmp_path / "a"], 0, whole=True)
+    follower.poll()
+    assert list(follower.recent["tpot"]) == [30.0]
+
+
 def test_who_may_not_read_for_long_says_as_of_when_it_is_and_reads_on_the_next_time(tmp_path: Path) -> None:
     body = arrived(sse(chat("a" * 2000, 1), chat("b", 2, finish_reason="length"), "[DONE]"), (10, 10, 10))
     ended = [RequestRecord(index=k, request_id=f"r-{k}", outcome=Outcome.OK, due_ns=1, end_ns=k + 1, **body)
