@@ -122,7 +122,7 @@ def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> An
         text_chars=reading.text_chars,
         prompt_tokens=_whole(usage.get("prompt_tokens")) or None,
         output_tokens=output,
-        hidden_tokens=0 if reading.reasoned else _hidden(usage, output, None if counted == "unmeasured" else counts),
+        hidden_tokens=0 if reading.reasoned else _hidden(usage, output, counts, told=counted != "unmeasured"),
         cached_tokens=_whole(details.get("cached_tokens")) if isinstance(details, dict) else None,
         finish_reason=reading.finish_reason,
         counted=counted,
@@ -350,19 +350,21 @@ def _running(totals: Ints, new: Ints) -> bool:
     return bool(totals[0] > 0 and new[-1] > 0 and 2 * np.count_nonzero(new) >= len(new))
 
 
-def _hidden(usage: dict[str, Any], output: int | None, counts: Ints | None) -> int:
+def _hidden(usage: dict[str, Any], output: int | None, counts: Ints, *, told: bool) -> int:
     """Tokens of reasoning among the output of an answer in which no text of it came.
 
-    ``counts``: of each chunk, if known; what came behind the first one was sent. Some servers leave these tokens out of
-    the output: then only the usage's total has them.
+    ``counts``: of each chunk, as it was ``told``, else 1; what came behind the first one was sent. A server may send
+    its reasoning as part of the answer: then there are as many chunks as tokens. Some leave these tokens out of the
+    output: then only the usage's total has them.
     """
     details = usage.get("completion_tokens_details")
     said = _whole((details if isinstance(details, dict) else usage).get("reasoning_tokens"))
     prompt, total = _whole(usage.get("prompt_tokens")), _whole(usage.get("total_tokens"))
     if not said or output is None or (prompt is not None and total == prompt + output + said):
         return 0
-    hidden = said if counts is None else min(said, int(counts[0]) - 1)
-    return hidden if hidden < output else 0
+    most = int(counts[0]) - 1 if told else output - len(counts)
+    hidden = min(said, most)
+    return hidden if 0 < hidden < output else 0
 
 
 def _unfinished(reading: _Reading, body: bytes) -> str:

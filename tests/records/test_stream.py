@@ -186,6 +186,7 @@ THOUGHT = {"choices": [{"index": 0, "delta": {"reasoning_content": "so"}, "finis
         ((IN_PARTS, *AB), {"completion_tokens": 6} | FOUR, 0),
         ((DETAILS, *AB), {"completion_tokens": 6} | FOUR, 0),
         ((SEALED, *AB), {"completion_tokens": 6} | FOUR, 4),
+        ([chat(text) for text in "<so>ab"], {"completion_tokens": 6} | FOUR, 0),
         # The output is without them, or can have no such part.
         (AB, {"prompt_tokens": 7, "completion_tokens": 6, "total_tokens": 17} | FOUR, 0),
         (AB, {"completion_tokens": 2} | FOUR, 0),
@@ -193,7 +194,7 @@ THOUGHT = {"choices": [{"index": 0, "delta": {"reasoning_content": "so"}, "finis
         (AB, {"completion_tokens": 2, "completion_tokens_details": None}, 0),
     ],
     ids=["in details", "beside the others", "running total", "chunks of their own", "text", "thinking", "details",
-         "sealed details", "counted apart", "too many", "more than the total", "none"],
+         "sealed details", "in the answer", "counted apart", "too many", "more than the total", "none"],
 )  # fmt: skip
 def test_reasoning_that_was_counted_and_never_sent_is_hidden(
     chunks: Sequence[dict[str, Any]], usage: dict[str, Any], hidden: int
@@ -238,10 +239,10 @@ def test_an_answer_that_is_not_streamed_arrives_all_at_once(kind: str) -> None:
         ([*sse(chat("a", 1)), b'event: error\ndata: {"message": "engine died"}\n\n', *sse("[DONE]")], 1,
          'the server said: {"message": "engine died"}'),
         ([*sse(chat("a", 1)), b'data: {"m": 1}\r\nevent:error\r\n\r\n', *sse("[DONE]")], 1, "the server said: "),
-        ([*sse(chat("a", 1), {"error": "", "code": 1}, "[DONE]")], 1, "the server said: {'error': '', 'code': 1}"),
         ([*sse(chat("a", 1)), b'error: {"code": 500, "message": "engine died"}\n\n', *sse("[DONE]")], 1,
          "the server said: engine died"),
         ([*sse(chat("a", 1)), b"error: out of luck\r\n\r\n", *sse("[DONE]")], 1, NOT_JSON),
+        ([*sse(chat("a", 1), {"error": "", "code": 1}, "[DONE]")], 1, "the server said: {'error': '', 'code': 1}"),
         ([*sse(chat("a", 1), chat(None, finish_reason="error"), "[DONE]")], 1, "the server ended the answer"),
         ([*sse(chat("a", 1), chat(None, finish_reason="insufficient_system_resource"), "[DONE]")], 1,
          "the server ended the answer"),
