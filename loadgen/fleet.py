@@ -98,11 +98,11 @@ def make_fleet(
     started: list[subprocess.Popen[bytes]] = []
     records = [folder / f"worker-{k}.gap" for k in range(processes)]
     logs = [record.with_suffix(".log") for record in records]
+    plans = [record.with_suffix(".plan.npz") for record in records]
     try:
-        for k, (record, log) in enumerate(zip(records, logs, strict=True)):
+        for k, (record, log, plan_path) in enumerate(zip(records, logs, plans, strict=True)):
             part = plan.slice(k, processes) if processes > 1 else plan
             mine = (cores[k],) if len(cores) == processes else tuple(cores)
-            plan_path = record.with_suffix(".plan.npz")
             part.save(plan_path)
             # Ahead: as given, or a closed loop's users, or enough for an open loop's first moments.
             ahead = max(1, min(part.concurrency if part.loop == "closed" else 32, len(part), _MOST_WARM))
@@ -115,6 +115,8 @@ def make_fleet(
         yield Fleet(tuple(started), tuple(records), tuple(logs))
     finally:
         end_processes(started)
+        for plan_path in plans:  # several times as large as the records, and drawn anew from the scenario's seed
+            plan_path.unlink(missing_ok=True)
         for log in logs:
             if log.exists() and not log.stat().st_size:
                 log.unlink()

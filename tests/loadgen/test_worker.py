@@ -67,6 +67,7 @@ def test_processes_issue_one_plan_between_them_from_one_start(tmp_path: Path, ge
         assert run(fleet) == [Exit.DONE] * 3
         assert fleet.troubles() == []
     assert not list(tmp_path.glob("*.log"))  # nobody had anything to complain of
+    assert not list(tmp_path.glob("*.npz"))  # what was asked is no record
     files = [read_records(path) for path in fleet.record_paths]
     assert all(file.complete for file in files)
     assert [file.process["worker"] for file in files] == [0, 1, 2]
