@@ -18,11 +18,21 @@ from gapmeter.loadgen.transport import AsyncioLoop, Transport, handshake, new_so
 from gapmeter.records import Outcome
 from gapmeter.records.request import NO_FLAG, Flag
 
+# Why no connection can be opened though the server may take it; after the first of them no more is measured.
+_OUR_LACK = {
+    errno.EMFILE: "this process may open no more files: raise its limit (ulimit -Hn), or use more generator processes",
+    errno.ENFILE: "this machine may open no more files: raise its limit (sysctl fs.file-max)",
+    errno.EADDRNOTAVAIL: (
+        "this machine has no port left to connect from: allow it more (sysctl net.ipv4.ip_local_port_range), or send "
+        "from several machines"
+    ),
+    errno.ENOBUFS: "this machine has no room for another connection",
+    errno.ENOMEM: "this machine has no memory for another connection",
+}
+
 
 def reason(error: OSError) -> str:
     """The system's own words for a failure, whichever event loop reports it."""
-    if error.errno == errno.EMFILE:
-        return "this process may open no more files: raise its limit (ulimit -Hn), or use more generator processes"
     has_number = error.errno is not None and error.errno > 0
     return os.strerror(error.errno or 0) if has_number else error.strerror or str(error)
 
@@ -40,7 +50,8 @@ _AWAIT_END_NS, _AWAIT_NO_END_NS = 1_000_000_000, 20_000_000
 class Pool:
     """Connections to one address, kept alive and reused, the most recently used first. A subclass says how to open one.
 
-    ``on_finished`` is called once for every request that was issued, whatever became of it.
+    ``on_finished`` is called once for every request that was issued, whatever became of it. ``lack``: what this machine
+    lacked for a connection, "" while it has it: such a request has not failed, and the run has to end.
     """
 
     def __init__(self, address: Address, on_finished: Callable[[Exchange], None]) -> None:
@@ -53,6 +64,7 @@ class Pool:
         self._marked: dict[Exchange, int] = {}  # whose end mark is here, and their body's end is not; since when
         self._await_end_ns = _AWAIT_END_NS
         self._opened = 0
+        self.lack = ""
         self._fresh = Flag.TLS if address.tls else NO_FLAG
         self._reused = self._fresh | Flag.REUSED
 
@@ -133,6 +145,10 @@ class Pool:
             connection.close()
         self._idle.clear()
 
+    def _hold(self, connections: Sequence[Connection]) -> None:
+        """Those opened ahead, first used first: of a server with few threads, one each, the last must wait for one."""
+        self._idle += reversed(connections)
+
     def warm(self, connections: int) -> Any:
         """Look the host up and open connections, at least one. Raises OSError when the server cannot be reached.
 
@@ -145,10 +161,6 @@ class Pool:
         raise NotImplementedError
 
     def _send_opened(self, connection: Connection, exchange: Exchange) -> None:
-    def _hold(self, connections: Sequence[Connection]) -> None:
-        """Those opened ahead, first used first: of a server with few threads, one each, the last must wait for one."""
-        self._idle += reversed(connections)
-
         if exchange.done:  # given up meanwhile: a greenlet that is to be killed may still come to this
             connection.close()
             return
@@ -160,6 +172,10 @@ class Pool:
 
     def _not_opened(self, exchange: Exchange, error: OSError) -> None:
         if exchange.done:
+            return
+        if lack := _OUR_LACK.get(error.errno or 0):
+            self.lack = self.lack or lack
+            self._never_sent(exchange, Outcome.ABORTED, lack)
             return
         if isinstance(error, ssl.SSLError):
             self._never_sent(exchange, Outcome.TLS, f"the TLS handshake failed: {error.reason or error}")

@@ -54,6 +54,7 @@ class Exit(IntEnum):
     UNREACHABLE = 3
     DISK_FULL = 4
     STOPPED = 5
+    NO_CONNECTION = 6  # the machine lacks what it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,8 @@ def exit_code(spec: Spec, sender: Sender, broken: list[BaseException]) -> int:
         raise broken[0]
     if dropped := sender.writer.dropped:
         return leave(Exit.DISK_FULL, f"the disk is full: {dropped} records did not fit into {spec.record}")
+    if lack := sender.client.lack:
+        return leave(Exit.NO_CONNECTION, lack)
     return Exit.STOPPED if sender.stopped.is_set() else Exit.DONE
 
 
@@ -245,8 +248,8 @@ class Heartbeat:
             self._cpu0 = time.process_time_ns()
         self._sender.wall.look()
         self._sender.expire(now)
-        if writer.dropped:
-            self._sender.stop("the disk is full")
+        if writer.dropped or self._sender.client.lack:
+            self._sender.stop(self._sender.client.lack or "the disk is full")
         self._beats += 1
         if self._beats % _BEATS_A_SECOND == 0:
             begun = monotonic_ns()

@@ -228,6 +228,21 @@ def test_a_full_disk_ends_the_run_and_is_said(tmp_path: Path, generator: str, nu
     assert str(fleet.record_paths[0]) in trouble
 
 
+def test_a_generator_that_may_open_no_more_files_ends_the_run_and_blames_no_server(
+    tmp_path: Path, generator: str, null: str
+) -> None:
+    what = plan([*[0] * 60, 3_600_000 * MS])
+    with make_fleet(what, null, None, tmp_path, (), 1, warm=1, generator=generator) as fleet:
+        (process,) = fleet.processes
+        most = max(int(fd) for fd in os.listdir(f"/proc/{process.pid}/fd")) + 8
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, most))
+        assert run(fleet) == [Exit.NO_CONNECTION]
+        (trouble,) = fleet.troubles()
+    assert "may open no more files" in trouble
+    outcomes = {record.outcome for record in records_of(fleet.record_paths[0])}
+    assert {Outcome.ABORTED} <= outcomes <= {Outcome.OK, Outcome.ABORTED}
+
+
 def test_a_disk_that_is_full_from_the_beginning_is_said_before_the_start(
     tmp_path: Path, generator: str, null: str
 ) -> None:
