@@ -91,6 +91,7 @@ class Member:
 
     def came_back(self, trip: Offset) -> None:
         """A message has been there and back."""
+        self.same_clock = self.same_clock and trip.may_be_none
         if not self.trips or trip.half_width_ns < self.estimate.half_width_ns:
             self.estimate = trip
         self.trips += 1

@@ -331,6 +331,11 @@ class Offset:
         """From a message there and its answer (Cristian 1989): ``there_ns`` was stamped at some moment in between."""
         return cls(there_ns - (sent_ns + heard_ns) // 2, (heard_ns - sent_ns + 1) // 2)
 
+    @property
+    def may_be_none(self) -> bool:
+        """Whether both may read one clock: two machines restored from one memory share a boot's name, and none."""
+        return abs(self.offset_ns) <= self.half_width_ns
+
 
 def clock_name() -> str:
     """Equal where CLOCK_MONOTONIC is the same clock: the kernel's boot and its time namespace; "" when unknown."""

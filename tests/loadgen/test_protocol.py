@@ -16,7 +16,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from gapmeter.loadgen.locust.protocol import Files, FileServer, NotKept, NotTaken, Order, Result, Seal
+from gapmeter.loadgen.locust.protocol import Files, FileServer, NotKept, NotTaken, Offset, Order, Result, Seal
 from gapmeter.loadgen.locust.slice_run import Report
 from tests.kit.command import ROOT
 from tests.kit.loads import plan
@@ -125,6 +125,11 @@ def test_a_slice_without_room_or_end_is_no_cut_network(served: Served, tmp_path:
     told = replace(served.files, order=replace(served.order, size=8))
     with pytest.raises(NotKept, match="larger than the 8 bytes that it announced"):
         told.fetch_slice(tmp_path / "slice")
+
+
+def test_a_clock_that_was_read_while_a_message_was_under_way_may_be_ours_and_no_other() -> None:
+    assert all(Offset.of(10, there_ns, 15).may_be_none for there_ns in range(10, 16))
+    assert not any(Offset.of(10, there_ns, 15).may_be_none for there_ns in (-1_000, 8, 16, 1_000))
 
 
 FETCHES = """
