@@ -45,6 +45,7 @@ def numeric(address: Sequence[Any]) -> str:
 
 # A body that ends behind its answer does so at once; 20 ms once a server has been found not to end any.
 _AWAIT_END_NS, _AWAIT_NO_END_NS = 1_000_000_000, 20_000_000
+AHEAD_S = 2.0  # for all connections opened ahead but the first: a server with one thread shakes hands on one at a time
 
 
 class Pool:
@@ -150,9 +151,10 @@ class Pool:
         self._idle += reversed(connections)
 
     def warm(self, connections: int) -> Any:
-        """Look the host up and open connections, at least one. Raises OSError when the server cannot be reached.
+        """Look the host up and open connections, at least one, and as many as are open in ``AHEAD_S``.
 
-        To be awaited with asyncio; with gevent it has happened when the call returns.
+        Raises OSError when the server cannot be reached. To be awaited with asyncio; with gevent it has happened when
+        the call returns.
         """
         raise NotImplementedError
 
@@ -217,8 +219,12 @@ class Client(Pool):
 
     async def warm(self, connections: int) -> None:
         first = await self._reach()
-        others = [self._open() for _ in range(connections - 1)]
-        self._hold([first, *await asyncio.gather(*others)])
+        others = [asyncio.ensure_future(self._open()) for _ in range(connections - 1)]
+        if others:
+            await asyncio.wait(others, timeout=AHEAD_S)
+        self._hold([first, *(other.result() for other in others if other.done())])
+        for other in others:
+            other.cancel()
 
     async def _reach(self) -> Connection:
         """The first connection; the address that took it is used for all others."""

@@ -15,7 +15,7 @@ from typing import Any
 import gevent
 from gevent.socket import wait_read, wait_write
 
-from gapmeter.loadgen.client import Pool, numeric
+from gapmeter.loadgen.client import AHEAD_S, Pool, numeric
 from gapmeter.loadgen.connection import Connection
 from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.loadgen.transport import Transport, handshake, new_socket, to_secure
@@ -74,8 +74,9 @@ class GreenPool(Pool):
     def warm(self, connections: int) -> None:
         first = self._reach()
         others = [gevent.spawn(self._open) for _ in range(connections - 1)]
-        gevent.joinall(others, raise_error=True)
-        self._hold([first, *(other.value for other in others)])
+        gevent.joinall(others, timeout=AHEAD_S, raise_error=True)
+        self._hold([first, *(other.value for other in others if other.ready())])
+        gevent.killall(others)
 
     def _reach(self) -> Connection:
         """The first connection; the address that took it is used for all others."""

@@ -7,8 +7,10 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -27,9 +29,12 @@ from gapmeter.records.request import FINISHED, ISSUED
 from gapmeter.records.stream import parse_answer
 from tests.kit.command import ROOT
 from tests.kit.loads import ids, plan, records_of
+from tests.kit.servers import Certificate
+from tests.kit.streams import chat, sse
 from tests.kit.wait import until
 
 MS = 1_000_000
+ANSWER = b"".join(sse(chat("a", finish_reason="stop"), "[DONE]"))
 
 
 @pytest.fixture(params=sorted(GENERATORS))
@@ -204,6 +209,29 @@ def test_a_target_where_nobody_listens_is_said_before_the_start(tmp_path: Path, 
         make_fleet(plan([0]), "http://127.0.0.1:9", None, tmp_path, (), 2, generator=generator),
     ):
         pass
+
+
+def test_a_server_that_shakes_hands_on_one_connection_at_a_time_is_not_waited_for(
+    tmp_path: Path, generator: str, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.file))
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        tls = certificate.serving
+        with contextlib.suppress(OSError):
+            while True:
+                with listener.accept()[0] as sock, tls.wrap_socket(sock, server_side=True) as secure:
+                    while data := secure.recv(1 << 16):
+                        assert b"POST" in data
+                        secure.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER))
+
+    threading.Thread(target=serve, daemon=True).start()
+    what, url = plan([0, 100 * MS, 200 * MS]), f"https://localhost:{listener.getsockname()[1]}"
+    with listener, make_fleet(what, url, None, tmp_path, (), 1, warm=3, generator=generator) as fleet:
+        assert run(fleet) == [Exit.DONE], fleet.troubles()
+    records = records_of(fleet.record_paths[0])
+    assert [(record.outcome, record.connection) for record in records] == [(Outcome.OK, 1)] * 3
 
 
 @contextlib.contextmanager
