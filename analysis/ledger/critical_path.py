@@ -148,8 +148,8 @@ def _moments(
         begun, until = intervals.start[in_order], np.maximum.accumulate(intervals.end[in_order])
         if (begun[1:] >= until[:-1]).all():  # one after the other
             if (some := until > begun).any():
-                cls, length = intervals.cls[in_order], until - begun
-                yield intervals.event[in_order][some], begun[some], length[some], cls[some], beneath[cls[some]]
+                rows, owner = in_order[some], intervals.cls[in_order[some]]
+                yield intervals.event[rows], begun[some], until[some] - begun[some], owner, beneath[owner]
             return
         rests = np.flatnonzero(begun[1:] > until[:-1]) + 1
         bounds = np.concatenate([[0], rests, [len(in_order)]])
