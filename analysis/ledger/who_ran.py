@@ -153,18 +153,11 @@ class _Threads:
 
     def knows(self, pid: int) -> bool:
         """Whether the kernel's records are of the process that recorded as ``pid``: it was on a core at its stamps."""
-        moments = self._stamps(pid, _MAIN[self.kind[pid]])
+        mine = [process.thinned(_MOST_STAMPS) for process in self.processes if process.pid == pid]
+        moments = _stamps(mine, _MAIN[self.kind[pid]], own=True)
         moments = moments[(moments >= self.runs["start"].min()) & (moments <= self.runs["end"].max())]
         then = self._on_core_at(pid, moments).get(self.main[pid])
         return len(moments) < _TELLING_STAMPS or (then is not None and float(then.mean()) > _LEAST_ON_CORE)
-
-    def _stamps(self, pid: int, codes: Iterable[Span], *, own: bool = True) -> Ints:
-        """When a process stamped spans of these kinds, of its main thread or of its others: some of the moments."""
-        mine = [process for process in self.processes if process.pid == pid]
-        spans = [_spans_of(process, code, own=own) for process in mine for code in codes]
-        none = np.empty(0, np.int64)
-        moments = np.concatenate([none, *(span[f"{side}_ns"] for span in spans for side in ("start", "end"))])
-        return moments[:: len(moments) // _MOST_STAMPS + 1]
 
     def _on_core_at(self, pid: int, moments: Ints) -> dict[int, Bools]:
         """Of each of a process's threads, at which moments it was on a core."""
@@ -195,7 +188,7 @@ class _Threads:
     def _beside(self, pid: int, *stages: str) -> list[int]:
         """A process's threads other than the main one that stamped these stages: fewest that were on a core then."""
         codes = [code for code, stage in _BESIDE[self.kind[pid]].items() if stage in stages]
-        moments = self._stamps(pid, codes, own=False)
+        moments = _stamps([process for process in self.processes if process.pid == pid], codes, own=False)
         on_core = self._on_core_at(pid, moments)
         on_core.pop(self.main[pid], None)
         found, left = list[int](), np.ones(len(moments), np.bool_)
@@ -206,6 +199,14 @@ class _Threads:
             left &= ~on_core.pop(best)
             found.append(best)
         return sorted(found)
+
+
+def _stamps(processes: Sequence[RecordedProcess], codes: Iterable[Span], *, own: bool) -> Ints:
+    """When spans of these kinds began and ended, of main threads or of the others: some of the moments."""
+    spans = [_spans_of(process, code, own=own) for process in processes for code in codes]
+    none = np.empty(0, np.int64)
+    moments = np.concatenate([none, *(span[f"{side}_ns"] for span in spans for side in ("start", "end"))])
+    return moments[:: len(moments) // _MOST_STAMPS + 1]
 
 
 def _spans_of(process: RecordedProcess, code: Span, *, own: bool) -> Table:
