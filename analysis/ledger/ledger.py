@@ -45,7 +45,8 @@ from gapmeter.records.process import give_back_memory
 
 CLOCK_ERROR_NS = 1_000  # one host, one clock: stamps of different processes agree to well below a microsecond
 
-_FEW, _MOST_STRETCHES = 100, 4_000_000  # requests from which it is told how many stretches each has; of all of them
+_MOST_STRETCHES = 4_000_000  # in the table of timelines
+_FEW = 100  # requests that tell how many stretches a request has
 
 _API_STAGES = frozenset(
     {"network_in", "accept_wait", "ingress", "template", "tokenize", "detokenize", "egress", "network_out"}
@@ -110,7 +111,8 @@ class LedgerInputs:
         if trace is not None and index is not None and fit is not None:
             excess = _decode_steps(index, fit.seqs, np.minimum(fit.excess_ns, index.computed_ns(fit.seqs)))
         measured = requests["measured"].to_numpy(np.bool_)
-        return cls(requests, trace, index, _client(requests), unmeasured, fit, excess, Sharer(trace), measured)
+        client = _client(requests, traced=trace is not None)
+        return cls(requests, trace, index, client, unmeasured, fit, excess, Sharer(trace), measured)
 
 
 def make_ledger(inputs: LedgerInputs) -> Ledger:
@@ -149,9 +151,11 @@ def make_ledger(inputs: LedgerInputs) -> Ledger:
 
 def shown_timelines(inputs: LedgerInputs) -> pd.DataFrame:
     """``timelines`` of as many requests as ``chosen`` has, or of fewer where each went through very many stretches."""
-    few = timelines(inputs, chosen(inputs.requests, _FEW))
+    some = chosen(inputs.requests, _FEW)
+    few = timelines(inputs, some)
     most = max(_FEW * _MOST_STRETCHES // max(len(few), 1), 1)
-    return timelines(inputs, chosen(inputs.requests, min(most, MOST_SHOWN)))
+    shown = chosen(inputs.requests, min(most, MOST_SHOWN))
+    return few if (shown == some).all() else timelines(inputs, shown)
 
 
 def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
@@ -193,13 +197,13 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
     )
 
 
-def _client(requests: pd.DataFrame) -> ClientStamps:
+def _client(requests: pd.DataFrame, *, traced: bool) -> ClientStamps:
     due = "attempt_due_ns" if "attempt_due_ns" in requests else "due_ns"
     names = (due, "connect_start_ns", "connect_end_ns", "write_ns", "due_ns")
     at = {name: requests[name].to_numpy(np.int64, na_value=MISSING) for name in names}
     return ClientStamps(
         due=at[due], connect_start=at["connect_start_ns"], connect_end=at["connect_end_ns"], write=at["write_ns"],
-        sent=handed_ns(requests), first_due=at["due_ns"], together=read_together(requests),
+        sent=handed_ns(requests), first_due=at["due_ns"], together=read_together(requests) if traced else None,
     )  # fmt: skip
 
 
