@@ -146,7 +146,7 @@ class Pool:
             connection.close()
         self._idle.clear()
 
-    def _hold(self, connections: Sequence[Connection]) -> None:
+    def _add_idle(self, connections: Sequence[Connection]) -> None:
         """Those opened ahead, first used first: of a server with few threads, one each, the last must wait for one."""
         self._idle += reversed(connections)
 
@@ -222,7 +222,7 @@ class Client(Pool):
         others = [asyncio.ensure_future(self._open()) for _ in range(connections - 1)]
         if others:
             await asyncio.wait(others, timeout=AHEAD_S)
-        self._hold([first, *(other.result() for other in others if other.done())])
+        self._add_idle([first, *(other.result() for other in others if other.done())])
         for other in others:
             other.cancel()
 

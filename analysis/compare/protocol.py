@@ -54,9 +54,9 @@ def check(
     that alone differs is taken.
     """
     one, other = facts_of(a), facts_of(b)
-    held, others = a.contents or {}, b.contents or {}
+    contents, others = a.contents or {}, b.contents or {}
     # Files that say the same may lie anywhere.
-    alike = set(one) if one["plan"] == other["plan"] else {key for key in held if held[key] == others.get(key)}
+    alike = set(one) if one["plan"] == other["plan"] else {key for key in contents if contents[key] == others.get(key)}
     one, other = ({key: _without_path(key, each[key]) if key in alike else each[key] for key in each}
                   for each in (one, other))  # fmt: skip
     differing = [key for key in sorted({*one, *other}) if one.get(key) != other.get(key)]

@@ -269,14 +269,14 @@ def _mean(rates: Sequence[HeldRate]) -> HeldRate:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What a scenario says of a file, and what that ``held``: where it lies makes no difference."""
+    """What a scenario says of a file, and a ``digest`` of what that holds: where it lies makes no difference."""
 
     said: Any
-    held: str
+    digest: str
 
     def __str__(self) -> str:
         path = self.said["file"] if isinstance(self.said, Mapping) else self.said
-        return f"{path} ({self.held})"
+        return f"{path} ({self.digest})"
 
 
 def compared_by(found: Found) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def compared_by(found: Found) -> dict[str, Any]:
     scenario = found.scenario
     load = {f"load.{key}": scenario["load"].get(key) for key in _LOAD}
     workload = {f"workload.{key}": value for key, value in scenario["workload"].items()}
-    workload |= {key: _File(value, held) for key, value in workload.items() if (held := found.contents.get(key))}
+    workload |= {key: _File(value, digest) for key, value in workload.items() if (digest := found.contents.get(key))}
     planned = {"cost.utilisation": scenario["cost"]["utilisation"]}
     return {"slo": "; ".join(sorted(found.slos)), **workload, **load, **planned}
 
@@ -315,7 +315,7 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any], factors: Sequenc
 def _alike(one: Any, other: Any) -> bool:
     """Whether two values say the same; of a search whose manifest does not tell what a file held, where that lay."""
     if isinstance(one, _File) and isinstance(other, _File):
-        return one.held == other.held
+        return one.digest == other.digest
     said = [each.said if isinstance(each, _File) else each for each in (one, other)]
     return bool(said[0] == said[1])
 

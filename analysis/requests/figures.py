@@ -75,14 +75,15 @@ def refused(found: D, late_ns: Callable[[float], float | None], adds: Container[
     To those of ``adds`` lateness can only have added: what bounds them from above still does.
     """
     late = {
-        p: Percentile(late_ms=ns / 1e6, at_most=_most(each) if p in adds else None)
+        p: Percentile(late_ms=ns / 1e6, at_most=_upper_bound(each) if p in adds else None)
         for p, each in found.percentiles.items()
         if (ns := late_ns(p)) is not None
     }
     return found.model_copy(update={"percentiles": {**found.percentiles, **late}}) if late else found
 
 
-def _most(one: Percentile) -> AtMost | None:
+def _upper_bound(one: Percentile) -> AtMost | None:
+    """Its interval's upper end, or what bounds it where it has no interval."""
     high = one.ci_ms[1] if one.ci_ms else None
     return one.at_most if high is None else AtMost(ms=high, confidence=(1 + CONFIDENCE) / 2)
 

@@ -244,7 +244,7 @@ class MetricSeries:
 
 
 def limits_of(slos: Sequence[Slo]) -> dict[str, float]:
-    """The limit that goodput takes for each metric: that of the highest percentile which an SLO names, the tightest."""
+    """The limit that goodput takes for each metric: the tightest at the highest percentile that an SLO names."""
     limits: dict[str, tuple[float, float]] = {}
     for slo in slos:
         if slo.metric in LATENCIES and slo.limit_ns is not None and slo.percentile is not None:

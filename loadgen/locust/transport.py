@@ -75,7 +75,7 @@ class GreenPool(Pool):
         first = self._reach()
         others = [gevent.spawn(self._open) for _ in range(connections - 1)]
         gevent.joinall(others, timeout=AHEAD_S, raise_error=True)
-        self._hold([first, *(other.value for other in others if other.ready())])
+        self._add_idle([first, *(other.value for other in others if other.ready())])
         gevent.killall(others)
 
     def _reach(self) -> Connection:
