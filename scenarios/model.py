@@ -291,7 +291,7 @@ class Telemetry(Part):
     """What is watched meanwhile."""
 
     hz: _SamplesPerSecond = 10.0
-    """How many times a second GPU, CPU energy and the server's processes are sampled; 0 switches telemetry off."""
+    """Samples per second of GPUs, CPU energy and the server's processes; 0 switches telemetry off."""
     metrics_every_ns: _ScrapePeriod = Field(SECOND_NS, alias="metrics_every")
     """How often the engine's /metrics page is read, which costs its API server time; 0 for never."""
 
@@ -353,27 +353,27 @@ class Scenario(Part):
             document["load"].pop("patience")
         for section in ("workload", "load"):  # what the files hold counts, not where they lie
             document[section] = without_paths(document[section])
-        held = self._held()
-        document["files"] = [held[key] for key in _LENGTHS_OF if key in held]
-        document |= {name: held[key] for key, name in _FILES.items() if key in held}
+        read = self._read_from_files()
+        document["files"] = [read[key] for key in _LENGTHS_OF if key in read]
+        document |= {name: read[key] for key, name in _FILES.items() if key in read}
         return _digest(document)
 
     def contents(self) -> dict[str, str]:
         """Of what each file that it names holds, by key, 12 hex digits of the SHA-256: the same wherever it lies."""
-        return {key: _digest(held) for key, held in self._held().items()}
+        return {key: _digest(values) for key, values in self._read_from_files().items()}
 
-    def _held(self) -> dict[str, list[Any]]:
-        """What was read from files, by key."""
+    def _read_from_files(self) -> dict[str, list[Any]]:
+        """By key."""
         lengths = {key: getattr(self.workload, key.partition(".")[2]) for key in _LENGTHS_OF}
-        held: dict[str, list[Any]] = {
+        read: dict[str, list[Any]] = {
             key: list(sampled.values) for key, sampled in lengths.items() if isinstance(sampled, Sampled)
         }
         if own := self.workload.file:
-            held["workload.file"] = [(entry.prompt, entry.messages, entry.max_tokens) for entry in own.entries]
+            read["workload.file"] = [(entry.prompt, entry.messages, entry.max_tokens) for entry in own.entries]
         if trace := self.load.trace:
             recorded = trace.recorded
-            held["load.trace"] = [recorded.at_ns, recorded.prompt_tokens, recorded.output_tokens, recorded.blocks]
-        return held
+            read["load.trace"] = [recorded.at_ns, recorded.prompt_tokens, recorded.output_tokens, recorded.blocks]
+        return read
 
 
 _LENGTHS_OF = ("workload.prompt_tokens", "workload.output_tokens", "workload.turns")
