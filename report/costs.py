@@ -20,6 +20,7 @@ from gapmeter.report.document import (
     Block,
     Column,
     Figure,
+    Inline,
     Mark,
     Name,
     Paragraph,
@@ -55,6 +56,10 @@ def document(result: CostTable) -> doc.Document:
     notes = [Paragraph(as_sentence(text)) for text in (*result.notes, *simulated)]
     several = len({row.device for row in result.rows}) > 1
     sides = {row.name: f"{row.device}, {row.setting}" if several else row.setting for row in result.rows}
+    shown = [
+        Section("costs", "Cost of a request, row by row", [_table(result), *notes], _LEAD, "costs"),
+        pareto.section(result.pareto, "pareto", sides),
+    ]
     return doc.Document(
         title=f"{result.verdict} · cost · gapmeter",
         header=doc.Header(f"{result.rows[0].scenario}: what a request costs"),
@@ -62,8 +67,7 @@ def document(result: CostTable) -> doc.Document:
             result.verdict, "good" if established else tone(result.verdict), headline(result), more=doubts
         ),
         sections=[
-            Section("costs", "Cost of a request, row by row", [_table(result), *notes], _LEAD, "costs"),
-            pareto.section(result.pareto, "pareto", sides),
+            *(shown if any(row.per_request_usd_ci for row in result.rows) else reversed(shown)),
             _in_short(result, notes),
             Section("costs-md", "", [_table(result), *notes], on=MARKDOWN),
             Section("method", "How, and how to repeat it", [Paragraph(method(result)), doc.Pre(result.command)],
@@ -121,8 +125,8 @@ def _answer(result: CostTable) -> str:
     if result.verdict == NOT_COMPARABLE:
         return f"Not comparable: {'; '.join(_differences(row) for row in result.rows[1:])}."
     if result.cheapest is None:
-        missing = [f"{row.name} has no cost ({row.why_no_cost})" for row in result.rows if row.why_no_cost]
-        return f"Which is cheaper is not established: {'; '.join(missing) or 'fewer than two rows are comparable'}."
+        missing = "; ".join(_without_cost(result)) or "fewer than two rows are comparable"
+        return f"Which is cheaper is not established: {missing}."
     best = rows[result.cheapest]
     others = [(row, ratio) for row, ratio in priced if row is not best]
     others.sort(key=lambda other: other[1].value or other[1].low or other[1].high or 0.0)
@@ -167,10 +171,37 @@ def _doubts(result: CostTable) -> list[str]:
             )
     said += _paid(result)
     if result.cheapest is not None:  # else the first sentence names them
-        said += [f"{row.name} has no cost ({row.why_no_cost})." for row in result.rows if row.why_no_cost]
+        said += [f"{text}." for text in _without_cost(result)]
+    else:
+        said += _serves(result)
     if result.verdict != NOT_COMPARABLE:  # which says it first
         said += [f"Not comparable: {_differences(row)}." for row in result.rows if _blocking(row)]
     return said
+
+
+def _without_cost(result: CostTable) -> list[str]:
+    """``A and B have no cost (why)``, once for each reason."""
+    names: dict[str, list[str]] = {}
+    for row in result.rows:
+        if row.why_no_cost:
+            names.setdefault(row.why_no_cost, []).append(row.name)
+    have = {why: f"{' and '.join(rows)} {'has' if len(rows) == 1 else 'have'}" for why, rows in names.items()}
+    return [f"{rows} no cost ({why})" for why, rows in have.items()]
+
+
+def _serves(result: CostTable) -> list[str]:
+    """What a row's hardware serves over what the first one's does, load by load."""
+    rows = {row.name: row for row in result.rows}
+    served: dict[str, list[str]] = {}
+    for one in result.served:
+        ends = _between(one.times.low, one.times.high, " to ")
+        served.setdefault(one.row, []).append(f"{significant(one.times.value)} ({ends}) at {one.point}")
+    unit, first = result.pareto.unit if result.pareto else "", _called(result.rows[0], result)
+    said = [
+        f"Output tokens per second and {unit}, {_called(rows[name], result)} over {first}: {', '.join(times)}."
+        for name, times in served.items()
+    ]
+    return [*said, *["How much repeated runs differ is not in these intervals."] * bool(said)]
 
 
 def method(result: CostTable) -> str:
@@ -303,13 +334,14 @@ def _fleet(row: CostRow) -> str:
 
 
 def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
-    """The terminal's: figures in columns, and what they are of beneath."""
+    """The terminal's: figures in columns, and what they are of beneath; without any cost, what was served."""
     rows: list[Row] = []
+    told: list[tuple[Inline, Words]] = []
     for row in result.rows:
         capacity, requests, tokens, ratio = _cells(row)
         price = price_words(row.price) if row.price else row.why_no_cost or "no price"
         more = [f"{row.device}; {row.setting}; {price}"]
-        if row.price and row.why_no_cost:
+        if row.price and row.why_no_cost and (result.cheapest or not result.served):
             more.append(f"no cost: {row.why_no_cost}")
         more += [f"proven to hold {rate(row.capacity.held)}"] * (row.capacity.held is not None)
         more += [f"{tokens} a million output tokens"] * (tokens != DASH)
@@ -317,8 +349,11 @@ def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
         more += [f"binds: {_binds(row)}"] * bool(row.binding_slo)
         more += [f"in whole replicas: {_fleet(row)}"] * bool(row.fleet)
         rows.append([Name(row.name), capacity, requests, ratio, "; ".join(more)])
+        told.append((row.name, "; ".join(more)))
     headers: doc.Headers = [
         "", "req/s within the SLA", "a million requests", "times the cheapest", Column("", below=True)
     ]  # fmt: skip
     blocks: list[Block] = [Table("What a request costs", headers, rows, words=1, whole=True), *notes]
+    if result.pareto and result.served and not any(row.per_request_usd_ci for row in result.rows):
+        blocks = [pareto.in_short(result.pareto), doc.Facts(told), *notes]
     return Section("costs-brief", "", blocks, on=TERMINAL)

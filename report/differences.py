@@ -44,7 +44,7 @@ from gapmeter.report.document import (
     in_ms,
 )
 from gapmeter.report.pictures import Changes, Decile, Shift, StageChange
-from gapmeter.report.words import both, shares
+from gapmeter.report.words import WHOLE, both, shares
 
 _EVENTS = {"first_token": "the first token (TTFT)", "last_token": "the last token (E2E)"}
 _STAMP = "NOT COMPARABLE"
@@ -137,9 +137,14 @@ def change_sentence(pair: PairComparison) -> str:
         clear = interval is not None and interval[0] * interval[1] > 0
         none = "beyond its own interval, but not significant among all figures, so no stage is named"
         return f"{mean}: {none if clear else 'no difference to explain'}"
-    ends = f" ({within})" if (within := shares(change.share_ci, " .. ")) else ""
     owner = "" if change.stage == UNEXPLAINED else f" ({change.owner})"
-    said = f"{mean}: {share(change.share)}{ends} of that is {marks.words(change.stage)}{owner}"
+    stage = f"{marks.words(change.stage)}{owner}"
+    ends = f" ({within})" if (within := shares(change.share_ci, " .. ")) else ""
+    said = f"{mean}: {share(change.share)}{ends} of that is {stage}"
+    if change.share is not None and change.share > WHOLE:
+        moved = next(each.difference_ms or 0.0 for each in own.stages if each.stage == change.stage)
+        others = (own.total.difference_ms or 0.0) - moved
+        said = f"{mean}: {signed(moved)} is {stage}, {signed(others)} all other stages"
     if change.cause is None or change.cause == change.stage:
         return said
     cause = next(each for each in own.stages if each.stage == change.cause)

@@ -14,9 +14,8 @@ from gapmeter.analysis.sweep.curves import KNEE, NONE, UNDECIDED
 from gapmeter.analysis.sweep.growth import SLOW_LEVEL
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Figure, Headers, Heading, Paragraph, Row, Section, Table, in_ms
-from gapmeter.report.words import interval, shares, whose
+from gapmeter.report.words import WHOLE, interval, shares, whose
 
-_WHOLE = 1.005  # a share above this is shown with what goes the other way
 _GROWTH = (
     "From each point to the next, and which stage makes up most of it. 95 % block-bootstrap intervals, "
     "because neighboring requests are correlated. More than 100 %: the other stages together went the other way."
@@ -171,7 +170,7 @@ def growth_sentence(growth: Growth, device: str) -> str:
         return start
     stage = whose(growth.stage, growth.owner, device)
     slowest = growth.percentile is not None and growth.percentile >= SLOW_LEVEL
-    if growth.share > _WHOLE:
+    if growth.share > WHOLE:
         # A stage that changes by more than the whole does, since the others together go the other way.
         own = growth.stages_ms[growth.stage]
         others = abs((growth.band_grows_ms or 0.0) - own)

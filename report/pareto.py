@@ -157,6 +157,19 @@ def _between(one: Interval | None) -> str:
     return DASH if not ends else " .. ".join(map(significant, ends))
 
 
+def in_short(pareto: Pareto) -> Table:
+    """The terminal's: each load, side by side, and what a million output tokens cost at its throughput."""
+    loads = list(dict.fromkeys(point.name for point in pareto.points))
+    rows: list[Row] = [
+        [point.name, point.side, *map(_known, point.at), usd(cost.value) if cost else DASH]
+        for point in sorted(pareto.points, key=lambda point: loads.index(point.name))
+        if point.at and point.is_valid
+        for cost in [point.usd_per_million_output_tokens]
+    ]
+    headers: Headers = ["", "", "output tokens/s per user", f"per {pareto.unit}", "a million cost"]
+    return Table("Tokens per second", headers, rows, words=2, whole=True)
+
+
 def _table(pareto: Pareto, where: str) -> Table:
     def figure(at: int, name: str, unit: Literal["number", "usd"] = "number") -> Figure:
         known: Interval | None = getattr(pareto.points[at], name)

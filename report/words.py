@@ -14,6 +14,7 @@ from gapmeter.analysis.stages import owner_words
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Folded, Pre, Tone
 
+WHOLE = 1.005  # a share above this is told in milliseconds, with what goes the other way
 UNTIL = {"ttft": "to the first token", "e2e": "to the last token", "itl": "token to token"}
 # The answers of runs, points, trials and comparisons; any other one is open.
 _TONES: Mapping[str, Tone] = {

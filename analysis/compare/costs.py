@@ -28,7 +28,17 @@ from gapmeter.analysis.numbers import plain
 from gapmeter.analysis.pareto import merged
 from gapmeter.analysis.provenance import provenance_of_several
 from gapmeter.analysis.results.comparison import BLOCKS, NOT_COMPARABLE, Asked, Fact
-from gapmeter.analysis.results.costs import CHEAPER, NOT_ESTABLISHED, CostRatio, CostRow, CostTable, Doubt
+from gapmeter.analysis.results.cost import Interval
+from gapmeter.analysis.results.costs import (
+    CHEAPER,
+    NOT_ESTABLISHED,
+    CostRatio,
+    CostRow,
+    CostTable,
+    Doubt,
+    ServedRatio,
+)
+from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.stats.estimate import CONFIDENCE
 
 _SURE = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -59,6 +69,7 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
         for at in usable:
             ratio = ratio_of((rows[at], found[at]), (rows[best], found[best]), pairs) if at != best else _ONE
             rows[at] = rows[at].model_copy(update={"ratio": ratio})
+    plane = merged([(row.name, one.pareto) for row, one in zip(rows, found, strict=True)])
     refused = sum(any(fact.meaning == BLOCKS for fact in row.differs) for row in rows)
     ratios = [row.ratio for row in rows if row.ratio]
     established = bool(ratios) and all(ratio.doubt is None for ratio in ratios)
@@ -68,7 +79,8 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
         cheapest=None if best is None else rows[best].name,
         search_spread=SEARCH_SPREAD,
         rows=tuple(rows),
-        pareto=merged([(row.name, one.pareto) for row, one in zip(rows, found, strict=True)]),
+        pareto=plane,
+        served=tuple(_served(plane, rows)) if plane else (),
         notes=tuple(_notes(rows, found)),
         command=command,
         provenance=provenance_of_several(
@@ -193,6 +205,30 @@ def _ends(a: CostRow, b: CostRow, wide: float, spread: float) -> tuple[float | N
 def _at_95(row: CostRow, ratio: float) -> float:
     """How far an end lies from its estimate, on the logarithmic scale, if its interval were a 95 % one."""
     return abs(math.log(ratio)) * _SURE / statistics.NormalDist().inv_cdf((1 + row.capacity.confidence) / 2)
+
+
+def _served(plane: Pareto, rows: Sequence[CostRow]) -> Iterable[ServedRatio]:
+    """What rows served of what the first did, where both were under one load and may be compared."""
+    may = {row.name for row in rows if not any(fact.meaning == BLOCKS for fact in row.differs)}
+    points = [point for point in plane.points if point.is_valid and point.side in may and point.tokens_per_s_unit]
+    first = {point.name: point.tokens_per_s_unit for point in points if point.side == rows[0].name}
+    for point in points:
+        top, bottom = point.tokens_per_s_unit, first.get(point.name)
+        if point.side == rows[0].name or top is None or bottom is None:
+            continue
+        value = top.value / bottom.value
+        low, high = (
+            None if a is None or b is None else value * math.exp(sign * math.hypot(*(math.log(x) for x in (a, b))))
+            for sign, a, b in (
+                (-1, _over(top.value, top.low), _over(bottom.high, bottom.value)),
+                (1, _over(top.high, top.value), _over(bottom.value, bottom.low)),
+            )
+        )
+        yield ServedRatio(row=point.side, point=point.name, times=Interval(value=value, low=low, high=high))
+
+
+def _over(one: float | None, other: float | None) -> float | None:
+    return one / other if one and other else None
 
 
 # --- the rest

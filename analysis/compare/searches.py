@@ -36,6 +36,7 @@ from gapmeter.scenarios.slo import Slo
 SEARCH_SPREAD: Final = 0.0708
 # Of a load, what the rate that holds depends on; a rate, a length and who sends it are not among them.
 _LOAD = ("arrivals", "burstiness", "onoff", "think_time", "timeout", "stall", "retries", "retry_pause")
+_LEVELS = ("load.rate", "load.concurrency")  # how much of a load there is
 _POISSON: Mapping[str, Any] = {"arrivals": "poisson", "burstiness": None, "onoff": None}  # of a search without bursts
 _NO_RATE = "no rate was found at which the SLOs hold"
 _UNKNOWN: Mapping[Ended, str] = {
@@ -50,7 +51,7 @@ class NotOneSide(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search, a run, or the points of a sweep that differ in their rate alone, found.
+    """What a search, a run, or the points of a sweep that differ in their rate or users alone, found.
 
     ``scenario`` is as it was resolved, ``contents`` what the files that it names held (see ManifestBase), ``tokens``
     the output tokens of a request; ``searches``: how many it rests on.
@@ -163,11 +164,11 @@ def _of_one(manifest: Manifest, result: RunResult) -> Found:
 
 
 def _of_sweep(path: Path, manifest: SweepManifest, result: SweepResult) -> list[Found]:
-    """Points that differ in their rate alone are one row: it holds the highest that passed, below all that failed."""
+    """Points that differ in their load alone are one row: it holds the highest that passed, below all that failed."""
     settings: dict[str, list[Point]] = {}
     for point in result.sweep.points:
         if isinstance(point, Point):
-            key = str(sorted((key, str(value)) for key, value in point.resolved.items() if key != "load.rate"))
+            key = str(sorted((key, str(value)) for key, value in point.resolved.items() if key not in _LEVELS))
             settings.setdefault(key, []).append(point)
     return [_of_points(path, result, points) for points in settings.values()]
 
@@ -182,8 +183,11 @@ def _of_points(path: Path, result: SweepResult, points: Sequence[Point]) -> Foun
     why = "" if low else next(each.why for each in seen if each.why)
     first = next((run for run in runs[at] if run.valid), runs[at][0])
     swept, own = result.sweep.pareto, {point.folder for point in points}
+    one = _of_one(first.manifest, first.result)
+    if low is None and len(points) > 1:
+        one = replace(one, energy=None, energy_ci=None)  # it follows the load, and no point's is the row's
     return replace(
-        _of_one(first.manifest, first.result),
+        one,
         folders=(path.resolve().name,),
         kind="sweep",
         provenance=result.provenance,

@@ -159,7 +159,9 @@ def read_run(path: Path) -> AnalysedRun:
     requests = read_table(path / "requests.parquet", columns=[name for name in columns if name not in _UNREAD])
     ledger = None if result.ledger.refused else table_in(path, "ledger")
     plan = manifest.plan
-    run = run_of(requests, ledger, path.name, open_loop=plan.loop == "open", t0_ns=plan.t0_ns or 0)
+    own = path.resolve()
+    name = f"{own.parent.name}/{own.name}" if own.parent.parent.name == "points" else own.name  # of a sweep's point
+    run = run_of(requests, ledger, name, open_loop=plan.loop == "open", t0_ns=plan.t0_ns or 0)
     return AnalysedRun(replace(run, lateness=ToldLateness((result,)), down=result.outage is not None), manifest, result)
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, Final, Literal
 from gapmeter.analysis.results.capacity import Fleet
 from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, left_out
 from gapmeter.analysis.results.comparison import Asked, Fact
-from gapmeter.analysis.results.cost import Price
+from gapmeter.analysis.results.cost import Interval, Price
 from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.run import Provenance
 
@@ -80,6 +80,17 @@ class CostRow(Result):
     ratio: CostRatio | None
 
 
+class ServedRatio(Result):
+    """Output tokens per second and unit of hardware in a row, over those of the first row at the same load.
+
+    ``times``: with its 95 % interval, from both loads' own; how much repeated runs differ is not in it.
+    """
+
+    row: str
+    point: str
+    times: Interval
+
+
 class CostWords(Result):
     """The answer in sentences, for people who read the file."""
 
@@ -104,6 +115,7 @@ class CostTable(ResultFile):
     search_spread: float
     rows: tuple[CostRow, ...]
     pareto: Pareto | None = left_out()
+    served: tuple[ServedRatio, ...] = ()
     notes: tuple[str, ...]
     command: str
     provenance: Provenance

@@ -808,6 +808,22 @@ def test_stages_are_said_to_be_of_answered_requests_where_some_failed_and_what_i
         assert change_sentence(pair.model_copy(update={"changed": nobodys})).endswith("of that is unexplained")
 
 
+def test_a_stage_that_changes_by_more_than_the_whole_is_told_in_milliseconds_with_what_goes_the_other_way() -> None:
+    a, b = virtual(1), virtual(1, forward_ns=30e6)
+    found = compare_sides([a], [b], PERCENTILES, resamples=100)
+    (verdict,) = claims.judge([found], {})
+    pair = pair_of(("A", "B"), found, verdict, "GPU")
+    assert pair.changed is not None and pair.changed.stage is not None
+    own = pair.stages[pair.changed.event]
+    moved = next(each.difference_ms or 0.0 for each in own.stages if each.stage == pair.changed.stage)
+    more = own.model_copy(update={"total": own.total.model_copy(update={"difference_ms": moved - 1.5})})
+    beyond = pair.changed.model_copy(update={"share": 1.2, "cause": None})
+    said = change_sentence(pair.model_copy(update={"changed": beyond, "stages": {pair.changed.event: more}}))
+    assert said.endswith(
+        f"+{duration(moved)} is {pair.changed.stage} ({pair.changed.owner}), -1.50 ms all other stages"
+    )
+
+
 def test_a_percentile_that_a_run_refuses_is_said_to_be_refused_though_its_sample_is_too_small_besides() -> None:
     a, b = (virtual(1, service).rows(np.arange(40)) for service in (0, 1))
     late = Distribution.model_construct(percentiles={99.0: Percentile.model_construct(late_ms=2.0)}, mean_ms=9.0)

@@ -18,11 +18,13 @@ from gapmeter.analysis.compare.costs import cost_table
 from gapmeter.analysis.compare.searches import SEARCH_SPREAD, Found, NotOneSide, read_found
 from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.numbers import significant
+from gapmeter.analysis.pareto import pareto
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked
 from gapmeter.analysis.results.cost import Interval
 from gapmeter.analysis.results.costs import CHEAPER, NOT_ESTABLISHED, CostTable
 from gapmeter.analysis.results.manifest import Manifest, ManifestBase, SweepManifest, SweepPoint
+from gapmeter.analysis.results.pareto import ParetoPoint
 from gapmeter.records import RunFolder
 from gapmeter.report.costs import document, headline
 from gapmeter.report.terminal import text
@@ -375,8 +377,9 @@ def test_a_ratio_of_which_nothing_is_known_is_no_ratio_of_one(tmp_path: Path) ->
     assert rows == ["1", "not established"]
 
 
-def test_points_of_a_sweep_that_differ_in_their_rate_alone_are_one_row_between_what_held_and_what_failed(
-    tmp_path: Path,
+@pytest.mark.parametrize("level", ["load.rate", "load.concurrency"])
+def test_points_of_a_sweep_that_differ_in_their_load_alone_are_one_row_between_what_held_and_what_failed(
+    tmp_path: Path, level: str
 ) -> None:
     home = RunFolder(tmp_path / "sweep")
     points = []
@@ -388,7 +391,7 @@ def test_points_of_a_sweep_that_differ_in_their_rate_alone_are_one_row_between_w
             home.path / place / "r1", slos=slos, rate=rate, count=240, failures=failures, evidence=judged
         ).path
         (run / "steps.parquet").unlink()  # which say nothing of a batch
-        values = {"load.rate": rate}
+        values = {level: rate}
         points.append(SweepPoint(values=values, resolved=values, digest="a", folder=place))
     of_run = Manifest.read(run)
     common = {name: getattr(of_run, name) for name in ManifestBase.model_fields}
@@ -398,3 +401,36 @@ def test_points_of_a_sweep_that_differ_in_their_rate_alone_are_one_row_between_w
     (row,) = read_found(home.path)
     assert (row.capacity.low, row.capacity.high, row.capacity.held) == (8.0, 9.0, 8.0)
     assert row.binding[0] == "errors <= 10 %"
+
+
+def users(name: str, per_unit: Interval, usd: float) -> ParetoPoint:
+    """A point of a sweep over users in a closed loop."""
+    pace, cost = (Interval(value=value, low=None, high=None) for value in (90.0, usd))
+    return ParetoPoint(
+        name=name, side="", folder=name, verdict="INCONCLUSIVE", tokens_per_s_user=pace, tokens_per_s_unit=per_unit,
+        by_median=pace, by_mean=None, units=1, usd_per_million_output_tokens=cost,
+    )  # fmt: skip
+
+
+def test_sweeps_of_closed_loops_have_no_cost_but_say_what_each_served_at_the_same_load(tmp_path: Path) -> None:
+    """B over A at 8 users: 120 / 100, and both errors combine: exp(sqrt(2) ln 1.1) = 1.144 down and up."""
+    rows = []
+    for served in (100.0, 120.0):
+        shared = Interval(value=served, low=served / 1.1, high=served * 1.1)
+        alone = Interval(value=30.0, low=None, high=31.0)
+        points = [users("1 user", alone, 3.0), users("8 users", shared, 0.5)]
+        one = searched(tmp_path, None, None, None)
+        capacity = one.capacity.model_copy(update={"why": "a closed loop has no rate"})
+        rows.append(dataclasses.replace(one, capacity=capacity, pareto=pareto(points, "GPU", None)))
+    result = table(*rows)
+    (at_one, at_eight) = result.served
+    assert (at_one.row, at_one.point, at_one.times) == ("B", "1 user", Interval(value=1.0, low=None, high=None))
+    times, wide = at_eight.times, math.exp(math.sqrt(2) * math.log(1.1))
+    assert (times.value, times.low, times.high) == pytest.approx((1.2, 1.2 / wide, 1.2 * wide))
+    assert headline(result) == (
+        "Which is cheaper is not established: A and B have no cost (a closed loop has no rate)."
+    )
+    shown = text(document(result), 100).plain
+    assert "B over A: 1.00 (? to ?) at 1 user, 1.20 (1.05 to 1.37) at 8 users." in " ".join(shown.split())
+    assert re.search(r"8 users +A .* 100 \(90.9 .. 110\) +\$0.500\n +8 users +B .* 120 \(109 .. 132\)", shown)
+    assert not table(rows[0], dataclasses.replace(rows[1], slos=frozenset({"e2e p50 <= 1 s"}))).served
