@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.cost import describe_economics
 from gapmeter.analysis.device.energy import energy_of
-from gapmeter.analysis.device.roofline import describe_roofline
+from gapmeter.analysis.device.roofline import describe_roofline, least_forwards
 from gapmeter.analysis.device.telemetry import describe_telemetry, measured_window, read_telemetry
 from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import evidence_of
@@ -48,6 +49,8 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, MetricS
     trace = read_trace(
         folder.record_files(folder.probe), requests["request_id"].tolist(), folder.telemetry, manifest.placement.server
     )
+    if trace is not None:
+        trace = replace(trace, least=least_forwards(trace, manifest))
     steps = steps_table(trace) if trace is not None and trace.has_engine else None
     with ThreadPoolExecutor(2) as beside:  # what takes seconds of a large run is mostly done without Python's lock
         tables, ledger, files = _with_ledger(RunTables(requests), trace, beside)

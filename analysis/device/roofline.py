@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.device.devices import UnknownDevice, find_device, recognise
 from gapmeter.analysis.device.use import step_sampling_ns
 from gapmeter.analysis.ledger.trace import Trace
@@ -111,6 +111,27 @@ def describe_roofline(trace: Trace | None, manifest: Manifest, window: tuple[int
         weights=weights,
         why=None,
     )
+
+
+def least_forwards(trace: Trace, manifest: Manifest) -> tuple[Ints, Floats] | None:
+    """Steps, and the least time that a GPU needs for the forward of each, ns; None where its peaks are not known.
+
+    The longer of its bytes at the peak bandwidth and its operations at the peak rate, without the head's weights, since
+    the logits may be made behind the forward.
+    """
+    peaks = _missing(trace, manifest) or peaks_of(manifest)
+    weights = manifest.target.weights
+    if isinstance(peaks, str) or weights is None or not manifest.hardware.gpus:
+        return None
+    device, _ = peaks
+    steps = step_work(trace, weights)
+    head = weights.step_bytes * weights.head_parameters / weights.step_parameters
+    least_ns = np.zeros(len(steps))
+    if device.bandwidth_gb_s:
+        least_ns = (steps["bytes"].to_numpy(np.float64) - head) / device.bandwidth_gb_s.peak
+    if device.tflops:
+        least_ns = np.maximum(least_ns, steps["operations"].to_numpy(np.float64) / 1e3 / device.tflops.peak)
+    return steps["step"].to_numpy(np.int64), least_ns
 
 
 def _missing(trace: Trace | None, manifest: Manifest) -> str:

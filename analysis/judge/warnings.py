@@ -107,7 +107,8 @@ def device_warnings(trace: Trace) -> Iterator[RunWarning]:
             bound &= ~kind
     if lasted[bound].sum() >= _HOST_BOUND * lasted.sum() > 0:
         part = share(float(lasted[bound].sum() / lasted.sum()))
-        text = f"for {part} of the forwards' time the GPU only kept up with its host: that time counts as the host's"
+        least = ", but for the least that the GPU's peaks allow" if found.least_ns[bound].any() else ""
+        text = f"for {part} of the forwards' time the GPU only kept up with its host: that counts as the host's{least}"
         cause = "kernels were launched one by one; how long they ran was not sampled"
         yield _warning("host-bound", text, cause, "GAPMETER_PROBE_KERNELS=100", ("prefill", "decode", "launch_gap"))
     for note in said:

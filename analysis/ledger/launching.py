@@ -6,7 +6,7 @@ forward, where no mark is. What of it passed before the host had launched it all
 (``exposed``). Where that is nearly all of it, the device kept up with its host: no faster device would have ended it
 sooner, so the time is the host's, but for what kernels ran in it. Where they were sampled, forwards of the same kind
 tell how long that is on average (a profiler makes launches slower and kernels not, so their time is carried over, not a
-share); where they were not, nothing is known of it.
+share); where they were not, it is at least what the step's bytes and operations need at the device's peaks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LAUNCHING = 0.9  # of a forward that waits for its host, the least part in whic
 class Forwards:
     """A row a forward that a device timed: its step, start and end, and ``exposed_ns`` of it.
 
-    ``busy_ns``: how long kernels ran in it, -1 where they were not sampled throughout. ``graph``: it was one launch.
-    ``prompts``: it computed some, beside others' tokens or not.
+    ``busy_ns``: how long kernels ran in it, -1 where they were not sampled throughout. ``least_ns``: how long at least,
+    0 where that is not known. ``graph``: it was one launch. ``prompts``: it computed some, maybe beside others' tokens.
     """
 
     step: Ints
@@ -37,6 +37,7 @@ class Forwards:
     end: Ints
     exposed_ns: Ints
     busy_ns: Ints
+    least_ns: Floats
     graph: Bools
     prompts: Bools
 
@@ -73,15 +74,25 @@ def timed_forwards(trace: Trace) -> Forwards:
         end=end,
         exposed_ns=np.clip(np.minimum(ended, end) - start, 0, None),
         busy_ns=np.where(sampled, busy_ns, -1),
+        least_ns=_least(trace, forward["step"]),
         graph=graph,
         prompts=np.isin(forward["step"], prompts),
     )
 
 
+def _least(trace: Trace, step: Ints) -> Floats:
+    """What is known of each of these steps, 0 for others."""
+    if trace.least is None or not len(trace.least[0]):
+        return np.zeros(len(step))
+    steps, ns = trace.least
+    at = np.minimum(np.searchsorted(steps, step), len(steps) - 1)
+    return np.where(steps[at] == step, ns[at], 0.0)
+
+
 def launch_waits(trace: Trace) -> tuple[Ints, Floats]:
     """Steps, and how long each's forward waited for launches, ns: at most so long where no kernels were sampled."""
     found = timed_forwards(trace)
-    busy = np.maximum(busy_of(found), 0.0)
+    busy = np.maximum(busy_of(found), found.least_ns)
     gaps = np.where(host_bound(found), np.clip(found.end - found.start - busy, 0, found.exposed_ns), 0.0)
     waits = np.where(found.graph, found.exposed_ns, gaps)
     order = np.argsort(found.step, kind="stable")

@@ -74,6 +74,7 @@ class Trace:
     engine_of: Mapping[int, int] = field(default_factory=dict)  # by process id, its engine's place among those
     ranks_apart_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     drifts: tuple[float, ...] = ()  # of each device's clock against the host's, a fraction of 1
+    least: tuple[Ints, Floats] | None = None  # steps, and the least that their device needs for a forward, ns
 
     @property
     def has_api(self) -> bool:

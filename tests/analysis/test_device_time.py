@@ -18,7 +18,7 @@ from gapmeter.analysis.device.use import describe_device
 from gapmeter.analysis.judge.warnings import device_warnings
 from gapmeter.analysis.ledger.device_time import anchors_of
 from gapmeter.analysis.ledger.interference import Interference, fit_interference
-from gapmeter.analysis.ledger.launching import timed_forwards
+from gapmeter.analysis.ledger.launching import host_bound, launch_waits, timed_forwards
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results.device import DeviceUse, PeakRate
 from gapmeter.records import RecordWriter, Span, read_records
@@ -430,6 +430,30 @@ def test_that_the_device_was_as_fast_as_its_host_is_said_where_no_kernels_were_s
     (warning,) = device_warnings(run(tmp_path, Engine(1, graph=False, kernels=300, kernel_us=3), one(60)).trace())
     assert warning.code == "host-bound" and "100 % of the forwards' time" in warning.text
     assert warning.touches == ("prefill", "decode", "launch_gap")
+
+
+def test_without_samples_a_forward_that_waits_for_its_host_has_at_least_what_its_bytes_and_operations_need(
+    tmp_path: Path,
+) -> None:
+    """Kernels run for 0.9 ms of 2.4; that they need 0.6 is known. What was sampled is not less for that."""
+    slow = Engine(1, graph=False, kernels=300, kernel_us=3)
+    for name in ("marks", "samples"):
+        (tmp_path / name).mkdir()
+    trace = run(tmp_path / "marks", slow, one(60)).trace()
+    steps, waits = launch_waits(trace)
+    known = replace(trace, least=(steps[1:], np.full(len(steps) - 1, 0.6 * MS)))
+    again, less = launch_waits(known)
+    bound = host_bound(timed_forwards(trace))
+    assert (again == steps).all() and bound.all()
+    lasted = timed_forwards(trace).end - timed_forwards(trace).start
+    assert (lasted - less)[1:] == pytest.approx(0.6 * MS), "of the first nothing is known"
+    assert less[0] == waits[0] and (lasted - waits)[1:].max() < 0.3 * MS
+    (warning,) = device_warnings(known)
+    assert "that counts as the host's, but for the least that the GPU's peaks allow" in warning.text
+    sampled = run(tmp_path / "samples", slow, one(60), kernels_every="").trace()
+    _, true = launch_waits(sampled)
+    _, same = launch_waits(replace(sampled, least=known.least))
+    assert true == pytest.approx(same)
 
 
 @pytest.mark.parametrize("runner", [1, 2])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.device.binding import binding_evidence
-from gapmeter.analysis.device.roofline import _pairs, describe_roofline, ratio, step_work
+from gapmeter.analysis.device.roofline import _pairs, describe_roofline, least_forwards, ratio, step_work
 from gapmeter.analysis.device.telemetry import describe_telemetry, describe_utilisation, read_telemetry
 from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, REQUEST_SPAN, STEP_SPAN, Trace
 from gapmeter.analysis.results import Manifest
@@ -163,6 +163,22 @@ def test_a_gpu_is_held_against_the_catalogue_times_the_gpus_that_share_the_model
     assert found.device.tflops.peak == pytest.approx(2 * 989.4)
     unknown = describe_roofline(decode_steps(580), told("Some GPU of 2031"), (0, 10**9))
     assert "not in the catalogue" in str(unknown.why)
+
+
+def test_the_least_time_of_a_forward_is_that_of_its_bytes_or_of_its_operations_without_the_head() -> None:
+    """Step 1 decodes one token, step 2 computes a prompt of 4,000."""
+    entries = [(1, 0, 1, 9, 0, 0), (2, 0, 4000, 0, 0, LAST)]
+    steps = trace(entries, [(1, 0, 10**7), (2, 10**7, 2 * 10**7)])
+    target = {"weights": WEIGHTS.to_json(), "tensor_parallel": None}
+    gpu = manifest(hardware={"gpus": ["NVIDIA H200, 143771 MiB, 570.1"]}, target=target,
+                   scenario={"server": {"precision": "bfloat16"}})  # fmt: skip
+    found = least_forwards(steps, gpu)
+    assert found is not None
+    work, head = step_work(steps, WEIGHTS), WEIGHTS.step_bytes * WEIGHTS.head_parameters / WEIGHTS.step_parameters
+    reading, multiplying = (work["bytes"][0] - head) / 4800, work["operations"][1] / 989.4e3
+    assert multiplying > (work["bytes"][1] - head) / 4800, "a prompt that is long enough multiplies for longer"
+    assert found[0].tolist() == [1, 2] and found[1] == pytest.approx([reading, multiplying])
+    assert least_forwards(steps, about()) is None, "a CPU's forwards are not launched"
 
 
 @pytest.mark.parametrize(("engine", "why"), [("simulated", "computes nothing"), ("attach", "attached server")])
