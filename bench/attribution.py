@@ -9,7 +9,7 @@ theirs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,27 +71,18 @@ CASES = tuple(map(_case, [*([point] for point in _POINTS), *_TWO]))
 def measure(name: str, folder: Path, cores: tuple[int, ...] = ()) -> dict[str, Any]:
     """All cases, with one user and with four. Raises UserError or ServerFailed when the engine cannot be had."""
     with delayed(name, folder, CASES, Setting(cores=cores)) as engine:
-        rows = [*_alone(engine), *_crowd(engine)]
+        rows = [_row(_run(engine, case, users), case, users) for users in (1, 4) for case in CASES]
         found = {"engine": name, "version": engine.engine.version, "cores": len(cores) or None}
-        return found | {"rows": [{slot: getattr(row, slot) for slot in Row.__slots__} for row in rows]}
+        return found | {"rows": [asdict(row) for row in rows]}
 
 
-def _alone(engine: Delayed) -> list[Row]:
-    rows = []
-    for case in CASES:
-        schedule = [None] * _WARM + [None, case] * _PAIRS
-        run = engine.measure(schedule, users=1, output_tokens=_OUTPUT_TOKENS, think="5ms")
-        rows.append(_row(run, case, 1))
-    return rows
-
-
-def _crowd(engine: Delayed) -> list[Row]:
-    rows = []
-    for case in CASES:
-        schedule = in_blocks([None, case] * 4, 20)
-        run = engine.measure(schedule, users=4, output_tokens=_OUTPUT_TOKENS, think="0ms")
-        rows.append(_row(run, case, 4))
-    return rows
+def _run(engine: Delayed, case: Case, users: int) -> Measured:
+    """Requests with the delay and without: in turn for one user, in blocks for several, whose requests would mix."""
+    if users == 1:
+        schedule, think = [None] * _WARM + [None, case] * _PAIRS, "5ms"
+    else:
+        schedule, think = in_blocks([None, case] * 4, 20), "0ms"
+    return engine.measure(schedule, users=users, output_tokens=_OUTPUT_TOKENS, think=think)
 
 
 def _row(run: Measured, case: Case, users: int) -> Row:
