@@ -15,7 +15,7 @@ import math
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -158,15 +158,10 @@ def _null(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         known = [row["p"][name] for row in rows if row["p"][name] is not None]
         figures[name] = _share(sum(p <= _LEVEL for p in known), len(known))
     return {
-        "headline": _share(sum(row["word"] not in (NOTHING, UNKNOWN) for row in rows), len(rows)),
-        "by_load": {
-            load: _share(sum(r["word"] not in (NOTHING, UNKNOWN) for r in own), len(own))
-            for load in LOADS
-            if (own := [row for row in rows if row["load"] == load])
-        },
+        "headline": _share(sum(_differs(row["word"]) for row in rows), len(rows)),
+        "by_load": _by_load(rows, _differs),
         "metrics": {
-            metric: _share(sum(row["metrics"][metric] not in (NOTHING, UNKNOWN) for row in rows), len(rows))
-            for metric in LATENCIES
+            metric: _share(sum(_differs(row["metrics"][metric]) for row in rows), len(rows)) for metric in LATENCIES
         },
         "figures_alone": figures,
     }
@@ -182,12 +177,18 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "explained": _share(len(named), len(slower)),
         "right_cause": _share(sum(row["cause"] == expected for row in named), len(named)),
         "largest_stage": dict(Counter(str(row["stage"]) for row in named)),
-        "by_load": {
-            load: _share(sum(r["word"] == SLOWER for r in own), len(own))
-            for load in LOADS
-            if (own := [row for row in rows if row["load"] == load])
-        },
+        "by_load": _by_load(rows, lambda word: word == SLOWER),
     }
+
+
+def _differs(word: str) -> bool:
+    return word not in (NOTHING, UNKNOWN)
+
+
+def _by_load(rows: Sequence[Mapping[str, Any]], counts: Callable[[str], bool]) -> dict[str, Any]:
+    """The share of headlines that ``counts`` is true of, at each load that was run."""
+    words = {load: [row["word"] for row in rows if row["load"] == load] for load in LOADS}
+    return {load: _share(sum(map(counts, own)), len(own)) for load, own in words.items() if own}
 
 
 def _share(hits: int, count: int) -> dict[str, Any]:
@@ -232,7 +233,7 @@ def gate_cell(spread: float, repeats: int) -> dict[str, Any]:
     of = {growth: Counter(found) for growth, found in statuses.items()}
     return {
         "spread": spread,
-        "any_difference": _share(sum(word not in (NOTHING, UNKNOWN) for word in words), repeats),
+        "any_difference": _share(sum(map(_differs, words)), repeats),
         "regressed": {f"{growth:g}": _share(found[REGRESSED], repeats) for growth, found in of.items()},
         "within": {f"{growth:g}": _share(found[WITHIN], repeats) for growth, found in of.items()},
     }
