@@ -177,11 +177,8 @@ def table(figures: Mapping[str, Any]) -> list[str]:
     """What fails first, then coverage, bounds, false accepts and false alarms."""
     counts = sorted({cell["count"] for cell in figures["cells"]})
     columns = [f"n = {n:,}" for n in counts]
-    told = [(_COVERAGE, _coverage)]
-    if "bound" in figures["cells"][0]:  # not in what was measured before there were any
-        told += [(_BOUNDS, _bounds), (_ACCEPTS, _accepts)]
     parts = [_verdict(figures)]
-    for lead, cell_words in told:
+    for lead, cell_words in ((_COVERAGE, _coverage), (_BOUNDS, _bounds), (_ACCEPTS, _accepts)):
         rows = _rows(figures["cells"], counts, cell_words)
         parts.append([lead, "", *_head("queue, load, percentile", columns), *rows])
     parts.append(false_alarms.table(figures["steady"]))
@@ -214,8 +211,7 @@ def _verdict(figures: Mapping[str, Any]) -> list[str]:
     few = [cell for cell in figures["cells"] if cell["coverage"] < low]
     worst = sorted(few, key=lambda c: c["coverage"])
     lines += [f"- {_name(c)}, n = {c['count']:,}: {c['coverage']:.1%}" for c in worst]
-    wrong = _wrong(figures["cells"]) if "bound" in figures["cells"][0] else []
-    return [*lines, *([] if worst else ["None is below."]), "", *wrong]
+    return [*lines, *([] if worst else ["None is below."]), "", *_wrong(figures["cells"])]
 
 
 def _wrong(cells: Sequence[Mapping[str, Any]]) -> list[str]:

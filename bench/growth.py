@@ -191,11 +191,11 @@ def table(found: Mapping[str, Any]) -> list[str]:
     ]
     for row in found["rows"]:
         lines.append(
-            f"| {row['tokens']:,} | {'yes' if row.get('probed') else 'no'} | {row['cpu_s']:.1f} | {row['peak_gb']:.2f} "
+            f"| {row['tokens']:,} | {'yes' if row['probed'] else 'no'} | {row['cpu_s']:.1f} | {row['peak_gb']:.2f} "
             f"| {row['record_bytes']:.0f} | {row['table_bytes']:.0f} | {row['page_mb']:.2f} |"
         )
     lines += ["", f"`gapmeter report` of answers of {_TOKENS} tokens."]
-    for which, power in (("without a probe", found["exponent"]), ("with its records", found.get("probed"))):
+    for which, power in (("without a probe", found["exponent"]), ("with its records", found["probed"])):
         if power:
             said = f"From the last size {which} but one to the last, CPU time grows as tokens to the power"
             lines.append(f"{said} {power['cpu_s']:.2f}, memory to the power {power['peak_gb']:.2f}.")

@@ -227,8 +227,8 @@ def soak_table(found: Mapping[str, Any]) -> list[str]:
     pairs = zip(found["lag_p50_ms"], found["lag_p99_ms"], strict=True)
     thirds = " / ".join(f"{p50:.2f}, {p99:.2f}" for p50, p99 in pairs)
     load = f"{found['length_s'] / 60:g} min at {found['rate']} requests/s by {found['generator']}"
-    load += f" of {found['engine']}" if found.get("engine") else ""
-    grown = found.get("server_growth_kib")
+    load += f" of {found['engine']}" if found["engine"] else ""
+    grown = found["server_growth_kib"]
     memory = f"{found['growth_kib'] / 1024:+.1f} MiB after the first tenth ({found['memory_kib'][0] / 1024:.0f} MiB)"
     first, most, last = found["open_files"]
     files = f"open files {first}, at most {most}, {last} at the end ({found['open_at_once']} answers at once at most)"

@@ -20,7 +20,7 @@ STEADY: dict[str, Any] = {
     "generator": "asyncio", "processes": 1, "length_s": 3600.0, "rate": 200, "asked": 720_000, "succeeded": 719_600,
     "away_s": 1.5, "failed_while_away": 400, "record_bytes": 2**29,
     "memory_kib": [60_000, 60_100], "growth_kib": 100.0, "open_files": [40, 60, 40], "open_at_once": 20,
-    "lag_p50_ms": [0.05, 0.05, 0.06], "lag_p99_ms": [0.2, 0.2, 0.3],
+    "lag_p50_ms": [0.05, 0.05, 0.06], "lag_p99_ms": [0.2, 0.2, 0.3], "engine": None, "server_growth_kib": None,
 }  # fmt: skip
 
 
