@@ -6,14 +6,13 @@ starts empty and grows: there the slope should object.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from bench.queues import lindley
+from bench.queues import lindley, requests_to_settle
 from gapmeter.analysis.judge import steady
 from gapmeter.analysis.judge.steady import level_changes, queue_slope
 
@@ -33,8 +32,8 @@ def measure(replications: int, seed: int) -> dict[str, Any]:
 
 
 def _run(rng: np.random.Generator, load: float) -> pd.DataFrame:
-    """A run's requests; below load 1 after ten relaxation times of the queue, else from an empty one."""
-    ahead = math.ceil(10 * load / (1 - math.sqrt(load)) ** 2) if load < 1 else 0
+    """A run's requests; below load 1 of a queue that has settled, else from an empty one."""
+    ahead = requests_to_settle(load) if load < 1 else 0
     gaps, services = rng.exponential(1 / load, (1, ahead + COUNT)), rng.exponential(1.0, (1, ahead + COUNT))
     sojourns = (lindley(gaps, services) + services)[0, ahead:]
     due = (np.cumsum(gaps[0])[ahead:] * _SERVICE_NS).astype(np.int64)

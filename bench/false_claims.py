@@ -6,12 +6,11 @@ in 5 % of trials, and one that it fails too. And how soon a server is found out 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
-from bench.queues import QUEUES, Queue, lindley, wait_quantile
+from bench.queues import QUEUES, Queue, lindley, requests_to_settle, wait_quantile
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity.read import count_values
 from gapmeter.analysis.capacity.trial import Promise, find, hopeless, plan_looks
@@ -21,7 +20,6 @@ from gapmeter.analysis.stats.exact import share_bounds
 SEED, REPLICATIONS, FIRST_LOOK, MOST = 4107, 400, 20, 8000
 LOADS, OVERLOADS, USUAL = (0.7, 0.85, 0.9, 0.95), (1.02, 1.05, 1.1, 1.3), 0.9
 LEVELS, SINGLE = (99.0, 95.0), tuple(queue for queue in QUEUES if queue.servers == 1)
-_RELAXATIONS = 10.0
 
 
 def measure(replications: int = REPLICATIONS) -> dict[str, Any]:
@@ -38,7 +36,7 @@ def measure(replications: int = REPLICATIONS) -> dict[str, Any]:
 def at_limit(level: float, queue: Queue, load: float, replications: int) -> dict[str, Any]:
     """``growth``: trials in which a growing queue was seen at the 5 % level at any look, be it far from a verdict."""
     limit, promise = wait_quantile(queue, load, level / 100), Promise("wait", "ttft", 1 - level / 100)
-    ahead = math.ceil(_RELAXATIONS * load / (1 - math.sqrt(load)) ** 2)
+    ahead = requests_to_settle(load)
     found = [_trial(promise, limit, load, *_run(queue, load, ahead, seed)) for seed in range(replications)]
     verdicts = [verdict for verdict, _, _ in found]
     holds, fails = verdicts.count(HOLDS), verdicts.count(FAILS)

@@ -81,10 +81,9 @@ def franx(load: float, t: float) -> float:
 def simulate(queue: Queue, load: float, count: int, replications: int, seed: int) -> tuple[Floats, Floats]:
     """Waits and times in the system of ``count`` requests in a row: two arrays of shape (replications, count).
 
-    The queue starts empty and is left alone for ten of its relaxation times before the first request counts; in
-    requests, one such time is r / (1 - sqrt r)^2 (Cohen 1982, The Single Server Queue, for M/M/1).
+    The queue starts empty and settles before the first request counts.
     """
-    ahead = math.ceil(_RELAXATIONS * max(load / (1 - math.sqrt(load)) ** 2, queue.servers * load))
+    ahead = requests_to_settle(load, queue.servers)
     waits, sojourns = [], []
     for chunk, first in enumerate(range(0, replications, _CHUNK)):
         rng = np.random.default_rng([seed, queue.servers, int(queue.deterministic), round(100 * load), chunk])
@@ -95,6 +94,14 @@ def simulate(queue: Queue, load: float, count: int, replications: int, seed: int
         waits.append(wait[:, ahead:])
         sojourns.append(wait[:, ahead:] + services[:, ahead:])
     return np.concatenate(waits), np.concatenate(sojourns)
+
+
+def requests_to_settle(load: float, servers: int = 1) -> int:
+    """Ten relaxation times of a queue that starts empty, in requests.
+
+    One is r / (1 - sqrt r)^2 requests (Cohen 1982, The Single Server Queue, for M/M/1).
+    """
+    return math.ceil(_RELAXATIONS * max(load / (1 - math.sqrt(load)) ** 2, servers * load))
 
 
 def lindley(gaps: Floats, services: Floats) -> Floats:
