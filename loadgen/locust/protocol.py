@@ -24,7 +24,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, Self
+from typing import Annotated, Any, BinaryIO, Literal, Self, TypeVar
 from wsgiref.util import FileWrapper
 
 import gevent
@@ -40,13 +40,14 @@ VERSION = 7
 SECRET = "GAPMETER_WORKER_SECRET"  # the environment variable; "" only where both are on one machine
 _PIECE_BYTES = 1 << 20
 _SILENCE_S = 10.0  # a network that is cut says nothing: try again
+T = TypeVar("T")
 
 
 class Malformed(ValueError):
     """What came is nothing that the other one says; the text says why."""
 
 
-def _read(cls: type[Any], value: Any) -> Any:
+def _read(cls: type[T], value: Any) -> T:
     """A value of that type from the text of JSON, or from what it held. Raises Malformed."""
     adapter = TypeAdapter(cls)
     try:
@@ -143,7 +144,7 @@ class MasterMessage:
     @classmethod
     def read(cls, message: Any) -> Self:
         """Raises Malformed."""
-        read: Self = _read(cls, message)
+        read = _read(cls, message)
         if (read.word == "arm") != (read.order is not None):
             raise Malformed(f"an order belongs to arm, and to nothing else; this is {read.word}")
         return read
@@ -160,8 +161,7 @@ class Result:
     @classmethod
     def read(cls, text: bytes) -> Self:
         """Raises Malformed for something else."""
-        read: Self = _read(cls, text)
-        return read
+        return _read(cls, text)
 
 
 class NotTaken(RuntimeError):
