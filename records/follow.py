@@ -63,9 +63,8 @@ class RecordTail:
     def blocks(self) -> Iterator[list[tuple[int, RequestRecord]]]:
         """The same, block after block: whoever stops between two reads on from there the next time."""
         fd = self._fd if self._fd is not None else self._open()
-        size = _BLOCK if fd is not None else 0
-        while size:
-            assert fd is not None
+        size = _BLOCK
+        while fd is not None and size:
             block = os.pread(fd, size, self._at)
             came, used, size = _read_block(block, is_last=len(block) < size)
             self._at += used
