@@ -16,7 +16,6 @@ from gapmeter.scenarios.shapes import (
     Lengths,
     Lognormal,
     LognormalPause,
-    LognormalTimes,
     Pause,
     Sampled,
     Uniform,
@@ -72,7 +71,7 @@ def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> NDAr
         case Uniform(range=(low, high)):
             return rng.integers(low, high, count, np.int64, endpoint=True)
         case Lognormal(shape=shape):
-            drawn = np.rint(rng.lognormal(math.log(shape.median), math.log(shape.p95 / shape.median) / Z95, count))
+            drawn = np.rint(rng.lognormal(math.log(shape.median), _spread(shape.median, shape.p95), count))
             return np.clip(drawn, 1, shape.max or 10_000_000).astype(np.int64)
         case Sampled(values=values):
             return rng.choice(np.array(values, np.int64), count)
@@ -91,7 +90,7 @@ def draw_pauses(pause: Pause, count: int, rng: np.random.Generator) -> NDArray[n
         case UniformPause(range_ns=(low_ns, high_ns)):
             return rng.integers(low_ns, high_ns, count, np.int64, endpoint=True)
         case LognormalPause(shape=shape):
-            drawn = rng.lognormal(math.log(shape.median_ns), _spread(shape), count)
+            drawn = rng.lognormal(math.log(shape.median_ns), _spread(shape.median_ns, shape.p95_ns), count)
             return np.rint(np.minimum(drawn, shape.max_ns or 2**62)).astype(np.int64)
 
 
@@ -103,9 +102,10 @@ def mean_pause_ns(pause: Pause) -> int:
         case UniformPause(range_ns=(low_ns, high_ns)):
             return (low_ns + high_ns) // 2
         case LognormalPause(shape=shape):
-            mean = shape.median_ns * math.exp(_spread(shape) ** 2 / 2)
+            mean = shape.median_ns * math.exp(_spread(shape.median_ns, shape.p95_ns) ** 2 / 2)
             return round(min(mean, shape.max_ns or mean))
 
 
-def _spread(shape: LognormalTimes) -> float:
-    return math.log(shape.p95_ns / shape.median_ns) / Z95
+def _spread(median: float, p95: float) -> float:
+    """Of a log-normal: the standard deviation of the logarithm."""
+    return math.log(p95 / median) / Z95
