@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from gapmeter.analysis.numbers import DASH, rate, share, significant, usd
 from gapmeter.analysis.results.codec import Ends
-from gapmeter.analysis.results.comparison import BLOCKS, NOT_COMPARABLE
+from gapmeter.analysis.results.comparison import NOT_COMPARABLE
 from gapmeter.analysis.results.costs import CHEAPER, CostRatio, CostRow, CostTable, CostWords
 from gapmeter.report import document as doc
 from gapmeter.report import html, pareto
@@ -175,7 +175,7 @@ def _doubts(result: CostTable) -> list[str]:
     else:
         said += _serves(result)
     if result.verdict != NOT_COMPARABLE:  # which says it first
-        said += [f"Not comparable: {_differences(row)}." for row in result.rows if _blocking(row)]
+        said += [f"Not comparable: {_differences(row)}." for row in result.rows if row.blocking]
     return said
 
 
@@ -224,12 +224,8 @@ def _called(row: CostRow, result: CostTable) -> str:
     return row.name
 
 
-def _blocking(row: CostRow) -> bool:
-    return any(fact.meaning == BLOCKS for fact in row.differs)
-
-
 def _differences(row: CostRow) -> str:
-    facts = "; ".join(f"{fact.key}: {fact.a} | {fact.b}" for fact in row.differs if fact.meaning == BLOCKS)
+    facts = "; ".join(f"{fact.key}: {fact.a} | {fact.b}" for fact in row.blocking)
     return f"{row.name} differs from A in {facts}"
 
 
@@ -261,7 +257,7 @@ def _between(low: float | None, high: float | None, joint: str) -> str:
 
 
 def _ratio(row: CostRow) -> str:
-    if _blocking(row) and row.ratio is None:
+    if row.blocking and row.ratio is None:
         return "not comparable"
     if row.ratio is None:
         return DASH

@@ -27,7 +27,7 @@ from gapmeter.analysis.compare.searches import SEARCH_SPREAD, Found, compared_by
 from gapmeter.analysis.numbers import plain
 from gapmeter.analysis.pareto import merged
 from gapmeter.analysis.provenance import provenance_of_several
-from gapmeter.analysis.results.comparison import BLOCKS, NOT_COMPARABLE, Asked, Fact
+from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked, Fact
 from gapmeter.analysis.results.cost import Interval
 from gapmeter.analysis.results.costs import (
     CHEAPER,
@@ -60,8 +60,7 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
         for name, one, setting, different in zip(names, found, _settings(found, asked.factors), differs, strict=True)
     ]
     usable = [
-        at for at, row in enumerate(rows)
-        if row.per_request_usd_ci and (asked.force or not any(fact.meaning == BLOCKS for fact in row.differs))
+        at for at, row in enumerate(rows) if row.per_request_usd_ci and (asked.force or not row.blocking)
     ]  # fmt: skip
     best = min(usable, key=lambda at: _rank(rows[at])) if len(usable) > 1 else None
     if best is not None:
@@ -70,7 +69,7 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
             ratio = ratio_of((rows[at], found[at]), (rows[best], found[best]), pairs) if at != best else _ONE
             rows[at] = rows[at].model_copy(update={"ratio": ratio})
     plane = merged([(row.name, one.pareto) for row, one in zip(rows, found, strict=True)])
-    refused = sum(any(fact.meaning == BLOCKS for fact in row.differs) for row in rows)
+    refused = sum(bool(row.blocking) for row in rows)
     ratios = [row.ratio for row in rows if row.ratio]
     established = bool(ratios) and all(ratio.doubt is None for ratio in ratios)
     verdict = CHEAPER if established else NOT_ESTABLISHED
@@ -209,7 +208,7 @@ def _at_95(row: CostRow, ratio: float) -> float:
 
 def _served(plane: Pareto, rows: Sequence[CostRow]) -> Iterable[ServedRatio]:
     """What rows served of what the first did, where both were under one load and may be compared."""
-    may = {row.name for row in rows if not any(fact.meaning == BLOCKS for fact in row.differs)}
+    may = {row.name for row in rows if not row.blocking}
     points = [point for point in plane.points if point.is_valid and point.side in may and point.tokens_per_s_unit]
     first = {point.name: point.tokens_per_s_unit for point in points if point.side == rows[0].name}
     for point in points:

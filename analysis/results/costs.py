@@ -9,7 +9,7 @@ from typing import ClassVar, Final, Literal
 
 from gapmeter.analysis.results.capacity import Fleet
 from gapmeter.analysis.results.codec import Ends, Number, Result, ResultFile, left_out
-from gapmeter.analysis.results.comparison import Asked, Fact
+from gapmeter.analysis.results.comparison import BLOCKS, Asked, Fact
 from gapmeter.analysis.results.cost import Interval, Price
 from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.run import Provenance
@@ -78,6 +78,11 @@ class CostRow(Result):
     binding_stage: str | None
     fleet: Fleet | None
     ratio: CostRatio | None
+
+    @property
+    def blocking(self) -> tuple[Fact, ...]:
+        """What keeps it from being compared with the first row."""
+        return tuple(fact for fact in self.differs if fact.meaning == BLOCKS)
 
 
 class ServedRatio(Result):
