@@ -36,7 +36,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
-from gapmeter.analysis.device.devices import CPU, UnknownDevice, catalogue, find_device, recognise
+from gapmeter.analysis.device.devices import CPU, UnknownDevice, catalogue, find_device, recognize
 from gapmeter.analysis.requests.metrics import numbers_of, succeeded
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import (
@@ -219,7 +219,7 @@ def price_of(manifest: Manifest) -> Price:
     """The price that a run's manifest leads to. Raises NoPrice."""
     asked, gpus = manifest.asked.cost, manifest.hardware.gpus
     attached = manifest.asked.server.engine == "attach"
-    own = None if attached else recognise(gpus[0]) if gpus else catalogue()[CPU]  # what a launched server ran on
+    own = None if attached else recognize(gpus[0]) if gpus else catalogue()[CPU]  # what a launched server ran on
     device = own
     if asked.gpu is not None:
         try:

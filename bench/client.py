@@ -107,7 +107,7 @@ def exactness(cores: Cores, seed: int, rate: int, seconds: int, *, busy: bool = 
     program that never sleeps, on the client's core.
     """
     due = poisson(rate, rate * seconds, [seed, rate])
-    with neighbour(cores.client) if busy else contextlib.nullcontext():
+    with neighbor(cores.client) if busy else contextlib.nullcontext():
         run = issue(cores, equal_plan(due, tokens=64), Timing(), warm=STREAMS)
     left = departures(run.server)
     error = np.array([parse_answer(r).token_ns[0] - left[r.request_id][1][0] for r in run.records]) / 1e6
@@ -131,7 +131,7 @@ def exactness(cores: Cores, seed: int, rate: int, seconds: int, *, busy: bool = 
 
 
 @contextlib.contextmanager
-def neighbour(cores: tuple[int, ...]) -> Iterator[None]:
+def neighbor(cores: tuple[int, ...]) -> Iterator[None]:
     """A program that never sleeps, on these cores."""
     spin = f"import os; os.sched_setaffinity(0, {cores!r})\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", spin]) as process:

@@ -2,7 +2,7 @@
 
 Each cell is one queue at one load, one run length and one percentile: the share of runs whose 95 % interval holds the
 true quantile, an end that does not exist counted as infinite; how many runs lack an end; the same for order statistics
-that take neighbours for independent. A run of 2,000 is the first 2,000 requests of the run of 10,000.
+that take neighbors for independent. A run of 2,000 is the first 2,000 requests of the run of 10,000.
 
 What is *really bounded* is told apart: cells in which at most 5 % of the runs lack an end, and in every cell the
 coverage of those intervals that have both, since a finite one where most are not comes from a calm run. Misses are told
@@ -164,7 +164,7 @@ def _allowed(count: int) -> Ints:
 
 _COVERAGE = (
     "Coverage of the 95 % interval / share of runs without an end / coverage of those with both / too low / too high / "
-    "coverage if neighbours counted as independent."
+    "coverage if neighbors counted as independent."
 )
 _BOUNDS = "Upper bound: share of runs that have one / its mean confidence / share in which it lies too low."
 _ACCEPTS = (
@@ -194,7 +194,7 @@ def _verdict(figures: Mapping[str, Any]) -> list[str]:
         f"{figures['replications']:,} runs a cell, seed {figures['seed']}. Of {len(cells)} cells with more than {FEW} "
         f"requests {len(bounded)} are really bounded (at most {REALLY:.0%} of runs lack an end); {reached} of these "
         f"reach {low:.0%}. In {sum(cell['unbounded'] > 0.5 for cell in cells)} more than half of the runs lack an end. "
-        f"Taking neighbours for independent, {sum(cell['naive'] < low for cell in cells)} are below {low:.0%}."
+        f"Taking neighbors for independent, {sum(cell['naive'] < low for cell in cells)} are below {low:.0%}."
     )
     lines = [said, ""]
     for least, most in ((0.0, REALLY), (REALLY, 0.5), (0.5, 0.95), (0.95, 1.0)):

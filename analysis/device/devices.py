@@ -95,11 +95,11 @@ def find_device(name: str) -> Device:
     raise UnknownDevice(name, tuple(dict.fromkeys(names[word].key for word in close))[:3])
 
 
-def recognise(driver_name: str) -> Device | None:
+def recognize(driver_name: str) -> Device | None:
     """The device that a driver (NVML, nvidia-smi) calls this; None for one that is not in the catalogue.
 
     ``driver_name`` may be a line of nvidia-smi, the name before the first comma. Another variant of a chip (an H100
-    on a PCIe card, an A100 with 40 GB) is another device, and not recognised.
+    on a PCIe card, an A100 with 40 GB) is another device, and not recognized.
     """
     name = driver_name.partition(",")[0].strip()
     return next((device for device in catalogue().values() if name in device.nvml), None)

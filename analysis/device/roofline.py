@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Floats, Ints
-from gapmeter.analysis.device.devices import UnknownDevice, find_device, recognise
+from gapmeter.analysis.device.devices import UnknownDevice, find_device, recognize
 from gapmeter.analysis.device.use import step_sampling_ns
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results.device import (
@@ -74,7 +74,7 @@ def _best(rate: MeasuredRate) -> PeakRate:
 
 
 def _gpu_peaks(manifest: Manifest, name: str) -> tuple[RooflineDevice, str] | str:
-    known = recognise(name)
+    known = recognize(name)
     if known is None and manifest.asked.cost.gpu:
         with contextlib.suppress(UnknownDevice):
             known = find_device(manifest.asked.cost.gpu)

@@ -95,7 +95,7 @@ def _bands(rows: pd.DataFrame) -> Bands:
     slow_ranks = {percentile: math.floor(percentile * n / 100) for percentile in SLOW} | {98.5: n - slow_count(n)}
     usual = _typical_ranks(n)
     spread_ranks = [round(percentile * n / 100) for percentile in _SPREAD]
-    # Between neighbouring cuts every band has all rows or none, so that each row is added up once.
+    # Between neighboring cuts every band has all rows or none, so that each row is added up once.
     cuts = sorted({0, n, *usual, *slow_ranks.values(), *spread_ranks})
     ranked, part = Ranked(rows["total_ns"].to_numpy(np.float64)), np.zeros(n, np.int64)
     for cut in cuts[1:-1]:

@@ -8,7 +8,7 @@ apart, with the rest's autocorrelation time in the standard error), and be more 
 length later on.
 
 *PELT* (Killick, Fearnhead and Eckley 2012, JASA 107; here without its pruning) looks for a change of level anywhere,
-with cost l2 on at most 200 means of neighbours, in units of their own spread between neighbours, penalty 15 ln n. On a
+with cost l2 on at most 200 means of neighbors, in units of their own spread between neighbors, penalty 15 ln n. On a
 queue it answers every long burst. So only the strongest change counts, and it is certain only when its two sides differ
 as MSER-5's guard asks, at six standard errors, and by a fifth.
 

@@ -26,7 +26,7 @@ values one independent value stands for, a spell's mean length is then (d + 1) /
 no such error.
 
 *A few values* cannot show what strong dependence would look like, so the short estimate would let twenty independent
-ones count for two. But strong dependence leaves neighbours alike, which a test of the ranks of all values sees in
+ones count for two. But strong dependence leaves neighbors alike, which a test of the ranks of all values sees in
 samples that small (Bartels 1982, The rank version of von Neumann's ratio test for randomness, JASA 77): where it finds
 no sign of that at the 10 % level, only the long estimate counts.
 """
@@ -49,7 +49,7 @@ from gapmeter.analysis.stats.estimate import t_quantile
 COSINES = 12
 LEAST = 0.5  # of n_eff; with so little no percentile has any end
 _LAGS, _SHORT = (1 << 13, 1 << 17), 16  # how far to look first in a series that is so many times as long
-ALIKE = 0.1  # a test of order with a p-value below this finds neighbours alike
+ALIKE = 0.1  # a test of order with a p-value below this finds neighbors alike
 _NORMAL = float(special.ndtri(0.975))
 
 
@@ -150,10 +150,10 @@ def ranks_of(values: Floats) -> Floats:
     return np.asarray(pd.Series(values).rank(), dtype=np.float64)
 
 
-def neighbours_alike(ranks: Floats, clusters: NDArray[np.int64] | None) -> bool:
-    """Whether neighbours have nearer ranks than chance gives them, by Bartels' ratio and its normal approximation.
+def neighbors_alike(ranks: Floats, clusters: NDArray[np.int64] | None) -> bool:
+    """Whether neighbors have nearer ranks than chance gives them, by Bartels' ratio and its normal approximation.
 
-    ``ranks`` of a series' values, equal ones sharing theirs. Of pooled values, neighbouring clusters' mean ranks. False
+    ``ranks`` of a series' values, equal ones sharing theirs. Of pooled values, neighboring clusters' mean ranks. False
     where there is no order to find: under four, all equal.
     """
     if clusters is not None:

@@ -12,7 +12,7 @@ exponentially), it is enough that at most four times the allowed share exceeds i
 small: with m a part of the limit, 1 / m^2 times the share would exceed it. Two chances to be wrong, so each counts
 twice. Neither tells of a stall that never happened.
 
-*Far beyond a limit* nothing need be known of how alike neighbours are: a share of requests has the same mean however
+*Far beyond a limit* nothing need be known of how alike neighbors are: a share of requests has the same mean however
 they hang together, so that by Markov's inequality it exceeds x with a chance of at most its mean over x.
 """
 

@@ -1,6 +1,6 @@
 """A series of values that are not independent, and what it says: percentiles, a mean, a share, each with its interval.
 
-Latencies of neighbouring requests are alike (they met the same queue), so n requests say less than n independent
+Latencies of neighboring requests are alike (they met the same queue), so n requests say less than n independent
 ones. The count that they are worth is n_eff = n / tau; a percentile's interval is the exact order-statistic (binomial)
 one with n_eff in place of n.
 
@@ -14,7 +14,7 @@ dependence better:
 - from p75, short at the 90th, long at the 50th; below, both at the 50th. A run that met fewer than a hundred spells
   above the 90th (or the 50th) does not know how long these are: then short at the 50th, 75th, 90th and 95th counts too.
 
-The smallest is n_eff, for all percentiles of that range. Where no neighbours are alike, short says nothing.
+The smallest is n_eff, for all percentiles of that range. Where no neighbors are alike, short says nothing.
 docs/results has the coverage on queues whose quantiles are known, and where it falls short.
 
 One rule for every percentile printed anywhere: it is *supported* when both ends of its 95 % interval exist. Where the
@@ -45,7 +45,7 @@ from gapmeter.analysis.stats.dependence import (
     autocorrelation_time,
     exceedances,
     first_cosines,
-    neighbours_alike,
+    neighbors_alike,
     ranks_of,
 )
 from gapmeter.analysis.stats.estimate import LEAST_SURE, MOST_SURE, NORMAL, TAIL, Bound, Estimate, Spread, t_quantile
@@ -214,7 +214,7 @@ class Series:
         at = {level: exceedances(self.values, at_rank(self.ordered, level), clusters) for level in (*_LEVELS, 99.0)}
         lasting = {level: at[level].long() for level in (50.0, 95.0, 99.0)}
         plain = (min(at[50.0].plain(), at[90.0].plain()), min(at[90.0].plain(), at[95.0].plain()))
-        if not neighbours_alike(ranks, clusters):
+        if not neighbors_alike(ranks, clusters):
             tail, far = (min(lasting[50.0], lasting[level]) for level in (95.0, 99.0))
             return lasting[50.0], lasting[50.0], tail, far, *plain
         short = {level: at[level].short() for level in _LEVELS}
@@ -249,7 +249,7 @@ def share_of(flags: Bools, time: float = 1.0) -> Estimate:
 
 
 def time_blocks(at_ns: Ints, values_ns: Floats) -> Ints:
-    """Number the time block of each pooled gap, so that gaps made by one engine step share a block or neighbours.
+    """Number the time block of each pooled gap, so that gaps made by one engine step share a block or neighbors.
 
     A block is twice the median gap wide (a gap is about a step), and there are at most 4,096 of them. Gaps that
     never ended (infinite) count where they are placed, not in the width.

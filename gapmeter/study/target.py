@@ -17,7 +17,7 @@ import psutil
 from gapmeter_probe.writer import PROBE_DIR
 
 from gapmeter import errors
-from gapmeter.analysis.device.devices import CPU, CPU_FLAGS, catalogue, recognise, refusal, support
+from gapmeter.analysis.device.devices import CPU, CPU_FLAGS, catalogue, recognize, refusal, support
 from gapmeter.analysis.results import manifest
 from gapmeter.errors import UserError
 from gapmeter.keys import Keys
@@ -277,7 +277,7 @@ def check_precision(scenario: Scenario) -> manifest.PrecisionSupport | None:
 def own_support(precision: str) -> manifest.PrecisionSupport:
     """What this machine's first GPU, or without one its CPU, makes of a precision."""
     gpus = gpus_here()
-    device = recognise(gpus[0]) if gpus else catalogue()[CPU]
+    device = recognize(gpus[0]) if gpus else catalogue()[CPU]
     return support(precision, device, cpu_flags())
 
 

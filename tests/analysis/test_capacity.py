@@ -241,7 +241,7 @@ P50, P90 = (Promise(f"e2e p{p} <= 2 s", "e2e", 1 - p / 100) for p in (50, 90))
         ((P99, P95, ERRORS), 64, 64, True),
     ],
 )
-def test_what_is_beyond_its_limit_throughout_fails_at_once_however_alike_neighbours_are(
+def test_what_is_beyond_its_limit_throughout_fails_at_once_however_alike_neighbors_are(
     promises: tuple[Promise, ...], over: int, count: int, fails: bool
 ) -> None:
     """A server that fails every request, or takes as long for each: its values swing nowhere, so no burst is counted.

@@ -661,7 +661,7 @@ def test_dropping_the_slowest_requests_is_neither_faster_nor_within(share: float
 
 
 def alike(seed: int, count: int, log_factor: float = 0.0) -> RunColumns:
-    """The last requests of a queue that is nearly full, whose neighbours are too alike for a percentile."""
+    """The last requests of a queue that is nearly full, whose neighbors are too alike for a percentile."""
     rng = np.random.default_rng(seed)
     run = queue_run(rng, load=0.95)
     return scaled(run.rows(np.arange(run.count - count, run.count)), log_factor)

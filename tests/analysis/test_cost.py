@@ -134,7 +134,7 @@ def test_a_rate_of_nothing_is_refused() -> None:
         ({"usd_per_hour": 9.0}, ("Weird GPU 3000, 1 MiB, 1",), 1, 9.0, "Weird GPU 3000", False),
     ],
 )  # fmt: skip
-def test_the_price_is_the_scenario_s_own_or_the_catalogue_s_for_the_named_or_recognised_device(
+def test_the_price_is_the_scenario_s_own_or_the_catalogue_s_for_the_named_or_recognized_device(
     settings: dict[str, Any], gpus: tuple[str, ...], units: int, usd: float, device: str, default: bool
 ) -> None:
     found = price_of(manifest(settings, gpus))

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gapmeter.analysis.device.devices import CPU, Device, UnknownDevice, catalogue, find_device, recognise
+from gapmeter.analysis.device.devices import CPU, Device, UnknownDevice, catalogue, find_device, recognize
 
 GPUS = [device for device in catalogue().values() if not device.is_cpu]
 FORMATS = {"fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"}
@@ -82,6 +82,6 @@ def test_no_two_devices_share_a_name() -> None:
      ("NVIDIA A100-SXM4-80GB", "A100-80"), ("NVIDIA A100-SXM4-40GB", None), ("NVIDIA H100 PCIe", None),
      ("NVIDIA L40S", "L40S"), ("NVIDIA L40", None)],
 )  # fmt: skip
-def test_the_driver_s_name_is_recognised_and_a_variant_is_not_taken_for_it(line: str, key: str | None) -> None:
-    found = recognise(line)
+def test_the_driver_s_name_is_recognized_and_a_variant_is_not_taken_for_it(line: str, key: str | None) -> None:
+    found = recognize(line)
     assert (found.key if found else None) == key

@@ -39,7 +39,7 @@ def test_draws_follow_the_softmax_of_logits_over_temperature() -> None:
     assert stats.chisquare(counts, expected / expected.sum() * draws).pvalue > 0.001
 
 
-def test_neighbouring_draws_do_not_depend_on_each_other() -> None:
+def test_neighboring_draws_do_not_depend_on_each_other() -> None:
     keys = torch.tensor([noise_key(3, position) for position in range(4000)], dtype=torch.int32)
     noise = gumbel(keys, 2).numpy()
     assert abs(np.corrcoef(noise[:-1, 0], noise[1:, 0])[0, 1]) < 0.06

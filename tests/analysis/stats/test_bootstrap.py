@@ -51,7 +51,7 @@ def test_pooled_percentiles_are_those_of_the_values_written_out(given: list[floa
     assert pooled == pytest.approx([once(np.array(given), p) for p in (50, 90)], rel=1e-3)
 
 
-def test_blocks_are_longer_the_more_alike_neighbours_are() -> None:
+def test_blocks_are_longer_the_more_alike_neighbors_are() -> None:
     rng = np.random.default_rng(1)
     noise = rng.standard_normal(2000)
     alike = np.convolve(noise, np.ones(20), "same")
@@ -60,7 +60,7 @@ def test_blocks_are_longer_the_more_alike_neighbours_are() -> None:
     assert bootstrap.block_length(np.ones(100)) == 1
 
 
-def test_a_resample_is_made_of_runs_of_neighbours() -> None:
+def test_a_resample_is_made_of_runs_of_neighbors() -> None:
     drawn = bootstrap.draw(100, 10, 400, np.random.default_rng(1))
     follows = (np.diff(drawn, axis=1) % 100 == 1).mean()
     assert drawn.min() == 0

@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 def see_saw(rng: np.random.Generator, count: int) -> Floats:
-    """Values whose neighbours are unlike, so that no allowance is made for their being alike."""
+    """Values whose neighbors are unlike, so that no allowance is made for their being alike."""
     noise = rng.normal(0, 1, count + 1)
     values = np.asarray(3 + noise[1:] - 0.9 * noise[:-1])
     assert autocorrelation_time(values) == 1
