@@ -41,8 +41,8 @@ class GeneratorFile:
 
     def cpu_share(self) -> float | None:
         """CPU time over wall time of the timed window, None when the process did not live to say."""
-        told = [note for note in self.notes if note.get("type") == "usage"]
-        return told[-1]["cpu_ns"] / told[-1]["wall_ns"] if told else None
+        usage = [note for note in self.notes if note.get("type") == "usage"]
+        return usage[-1]["cpu_ns"] / usage[-1]["wall_ns"] if usage else None
 
 
 def read_requests(folder: RunFolder, plan: PlanFacts) -> tuple[pd.DataFrame, list[GeneratorFile]]:

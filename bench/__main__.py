@@ -99,9 +99,9 @@ def page(results: Path) -> str:
         for name in (kind, *(f"{kind}-{other}" for other in (*GENERATORS, *ENGINES))):
             file = results / f"{name}.json"
             if file.exists():
-                told = json.loads(file.read_text())
-                where = ", ".join(f"{key} {value}" for key, value in told["machine"].items())
-                sections.append(f"## {name}\n\n" + "\n".join(part.table(told["figures"])) + f"\n\n{where}\n")
+                kept = json.loads(file.read_text())
+                where = ", ".join(f"{key} {value}" for key, value in kept["machine"].items())
+                sections.append(f"## {name}\n\n" + "\n".join(part.table(kept["figures"])) + f"\n\n{where}\n")
     return "\n".join(sections)
 
 

@@ -83,9 +83,9 @@ def rebuilt(trace: Trace, requests: int) -> dict[str, Floats]:
 
 
 def _native(requests: pd.DataFrame) -> dict[str, Floats]:
-    told = [value if isinstance(value, dict) else {} for value in requests["engine_metrics"]]
+    metrics = [value if isinstance(value, dict) else {} for value in requests["engine_metrics"]]
     return {
-        name: np.array([_number(values.get(field)) for values in told], dtype=np.float64)
+        name: np.array([_number(values.get(field)) for values in metrics], dtype=np.float64)
         for name, field in _NATIVE.items()
     }
 

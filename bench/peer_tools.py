@@ -107,11 +107,11 @@ def _vllm(url: str, load: Load, tokenizer: Path, out: Path) -> list[str]:
 
 
 def _read_vllm(out: Path) -> Reported:
-    told = json.loads((out / "vllm.json").read_text())
-    starts, lasts = np.array(told["start_times"]), np.array(told["latencies"])
-    gaps = np.concatenate([np.asarray(own, np.float64) for own in told["itls"]])
+    reported = json.loads((out / "vllm.json").read_text())
+    starts, lasts = np.array(reported["start_times"]), np.array(reported["latencies"])
+    gaps = np.concatenate([np.asarray(own, np.float64) for own in reported["itls"]])
     span = float((starts + lasts).max() - starts.min())
-    return Reported(np.array(told["ttfts"]) * 1e3, gaps * 1e3, span)
+    return Reported(np.array(reported["ttfts"]) * 1e3, gaps * 1e3, span)
 
 
 def _guidellm(url: str, load: Load, tokenizer: Path, out: Path) -> list[str]:
@@ -161,10 +161,10 @@ def _genai(url: str, load: Load, tokenizer: Path, out: Path) -> list[str]:
 
 
 def _read_genai(out: Path) -> Reported:
-    told = json.loads(next((out / "results").glob("D*_time_*.json")).read_text())
-    rows = told["individual_request_metrics"]
+    reported = json.loads(next((out / "results").glob("D*_time_*.json")).read_text())
+    rows = reported["individual_request_metrics"]
     ttft, tpot = (np.array([row[key] for row in rows], np.float64) * 1e3 for key in ("ttft", "tpot"))
-    return Reported(ttft, tpot, told["aggregated_metrics"]["run_duration"], itl_is_mean=True)
+    return Reported(ttft, tpot, reported["aggregated_metrics"]["run_duration"], itl_is_mean=True)
 
 
 def _python(environment: str) -> Path:

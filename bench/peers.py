@@ -87,28 +87,28 @@ def _one(tool: Tool, load: Load, cores: Cores, tokenizer: Path, folder: Path) ->
             ended = _run(words, tool.environment, cores.client[0], out)
         logged = departures_by_ref(read_records(next(Path(log).glob("null-*.gap"))))
     try:
-        told = tool.read(out)
+        reported = tool.read(out)
     except (OSError, KeyError, ValueError, IndexError, StopIteration) as error:
         raise RuntimeError(f"exit code {ended.code}: {ended.said}") from error
-    sent = list(logged.values())[-len(told.ttft_ms) :]  # some ask once before they begin
-    return _figures(told, sent) | {"cpu_s": ended.cpu_s}
+    sent = list(logged.values())[-len(reported.ttft_ms) :]  # some ask once before they begin
+    return _figures(reported, sent) | {"cpu_s": ended.cpu_s}
 
 
-def _figures(told: Reported, sent: list[tuple[int, Any]]) -> dict[str, float | None]:
+def _figures(reported: Reported, sent: list[tuple[int, Any]]) -> dict[str, float | None]:
     """What the tool says minus what the log says; the rate and dispersion of arrivals as the server saw them."""
     ttft = np.array([left[0] - read for read, left in sent]) / 1e6
     gaps = [np.diff(left) / 1e6 for _, left in sent]
-    itl = np.array([own.mean() for own in gaps]) if told.itl_is_mean else np.concatenate(gaps)
+    itl = np.array([own.mean() for own in gaps]) if reported.itl_is_mean else np.concatenate(gaps)
     at = np.sort([read for read, _ in sent])
     figures: dict[str, float | None] = {
         "rate": (len(at) - 1) / float(at[-1] - at[0]) * 1e9,
         "dispersion": _dispersion(at),
-        "tokens_per_s": sum(len(left) for _, left in sent) / told.span_s,
-        "answers": float(len(told.ttft_ms)),
+        "tokens_per_s": sum(len(left) for _, left in sent) / reported.span_s,
+        "answers": float(len(reported.ttft_ms)),
     }
     for p in (50, 99):
-        figures[f"ttft_p{p}_ms"] = float(np.percentile(told.ttft_ms, p) - np.percentile(ttft, p))
-        figures[f"itl_p{p}_ms"] = float(np.percentile(told.itl_ms, p) - np.percentile(itl, p))
+        figures[f"ttft_p{p}_ms"] = float(np.percentile(reported.ttft_ms, p) - np.percentile(ttft, p))
+        figures[f"itl_p{p}_ms"] = float(np.percentile(reported.itl_ms, p) - np.percentile(itl, p))
     return figures
 
 

@@ -56,20 +56,20 @@ def measure(
     Raises ServerFailed when the server cannot be had.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    told = folder / "part"
-    told.write_text("none")
-    env = {"PYTHONPATH": str(CHECKOUT / "bench" / "unhook"), "GAPMETER_UNHOOK": str(told.resolve())}
+    switch = folder / "part"
+    switch.write_text("none")
+    env = {"PYTHONPATH": str(CHECKOUT / "bench" / "unhook"), "GAPMETER_UNHOOK": str(switch.resolve())}
     env |= {} if native else {"GAPMETER_PYTHON_ONLY": "1"}
     with (
         running(name, folder, replace(setting, env={**setting.env, **env})) as engine,
         kept_to(Cores.apart().client),
     ):
-        pairs = asyncio.run(_pairs(engine, told, seconds))
+        pairs = asyncio.run(_pairs(engine, switch, seconds))
     found = {part: ratios(of_part) for part, of_part in pairs.items()}
     return {"engine": name, "version": engine.version, "native": native, "pairs": len(pairs["all"]), "parts": found}
 
 
-async def _pairs(engine: Engine, told: Path, seconds: float) -> dict[str, list[tuple[Burst, Burst]]]:
+async def _pairs(engine: Engine, switch: Path, seconds: float) -> dict[str, list[tuple[Burst, Burst]]]:
     """By what was taken out: bursts with everything, each with the burst beside it."""
     pairs: dict[str, list[tuple[Burst, Burst]]] = {part: [] for part in _PARTS}
     number = 0
@@ -78,7 +78,7 @@ async def _pairs(engine: Engine, told: Path, seconds: float) -> dict[str, list[t
         async def one(part: str) -> Burst:
             nonlocal number
             number += 1
-            _take_out(engine, told, part)
+            _take_out(engine, switch, part)
             return await burst(session, engine, number)
 
         for _ in range(_WARM_BURSTS):
@@ -92,17 +92,17 @@ async def _pairs(engine: Engine, told: Path, seconds: float) -> dict[str, list[t
                 else:
                     without = await one(part)
                     done.append((await one("none"), without))
-        _take_out(engine, told, "none")
+        _take_out(engine, switch, "none")
     return pairs
 
 
-def _take_out(engine: Engine, told: Path, part: str) -> None:
+def _take_out(engine: Engine, switch: Path, part: str) -> None:
     """Tell every process that records, and wait until each has done it. Nothing else is going on meanwhile."""
     pids = {int(path.name.split("-")[1]) for path in engine.probe_dir.glob("*.gap")}
-    answers = [told.with_name(f"{told.name}.{pid}") for pid in pids]
+    answers = [switch.with_name(f"{switch.name}.{pid}") for pid in pids]
     for answer in answers:
         answer.unlink(missing_ok=True)
-    told.write_text(part)
+    switch.write_text(part)
     deadline = time.monotonic() + _OBEYED_S
     while not all(answer.exists() for answer in answers):
         for pid in pids:  # again and again: a signal that comes just before a thread goes to sleep does not wake it

@@ -65,10 +65,10 @@ _RARE: doc.Headers = ["per request at the SLA", "energy a request"]
 
 def write(folder: Path, result: Comparison) -> Comparison:
     """``compare.json`` and ``report.html`` of a folder; returns the result with its sentences. Raises OSError."""
-    told = result.model_copy(update={"words": words_of(result)})
-    told.write(folder)
-    html.write(folder / "report.html", document(told))
-    return told
+    result = result.model_copy(update={"words": words_of(result)})
+    result.write(folder)
+    html.write(folder / "report.html", document(result))
+    return result
 
 
 def document(result: Comparison) -> doc.Document:
@@ -209,13 +209,13 @@ def _figure_head(key: str) -> str:
 
 def _spreads(table: SideTable) -> list[str]:
     """How far sides on devices of one name, under one scenario, lie apart, a sentence a device."""
-    told = []
+    sentences = []
     for each in table.devices:
         said = ", ".join(f"{_figure_head(key)} {share(found.relative)}" for key, found in each.figures.items())
         if said:
             where = f"{', '.join(each.sides)}, each on {each.device}"
-            told.append(f"Spread between identical devices ({where}): {said}.")
-    return told
+            sentences.append(f"Spread between identical devices ({where}): {said}.")
+    return sentences
 
 
 def with_sentences(found: Regression, result: Comparison) -> Regression:
@@ -223,16 +223,16 @@ def with_sentences(found: Regression, result: Comparison) -> Regression:
     if not result.comparable:
         return found.model_copy(update={"sentence": headline(result)})
     rows = tuple(row.model_copy(update={"sentence": _regression_row(row, found)}) for row in found.rows)
-    told = [row.sentence for row in rows if row.status == found.status]
+    sentences = [row.sentence for row in rows if row.status == found.status]
     failed = found.failed
     if failed is not None:
         failed = failed.model_copy(update={"sentence": failed_sentence("the new side", "the baseline", failed)})
-        told += [failed.sentence] if failed.a_share or failed.b_share else []
+        sentences += [failed.sentence] if failed.a_share or failed.b_share else []
     changed = result.comparisons[0].changed
     if found.status == REGRESSED and changed and changed.stage:
-        told.append(change_sentence(result.comparisons[0]))
-    told += [_ONE_RUN] if found.one_run_a_side else []
-    return found.model_copy(update={"rows": rows, "failed": failed, "sentence": "; ".join(told)})
+        sentences.append(change_sentence(result.comparisons[0]))
+    sentences += [_ONE_RUN] if found.one_run_a_side else []
+    return found.model_copy(update={"rows": rows, "failed": failed, "sentence": "; ".join(sentences)})
 
 
 def _regression_row(row: RegressionRow, found: Regression) -> str:

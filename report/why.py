@@ -125,11 +125,11 @@ def upgrade_sentence(bracket: UpgradeBracket, metric: str, device: str, asked: f
 def most_an_upgrade_brings(result: RunFigures) -> str:
     """The most that an infinitely fast device could bring, of what is explained; "" where that is not known."""
     metric, brackets = main_metric(result), _brackets(result)
-    told = next((name for name in (metric, "e2e" if metric == "itl" else "ttft", "e2e") if name in brackets), None)
-    if told is None:
+    shown = next((name for name in (metric, "e2e" if metric == "itl" else "ttft", "e2e") if name in brackets), None)
+    if shown is None:
         return ""
-    anatomy = result.tail.of(told) if told == metric else None
-    return as_sentence(upgrade_sentence(brackets[told], told, result.device, anatomy.percentile if anatomy else None))
+    anatomy = result.tail.of(shown) if shown == metric else None
+    return as_sentence(upgrade_sentence(brackets[shown], shown, result.device, anatomy.percentile if anatomy else None))
 
 
 def excess_sentence(result: RunFigures, metric: str) -> str:

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints
-from gapmeter.analysis.judge.lateness import ToldLateness
+from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.metrics import (
@@ -57,7 +57,7 @@ class RunColumns:
     gap_at_ns: Ints
     gap_owner: Ints
     ledgers: Mapping[str, Floats]
-    lateness: ToldLateness | None = None
+    lateness: ReportedLateness | None = None
     down: bool = False
 
     @property
@@ -162,13 +162,14 @@ def read_run(path: Path) -> AnalysedRun:
     own = path.resolve()
     name = f"{own.parent.name}/{own.name}" if own.parent.parent.name == "points" else own.name  # of a sweep's point
     run = run_of(requests, ledger, name, open_loop=plan.loop == "open", t0_ns=plan.t0_ns or 0)
-    return AnalysedRun(replace(run, lateness=ToldLateness((result,)), down=result.outage is not None), manifest, result)
+    run = replace(run, lateness=ReportedLateness((result,)), down=result.outage is not None)
+    return AnalysedRun(run, manifest, result)
 
 
 def late_ns(runs: Iterable[RunColumns], metric: str, percentile: float | None) -> float | None:
     """How much of a percentile (None: of the mean) of these runs may be lateness, where one of them refuses its own."""
-    told = (run.lateness.refused_ns(metric, percentile) for run in runs if run.lateness is not None)
-    return max((each for each in told if each is not None), default=None)
+    refused = (run.lateness.refused_ns(metric, percentile) for run in runs if run.lateness is not None)
+    return max((each for each in refused if each is not None), default=None)
 
 
 def why_refused(late: float) -> str:

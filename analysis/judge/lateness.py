@@ -140,7 +140,7 @@ class Lateness:
 
 
 @dataclass(frozen=True, slots=True)
-class ToldLateness:
+class ReportedLateness:
     """The lateness that results of runs report, the most of any: for figures of several runs, or of a part of one.
 
     A percentile that they do not report counts as refused where the nearest one that they do, on either side, is.

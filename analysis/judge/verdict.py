@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Bools
-from gapmeter.analysis.judge.lateness import Lateness, ToldLateness, shortens
+from gapmeter.analysis.judge.lateness import Lateness, ReportedLateness, shortens
 from gapmeter.analysis.requests.figures import at_most_ms, finite_ms
 from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, resent_once, succeeded, window_s
 from gapmeter.analysis.results.distribution import KnownPercentile, Needs
@@ -43,7 +43,8 @@ EXIT_CODES: Mapping[Verdict, int] = {PASS: 0, FAIL: 99, INCONCLUSIVE: 98, INVALI
 
 def judge(
     slos: Sequence[Slo], requests: pd.DataFrame, anatomies: Mapping[str, Anatomy], seconds: float | None = None,
-    lateness: Lateness | ToldLateness | None = None, outage: Outage | None = None, series: MetricSeries | None = None,
+    lateness: Lateness | ReportedLateness | None = None, outage: Outage | None = None,
+    series: MetricSeries | None = None,
 ) -> tuple[SloAnswer, ...]:  # fmt: skip
     """Every SLO's answer, in the order given; INVALID for a metric that never occurred, or that lateness may decide.
 
@@ -85,7 +86,7 @@ def overall(answers: Sequence[SloAnswer], invalid_reasons: Sequence[str]) -> Ver
 
 def _judge_latency(
     slo: Slo, series: MetricSeries, requests: int, anatomy: Anatomy | None, each_s: float,
-    lateness: Lateness | ToldLateness | None,
+    lateness: Lateness | ReportedLateness | None,
 ) -> SloAnswer:  # fmt: skip
     if slo.metric not in LATENCIES:
         raise ValueError(f"{slo.text}: {slo.metric!r} is not a metric; known are {', '.join(LATENCIES)} and errors")
@@ -132,7 +133,7 @@ def _judge_latency(
 
 
 def _in_spite_of(
-    lateness: Lateness | ToldLateness | None, metric: str, values: Series, percentile: float, limit: float
+    lateness: Lateness | ReportedLateness | None, metric: str, values: Series, percentile: float, limit: float
 ) -> tuple[Decided, float | None, float]:
     """The answer, INVALID where lateness may have decided it; by how much, ns; what of the value may be lateness."""
     found, late_ns = decide(values, percentile, limit), None

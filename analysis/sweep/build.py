@@ -12,7 +12,7 @@ import pandas as pd
 from gapmeter.analysis.cost import describe_cost, describe_tokens, describe_value, hardware_units, offered_rate
 from gapmeter.analysis.device.binding import binding_evidence, binding_of
 from gapmeter.analysis.judge import verdict
-from gapmeter.analysis.judge.lateness import ToldLateness, shortens
+from gapmeter.analysis.judge.lateness import ReportedLateness, shortens
 from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point
 from gapmeter.analysis.provenance import provenance_of_study
@@ -189,7 +189,7 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
     results, manifest = [run.result for run in used], used[0].manifest
     asked = sorted({*PERCENTILES, *(slo.percentile for slo in manifest.slo if slo.percentile is not None)})
     seconds = sum(result.load.window_s for result in results)
-    lateness = ToldLateness(results)
+    lateness = ReportedLateness(results)
     metrics = {metric: _distribution(frames, metric, asked, seconds, lateness) for metric in LATENCIES}
     # Between repeats other points were run.
     outage = next((result.outage for result in results if result.outage), None)
@@ -225,7 +225,7 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
 
 
 def _distribution(
-    frames: Frames, metric: str, asked: Sequence[float], seconds: float, lateness: ToldLateness
+    frames: Frames, metric: str, asked: Sequence[float], seconds: float, lateness: ReportedLateness
 ) -> PointDistribution:
     """Without the percentiles that one of the runs refuses, and without a mean then."""
     values, requests = metric_series(frames.measured, metric), len(frames.measured)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_TOLD = os.environ.get("GAPMETER_UNHOOK", "")
+_SWITCH = os.environ.get("GAPMETER_UNHOOK", "")
 _wrapped: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, what was there, what the probe put there
 _probes: list[Any] = []
 _changed: list[tuple[Any, str, Any]] = []
@@ -23,14 +23,14 @@ def _put(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
-def _told(*_: Any) -> None:
-    part = Path(_TOLD).read_text()
+def _switched(*_: Any) -> None:
+    part = Path(_SWITCH).read_text()
     while _changed:
         owner, name, value = _changed.pop()
         setattr(owner, name, value)
     if part == "all":
         _take_out()
-    Path(f"{_TOLD}.{os.getpid()}").write_text(part)
+    Path(f"{_SWITCH}.{os.getpid()}").write_text(part)
 
 
 def _take_out() -> None:
@@ -70,10 +70,10 @@ def _watch() -> None:
             _wrapped.append((owner, attribute, first[2] if first else before, after))
 
     hooks.Probe.__init__, hooks._apply = made, applied  # type: ignore[method-assign]
-    signal.signal(signal.SIGUSR2, _told)
+    signal.signal(signal.SIGUSR2, _switched)
 
 
 if os.environ.get("GAPMETER_PYTHON_ONLY"):
     sys.modules["gapmeter_probe._native"] = None  # type: ignore[assignment]  # importing it fails from now on
-if _TOLD and os.environ.get("GAPMETER_PROBE_DIR"):
+if _SWITCH and os.environ.get("GAPMETER_PROBE_DIR"):
     _watch()

@@ -150,8 +150,8 @@ def _answer(connection: DuckDBPyConnection, query: str) -> tuple[list[str], list
         raise UserError(text, errors.USAGE) from error
     except duckdb.CatalogException as error:
         said, there = str(error).splitlines()[0], ", ".join(("runs", *TABLES))
-        told = f"{said.rstrip('!')}; there are {there}" if "Table with name" in said else one_sentence(str(error))
-        raise UserError(told, errors.USAGE) from error
+        text = f"{said.rstrip('!')}; there are {there}" if "Table with name" in said else one_sentence(str(error))
+        raise UserError(text, errors.USAGE) from error
     except duckdb.Error as error:
         raise UserError(one_sentence(str(error)), errors.USAGE) from error
 
