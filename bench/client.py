@@ -1,4 +1,4 @@
-"""What the load generator itself costs and how exact it is, against the null server's log.
+"""What the load tester itself costs and how exact it is, against the null server's log.
 
 Server on one core, generator on another, repeated; each figure is the median of the rounds, with lowest and highest.
 """

@@ -78,7 +78,7 @@ def environment(**variables: str) -> Iterator[None]:
 
 
 def default_cores() -> tuple[int, ...]:
-    """All of ours but the last, which is the load generator's."""
+    """All of ours but the last, which is the load tester's."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
     return cores[:-1] or cores
 

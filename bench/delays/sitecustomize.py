@@ -1,4 +1,4 @@
-"""Puts known delays into functions of a real engine, of the server around it and of the load generator.
+"""Puts known delays into functions of a real engine, of the server around it and of the load tester.
 
 Python imports this module by its name when its folder is on PYTHONPATH. It does nothing unless GAPMETER_INJECT names a
 folder with ``cases.json`` (what is injected where), ``schedule.json`` (the case of each request) and ``now`` (which
@@ -140,7 +140,7 @@ def _is_event(cycle, message):
 _CB = "transformers.generation.continuous_batching."
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner."
 PATCHES = {
-    # the load generator
+    # the load tester
     "gapmeter.loadgen.sender:Sender.send": _sending,
     # the Transformers server
     "gapmeter.servers.api.stamps:StampedHandler.data_received": _before("loop held when a request comes"),

@@ -1,4 +1,4 @@
-"""What the load generator itself adds on this machine: measured against the null server, kept between runs, printed."""
+"""What the load tester itself adds on this machine: measured against the null server, kept between runs, printed."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ async def _lateness(count: int) -> list[int]:
 
 
 def cores() -> Finding:
-    """Whether load generator and server can each have cores of their own."""
+    """Whether load tester and server can each have cores of their own."""
     usable = tuple(sorted(os.sched_getaffinity(0)))
     # The CPU limit of this process's cgroup, under version 2 or 1.
     limit, _, period = text_of("/sys/fs/cgroup/cpu.max").partition(" ")

@@ -1,4 +1,4 @@
-"""This machine: its hardware and versions, and which cores the load generator and the server get."""
+"""This machine: its hardware and versions, and which cores the load tester and the server get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load generator run against the null server, whose log says what left when: what calibration and benches share."""
+"""The load tester run against the null server, whose log says what left when: what calibration and benches share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record types that probes and load generators write. This module is the schema.
+"""The record types that probes and the load tester write. This module is the schema.
 
 A file holds one process's records: a 16-byte file header, then frames. All integers are little-endian; every
 stamp is CLOCK_MONOTONIC in nanoseconds. A frame is an 8-byte head (``HEAD``: size in bytes including the head
@@ -41,7 +41,7 @@ class Kind(IntEnum):
     STEP = 4  # what the scheduler decided for one step, with an entry a request
     EMIT = 5  # which requests got how many tokens from one step
     JSON = 6  # anything else: process description, settings, hooks that are missing, a warning
-    BLOB = 7  # load generators: one request's wire record (see loadgen)
+    BLOB = 7  # load tester: one request's wire record (see loadgen)
     END = 8  # the process closed the file itself (absent after a kill)
     DEVICE = 9  # when a device was where in a step, on its own clock
 
@@ -95,8 +95,8 @@ class Span(IntEnum):
     DEVICE_SAMPLING = 118  # logits -> tokens
     DEVICE_COPY = 119  # tokens copied to the host
     # process; ref = 0
-    LOOP_LAG = 200  # load generators: event-loop lag sample: queued = due, start = end = when it ran
-    CANARY = 201  # load generators: fixed piece of CPU work
+    LOOP_LAG = 200  # load tester: event-loop lag sample: queued = due, start = end = when it ran
+    CANARY = 201  # load tester: fixed piece of CPU work
     CORE_WAIT = 204  # older probes: a woken thread waited for a core
     KERNELS = 205  # sampled windows: a stretch in which kernels ran without a pause; n = kernels
 

@@ -1,4 +1,4 @@
-"""A known delay, put into a stage of a real engine's server or of the load generator, is found in that stage."""
+"""A known delay, put into a stage of a real engine's server or of the load tester, is found in that stage."""
 
 from __future__ import annotations
 
