@@ -12,7 +12,6 @@ import pytest
 
 from bench import peers, streams
 from bench.peer_tools import TOOLS
-from gapmeter.machine.instrument import NotMeasured
 from gapmeter.records.process import SPARE, too_few_files
 
 ROOT = Path(__file__).parents[2]
@@ -115,8 +114,3 @@ def test_a_tools_figures_are_compared_with_the_log_of_the_requests_that_it_count
     assert found["itl_p99_ms"] == pytest.approx(0.0)
     assert found["rate"] == pytest.approx(100.0)
     assert found["tokens_per_s"] == pytest.approx(30.0)
-
-
-def test_a_machine_without_enough_files_raises_before_anything_is_started() -> None:
-    with pytest.raises(NotMeasured, match="open files"):
-        streams.measure(10_000_000)
