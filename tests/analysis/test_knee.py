@@ -24,6 +24,7 @@ from gapmeter.analysis.sweep.curves import (
     Axis,
     CurvePoint,
     Knee,
+    Rule,
     find_knee,
     knees_of,
     latency_turn,
@@ -91,7 +92,7 @@ def test_no_knee_is_claimed_where_there_is_none(places: int) -> None:
     assert rate[NONE, None] >= 0.5 * REPEATS, "throughput is mostly known well enough to say that there is none"
 
 
-CURVES: dict[str, tuple[Callable[[Sequence[float], Sequence[float]], object], Callable[[Floats], Floats]]] = {
+CURVES: dict[str, tuple[Rule, Callable[[Floats], Floats]]] = {
     "throughput by a power": (throughput_turn, lambda load: load**0.6),
     "throughput by the load": (throughput_turn, lambda load: load),
     "throughput flat": (throughput_turn, lambda load: 0 * load + 1),
@@ -114,7 +115,7 @@ def test_noise_makes_no_knee(curve: str, error: float) -> None:
             )
             for value in shape(np.array(USERS))
         ]
-        false += find_knee(USERS, levels, rule).state == KNEE  # type: ignore[arg-type]
+        false += find_knee(USERS, levels, rule).state == KNEE
     assert false <= 4, "5 % of 25 and the noise of counting"
 
 
@@ -127,23 +128,50 @@ def test_points_that_are_known_badly_leave_it_undecided() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "says"),
+    ("turn", "values", "says"),
     [
-        ([10, 20, 40, 80, 160, 320], "still grows at the last point"),
-        ([10, 10.5, 10.2, 10.1, 10.4, 10], "does not grow from the first point on"),
-        ([10, 12.5, 15.5, 19, 19.2, 19.3], "no place where it turns"),
+        (throughput_turn, [10, 20, 40, 80, 160, 320], "still grows at the last point"),
+        (throughput_turn, [10, 10.5, 10.2, 10.1, 10.4, 10], "does not grow from the first point on"),
+        (throughput_turn, [10, 12.5, 15.5, 19, 19.2, 19.3], "no place where it turns"),
+        (latency_turn, [10, 10, 10, 11, 11, 12], "hardly rises"),
+        (latency_turn, [10 * users for users in USERS], "in proportion"),
+        (latency_turn, [1, 8, 12, 14, 15, 16], "in proportion"),
     ],
 )
-def test_where_throughput_has_no_knee_the_reason_is_told(rate: list[float], says: str) -> None:
-    turn = throughput_turn(USERS, rate)
-    assert turn.at is None
-    assert says in turn.why
+def test_where_there_is_no_knee_the_reason_is_told(turn: Rule, values: list[float], says: str) -> None:
+    found = turn(USERS, values)
+    assert found.at is None
+    assert says in found.why
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 100))
 def test_where_throughput_turns_does_not_depend_on_units(of_load: float, of_rate: float) -> None:
     rate = [258, 372, 545, 846, 864, 867]
     assert throughput_turn([x * of_load for x in USERS], [y * of_rate for y in rate]).at == 3
+
+
+@given(st.lists(st.floats(1, 1e4), min_size=4, max_size=12), st.floats(0.01, 100), st.floats(0.01, 100))
+def test_where_latency_turns_does_not_depend_on_units(latency: list[float], of_load: float, of_latency: float) -> None:
+    load = [float(2**at) for at in range(len(latency))]
+    one = latency_turn(load, latency)
+    other = latency_turn([x * of_load for x in load], [y * of_latency for y in latency])
+    assert (one.bend is None) == (other.bend is None)
+    if one.bend is not None:
+        assert one.bend == pytest.approx(other.bend, abs=1e-9)
+
+
+def test_a_latency_turns_where_its_curve_lies_furthest_below_the_straight_line() -> None:
+    """At 8 of 1 to 32 users: 7/31 of the way, and 10/130 of the rise."""
+    found = latency_turn(USERS, [10, 10, 11, 20, 60, 140])
+    assert (found.at, found.bend) == (3, pytest.approx(7 / 31 - 10 / 130))
+
+
+def test_the_knee_of_an_open_queue_lies_before_its_pole() -> None:
+    """M/M/1 with service rate 10: the wait bends up towards rate 10."""
+    rates = [1, 2, 3, 4, 5, 6, 7, 8, 9, 9.5]
+    knee = latency_turn(rates, [1 / (10 - rate) for rate in rates])
+    assert knee.at is not None
+    assert 6 <= rates[knee.at] <= 9
 
 
 def test_throughput_counts_what_arrives_while_the_load_is_on() -> None:

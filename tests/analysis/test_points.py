@@ -1,4 +1,4 @@
-"""What a sweep's points say together: knee, order, growth, what binds."""
+"""What a sweep's points say together: order, growth, what binds."""
 
 from __future__ import annotations
 
@@ -15,56 +15,10 @@ from gapmeter.analysis.device.binding import BindingEvidence, binding_of
 from gapmeter.analysis.results.sweep import Growth, Point
 from gapmeter.analysis.results.trust import Check
 from gapmeter.analysis.stats.series import level_of_interval
-from gapmeter.analysis.sweep.curves import CurvePoint, axis_of, label, latency_turn
+from gapmeter.analysis.sweep.curves import CurvePoint, axis_of, label
 from gapmeter.analysis.sweep.growth import growth_between, means_ms, slow_band
 from gapmeter.analysis.sweep.read import Frames
 from gapmeter.report.growth import growth_sentence
-
-LOADS = [1, 2, 4, 8, 16, 32]
-
-
-def test_the_knee_of_a_server_that_saturates_is_where_it_does() -> None:
-    """Latency is flat until all eight places are taken, then proportional to the users."""
-    knee = latency_turn(LOADS, [10 * max(1, users / 8) for users in LOADS])
-    assert (knee.at, round(knee.bend or 0, 2)) == (3, 0.23)
-
-
-def test_the_knee_of_an_open_queue_lies_before_its_pole() -> None:
-    """M/M/1 with service rate 10: the wait bends up towards rate 10."""
-    rates = [1, 2, 3, 4, 5, 6, 7, 8, 9, 9.5]
-    knee = latency_turn(rates, [1 / (10 - rate) for rate in rates])
-    assert knee.at is not None
-    assert 6 <= rates[knee.at] <= 9
-
-
-@pytest.mark.parametrize(
-    ("load", "latency", "says"),
-    [
-        (LOADS, [10, 10, 10, 11, 11, 12], "hardly rises"),
-        (LOADS, [10 * users for users in LOADS], "in proportion"),
-        (LOADS, [1, 8, 12, 14, 15, 16], "in proportion"),
-    ],
-)
-def test_where_there_is_no_knee_the_reason_is_told(load: list[float], latency: list[float], says: str) -> None:
-    knee = latency_turn(load, latency)
-    assert knee.at is None
-    assert says in knee.why
-
-
-@given(st.lists(st.floats(1, 1e4), min_size=4, max_size=12), st.floats(0.01, 100), st.floats(0.01, 100))
-def test_a_knee_does_not_depend_on_units(latency: list[float], of_load: float, of_latency: float) -> None:
-    load = [float(2**at) for at in range(len(latency))]
-    one = latency_turn(load, latency)
-    other = latency_turn([x * of_load for x in load], [y * of_latency for y in latency])
-    assert (one.bend is None) == (other.bend is None)
-    if one.bend is not None:
-        assert one.bend == pytest.approx(other.bend, abs=1e-9)
-
-
-def test_a_latency_turns_where_its_curve_lies_furthest_below_the_straight_line() -> None:
-    """At 8 of 1 to 32 users: 7/31 of the way, and 10/130 of the rise."""
-    found = latency_turn([1, 2, 4, 8, 16, 32], [10, 10, 11, 20, 60, 140])
-    assert (found.at, found.bend) == (3, pytest.approx(7 / 31 - 10 / 130))
 
 
 def point(loop: str = "closed", **resolved: Any) -> Point:
