@@ -190,17 +190,17 @@ class Conversations:
         self._unanswered.discard(index)
         due_ns = end_ns + self._plan.pause_ns(index)
         if self._end_ns is not None and due_ns >= self._end_ns:
-            self.beyond_end += self._plan.left(following)
+            self.beyond_end += len(self._plan.turns_from(following))
         elif ok:
             heapq.heappush(self._waiting, (due_ns, following))
         else:
-            return Abandoned(range(following, following + self._plan.left(following)), due_ns)
+            return Abandoned(self._plan.turns_from(following), due_ns)
         return None
 
     def close(self) -> None:
         """Nothing more is sent: a turn that has not been answered yet is its conversation's last."""
         for index in self._unanswered:
-            self.beyond_end += self._plan.left(index + 1)
+            self.beyond_end += len(self._plan.turns_from(index + 1))
         self._unanswered.clear()
 
 
@@ -264,12 +264,12 @@ class Users:
         heapq.heappush(self._waiting, (due_ns, _ANEW))
         if following is None:
             return None
-        return Abandoned(range(following, following + self._plan.left(following)), due_ns)
+        return Abandoned(self._plan.turns_from(following), due_ns)
 
     def close(self) -> None:
         """Nothing more is sent."""
         broken_off = [index + 1 for index in self._unanswered] + [index for _, index in self._waiting if index != _ANEW]
-        self.beyond_end = sum(self._plan.left(index) for index in broken_off)
+        self.beyond_end = sum(len(self._plan.turns_from(index)) for index in broken_off)
         self._unanswered.clear()
         self._waiting.clear()
 

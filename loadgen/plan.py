@@ -124,12 +124,12 @@ class Plan:
         """The next turn of the same conversation; any index."""
         return index + 1 if self.turn(index + 1) > 1 else None
 
-    def left(self, index: int) -> int:
-        """Turns from this one to its conversation's last."""
-        count = 1
-        while (following := self.follower(index)) is not None:
-            index, count = following, count + 1
-        return count
+    def turns_from(self, index: int) -> range:
+        """This turn and those behind it in its conversation."""
+        last = index
+        while (following := self.follower(last)) is not None:
+            last = following
+        return range(index, last + 1)
 
     def pause_ns(self, index: int) -> int:
         """The think time after the answer to this request; any index."""
