@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from gapmeter.analysis.numbers import plain, rate
-from gapmeter.analysis.results.manifest import Manifest, SearchManifest, SweepManifest
+from gapmeter.analysis.results.manifest import Hardware, Manifest, SearchManifest, SweepManifest
 from gapmeter.analysis.results.requests import LoadFacts
 from gapmeter.analysis.results.run import INVALID, UNKNOWN, MadeBy, Provenance, RunFigures
 
@@ -18,14 +18,14 @@ _CODE_OF_FIGURES = ("analysis", "records", "report")  # the last: of the words a
 
 def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
     """The provenance of one analysed run."""
-    hardware, (model, precision) = manifest.hardware, served_by(manifest)
+    model, precision = served_by(manifest)
     return Provenance(
         scenario=figures.name or manifest.asked.name,
         digest=manifest.scenario_digest,
         model=model,
         precision=precision,
         engine=engine_words(manifest),
-        hardware=hardware_words(hardware.gpus, hardware.cpu, hardware.cores),
+        hardware=hardware_words(manifest.hardware),
         load=load_words(figures.load),
         n=str(figures.counts.measured),
         validity="valid" if figures.verdict != INVALID else INVALID,
@@ -45,11 +45,11 @@ def provenance_of_study(manifest: SweepManifest | SearchManifest, served: str | 
 
     ``served``: the model that an attached server named, whatever the scenario would have launched.
     """
-    server, hardware = manifest.scenario["server"], manifest.hardware
+    server = manifest.scenario["server"]
     facts = {
         "scenario": str(manifest.scenario["name"]), "digest": manifest.scenario_digest, "model": str(server["model"]),
         "precision": str(server["precision"]), "engine": str(server["engine"]),
-        "hardware": hardware_words(hardware.gpus, hardware.cpu, hardware.cores),
+        "hardware": hardware_words(manifest.hardware),
         "date": manifest.started_wall.partition("T")[0] or UNKNOWN, "command": manifest.command,
     }  # fmt: skip
     if server["engine"] == "attach":
@@ -71,13 +71,13 @@ def engine_words(manifest: Manifest) -> str:
     return f"{engine} {versions.get(engine) or versions.get(f'{engine}-cpu') or ''}".strip()
 
 
-def hardware_words(gpus: Sequence[str], cpu: str, cores: int) -> str:
+def hardware_words(hardware: Hardware) -> str:
     """What it ran on: the GPUs where there are any, else the processor."""
-    names = [gpu.partition(",")[0] for gpu in gpus]
+    names = [gpu.partition(",")[0] for gpu in hardware.gpus]
     if names:
         kinds = dict.fromkeys(names)
         return ", ".join(f"{names.count(kind)} x {kind}" if names.count(kind) > 1 else kind for kind in kinds)
-    return f"{cpu}, {cores} cores" if cpu else UNKNOWN
+    return f"{hardware.cpu}, {hardware.cores} cores" if hardware.cpu else UNKNOWN
 
 
 def load_words(load: LoadFacts) -> str:

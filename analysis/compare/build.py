@@ -318,11 +318,10 @@ def _row(letter: str, side: Side) -> SideRow:
     series = {
         metric: pooled([each.run.series(metric) for each in side.runs]) for metric in {name for name, _ in _IN_TABLE}
     }
-    hardware = manifest.hardware
     return SideRow(
         name=letter,
         runs=side.names,
-        device=hardware_words(hardware.gpus, hardware.cpu, hardware.cores),
+        device=hardware_words(manifest.hardware),
         engine=result.provenance.engine,
         load=result.provenance.load,
         digest=manifest.scenario_digest,

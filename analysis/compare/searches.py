@@ -81,7 +81,7 @@ class Found:
     def device(self) -> str:
         """Of a server that somebody else runs it is the one that is paid for, where that was said."""
         if self.scenario["server"]["engine"] != "attach":
-            return hardware_words(self.hardware.gpus, self.hardware.cpu, self.hardware.cores)
+            return hardware_words(self.hardware)
         return f"{self.price.units} x {self.price.device}, as priced" if self.price else "unknown (attached)"
 
 
