@@ -9,7 +9,7 @@ from typing import Final
 
 from gapmeter.analysis.capacity.curve import Posterior
 from gapmeter.analysis.capacity.read import BURSTS, MeasuredTrial, goal_of, read_trials
-from gapmeter.analysis.capacity.search import Goal, held_rate, is_overloaded, posterior
+from gapmeter.analysis.capacity.search import Goal, held_rate, is_overloaded, posterior, valid_of
 from gapmeter.analysis.capacity.trial import Trial
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
 from gapmeter.analysis.judge.words import STRANGERS
@@ -91,7 +91,7 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
     asked = manifest.capacity
     ended: Ended = asked.ended or INTERRUPTED
     trials = [each.trial for each in measured]
-    valid = [trial for trial in trials if trial.verdict != INVALID_TRIAL]
+    valid = valid_of(trials)
     spent, seconds = sum(trial.outcome.requests for trial in trials), sum(trial.outcome.seconds for trial in trials)
     known = posterior(goal, valid) if ended not in (UNMEETABLE, CLIENT) else None
     held = held_rate(valid)

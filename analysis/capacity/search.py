@@ -117,7 +117,7 @@ def _next(goal: Goal, trials: Sequence[Trial], left_s: float) -> Ask | Ended:
     """What to try in the time left, after some trial."""
     if trials[-1].outcome.invalid:
         return _after_invalid(goal, trials, left_s)
-    valid = [trial for trial in trials if trial.verdict != INVALID_TRIAL]
+    valid = valid_of(trials)
     wider = _bracket(goal, valid)
     if isinstance(wider, str):
         return wider
@@ -128,13 +128,18 @@ def _next(goal: Goal, trials: Sequence[Trial], left_s: float) -> Ask | Ended:
     return _narrow(goal, valid, posterior(goal, valid), left_s - max(goal.lost_s, lost_s))
 
 
+def valid_of(trials: Sequence[Trial]) -> list[Trial]:
+    """Those that were a measurement."""
+    return [trial for trial in trials if trial.verdict != INVALID_TRIAL]
+
+
 def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
     """Where the capacity lies by what ``trials`` found; None before one failed, was beyond a limit, or overloaded.
 
     None too while all lean to failing: the curve would put a place below them where its shape likes, and there may be
     none.
     """
-    valid = [trial for trial in trials if trial.verdict != INVALID_TRIAL]
+    valid = valid_of(trials)
     ceilings = [
         Ceiling(served.rate, served.error, at)
         for at, trial in enumerate(valid)
@@ -305,7 +310,7 @@ def _after_invalid(goal: Goal, trials: Sequence[Trial], left_s: float) -> Ask | 
         return _brief(last.rate)
     if not last.outcome.client_limit:
         return NOT_MEASURED
-    valid = [trial for trial in trials if trial.verdict != INVALID_TRIAL]
+    valid = valid_of(trials)
     if valid:
         return _below_invalid(goal, trials, valid, left_s)
     return _brief(last.rate / 2) if last.rate > goal.start / 2**MOST_HALVINGS else NOT_MEASURED
