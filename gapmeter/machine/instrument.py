@@ -53,6 +53,11 @@ class NullRun:
     server: RecordFile
     cpu_ns: int
 
+    @property
+    def chunk_us(self) -> float:
+        """CPU time over the reads that brought a chunk or more."""
+        return self.cpu_ns / sum(len(record.chunk_ns) for record in self.records) / 1e3
+
 
 @dataclass(frozen=True, slots=True)
 class Errors:
