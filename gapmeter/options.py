@@ -60,5 +60,5 @@ class Options:
 
 
 def tell(text: str) -> None:
-    """A line for people, whoever's words are in it."""
+    """Print a line for people; what a terminal would obey is shown as text, since the words may be a stranger's."""
     print(f"gapmeter: {printable(text[:_LONGEST])}{'…' * (len(text) > _LONGEST)}", file=sys.stderr, flush=True)

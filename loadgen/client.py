@@ -118,7 +118,7 @@ class Pool:
             self.give_up(exchange, Outcome.TIMEOUT, reason)
 
     def await_end(self, exchange: Exchange, now_ns: int) -> None:
-        """Its answer's end mark may have come, with more of the body to follow."""
+        """Note that the answer's end mark may have come, with more of the body to follow."""
         self._marked[exchange] = now_ns
 
     def leave_unended(self, now_ns: int) -> None:
@@ -147,7 +147,7 @@ class Pool:
         self._idle.clear()
 
     def _add_idle(self, connections: Sequence[Connection]) -> None:
-        """Those opened ahead, first used first: of a server with few threads, one each, the last must wait for one."""
+        """Keep connections opened ahead, first opened first used: a server with few threads serves the first ones."""
         self._idle += reversed(connections)
 
     def warm(self, connections: int) -> Any:

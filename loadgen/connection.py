@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
         del self._feed
 
     def last_text_ns(self) -> int:
-        """When the last read came that plainly held text; 0 if none did, as where texts are cut across reads."""
+        """When the last read with text came; 0 if none is seen, also where each text is cut across two reads."""
         for k in range(len(self._stamps) - 1, -1, -1):
             if _TEXT.search(b"".join(self._parts[self._marks[k - 1] if k else 0 : self._marks[k]])):
                 return self._stamps[k]

@@ -27,7 +27,7 @@ _FEW = 0.01  # of the prompts: so many that were lengthened change no percentile
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Content:
-    """What is asked, request by request; index i of every column is the same request.
+    """What is asked, request by request; index i of every column belongs to the same request.
 
     ``asks`` is what a body says that no other kind of field says: its messages or its prompt. ``repeated``: prompt
     tokens that stood at the start of an earlier one. ``openings``: what a closed loop may change when bodies are used

@@ -118,7 +118,7 @@ class Exchange(RequestRecord):
             self.stamps, self.arrived, self.marks, self.parts = stamps[:], arrived[:], marks[:], parts[:]
 
     def end(self, outcome: Outcome, error: str, at_ns: int) -> None:
-        """It has ended."""
+        """Note how it ended, and when."""
         self.outcome, self.error, self.end_ns, self.done = outcome, error, at_ns, True
         self.carrier = None
 

@@ -198,7 +198,7 @@ class Conversations:
         return None
 
     def close(self) -> None:
-        """Nothing more is sent: a turn that has not been answered yet is its conversation's last."""
+        """Send nothing more: a turn that has not been answered yet is its conversation's last."""
         for index in self._unanswered:
             self.beyond_end += len(self._plan.turns_from(index + 1))
         self._unanswered.clear()
@@ -267,7 +267,7 @@ class Users:
         return Abandoned(self._plan.turns_from(following), due_ns)
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Send nothing more."""
         broken_off = [index + 1 for index in self._unanswered] + [index for _, index in self._waiting if index != _ANEW]
         self.beyond_end = sum(len(self._plan.turns_from(index)) for index in broken_off)
         self._unanswered.clear()

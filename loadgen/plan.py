@@ -110,7 +110,7 @@ class Plan:
         return cycle * self.planned_in_all + int(self.places[at])
 
     def local_index(self, global_index: int) -> int:
-        """Where in this process's requests the one with that place in the whole plan stands."""
+        """The index among this process's requests of the one with this place in the whole plan."""
         if len(self.places):
             cycle, at = divmod(global_index, self.planned_in_all)
             return cycle * len(self.places) + int(np.searchsorted(self.places, at))

@@ -138,7 +138,7 @@ def _due(scenario: Scenario, seeds: Seeds, warmup_ns: int, warmup_requests: int)
 
 
 def _of_turns(turns: Ints, due_ns: Ints, warmup_requests: int) -> tuple[Ints, int]:
-    """The same of every turn, where both are those of conversations.
+    """Due times and the warm-up's requests, turn by turn, where those given count conversations.
 
     First turns alone have due times; a warm-up of so many conversations is one of all their turns.
     """
@@ -151,7 +151,7 @@ def _of_turns(turns: Ints, due_ns: Ints, warmup_requests: int) -> tuple[Ints, in
 
 
 def _end_ns(load: Load, content: Content, due_ns: Ints, warmup_ns: int) -> int:
-    """When no more are sent; 0: after the last answer, as where a number of conversations run to their ends."""
+    """When sending ends, from t0; 0: with the last answer, as where so many conversations run to their ends."""
     if load.longest_ns is not None:
         return warmup_ns + load.longest_ns
     return int(due_ns[-1]) + 1 if load.loop == "open" and not len(content.turns) else 0

@@ -133,7 +133,7 @@ def make_prompts(
 
 
 def pick(words: Words, count: int, rng: np.random.Generator, *, starts: bool) -> list[str]:
-    """So many words, each equally likely; the first one a starter where the text ``starts`` with it."""
+    """``count`` words, each equally likely; the first one a starter where the text ``starts`` with it."""
     picked = [words.joined[i] for i in rng.integers(0, len(words.joined), count)]
     if starts and picked:
         picked[0] = words.starters[int(rng.integers(0, len(words.starters)))]
@@ -141,7 +141,7 @@ def pick(words: Words, count: int, rng: np.random.Generator, *, starts: bool) ->
 
 
 def start_of_own(joiner: str, head: list[str]) -> int:
-    """Where a text's own words begin behind its head: the character."""
+    """The character at which a text's own words begin, behind its head."""
     return len(joiner.join(head)) + len(joiner) if head else 0
 
 

@@ -97,7 +97,7 @@ class WallClock:
 
     @property
     def width_ns(self) -> int:
-        """Of the interval in which the difference lies."""
+        """The width of the interval in which the difference of the clocks lies."""
         return self._high - self._low
 
     def look(self) -> None:

@@ -182,7 +182,7 @@ class Stalls:
         self._check_at(exchange.due_ns + self._limit_ns, exchange)
 
     def find(self, now_ns: int) -> list[Exchange]:
-        """Those that have stalled. They are not watched any longer."""
+        """The streams that have stalled. They are not watched any longer."""
         stalled: list[Exchange] = []
         checks = self._checks
         while checks and checks[0][0] <= now_ns:
@@ -230,7 +230,7 @@ class Retries:
         return True
 
     def clear(self) -> None:
-        """Nothing is sent again any more: what has failed stays failed."""
+        """Send nothing again any more: what has failed stays failed."""
         self._waiting.clear()
         self._arm()
 
@@ -250,7 +250,7 @@ class Retries:
 
 
 def is_retryable(failed: Exchange) -> bool:
-    """Only where nothing of an answer had come: refused, 5xx, 408, 425 or 429, cut or timed out before its first byte.
+    """Whether nothing of an answer had come: refused, 5xx, 408, 425 or 429, cut or timed out before its first byte.
 
     A user who has read half of an answer would notice if it started over; other statuses and malformed answers would
     come again.

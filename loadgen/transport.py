@@ -93,7 +93,7 @@ def handshake(secure: ssl.SSLSocket) -> Generator[Literal["read", "write"], None
 
 
 def to_secure(sock: socket.socket, tls: ssl.SSLContext, host: str) -> ssl.SSLSocket:
-    """The same connection as one of TLS, which has yet to shake hands."""
+    """The same connection for TLS, before its handshake."""
     return tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
 
 
@@ -128,7 +128,7 @@ class Transport(asyncio.Transport):
         self._lose(None)
 
     def _push(self, data: bytes) -> bytes:
-        """What the socket did not take."""
+        """Write; returns what the socket did not take."""
         try:
             sent = self._sock.send(data)
         except _NOT_NOW:

@@ -40,7 +40,7 @@ def parse_answers(records: Sequence[RequestRecord]) -> list[Answer]:
 
 
 def _read(record: RequestRecord) -> _Read | None:
-    """The events, where their shape is known, each of them is on record as having arrived, and the last one ended."""
+    """The events; None where their shape is unknown, a piece has no arrival on record, or the last one never ended."""
     found = _events(record.body) if _events else None
     if found is None or not (found[-1] or found[1]):
         return None

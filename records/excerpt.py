@@ -34,7 +34,7 @@ class Growing:
         self._requests: dict[int, bytes] = {}
 
     def advance(self) -> None:
-        """Take note of the whole frames that have come since the last call."""
+        """Read the whole frames that have come since the last call."""
         if self.closed or not self.is_record:
             return
         with self.path.open("rb", buffering=0) as file:
@@ -50,7 +50,7 @@ class Growing:
         self._at += used
 
     def begin(self) -> None:
-        """A load begins: what is there already belongs to an earlier one."""
+        """Mark the start of a load: what is there already belongs to an earlier one."""
         self.advance()
         self._since, self._notes_before = self._at, len(self._notes)
         self._dropped_before = dropped_records(self.path)

@@ -61,7 +61,7 @@ class RecordTail:
         return [record for block in self.blocks() for record in block]
 
     def blocks(self) -> Iterator[list[tuple[int, RequestRecord]]]:
-        """The same, block after block: whoever stops between two reads on from there the next time."""
+        """The same, block by block: a caller that stops between two goes on from there the next time."""
         fd = self._fd if self._fd is not None else self._open()
         size = _BLOCK
         while fd is not None and size:
@@ -128,10 +128,10 @@ class RecordFollower:
         return self.issued - self.done
 
     def poll(self, within_s: float = math.inf) -> list[Answered]:
-        """Read what has been written since the last call; the requests that have ended in it.
+        """Read what has been written since the last call, for at most ``within_s``; returns the requests that ended.
 
-        No longer than ``within_s``. More may be written than can be read meanwhile: what is left after half of it is
-        only counted, and what is left then comes the next time.
+        More may have been written than can be read in that time: in its second half answers are only counted, and
+        what is left at its end is read by the next call.
         """
         begun_ns = self.as_of_ns = time.monotonic_ns()
         answered = list[Answered]()
@@ -196,7 +196,7 @@ class RecordFollower:
         yield Answered(record.due_ns, outcome, ttft_ns, tpot_ns, last_ns - record.due_ns, gaps_ns)
 
     def _drop_older(self, stamps: deque[int]) -> int:
-        """Those of before the last five seconds; returns since when."""
+        """Drop stamps from before the last five seconds; returns when those began."""
         since_ns = max(self.as_of_ns - RATE_WINDOW_NS, self._t0)
         while stamps and stamps[0] < since_ns:
             stamps.popleft()
@@ -265,7 +265,7 @@ Follower = RecordFollower | ReportFollower
 
 
 def follow_run(folder: RunFolder, t0_ns: int, *, whole: bool) -> Follower:
-    """Of a load that has begun; ``whole``: see RecordFollower. Who issues elsewhere has a master here."""
+    """Follow a load that has begun; ``whole``: see RecordFollower. Workers elsewhere are followed by their master."""
     if (folder.requests / "master.json").exists():
         return ReportFollower(folder.requests, t0_ns)
     return RecordFollower(folder.record_files(folder.requests), t0_ns, whole=whole)

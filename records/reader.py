@@ -251,7 +251,7 @@ class _Reader:
 
 
 def _append(rows: bytearray, data: bytes, offsets: Ints, sizes: Ints) -> None:
-    """So many bytes from each offset on, those that lie behind one another at once."""
+    """Append so many bytes from each offset on; frames that lie side by side are copied at once."""
     if not len(offsets):
         return
     ends = offsets + sizes

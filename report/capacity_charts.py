@@ -118,7 +118,7 @@ class Posterior:
 
 
 def _coarse(density: Density) -> Density:
-    """Of a quarter of the steps, each four times as wide: the grid that it comes from shows in its own."""
+    """The density in steps four times as wide: finer ones show the grid that it was computed on."""
     masses, by = density.masses, 4
     rates = (*density.rates[:-1:by], density.rates[-1])
     return Density(rates=rates, masses=tuple(sum(masses[at : at + by]) for at in range(0, len(masses), by)))

@@ -33,7 +33,7 @@ class Command:
 
     @classmethod
     def parse(cls, text: str) -> Command:
-        """From a line; one that a shell could not parse is a single word."""
+        """Read a line; one that a shell could not parse is a single word."""
         try:
             return cls(tuple(shlex.split(text)))
         except ValueError:
@@ -43,11 +43,11 @@ class Command:
         return self.words[0] if len(self.words) == 1 else shlex.join(self.words)
 
     def with_set(self, *settings: str) -> Command:
-        """With scenario keys changed: ``load.rate=4``."""
+        """The command with scenario keys changed: ``load.rate=4``."""
         return Command((*self.words, *(word for setting in settings for word in ("--set", setting))))
 
     def without(self, *flags: str) -> Command:
-        """Without these flags and their values."""
+        """The command without these flags and their values."""
         kept: list[str] = []
         value_of_one = False
         for word in self.words:
@@ -63,17 +63,17 @@ class Command:
         return Command((*rest.words, *flags, "--resume", str(folder)))
 
     def as_run(self, *settings: str) -> Command:
-        """Of a capacity search: what runs one load of its scenario by itself."""
+        """For a capacity search: the command that runs one load of its scenario by itself."""
         if self.words[:2] != ("gapmeter", "capacity"):
             return self
         return Command(("gapmeter", "run", *self.words[2:])).without(*_OF_A_SEARCH).with_set(*settings)
 
     def as_comparison(self, a: str, b: str) -> Command | None:
-        """Of a run: what runs its scenario under ``a`` and under ``b``, in turn; None for any other command."""
+        """For a run: the command that runs its scenario under ``a`` and ``b``, in turn; None for any other command."""
         return self._with_its_settings(("compare", "--run"), ("--a", a, "--b", b))
 
     def as_search(self) -> Command | None:
-        """Of a run: what looks for the capacity under its scenario; None for any other command."""
+        """For a run: the command that searches its scenario's capacity; None for any other command."""
         return self._with_its_settings(("capacity",))
 
     def _with_its_settings(self, verb: tuple[str, ...], more: tuple[str, ...] = ()) -> Command | None:

@@ -99,7 +99,7 @@ def document(result: Comparison) -> doc.Document:
 
 
 def with_gate(document: doc.Document, regression: Regression) -> doc.Document:
-    """The same, with what a gate found."""
+    """The document, with what a gate found."""
     assert document.verdict is not None
     said = Said(as_sentence(f"{regression.status}: {regression.sentence}"), strong=True)
     return replace(document, verdict=replace(document.verdict, more=[*document.verdict.more, said]))
@@ -219,7 +219,7 @@ def _spreads(table: SideTable) -> list[str]:
 
 
 def with_sentences(found: Regression, result: Comparison) -> Regression:
-    """The same with its sentences; ``result`` is the comparison with the baseline."""
+    """The regression with its sentences; ``result`` is the comparison with the baseline."""
     if not result.comparable:
         return found.model_copy(update={"sentence": headline(result)})
     rows = tuple(row.model_copy(update={"sentence": _regression_row(row, found)}) for row in found.rows)
@@ -249,7 +249,7 @@ def _regression_row(row: RegressionRow, found: Regression) -> str:
 
 
 def _what_decides(row: RegressionRow, found: Regression) -> str:
-    """How many runs a side would, and what these could have seen."""
+    """How many runs a side would decide it, and the smallest regression that these would find."""
     a, b = reversed(found.runs or (1, 1))
     seen = f"{a} against {b} runs find a regression of {share(row.least)} or more 80 % of the time"
     if row.runs_needed is not None:

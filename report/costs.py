@@ -103,7 +103,7 @@ def headline(result: CostTable) -> str:
 
 
 def _cost(row: CostRow) -> float:
-    """By which rows are ordered: the estimate, else the most; without a price by the rate."""
+    """What rows are ordered by: the cost's estimate, else its upper end; without a price, the inverse of the rate."""
     ends = row.per_request_usd_ci
     return row.per_request_usd or (ends and ends[1]) or 1 / (row.capacity.rate or row.capacity.low or 1e-9)
 
@@ -216,7 +216,7 @@ def method(result: CostTable) -> str:
 
 
 def _called(row: CostRow, result: CostTable) -> str:
-    """Its letter, with what it is where that is short."""
+    """A row's letter, with the device or setting where those are short and differ."""
     for name in ("device", "setting"):
         values = [str(getattr(one, name)) for one in result.rows]
         if len(set(values)) > 1 and max(map(len, values)) <= _LONGEST:

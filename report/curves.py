@@ -98,7 +98,7 @@ class Curve:
         return f"{self.count:,} samples{worth}; largest {duration(self.max_ms)}{lost}"
 
     def chart(self, key: str, caption: str) -> Chart:
-        """With its percentiles as a table."""
+        """The picture with its percentiles as a table."""
         rows: list[Row] = [
             [f"p{100 * one.p:.7g}", Figure(one.value_ms), Figure(one.low_ms), Figure(one.high_ms)] for one in self.named
         ]

@@ -296,7 +296,7 @@ def _sampled_levels(
 
 
 def _counted_levels(samples: Samples, run: ReportedRun, engine: pd.DataFrame) -> Iterator[Level]:
-    """Of counters, what they rose by from one look to the next; one that never rose is not drawn."""
+    """How much each counter rose from one sample to the next; one that never rose is not drawn."""
     at, usual = _seconds(run, engine["at_ns"]), _usual(samples, "engine")
     if "preemptions" in engine and (times := np.diff(engine["preemptions"].to_numpy(np.float64))).any():
         per_s = times / np.diff(at)

@@ -153,7 +153,7 @@ def knee_details(knee: CurveKnee) -> str:
 
 
 def growth_sentence(growth: Growth, device: str) -> str:
-    """From one point to the next; ``device``: what computed the forwards."""
+    """What grew from one point to the next; ``device``: what computed the forwards."""
     start = f"From {growth.from_} to {growth.to} {figure_name(growth.metric, growth.percentile)} "
     grows, ends = growth.grows_ms, growth.interval_ms
     if grows is None or ends is None:

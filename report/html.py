@@ -167,7 +167,7 @@ class _Printer:
         return group([drawn, self._legend(block.stages)]) if block.stages else drawn
 
     def table(self, table: Table, *, own_line: bool = True) -> Fragment:
-        """With its button, and with a line that says where it is from unless its chart has said so."""
+        """A table with its button, and a line that says where it is from unless its chart has said so."""
         numeric = [_is_numeric(table, at) for at in range(len(table.columns))]
         head = [
             el("th", column.title, scope="col", class_="n" if number else None, data_csv=column.csv or None)

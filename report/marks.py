@@ -73,6 +73,6 @@ def swatch(stage: str) -> Fragment:
 
 
 def square(paint: str) -> Fragment:
-    """The same in any paint."""
+    """A square in any paint."""
     box = el("rect", width=12, height=12, rx=2, fill=paint, class_="segment")
     return el("svg", box, width=12, height=12, class_="swatch", aria_hidden="true")

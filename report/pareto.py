@@ -67,12 +67,12 @@ class Plane:
         return [*steps, (corners[-1][0], plot.y.scale.low)]
 
     def _is_last(self, point: ParetoPoint) -> bool:
-        """Of a curve, or of a side of a comparison."""
+        """Whether a point is the last of its curve, or of its side of a comparison."""
         own = self._sides()[point.side]
         return (self.by_side or len(own) > 1) and point is own[-1]
 
     def _order(self, shown: tuple[ParetoPoint, object]) -> tuple[bool, bool]:
-        """In which points are named while there is room: the curves themselves first."""
+        """Sort key for naming points while there is room: valid ones first, and of these the ends of curves."""
         return not shown[0].is_valid, not self._is_last(shown[0])
 
     def _sides(self) -> dict[str, list[ParetoPoint]]:
@@ -82,7 +82,7 @@ class Plane:
         return sides
 
     def _curves(self, plot: Plot) -> list[Fragment]:
-        """From point to point of a side, in their order."""
+        """Lines from point to point of each side, in their order."""
         drawn = []
         for number, own in enumerate(self._sides().values()):
             known = [(p.at[0].value, p.at[1].value) for p in own if p.at and p.is_valid]

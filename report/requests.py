@@ -87,7 +87,7 @@ def _by_stage(slowest: pd.DataFrame, until: str) -> Table:
 
 
 def _parts_ms(ledger: pd.DataFrame) -> list[tuple[str, dict[str, float]]]:
-    """Of each request its measured stages."""
+    """Each request's measured stages."""
     columns = {name: column(name) for name in STAGE_NAMES if column(name) in ledger.columns}
     return [
         (str(row["request_id"]), {s: float(row[c]) / 1e6 for s, c in columns.items() if pd.notna(row[c])})
@@ -210,7 +210,7 @@ def _step(row: dict[str, Any], origin: int) -> list[int | None]:
 
 
 def _sharing(run: ReportedRun, steps: list[list[int | None]]) -> list[list[Any]]:
-    """Who was in those steps: id, first step, the step of the first token, last step."""
+    """Requests that were in those steps: id, first step, the step of the first token, last step."""
     if not steps:
         return []
     numbers = np.array(sorted(int(step[0] or 0) for step in steps))

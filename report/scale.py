@@ -43,7 +43,7 @@ class Scale:
 
     @classmethod
     def fitting(cls, values: Sequence[float], limit: float | None = None) -> Scale:
-        """From 0 in proportion, or logarithmic where the values reach far; with a ``limit`` that is not far beyond."""
+        """Linear from 0, or logarithmic where the values reach far; a ``limit`` not far beyond them is on the scale."""
         known = [value for value in values if math.isfinite(value)]
         if limit is not None and limit <= 3 * max(known, default=0.0):
             known.append(limit)

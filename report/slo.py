@@ -246,7 +246,7 @@ def objectives(result: RunResult) -> Section:
 
 
 def objectives_in_short(result: RunResult) -> Section | None:
-    """In the terminal and in Markdown: a line an objective, with how much of its limit is used; what is missing."""
+    """For the terminal and Markdown: a line an objective, with how much of its limit is used and what is missing."""
     rows: list[Row] = [
         [_ANSWERS[slo.status], _name(slo), _measured(at, slo), slo_interval(slo), Figure(slo.limit, slo.unit),
          _bar(slo), "; ".join(filter(None, (_missing(result, slo), highest_known(slo) if slo.value is None else "")))]
@@ -260,7 +260,7 @@ def objectives_in_short(result: RunResult) -> Section | None:
 
 
 def _of(name: str, result: RunResult) -> str:
-    """With how many requests it judges, where failed ones are among them: what answered ones took stands elsewhere."""
+    """The name, with how many requests are judged where failed ones are among them."""
     return f"{name}, {of_all(result)}" if result.failures else name
 
 

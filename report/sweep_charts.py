@@ -47,12 +47,12 @@ class Curves:
         return max(known)[1] if known else None
 
     def objective(self, plot: Plot, near: Sequence[Dot]) -> Fragment:
-        """It as a line; nothing where there is none."""
+        """The objective as a line; nothing where there is none."""
         return limit(plot, f"SLO {self.limit[1]}", y=self.limit[0], near=near) if self.limit else NOTHING
 
     @property
     def points(self) -> list[Point]:
-        """Those with figures."""
+        """The points with figures."""
         return [point for point in self.result.sweep.in_order() if isinstance(point, Point)]
 
     @property
@@ -83,7 +83,7 @@ class Curves:
         return dict(found.stages_ms) if found else {}
 
     def stages_shown(self) -> list[str]:
-        """Those that any column has something of, in the order of the timeline."""
+        """Stages that any column has some of, in the order of the timeline."""
         most: dict[str, float] = {}
         for point in self.points:
             for stage, ms in self.stages(point).items():
@@ -91,7 +91,7 @@ class Curves:
         return [stage for stage, ms in most.items() if ms > 0 or stage == UNEXPLAINED]
 
     def scale(self, shown: Sequence[Point], *more: float | None) -> Scale:
-        """From these points and their intervals."""
+        """The scale that holds these points and their intervals."""
         ends = [end for point in shown for end in (self.height(point), *(self.interval(point) or ()))]
         return Scale.fitting([end for end in (*ends, *more) if end is not None], self.limit[0] if self.limit else None)
 

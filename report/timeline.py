@@ -51,7 +51,7 @@ class Span:
 
 
 def span_of(requests: pd.DataFrame, origin_ns: int) -> Span:
-    """From the first due time to the last answer; ``requests`` with ``measured``."""
+    """The span from the first due time to the last answer; ``requests`` with ``measured``."""
     measured = (requests.loc[requests["measured"], "due_ns"].to_numpy(dtype=np.float64) - origin_ns) / 1e9
     warmup_s, end_s = (float(measured.min()), float(measured.max())) if len(measured) else (0.0, 0.0)
     ends = pd.concat([requests["due_ns"], requests["last_token_ns"].dropna()])
@@ -174,7 +174,7 @@ class Dots:
 
     @property
     def failed(self) -> Bools:
-        """Those that the server failed: not what was in flight when the load was ended."""
+        """Which requests the server failed: not what was in flight when the load was ended."""
         return np.asarray([outcome not in ("ok", *ENDED_BY_US) for outcome in self.outcome], dtype=np.bool_)
 
     def _drawn(self) -> Ints:
@@ -194,7 +194,7 @@ class Dots:
         return Point(at, ms, css=f"{css} open", size=3, title=words, data=data)
 
     def table(self) -> Table:
-        """Of each stretch: how many were due, how many failed; least, median and largest of those answered."""
+        """For each stretch: how many were due, how many failed; least, median and largest of those answered."""
         failed, rows = self.failed, list[Row]()
         for low, high in stretches(self.span.length_s):
             inside = (self.at_s >= low) & ((self.at_s < high) | (high >= self.span.length_s))
@@ -257,7 +257,7 @@ class Counts:
         )  # fmt: skip
 
     def table(self) -> Table:
-        """Of each stretch: least, mean over the time, and most."""
+        """For each stretch: least, mean over the time, and most."""
         between = stretches(self.span.length_s)
         edges = np.asarray([between[0][0], *(high for _, high in between)])
         low, high = envelope(self.at_s, self.value, edges)
@@ -351,7 +351,7 @@ class Levels:
         )
 
     def table(self) -> Table:
-        """Of each stretch: the mean of every level's samples in it, and the largest; a dash where there was none."""
+        """For each stretch: the mean of every level's samples in it, and the largest; a dash where there was none."""
         rows: list[Row] = []
         for low, high in stretches(self.span.length_s):
             row = [*_times(low, high)]

@@ -174,7 +174,7 @@ def _everyone(result: RunResult, metric: str) -> list[Block]:
 
 
 def _drawn(result: RunResult, metric: str) -> list[Block]:
-    """Of whom the token gaps are, where not of all."""
+    """How many requests the token gaps are of, where they are not of all."""
     if metric != "itl" or result.ledger.gaps_of is None:
         return []
     some = count(result.ledger.gaps_of)

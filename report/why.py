@@ -60,7 +60,7 @@ def tail_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = 
 
 
 def around_sentence(anatomy: Anatomy, metric: str) -> str:
-    """Of which a mean is shown where the percentile itself is far from it; "" where it is near."""
+    """What is averaged where the mean around a percentile lies far from the percentile; "" where it lies near."""
     if anatomy.at_range_ms is None:
         return ""
     low, high = anatomy.at_range_ms
@@ -90,7 +90,7 @@ def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
 
 
 def tail_sentences(result: RunFigures) -> dict[str, str]:
-    """By metric, the one that matters most in front."""
+    """A sentence for each metric, the one that matters most in front."""
     ordered = dict.fromkeys((result.tail.metric, "ttft", "e2e", "itl"))
     return {
         metric: tail_sentence(anatomy, metric, result.device)
@@ -100,7 +100,7 @@ def tail_sentences(result: RunFigures) -> dict[str, str]:
 
 
 def upgrade_sentences(result: RunFigures) -> dict[str, str]:
-    """By metric: what a faster device leaves of it."""
+    """For each metric, what a faster device leaves of it."""
     return {metric: upgrade_sentence(bracket, metric, result.device) for metric, bracket in _brackets(result).items()}
 
 
@@ -201,7 +201,7 @@ def _explained(result: RunResult) -> tuple[str, Anatomy] | None:
 
 
 def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
-    """By owner, at the limit's percentile and beyond typical requests; None where nobody is to be named.
+    """A row an owner: its time at the limit's percentile and beyond typical requests; None where nobody is to be named.
 
     ``in_letters``: with bars, for the terminal and for Markdown.
     """

@@ -29,7 +29,7 @@ def tone(answer: str) -> Tone:
 
 
 def as_sentence(text: str) -> str:
-    """With a capital (p99 stays p99) and a full stop."""
+    """The text with a capital (p99 stays p99) and a full stop."""
     return stopped(text if text[1:2].isdigit() else text[:1].upper() + text[1:])
 
 
@@ -48,7 +48,7 @@ def about_minutes(needs: Needs) -> str:
 
 
 def more_requests(needs: Needs) -> str:
-    """To two digits: it follows from how alike this run's requests are, which is known no better."""
+    """The number to two digits: it rests on how alike this run's requests are, which is known no better."""
     about = round(needs.requests, min(0, 2 - len(str(needs.requests))))
     return f"{count(about)} more request{'s' * (about != 1)}"
 

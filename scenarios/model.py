@@ -120,7 +120,7 @@ _WrittenSlo = Annotated[
 
 
 def _check_once(slos: tuple[Slo, ...]) -> tuple[Slo, ...]:
-    """Whoever reads results by their SLOs' texts (Prometheus, JUnit) could not tell two of one text apart."""
+    """Results list SLOs by their texts (Prometheus, JUnit): two of one text could not be told apart."""
     texts = [slo.text for slo in slos]
     for at, text in enumerate(texts):
         if text in texts[:at]:
@@ -359,11 +359,11 @@ class Scenario(Part):
         return _digest(document)
 
     def contents(self) -> dict[str, str]:
-        """Of what each file that it names holds, by key, 12 hex digits of the SHA-256: the same wherever it lies."""
+        """12 hex digits of the SHA-256 of what each file that it names holds, by key: the same wherever it lies."""
         return {key: _digest(values) for key, values in self._read_from_files().items()}
 
     def _read_from_files(self) -> dict[str, list[Any]]:
-        """By key."""
+        """What the files that it names hold, by key."""
         lengths = {key: getattr(self.workload, key.partition(".")[2]) for key in _LENGTHS_OF}
         read: dict[str, list[Any]] = {
             key: list(sampled.values) for key, sampled in lengths.items() if isinstance(sampled, Sampled)

@@ -55,7 +55,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:
-    """In hexadecimal, read by pieces. Raises OSError."""
+    """A file's SHA-256 in hexadecimal. Raises OSError."""
     with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -102,7 +102,7 @@ def kind_of(path: Path) -> str:
 
 
 def memory_bytes() -> int:
-    """Of this machine."""
+    """This machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -114,7 +114,7 @@ class _Entry:
     layers: Mapping[str, int] = field(default_factory=dict)
 
     def layer_of(self, part: str) -> int:
-        """Of the mapping's part of this name, or of the whole; below all where the mapping has none such."""
+        """Which layer wrote a mapping's part, or all of it (""); below every layer where it has no such part."""
         if part and not (isinstance(self.value, dict) and part in self.value):
             return -1
         return self.layers.get(part, self.layer)
@@ -164,18 +164,18 @@ class _Draft:
         return points
 
     def at(self, point: Mapping[str, PointValue]) -> _Draft:
-        """With a point's values over the others, each with the place where it stands in the sweep."""
+        """The draft of one point: its values over the others, each with the place where it stands in the sweep."""
         sweep = self.entries["sweep"]
         layer = (_of_key(key, value.value, sweep.place_in(value.path), _POINT) for key, value in point.items())
         return replace(self, entries=_overlaid(self.entries, layer))
 
     def resolved(self) -> _Draft:
-        """With the values of the sweep's first point, if there is one, settled."""
+        """The draft without its sweep: settled, with the values of the first point where there is one."""
         points = self.points()
         return (self.at(points[0]) if points else self).settled()
 
     def settled(self) -> _Draft:
-        """Without what a later layer has made meaningless. Two keys of one layer that exclude each other: a mistake."""
+        """Drop what a later layer has made meaningless. Two keys of one layer that exclude each other are a mistake."""
         entries = dict(self.entries)
         url, engine = entries.get("server.url"), entries.get("server.engine")
         attached = engine is not None and engine.value == "attach"

@@ -18,7 +18,7 @@ PATH = Path(__file__).with_name("schema.json")
 
 
 class _ForEditors(GenerateJsonSchema):
-    """Without nulls and titles, which would only be offered in vain; defaults are added as a file would spell them."""
+    """Leaves out nulls and titles, which help nobody in an editor, and adds defaults as a file would spell them."""
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])

@@ -85,7 +85,7 @@ def _time(metric: str, percentile: str | None, limit: float, unit: str) -> Slo:
 
 
 def _plain(number: float) -> str:
-    """As it can be read back: 0.00005 and not 5e-05."""
+    """A number as it can be read back: 0.00005 and not 5e-05."""
     return format(Decimal(f"{number:.12g}"), "f")
 
 

@@ -247,7 +247,7 @@ class Outputs:
 
 
 def write_file(path: Path, text: str) -> bool:
-    """Whether it could be written; if not, that is said. What it tells of stands all the same."""
+    """Write it; where that fails, say so and return False. What the file tells of stands all the same."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -257,7 +257,7 @@ def write_file(path: Path, text: str) -> bool:
 
 
 def exit_unless_written(code: int, *, is_written: bool) -> int:
-    """The exit code of a command whose files may not have been written: that spoils only what was well."""
+    """The exit code of a command; that of a success changes where one of its files could not be written."""
     return code if code != errors.OK or is_written else say_exit(errors.USAGE, "a file was not written")
 
 

@@ -295,7 +295,7 @@ class Master:
             member.take(Report(**{name: value for name, value in said.items() if name != "mac"}))
 
     def _seal_of_number(self, worker: int) -> Seal | None:
-        """Of a worker that is still one of this run's: who was given up comes too late."""
+        """The seal of a worker that is still one of this run's; None for one that was given up."""
         if not 0 <= worker < len(self._members) or self.members[worker].state in (State.FAILED, State.LOST):
             return None
         return self._seal(self.members[worker])

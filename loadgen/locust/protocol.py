@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class Malformed(ValueError):
-    """What came is nothing that the other one says; the text says why."""
+    """A message is none of this protocol; the text says why."""
 
 
 def _read(cls: type[T], value: Any) -> T:
@@ -58,7 +58,7 @@ def _read(cls: type[T], value: Any) -> T:
 
 
 def _sendable(text: str) -> str:
-    """What can stand in the head of a request. Raises ValueError."""
+    """The text, if it can stand in the head of a request. Raises ValueError."""
     if not (text.isascii() and text.isprintable()):
         raise ValueError("it has characters that HTTP does not allow")
     return text
@@ -328,7 +328,7 @@ class Offset:
 
     @classmethod
     def of(cls, sent_ns: int, there_ns: int, heard_ns: int) -> Offset:
-        """From a message there and its answer (Cristian 1989): ``there_ns`` was stamped at some moment in between."""
+        """From a message and its answer (Cristian 1989): ``there_ns`` was stamped at some moment in between."""
         return cls(there_ns - (sent_ns + heard_ns) // 2, (heard_ns - sent_ns + 1) // 2)
 
     @property

@@ -49,7 +49,7 @@ class GreenLoop:
         self._leave(fd, WRITE)
 
     def call_soon(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """In the loop's next round, after the sockets: gevent's own callbacks would all run before they are read."""
+        """Call it in the loop's next round, after the sockets; gevent itself would call it before they are read."""
         self.native.timer(0.0, 0.0, True, _AFTER_READING).start(callback, *arguments)
 
     def _watch(self, fd: int, what: int, callback: Callable[[], Any]) -> None:

@@ -56,7 +56,7 @@ def figures(result: RunResult) -> dict[str, pd.DataFrame]:
 
 
 def _flat(found: Result) -> dict[str, Any]:
-    """By their names in JSON, intervals as two columns; what has further parts is left to the JSON."""
+    """Figures by their names in JSON, intervals as two columns; nested parts are left to the JSON."""
     out: dict[str, Any] = {}
     for key, value in found.to_json().items():
         if key.endswith("_ci_ms"):
