@@ -79,7 +79,7 @@ class NoPrice(ValueError):
 def describe_economics(
     figures: RunFigures, steady: Steady, manifest: Manifest, measured: pd.DataFrame, energy: EnergyWindow | None
 ) -> Economy:
-    """Of a run; ``measured``: its requests."""
+    """Cost, efficiency and value of a run; ``measured``: its requests."""
     tokens = describe_tokens(measured)
     rate = offered_rate(figures.verdict, figures.slo, figures.load, figures.counts.measured, steady)
     cost = describe_cost(rate, tokens, manifest)
@@ -103,7 +103,7 @@ class SearchTrial:
 def describe_search(
     low: float | None, high: float | None, manifest: Manifest, trials: Sequence[SearchTrial]
 ) -> Economy:
-    """Of a search whose answer lies between ``low`` and ``high``; ``manifest``: that of one of its trials.
+    """Cost, efficiency and value of a search that found ``low`` to ``high``; ``manifest``: that of one of its trials.
 
     Tokens of a request are those of the longest trial. Energy and goodput are those of the trial at the highest rate
     that held and lies within the answer, since both follow the load. Raises ValueError without trials.
@@ -268,19 +268,19 @@ def _is_gpu(name: str | None) -> bool:
 
 
 def _gpus(manifest: Manifest) -> int:
-    """Of one replica: as said, or what the flags spread a model over (tensor x pipeline x data parallel), or 1."""
+    """GPUs of one replica: as set, or what the flags spread a model over (tensor x pipeline x data parallel), or 1."""
     flags = manifest.asked.server.flags
     sizes = [next((flags[name] for name in names if name in flags), 1) for names in _PARALLEL]
     return manifest.asked.cost.gpus_per_replica or math.prod(int(size) for size in sizes if str(size).isdigit()) or 1
 
 
 def _cores(manifest: Manifest) -> int:
-    """Those that the server had; all of the machine's where it was not confined."""
+    """Cores that the server had; all of the machine's where it was not confined."""
     return len(manifest.placement.server) or manifest.hardware.cores
 
 
 def _output_tokens(measured: pd.DataFrame) -> float | None:
-    """Of all successes; None where one did not tell."""
+    """Output tokens of all successes; None where one did not tell."""
     tokens = numbers_of(measured[succeeded(measured)], "output_tokens")
     return None if np.isnan(tokens).any() else float(tokens.sum())
 

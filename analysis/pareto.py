@@ -90,7 +90,7 @@ def surely_dominates(one: ParetoPoint, other: ParetoPoint) -> bool:
 
 
 def pace_limit(slos: Sequence[Slo]) -> PaceLimit | None:
-    """Of the tightest limit on token times; None where no SLO has one."""
+    """The pace that the tightest limit on token times asks for; None where no SLO has one."""
     known = [(slo.limit_ns, slo.text) for slo in slos if slo.metric in BETWEEN_TOKENS and slo.limit_ns]
     if not known:
         return None

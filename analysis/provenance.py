@@ -41,7 +41,7 @@ def served_by(manifest: Manifest) -> tuple[str, str]:
 
 
 def provenance_of_study(manifest: SweepManifest | SearchManifest, served: str | None = None, **own: str) -> Provenance:
-    """Of several loads together; ``own``: their load, n and validity, and whatever else is not as the manifest says.
+    """The provenance of several loads together; ``own``: load, n, validity and what else is not as the manifest says.
 
     ``served``: the model that an attached server named, whatever the scenario would have launched.
     """
@@ -58,7 +58,7 @@ def provenance_of_study(manifest: SweepManifest | SearchManifest, served: str | 
 
 
 def provenance_of_several(known: Sequence[Provenance], command: str, **own: str) -> Provenance:
-    """Of runs or studies that are compared: what is not the same stands with all its values, but for their ``own``."""
+    """The provenance of a comparison: what is not the same on all sides stands with all its values, but for ``own``."""
     names = ("scenario", "digest", "model", "precision", "engine", "hardware", "load", "validity")
     joined = {name: ", ".join(dict.fromkeys(getattr(each, name) for each in known)) for name in names}
     return known[0].model_copy(update={**joined, "command": command or "gapmeter compare", **own})

@@ -73,7 +73,7 @@ class RunTables:
 
     @cached_property
     def series(self) -> MetricSeries:
-        """Their metrics."""
+        """The measured requests' metrics."""
         return MetricSeries(self.measured)
 
     def with_ledger(self, ledger: Ledger) -> RunTables:
@@ -84,7 +84,7 @@ class RunTables:
 
     @cached_property
     def ledgers(self) -> dict[str, pd.DataFrame]:
-        """Their ledgers, by metric."""
+        """The measured requests' ledgers, by metric."""
         return fig.ledgers_by_metric(self.ledger, self.gaps, self.measured)
 
 
@@ -196,7 +196,7 @@ class _Pools:
         return fig.refused(whole, late_ns, adds).model_copy(update={"with_failures": failing})
 
     def stages(self, rows: pd.DataFrame) -> dict[str, StageDistribution]:
-        """By stage; empty without a ledger."""
+        """Each stage's distribution; empty without a ledger."""
         return {
             stage: StageDistribution(
                 owner=BY_NAME[stage].owner,
@@ -207,7 +207,7 @@ class _Pools:
         }
 
     def groups(self, rows: pd.DataFrame) -> dict[str, GroupDistribution]:
-        """By group of stages; empty without a ledger."""
+        """The distribution of each group of stages; empty without a ledger."""
         groups = fig.group_values_ns(rows) if len(rows) else {}
         return {
             group: GroupDistribution(unmeasured=tuple(missing), **dict(self.of(sums)))

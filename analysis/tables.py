@@ -198,7 +198,7 @@ def write_table(path: Path, table: pd.DataFrame, about: Mapping[str, str] | None
 
 
 def _plain(table: pd.DataFrame) -> pd.DataFrame:
-    """With texts in place of categories, and whole numbers of eight bytes."""
+    """The table with texts in place of categories, and whole numbers of eight bytes."""
     kinds = {name: kind for name, kind in table.dtypes.items() if isinstance(kind, pd.CategoricalDtype)}
     texts = {name: pd.array(kind.categories, "str").take(table[name].cat.codes.to_numpy(), allow_fill=True)
              for name, kind in kinds.items()}  # fmt: skip

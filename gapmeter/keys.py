@@ -30,7 +30,7 @@ class Keys:
 
     @classmethod
     def within(cls, value: Any, *more: str | None) -> Keys:
-        """Those that stand under a key's name in a JSON value, those of the environment, and ``more``."""
+        """The keys that stand under a key's name in a JSON value, those of the environment, and ``more``."""
         spelled: set[str] = set()
         for word in {*_named(value), *more, *(os.environ.get(name) for name in _VARIABLES)}:
             if word and len(word) >= _SHORTEST:
@@ -46,7 +46,7 @@ class Keys:
         return text
 
     def out_of_bytes(self, data: bytes) -> bytes:
-        """The same of what may be no text."""
+        """Bytes, which may be no text, without them."""
         for key in self.spellings:
             data = data.replace(key.encode(), REDACTED.encode())
         return data

@@ -157,7 +157,7 @@ class RecordFollower:
         return self._rate(self._ended)
 
     def percentile(self, name: str, percentile: float) -> float | None:
-        """Of the last requests' ttft, tpot, e2e, lag (ms) or of their gaps (itl); None when there are none yet."""
+        """A percentile of the last requests' ttft, tpot, e2e, lag or gaps (itl), ms; None when there are none yet."""
         values = sorted(self.recent[name])
         return values[min(len(values) - 1, int(len(values) * percentile / 100))] if values else None
 
@@ -250,7 +250,7 @@ class ReportFollower:
         return self._rate(2)
 
     def percentile(self, name: str, percentile: float) -> float | None:
-        """In ms, over all answers so far; None for what workers do not report."""
+        """A percentile over all answers so far, ms; None for what workers do not report."""
         histogram = self.histograms.get(name)
         if histogram is None or not histogram.get_total_count():
             return None

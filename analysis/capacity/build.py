@@ -226,7 +226,7 @@ def _point(trial: Trial) -> RatePoint:
 
 
 def _pareto(folder: RunFolder, search: Search, measured: Sequence[MeasuredTrial]) -> Pareto | None:
-    """Its trials, by their rates: one server at several loads."""
+    """The search's trials, by their rates: one server at several loads."""
     known = [(t, each.result) for t, each in zip(search.trials, measured, strict=True) if t.folder and each.result]
     points = [
         run_point(folder.path / str(trial.folder), rate(trial.rate), str(trial.folder), _VERDICTS[trial.verdict], found)

@@ -161,13 +161,13 @@ def _posterior(ceilings: Floats, capacity: Floats, odds: Floats, speed: Speeds) 
 
 
 def between(low: float, high: float) -> Posterior:
-    """Of what has no curve: anywhere between a rate that did not fail and one that did; ``low`` 0: none."""
+    """Without a curve: the capacity lies anywhere from a rate that did not fail (0: none) to one that did."""
     low = low or high / 2
     return Posterior(np.log(np.array([low, high])), np.ones(1), 0.0, high)
 
 
 def least(posteriors: Sequence[Posterior]) -> Posterior:
-    """Of the smallest of several capacities that share their errors: its quantiles are the smallest ones."""
+    """The smallest of several capacities that share their errors: its quantiles are the smallest ones."""
     if len(posteriors) == 1:
         return posteriors[0]
     edges = np.unique(np.concatenate([each.edges for each in posteriors]))

@@ -153,7 +153,7 @@ def validity(checks: Sequence[Check]) -> tuple[str, bool]:
 
 
 def _kept(count: Count, slo: Slo, lateness: Lateness) -> Count:
-    """Without the percentile of a figure that is refused: the curve must not run through it."""
+    """The count, without the percentile of a figure that is refused: the curve must not run through it."""
     is_refused = slo.percentile is not None and lateness.refused_ns(slo.metric, slo.percentile) is not None
     return replace(count, log_level=None) if is_refused else count
 

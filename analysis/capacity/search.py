@@ -129,7 +129,7 @@ def _next(goal: Goal, trials: Sequence[Trial], left_s: float) -> Ask | Ended:
 
 
 def valid_of(trials: Sequence[Trial]) -> list[Trial]:
-    """Those that were a measurement."""
+    """The trials that were a measurement."""
     return [trial for trial in trials if trial.verdict != INVALID_TRIAL]
 
 

@@ -54,7 +54,7 @@ class Speeds:
 
 
 def pace_of(times_ns: Floats) -> Pace | None:
-    """Of times per token, in the order in which requests were due; None of too few. The error is of batches' means."""
+    """The pace of times per token, in due order; None of too few. The error is that of batches' means."""
     known = times_ns[times_ns > 0]
     if len(known) < _FEWEST:
         return None
@@ -64,7 +64,7 @@ def pace_of(times_ns: Floats) -> Pace | None:
 
 
 def speeds_of(paces: Sequence[Pace | None], served: Sequence[float]) -> Speeds:
-    """By each trial's pace (None: it has none) and the requests per second that it was ``served``."""
+    """What each trial's pace (None: it has none) says, at the requests per second that it was ``served``."""
     y = np.array([pace.log if pace else 0.0 for pace in paces])
     errors = np.array([math.hypot(pace.error, _UNTOLD) if pace else _UNKNOWN for pace in paces])
     load = np.log(np.array(served))

@@ -125,7 +125,7 @@ class AlignedSides:
         return ranked
 
     def errors_in_mean(self, name: str, part: int) -> list[Floats]:
-        """By side: what each request of its runs adds to the error of a mean, in due order; their own mean is 0."""
+        """For each side, what its runs' requests add to the error of a mean, in due order; their own mean is 0."""
         errors = []
         for sums in self._sums[name]:
             amount, count = sums[:, part], sums[:, min(_parts(name) + part, sums.shape[1] - 1)]
@@ -137,7 +137,7 @@ class AlignedSides:
         return self._figures([np.ones((sum(run.count for run in side), 1), np.int32) for side in self.sides])
 
     def of_each_run(self) -> list[list[Figures]]:
-        """The same of every run by itself, by side; the keys are the side's."""
+        """The figures of every run by itself, for each side; the keys are the side's."""
         return [
             [self._of_side(number, np.repeat(alone, counts)[:, None]) for alone in np.eye(len(counts), dtype=np.int32)]
             for number, counts in enumerate([run.count for run in side] for side in self.sides)

@@ -149,7 +149,7 @@ def floors_of(runs: Iterable[AnalysedRun]) -> dict[str, tuple[float, float]]:
 
 
 def _protocol(letter: str, baseline: Side, side: Side, factors: Sequence[str]) -> Comparability:
-    """Of the two sides' first runs; within a side nothing may differ at all."""
+    """What differs between the two sides' first runs; within a side nothing may differ at all."""
     found = _check(baseline.first, side.first, factors)
     strays = [
         Fact(key=f"{fact.key}, within a side", a=fact.a, b=fact.b, meaning=BLOCKS)
@@ -357,7 +357,7 @@ def _first_known(runs: Iterable[AnyCost | AnyEnergy], figure: str, why: str = ""
 
 
 def _spread(rows: Sequence[SideRow]) -> DeviceSpread:
-    """Of each figure that every side has."""
+    """How far the sides lie apart, in each figure that all of them have."""
     known = {key: [value for row in rows if (value := row.figures[key].value_ms)] for key in rows[0].figures}
     spreads = {
         key: FigureSpread(low_ms=min(values), high_ms=max(values), relative=max(values) / min(values) - 1)

@@ -232,7 +232,7 @@ _WORST_FIRST: tuple[RegressionStatus, ...] = (REGRESSED, UNDECIDED, NOT_ESTIMABL
 def judge_regression(
     result: Comparison, slos: Sequence[tuple[str, float]], limit: float, baseline: str, folder: str
 ) -> Regression:
-    """From a comparison of the two, in ``folder``. ``slos``: metric and percentile."""
+    """Whether B regressed, from a comparison in ``folder``. ``slos``: metric and percentile."""
     if not result.comparable:
         return Regression(baseline=baseline, folder=folder, limit=limit, rows=(), status=NOT_COMPARABLE)
     return judge_pair(result.comparisons[0], slos, limit, baseline, folder)
@@ -241,7 +241,7 @@ def judge_regression(
 def judge_pair(
     pair: PairComparison, slos: Sequence[tuple[str, float]], limit: float, baseline: str, folder: str
 ) -> Regression:
-    """From a pair that may be compared."""
+    """Whether B regressed, from a pair that may be compared."""
     named: list[tuple[str, float | None, ClaimedFigure]] = [
         (m, p, pair.metrics[m].percentiles[percentile_key(p)]) for m, p in dict.fromkeys(slos)
     ]
@@ -294,7 +294,7 @@ class _Growth:
         return (1 + self.limit) * math.exp(min(self.spread.least(CONFIDENCE), MOST_LOG)) - 1
 
     def runs_needed(self) -> int | None:
-        """Of each side, for the interval to clear the limit in 80 of 100 cases; None for one run a side, or too many.
+        """Runs a side for the interval to clear the limit in 80 of 100 cases; None for one run a side, or too many.
 
         By the runs alone: an error of s sqrt(2 / k) with 2 (k - 1) degrees of freedom, s as it is now.
         """

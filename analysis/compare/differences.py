@@ -215,7 +215,7 @@ class _Judge:
         return Difference(a, b, spreads, logs)
 
     def _freedom(self, drawn: Sequence[Floats]) -> float:
-        """Of the error within runs: one less than blocks of pairs, else Welch's of both sides' errors and blocks."""
+        """Degrees of freedom within runs: blocks of pairs less one, else Welch's of both sides' errors and blocks."""
         free, parts = [count - 1 for count in self._blocks], [float(each.var()) for each in drawn]
         if self._pair.paired or not any(parts):
             return min(free)

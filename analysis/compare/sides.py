@@ -65,7 +65,7 @@ class RunColumns:
         return len(self.planned)
 
     def digest(self) -> bytes:
-        """Of what was measured: the seed of this run's resampling, so that it is the same on either side."""
+        """A digest of what was measured: it seeds this run's resampling, which so is the same on either side."""
         parts = (self.planned, self.values["e2e"], self.values["ttft"])
         return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).digest()
 
@@ -75,7 +75,7 @@ class RunColumns:
         return np.where(np.isinf(values), self.given_ns, values)
 
     def gaps_at_least_ns(self) -> Floats:
-        """The same of the gaps."""
+        """The gaps: of those that a failed request owes, what it took at least."""
         return np.where(np.isinf(self.gaps_ns), self.given_ns[self.gap_owner], self.gaps_ns)
 
     def sums(self) -> tuple[Floats, Floats]:
@@ -173,7 +173,7 @@ def late_ns(runs: Iterable[RunColumns], metric: str, percentile: float | None) -
 
 
 def why_refused(late: float) -> str:
-    """In words; ns."""
+    """In words, how much may be lateness; ``late`` in ns."""
     return f"refused: up to {duration(late / 1e6)} of a side may be the load tester's own lateness"
 
 

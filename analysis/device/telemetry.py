@@ -95,7 +95,7 @@ class Samples:
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
-        """In the order of time."""
+        """All gaps of the samples, in the order of time."""
         gaps = []
         for note in self.notes:
             if note["type"] == "missed":

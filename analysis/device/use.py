@@ -54,7 +54,7 @@ def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse |
 
 
 def _shares(spans: Table, stays: Table, window: tuple[int, int]) -> Floats:
-    """Of the window, an engine's device: busy, waiting for its host, and at each part of ``DEVICE_WORK``."""
+    """Shares of the window: an engine's device busy, waiting for its host, and at each of ``DEVICE_WORK``."""
     work = [within(spans[spans["code"] == code], window) for code in DEVICE_WORK]
     busy = union(*(np.concatenate(side) for side in zip(*work, strict=True)))
     codes = Span.SCHEDULE, Span.UPDATE, Span.INPUT_PREP, Span.HOST_LAUNCH, Span.SAMPLING, Span.DEVICE_STEP
@@ -70,7 +70,7 @@ def within(rows: Table, window: tuple[int, int]) -> Times:
 
 
 def length(stretches: Times) -> int:
-    """In ns."""
+    """The stretches' length together, ns."""
     return int((stretches[1] - stretches[0]).sum())
 
 
@@ -92,7 +92,7 @@ def by_step(spans: Table, which: Bools, window: tuple[int, int]) -> Times:
 
 
 def _kernels(trace: Trace, found: Forwards) -> KernelUse | None:
-    """Of forwards that lie whole in a sampled window; ``busy_share`` also of others, as far as some tell of them."""
+    """Kernels of forwards whole in a sampled window; ``busy_share`` also of others, as far as some tell of them."""
     whole, busy, lasted = found.busy_ns >= 0, busy_of(found), found.end - found.start
     if not whole.any():
         return None

@@ -164,7 +164,7 @@ def _index(at: Floats) -> tuple[float | None, int]:
 
 
 def _over_mean(counts: Ints) -> float:
-    """Their variance over their mean."""
+    """The counts' variance over their mean."""
     return float(counts.var(ddof=1) / counts.mean())
 
 

@@ -68,7 +68,7 @@ class Evidence:
 def evidence_of(
     manifest: Manifest, generators: Sequence[GeneratorFile], requests: pd.DataFrame, ledger_refused: tuple[str, ...]
 ) -> Evidence:
-    """From a run's manifest and what its generator processes said of themselves; ``requests``: all of the run."""
+    """What a run's manifest and its generator processes say; ``requests``: all of the run."""
     load, plan = manifest.asked.load, manifest.plan
     lag_ns = np.concatenate([np.empty(0), *(g.lag_ns for g in generators)])
     canary_ns = np.concatenate([np.empty(0), *(g.canary_ns for g in generators)])

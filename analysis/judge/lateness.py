@@ -82,7 +82,7 @@ class Lateness:
     per_token: Floats
 
     def of(self, metric: str, percentile: float) -> list[Late]:
-        """By each rule that concerns the metric; none of a metric that never occurred."""
+        """Its lateness by each rule that concerns the metric; nothing for a metric that never occurred."""
         value = _at(self.values_ns[metric], percentile)
         if value is None:
             return []
@@ -197,7 +197,7 @@ def _beyond(ordered: Floats, limits: Floats) -> Floats:
 
 
 def _merged(requests: pd.DataFrame) -> tuple[Floats, Floats]:
-    """Of each first token, and of each gap, what a read of several pieces may have added; 0 where one alone came."""
+    """What a read of several pieces may have added to each first token and gap; 0 where a piece came alone."""
     whose, at_ns, chunks = reads_of(requests)
     begins, several = np.diff(whose, prepend=-1) != 0, chunks > 1
     first = np.nan_to_num(elapsed_ns(requests, "sent_ns", "first_token_ns"))

@@ -101,7 +101,7 @@ def _warmup_of(ordered: pd.DataFrame, metric: str) -> Warmup:
 
 
 def _latencies(requests: pd.DataFrame, metric: str) -> tuple[Ints, Floats, Floats]:
-    """Of the requests that succeeded and have one: their rows, the latencies in ns, and the logarithms of those."""
+    """Rows, latencies in ns and their logarithms, of the requests that succeeded and have one."""
     values = request_values_ns(requests, metric)
     rows = np.flatnonzero(succeeded(requests) & ~np.isnan(values))
     return rows, values[rows], np.log(np.maximum(values[rows], 1.0))

@@ -256,7 +256,7 @@ def _by_interval(estimate: Estimate, limit: float) -> Decided | None:
 
 
 def _by_share(over: int, count: int, allowed: float) -> Decided | None:
-    """So many requests beyond a limit that nothing need be known of how alike neighbors are."""
+    """FAIL where so many requests are beyond a limit that it does not matter how alike neighbors are."""
     chance = chance_of_so_large_a_share(over, count, allowed)
     if chance <= 1 - CONFIDENCE or (2 * over > count >= _ENOUGH and allowed <= _FEW):
         return Decided(FAIL, min(1 - chance, MOST_SURE), "share")

@@ -55,7 +55,7 @@ _LATER = (
 
 
 def most_telling_first(warnings: Iterable[RunWarning]) -> tuple[RunWarning, ...]:
-    """As a reader should meet them: the terminal shows one."""
+    """The warnings in the order in which a reader should meet them: the terminal shows one."""
     return tuple(sorted(warnings, key=lambda one: _LATER.index(one.code) if one.code in _LATER else -1))
 
 
@@ -66,7 +66,7 @@ def _warning(code: str, text: str, cause: str, flag: str = "", touches: tuple[st
 def recording_warnings(
     trace: Trace | None, ledger: Ledger, manifest: Manifest, requests: pd.DataFrame
 ) -> Iterator[RunWarning]:
-    """Of the plan, of turns that were never asked, of an emulated precision, of what the probe could not stamp."""
+    """Warnings of the plan, of turns never sent, of an emulated precision, of what the probe could not stamp."""
     for note in manifest.plan.notes:
         yield _warning("plan", note, "", touches=("prompt_tokens",))
     if lost := int((requests["outcome"] == "abandoned").sum()):

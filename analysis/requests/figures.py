@@ -70,7 +70,7 @@ def _percentile(values: Series, percentile: float, per_request: float, seconds_p
 
 
 def refused(found: D, late_ns: Callable[[float], float | None], adds: Container[float]) -> D:
-    """Without the percentiles of which too much may be lateness: ``late_ns`` says how much then, else None.
+    """The figures without the percentiles that may be too late: ``late_ns`` says by how much then, else None.
 
     To those of ``adds`` lateness can only have added: what bounds them from above still does.
     """

@@ -122,7 +122,7 @@ def _before_measured(requests: pd.DataFrame, measured: pd.DataFrame) -> int:
 
 
 def count_attempts(requests: pd.DataFrame, measured: pd.DataFrame) -> Attempts:
-    """Of the measured requests: attempts in all, requests that took more than one, and those that then succeeded.
+    """Attempts of the measured requests: in all, requests that took more than one, and those that then succeeded.
 
     ``failed``: the attempts that were followed by another, by class.
     """

@@ -128,7 +128,7 @@ def least_squares_cuts(values: Floats, penalty: float) -> list[int]:
 
 
 def slope_of(level: Floats, seconds: Floats, arrivals: float) -> Slope:
-    """Of ``level``, the number in flight at moments evenly apart; so many ``arrivals`` came in a step."""
+    """The slope of ``level``, the number in flight at moments evenly apart; ``arrivals`` came in each step."""
     moments = len(level)
     earlier, later = np.triu_indices(moments, 1)  # Theil and Sen's line: the median of the slopes between all pairs
     per_s = np.median((level[later] - level[earlier]) / (seconds[later] - seconds[earlier]))

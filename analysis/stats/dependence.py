@@ -146,7 +146,7 @@ def first_cosines(residuals: Floats) -> Floats:
 
 
 def ranks_of(values: Floats) -> Floats:
-    """Of each value, from 1; equal ones share their mean rank."""
+    """Each value's rank, from 1; equal ones share their mean rank."""
     return np.asarray(pd.Series(values).rank(), dtype=np.float64)
 
 

@@ -210,7 +210,7 @@ class Series:
         return f"{self.count:,} {self.what}{worth} do not support p{percentile:g}"
 
     def _worth(self, ranks: Floats, clusters: Ints | None) -> tuple[float, ...]:
-        """As ``Worth`` has them, by one way of clustering."""
+        """The figures of ``Worth``, by one way of clustering."""
         at = {level: exceedances(self.values, at_rank(self.ordered, level), clusters) for level in (*_LEVELS, 99.0)}
         lasting = {level: at[level].long() for level in (50.0, 95.0, 99.0)}
         plain = (min(at[50.0].plain(), at[90.0].plain()), min(at[90.0].plain(), at[95.0].plain()))
@@ -276,7 +276,7 @@ class Level:
 
     @property
     def estimate(self) -> Estimate:
-        """With its interval, on the logarithm: never below zero."""
+        """The value with its interval, on the logarithm: never below zero."""
         reach = math.exp(t_quantile(self.freedom) * self.log_error)
         return Estimate(self.value, self.value / reach, self.value * reach, self.freedom + 1)
 

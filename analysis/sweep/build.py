@@ -227,7 +227,7 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
 def _distribution(
     frames: Frames, metric: str, asked: Sequence[float], seconds: float, lateness: ReportedLateness
 ) -> PointDistribution:
-    """Without the percentiles that one of the runs refuses, and without a mean then."""
+    """A metric's distribution, without the percentiles that one of the runs refuses, and without a mean then."""
     values, requests = metric_series(frames.measured, metric), len(frames.measured)
     each, lasts = (values.count / requests, seconds / requests) if requests else (1.0, 0.0)
     adds = {p for p in asked if not shortens(metric, p)}

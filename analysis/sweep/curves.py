@@ -255,7 +255,7 @@ def mean_level(frames: Frames, metric: str) -> Level | None:
 
 
 def mean_of_requests(measured: pd.DataFrame, metric: str) -> Level | None:
-    """The same of any metric that each request has one of."""
+    """The mean of a metric that each request has one value of."""
     values = request_values_ns(measured, metric) / 1e6
     return level_of(values[succeeded(measured) & ~pd.isna(values)])
 
@@ -314,7 +314,7 @@ def _knee(curve_points: Sequence[CurvePoint], load: Sequence[float], key: str, m
 
 
 def _after(shown: Sequence[int], at: int | None, curve_points: Sequence[CurvePoint | None]) -> ThroughputChange | None:
-    """From the knee to the last point of its curve."""
+    """How throughput changes from the knee to the last point of its curve."""
     if at is None or (one := curve_points[at]) is None or (two := curve_points[shown[-1]]) is None:
         return None
     before, after = one.figures[THROUGHPUT], two.figures[THROUGHPUT]

@@ -120,7 +120,7 @@ def _from_environment(scenario: str, arguments: argparse.Namespace) -> list[str]
 
 
 def api_key_of(arguments: argparse.Namespace) -> str | None:
-    """From the flag, else the environment."""
+    """The API key from the flag, else from the environment."""
     return arguments.api_key or os.environ.get("GAPMETER_API_KEY")
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # its import takes a second, which a mistake on the command l
 
 
 def add(commands: Commands) -> None:
-    """Their words and flags."""
+    """Add these commands and their flags."""
     for add_command in (
         _add_run, _add_capacity, _add_report, _add_worker, _add_config, _add_scenarios, _add_doctor, _add_calibrate,
     ):  # fmt: skip

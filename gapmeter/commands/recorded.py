@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # its import takes a second, which a mistake on the command l
 
 
 def add(commands: Commands) -> None:
-    """Their words and flags."""
+    """Add these commands and their flags."""
     for add_command in (
         _add_compare, _add_explain, _add_export, _add_ui, _add_runs, _add_sql, _add_verify, _add_archive,
     ):  # fmt: skip

@@ -293,7 +293,7 @@ def _round(name: str, cores: Cores, effort: Effort, seed: int) -> dict[str, floa
 
 
 def _token_trial(name: str, cores: Cores, rate: float, seconds: float) -> Trial:
-    """So many streams, each with its share of the tokens, all of their own phase."""
+    """``STREAMS`` answers at once, each with its share of the tokens, begun at times evenly apart."""
     gap_ns = STREAMS / rate * 1e9
     due = (np.arange(STREAMS) * gap_ns / STREAMS).astype(np.int64)
     plan = equal_plan(due, max(2, round(rate * seconds / STREAMS)))
@@ -318,5 +318,5 @@ def _worst(seen: Errors) -> float:
 
 
 def _pace(at_ns: Ints, count: int) -> float:
-    """So many things over the time from the first stamp to the last, per second."""
+    """``count`` over the time from the first stamp to the last, per second."""
     return count / max(1.0, float(at_ns.max() - at_ns.min())) * 1e9

@@ -162,7 +162,7 @@ def departures(server: RecordFile) -> dict[str, tuple[int, Ints]]:
 
 
 def departures_by_ref(server: RecordFile) -> dict[int, tuple[int, Ints]]:
-    """The same by the server's own number of the request, in the order of arrival: clients may send no id."""
+    """As ``departures``, by the server's own number of each request, in order of arrival: a client may send no id."""
     spans = server.spans
     received = spans[spans["code"] == Span.INGRESS]
     read_ns = dict(zip(received["ref"].tolist(), received["start_ns"].tolist(), strict=True))

@@ -140,7 +140,7 @@ def columns_of(requests: pd.DataFrame, rows: pd.DataFrame) -> dict[str, pd.Serie
 
 
 def show(found: Explanation) -> None:
-    """As a table on standard error."""
+    """Print it as a table on standard error."""
     parts = found.difference
     console = Console(stderr=True, highlight=False)
     console.print(f"{printable(difference_sentence(parts, found.a, found.b, found.device))}.", markup=False)

@@ -73,7 +73,7 @@ class OpenManifest:
         self.value = self.value.model_copy(update=fields)
 
     def note_plan(self, **fields: Any) -> None:
-        """The same of the plan."""
+        """Note it of the plan."""
         self.note(plan=self.value.plan.model_copy(update=fields))
 
     def write(self) -> None:

@@ -152,7 +152,7 @@ class Session:
         return self.process is None or self.process.poll() is None
 
     def _exact(self, visit: Visit) -> Visit:
-        """Without a patience where nobody here reads the records as they come: remote workers, or a locustfile."""
+        """The visit, without a patience where records are not read as they come: remote workers, or a locustfile."""
         scenario = visit.scenario
         if scenario.load.may_last_longer and (self.options.workers is not None or self.options.locustfile):
             exact = scenario.load.model_copy(update={"patience_ns": None})

@@ -114,7 +114,7 @@ class _Sweep:
 
     @cached_property
     def numbers(self) -> dict[Place, int]:
-        """Of each run among all, the same after a resumption."""
+        """Each run's number among all, the same after a resumption."""
         return {place: number for number, place in enumerate(place for group in self.order for place in group)}
 
     def path(self, place: Place) -> Path:

@@ -48,7 +48,7 @@ Tell = Callable[[float | None, str], None]  # E2E in ms, None for a failure; of 
 
 
 def live_rows(histograms: Mapping[str, HdrHistogram]) -> list[Row]:
-    """So far, the warm-up included. No stages: those are known once the server's stamps are joined to ours."""
+    """Figures so far, the warm-up included. No stages: those are known once the server's stamps are joined to ours."""
     return [_live(name.upper(), histogram) for name, histogram in histograms.items()]
 
 

@@ -128,7 +128,7 @@ class Appender:
 
 
 class Stamps(list[int]):
-    """So many times, 0 at first, which wrapped calls leave here."""
+    """``count`` stamps, 0 at first, that wrapped calls write."""
 
     def __init__(self, count: int) -> None:
         super().__init__([0] * count)

@@ -37,12 +37,12 @@ def table() -> Table:
 
 
 def order(version: str) -> tuple[int, ...]:
-    """By which versions are compared: 0.9 comes before 0.31."""
+    """What versions are compared by: 0.9 comes before 0.31."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
 def digest(source: str) -> str:
-    """Of a function's code alone: comments, docstrings and layout change nothing, nor does Python's version."""
+    """The digest of a function's code alone: comments, docstrings, layout and Python's version change nothing."""
     indented = source[:1].isspace()
     tree = ast.parse(f"if True:\n{source}" if indented else source)
     body = tree.body[0].body if indented and isinstance(tree.body[0], ast.If) else tree.body
@@ -53,7 +53,7 @@ def digest(source: str) -> str:
 
 
 def digest_of(function: Callable[..., Any]) -> str:
-    """Of a function at hand; "" where its source cannot be had."""
+    """The digest of a function's source; "" where that cannot be had."""
     try:
         return digest(inspect.getsource(function))
     except (OSError, TypeError, SyntaxError):

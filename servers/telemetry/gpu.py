@@ -85,7 +85,7 @@ class Gpu:
     instances: tuple[Any, ...] = ()
 
     def ask(self, nvml: ModuleType, name: str, read: Reading) -> Row:
-        """Of the instances where they can say it, summed; else of the whole. Raises NVMLError."""
+        """The instances' readings summed, where they have one; else the whole GPU's. Raises NVMLError."""
         if name in _OF_INSTANCES and self.instances:
             rows = [read(nvml, instance) for instance in self.instances]
             return {key: sum(int(row[key]) for row in rows) for key in rows[0]}

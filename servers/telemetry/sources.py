@@ -229,7 +229,7 @@ def _groups(pid: int, root: Path) -> list[Path]:
 
 
 def _cpu_limit(folder: Path) -> float | None:
-    """In cores; None where this group has none."""
+    """The group's limit in cores; None where it has none."""
     try:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text().split()
@@ -241,7 +241,7 @@ def _cpu_limit(folder: Path) -> float | None:
 
 
 def _throttled(stat: str) -> dict[str, int]:
-    """From a cpu.stat: version 2 counts in µs, version 1 in ns."""
+    """How long, and how often, by its cpu.stat: version 2 counts in µs, version 1 in ns."""
     values = {name: int(value) for name, value in (line.split() for line in stat.splitlines())}
     ns = values["throttled_usec"] * 1000 if "throttled_usec" in values else values["throttled_time"]
     return {"throttled_ns": ns, "throttled_periods": values["nr_throttled"]}

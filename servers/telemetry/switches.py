@@ -141,7 +141,7 @@ class _Ring:
 
 
 def open_switches(folder: Path, pids: Sequence[int], beside: Sequence[int]) -> Switches:
-    """Of the server's process trees and of those ``beside`` it.
+    """Watch the server's process trees and those ``beside`` it.
 
     Raises Absent, with the remedy, where the kernel or a container refuses.
     """
