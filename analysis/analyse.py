@@ -101,9 +101,8 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, MetricS
         )
         if succeeded(measured).any():
             write_histograms(
-                folder.hdr, measured, tables.ledger, manifest.started_s or 0.0, window_s(measured), provenance.line(),
-                tables.series,
-            )  # fmt: skip
+                folder.hdr, tables.series, ledgers, manifest.started_s or 0.0, window_s(measured), provenance.line()
+            )
         for each in written:
             each.result()
     return result, tables.series

@@ -7,7 +7,7 @@ which keep three significant digits, say up to 0.1 % more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -180,23 +180,20 @@ def _taken(values: AnyArray, rows: Ints | slice) -> AnyArray:
 
 
 def write_histograms(
-    folder: Path, requests: pd.DataFrame, ledger: pd.DataFrame | None, start_s: float, length_s: float,
-    about: str, series: MetricSeries,
-) -> None:  # fmt: skip
-    """One V2 log for each metric, stage and group under ``folder``.
+    folder: Path, series: MetricSeries, ledgers: Mapping[str, pd.DataFrame], start_s: float, length_s: float, about: str
+) -> None:
+    """One V2 log for each metric, stage and group under ``folder``, of the measured requests that succeeded.
 
-    ``requests`` as from ``measured_requests``; successes only. Names: ``ttft``, ``ttft-from-sent``, ``stage-queue``,
-    ``stage-queue-to-first-token``, ``group-queueing``; the tag in the file is the same.
-    ``about`` says in each file where its values are from, and how many it could not hold;
-    ``series`` holds the metrics of ``requests``.
+    Names: ``ttft``, ``ttft-from-sent``, ``stage-queue``, ``stage-queue-to-first-token``, ``group-queueing``; the tag in
+    the file is the same. ``about`` says in each file where its values are from, and how many it could not hold.
     """
     samples: dict[str, Floats] = {}
     for metric in LATENCIES:
         samples[metric], samples[f"{metric}-from-sent"] = series(metric).ordered, series(metric, "sent").ordered
-    to_last, to_first = (ledgers_of(ledger, requests, event) for event in ("last_token", "first_token"))
-    for ledgers, suffix in ((to_last, ""), (to_first, "-to-first-token")):
-        samples |= {f"stage-{name}{suffix}": own for name, own in stage_values_ns(ledgers).items() if len(own)}
-    samples |= {f"group-{name}": sums for name, (sums, _) in group_values_ns(to_last).items() if len(sums)}
+    for metric, suffix in (("e2e", ""), ("ttft", "-to-first-token")):
+        stages = stage_values_ns(ledgers[metric])
+        samples |= {f"stage-{name}{suffix}": own for name, own in stages.items() if len(own)}
+    samples |= {f"group-{name}": sums for name, (sums, _) in group_values_ns(ledgers["e2e"]).items() if len(sums)}
     folder.mkdir(parents=True, exist_ok=True)
     made = dict[int, tuple[HdrHistogram, int]]()  # gaps and TPOT are the same from due and from sent
     for name, values in samples.items():

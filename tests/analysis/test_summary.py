@@ -17,7 +17,7 @@ from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.requests import figures
 from gapmeter.analysis.requests.load import describe_throughput
-from gapmeter.analysis.requests.metrics import MetricSeries, measured_requests, metric_series
+from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.run import RunFigures
 from gapmeter.analysis.results.trust import RunWarning
@@ -97,8 +97,8 @@ def test_a_missed_slo_names_stage_and_owner_of_the_excess() -> None:
 def test_percentiles_are_those_of_the_hdr_logs_within_their_three_digits(
     frames: Frames, told: RunFigures, tmp_path: Path
 ) -> None:
-    measured = measured_requests(frames.requests)
-    figures.write_histograms(tmp_path, measured, frames.ledger, 1e9, 60.0, "", MetricSeries(measured))
+    tables = RunTables(frames.requests, frames.ledger)
+    figures.write_histograms(tmp_path, tables.series, tables.ledgers, 1e9, 60.0, "")
     parts = {metric: told.metrics[metric] for metric in told.metrics}
     parts |= {f"{m}-from-sent": told.metrics_from_sent[m] for m in told.metrics_from_sent}
     parts |= {f"stage-{name}": part for name, part in told.stages.items() if part.count}
