@@ -70,11 +70,10 @@ class RunsSite:
             raise web.HTTPSeeOther("report.html")
         if run.state == "running" and run.kind == "run":
             return _html(self._follow(run).page())
+        text = f"{run.state}: {run.reason or 'no report yet'}. gapmeter report {run.path}"
         if run.state == "running":
-            return _html(message_page(run.path.name, "still running: its page is written when it ends"))
-        return _html(
-            message_page(run.path.name, f"{run.state}: {run.reason or 'no report yet'}. gapmeter report {run.path}")
-        )
+            text = "still running: its page is written when it ends"
+        return _html(message_page(run.path.name, text))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         run = await self._named(request.match_info["name"])
@@ -93,8 +92,6 @@ class RunsSite:
         run = await self._named(request.match_info["name"])
         parts = Path(request.match_info["file"]).parts
         path = run.path.joinpath(*parts)
-        if "\0" in request.match_info["file"]:
-            raise web.HTTPNotFound(text="there is no such file in this run\n")
         kind = _SERVED.get(path.suffix)
         try:
             inside = path.is_file() and path.resolve().is_relative_to(run.path.resolve())
