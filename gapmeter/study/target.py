@@ -190,8 +190,12 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
         elif answer.status in (401, 403):
             hint = "that is not the key it takes" if api_key else "pass --api-key or set GAPMETER_API_KEY"
         raise UserError(f"{url} answered {answer}; {hint}", errors.UNREACHABLE)
+    return base, _listed_models(answer.body, url)
+
+
+def _listed_models(body: bytes, url: str) -> list[str]:
     try:
-        models = [entry["id"] for entry in json.loads(answer.body)["data"]]
+        models = [entry["id"] for entry in json.loads(body)["data"]]
         if not all(isinstance(model, str) for model in models):
             raise TypeError("an id is no text")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -200,7 +204,7 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
         if not model.isprintable() or len(model) > _LONGEST_NAME:
             text = f"{url} lists a model whose name is not valid: {model[:40]!a}, {len(model):,} characters"
             raise UserError(text, errors.UNREACHABLE)
-    return base, models
+    return models
 
 
 def choose_model(asked: str, models: list[str], url: str, *, asked_for: bool) -> str:
