@@ -15,6 +15,7 @@ from gapmeter.analysis.device.telemetry import describe_telemetry, measured_wind
 from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import evidence_of
 from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_steady, detect_warmup, throttled
+from gapmeter.analysis.judge.streaming import choices_warning, streaming_warnings
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, shown_timelines
 from gapmeter.analysis.ledger.tail import describe_bands
@@ -74,8 +75,8 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, MetricS
                 *doubts.recording_warnings(trace, ledger, manifest, requests),
                 *doubts.telemetry_warnings(telemetry, manifest),
                 *doubts.growth_warning(state), *doubts.short_warmup_warning(state), *doubts.speed_warning(drift),
-                *doubts.choices_warning(note for g in generators for note in g.notes),
-                *doubts.streaming_warnings(measured),
+                *choices_warning(note for g in generators for note in g.notes),
+                *streaming_warnings(measured),
             ],
         )  # fmt: skip
         provenance = provenance_of(manifest, figures)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.judge.warnings import choices_warning, streaming_warnings
+from gapmeter.analysis.judge.streaming import choices_warning, streaming_warnings
 from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger, timelines
 from gapmeter.analysis.requests import metrics
 from gapmeter.analysis.requests.attempts import request_rows
