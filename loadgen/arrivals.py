@@ -39,7 +39,7 @@ class Arrivals:
     dispersion: float
 
 
-def draw_arrivals(load: Load, rng: np.random.Generator, warmup_ns: int = 0) -> Arrivals:
+def draw_arrivals(load: Load, rng: np.random.Generator, warmup_ns: int) -> Arrivals:
     """An open loop's arrivals: the warm-up's first, then the measured ones.
 
     They fill [0, warmup + duration), or [0, warmup) and then as many as ``load.requests`` says. Nothing is scaled or

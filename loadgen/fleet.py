@@ -80,7 +80,7 @@ class Fleet:
 @contextlib.contextmanager
 def make_fleet(
     plan: Plan, url: str, api_key: str | None, folder: Path, cores: Sequence[int], processes: int,
-    *, warm: int | None = None, generator: str = "asyncio", locustfile: Locustfile | None = None,
+    *, generator: str, warm: int | None = None, locustfile: Locustfile | None = None,
 ) -> Iterator[Fleet]:  # fmt: skip
     """Generator processes with their slices of the plan, connected and waiting; none is left when the block ends.
 

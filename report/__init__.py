@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from gapmeter.records import RunFolder
 
 
-def write_result(folder: RunFolder, result: RunResult, series: MetricSeries | None = None) -> RunResult:
+def write_result(folder: RunFolder, result: RunResult, series: MetricSeries) -> RunResult:
     """Everything that is made of a result, into its folder: summary.json, verdict.json, the page.
 
-    ``series``: its metrics', where they have been made. Returns the result with its words. Raises OSError.
+    ``series``: its metrics'. Returns the result with its words. Raises OSError.
     """
     from gapmeter.analysis.results.manifest import Manifest
     from gapmeter.report.run import words_of  # it reads tables, which takes a second to import

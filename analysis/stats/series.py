@@ -176,7 +176,7 @@ class Series:
         factor = growth(n_eff, self.plain(percentile), lambda worth: worth >= needed, needed / n_eff + 1)
         return max(1, math.ceil((factor - 1) * self.count - 1e-6)) if factor else 1
 
-    def curve(self, points: int = 400) -> list[tuple[float, Estimate]]:
+    def curve(self, points: int) -> list[tuple[float, Estimate]]:
         """Percentiles evenly spaced on the HDR axis (log of 1 / (1 - q)), up to the last one that is supported."""
         if not self.count:
             return []

@@ -99,7 +99,7 @@ def run_search(study: Study[SearchManifest], scenario: Scenario) -> None:
     study.note(status=status, capacity=study.manifest.capacity.model_copy(update={"ended": ended}))
 
 
-def report_capacity(path: Path, *, quiet: bool = False) -> Conclusion[CapacityResult]:
+def report_capacity(path: Path, *, quiet: bool) -> Conclusion[CapacityResult]:
     """Summary and page of a search from its folder alone. Raises UserError when they cannot be written."""
     manifest = SearchManifest.read(path)
     analyse_trials(path, manifest, (lambda _: None) if quiet else tell)

@@ -79,7 +79,7 @@ def run_sweep(
     return report_sweep(study.path, quiet=options.quiet)
 
 
-def report_sweep(path: Path, *, quiet: bool = False) -> Conclusion[SweepResult]:
+def report_sweep(path: Path, *, quiet: bool) -> Conclusion[SweepResult]:
     """Summary and page of a sweep from its points' folders. Raises UserError when they cannot be written."""
     with unless_refused(f"{path}: the results cannot be written", errors.NOT_VALID):
         result = analyse_points(RunFolder(path))

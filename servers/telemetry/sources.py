@@ -198,12 +198,13 @@ class CpuLimits:
 
     name = "limits"
 
-    def __init__(self, pids: Iterable[int], root: Path = _CONTROL_GROUPS) -> None:
-        found = {folder: limit for pid in pids for folder in _groups(pid, root) if (limit := _cpu_limit(folder))}
+    def __init__(self, pids: Iterable[int]) -> None:
+        folders = {folder: limit for pid in pids for folder in _groups(pid) if (limit := _cpu_limit(folder))}
+        found = {str(folder.relative_to(_CONTROL_GROUPS)): limit for folder, limit in folders.items()}
         if not found:
             raise Absent("no control group limits the server's CPU time")
-        self._stats = {str(folder.relative_to(root)): folder / "cpu.stat" for folder in found}
-        self.about: About = {"cores": {str(folder.relative_to(root)): limit for folder, limit in found.items()}}
+        self._stats = {name: _CONTROL_GROUPS / name / "cpu.stat" for name in found}
+        self.about: About = {"cores": found}
 
     def read(self) -> list[Row]:
         try:
@@ -212,7 +213,7 @@ class CpuLimits:
             raise ReadFailed(f"the CPU limit: {error}") from error
 
 
-def _groups(pid: int, root: Path) -> list[Path]:
+def _groups(pid: int) -> list[Path]:
     """The folders of a process's control groups that may limit its CPU time, and of those around them."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
@@ -222,7 +223,7 @@ def _groups(pid: int, root: Path) -> list[Path]:
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers and "cpu" not in controllers.split(","):
             continue
-        top = root / controllers if controllers else root
+        top = _CONTROL_GROUPS / controllers  # of version 2, there is one tree for all of them
         tops += [(top, top / path.strip("/"))]
     folders = [one for top, folder in tops for one in (folder, *folder.parents) if one.is_relative_to(top)]
     return list(dict.fromkeys(folders))
