@@ -243,7 +243,7 @@ def invalid_reasons(checks: Sequence[Check]) -> list[str]:
     return [check.text for check in checks if check.status == BROKEN]
 
 
-def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame | None = None) -> list[RunWarning]:
+def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame) -> list[RunWarning]:
     """A warning for every rule that is broken or strained, with a flag that can be typed as it stands.
 
     ``requests`` as from ``measured_requests``: what most of them failed of decides what to try.
@@ -256,7 +256,7 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame 
     for check in checks:
         if check.status in (WARN, BROKEN):
             cause, flag, touches = _ADVICE[check.rule]
-            if requests is not None and check.rule in _BY_REQUESTS:
+            if check.rule in _BY_REQUESTS:
                 cause, flag = _BY_REQUESTS[check.rule](requests, evidence) or (cause, flag)
             used = evidence.client_cpu_share
             if check.rule in ("lag", "loop_lag") and used is not None and used < _BUSY:

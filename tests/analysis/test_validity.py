@@ -19,7 +19,7 @@ from gapmeter.analysis.judge.verdict import judge
 from gapmeter.analysis.judge.warnings import connect_warning
 from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor, TrialNote
-from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN
+from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, RunWarning
 from gapmeter.analysis.tables import GeneratorFile, every_beat
 from gapmeter.records.request import Flag
 from gapmeter.report.trust import floor_sentence
@@ -68,10 +68,15 @@ def states(requests: pd.DataFrame, evidence: Evidence) -> dict[str, str]:
     return {check.rule: check.status for check in validity.check_run(requests, evidence)}
 
 
+def warned(requests: pd.DataFrame, evidence: Evidence) -> list[RunWarning]:
+    return validity.warnings_of(validity.check_run(requests, evidence), evidence, requests)
+
+
 def test_a_sound_poisson_run_breaks_no_rule_and_warns_of_nothing() -> None:
-    checks = validity.check_run(poisson_run(), POISSON)
+    requests = poisson_run()
+    checks = validity.check_run(requests, POISSON)
     assert {check.status for check in checks} == {OK}
-    assert validity.warnings_of(checks, POISSON) == []
+    assert validity.warnings_of(checks, POISSON, requests) == []
     assert validity.invalid_reasons(checks) == []
 
 
@@ -139,7 +144,7 @@ def test_evidence_against_a_run_touches_its_own_rule_alone(change: dict[str, Any
     found = states(poisson_run(), evidence)
     assert found.pop(rule) == expected
     assert set(found.values()) == {OK}
-    told = validity.warnings_of(validity.check_run(poisson_run(), evidence), evidence)
+    told = warned(poisson_run(), evidence)
     assert [w.code for w in told] == ([] if expected == UNMEASURED else [rule])
 
 
@@ -514,7 +519,7 @@ def test_why_answers_had_another_length_is_said_by_its_direction_and_their_own_w
 ) -> None:
     requests = poisson_run().assign(output_tokens=tokens, finish_reason=reason)
     evidence = replace(POISSON, could_be_plain=could_be_plain)
-    (warning,) = validity.warnings_of(validity.check_run(requests, evidence), evidence, requests)
+    (warning,) = warned(requests, evidence)
     assert (warning.code, cause in warning.cause, warning.flag) == ("output_length", True, flag)
 
 
@@ -523,7 +528,7 @@ def test_why_answers_were_cut_short_is_asked_of_those_alone() -> None:
     requests = poisson_run().assign(
         output_tokens=np.where(short, 3, 32), finish_reason=np.where(short, "content_filter", "length")
     )
-    (warning,) = validity.warnings_of(validity.check_run(requests, POISSON), POISSON, requests)
+    (warning,) = warned(requests, POISSON)
     assert "ended with finish_reason 'content_filter'" in warning.cause
 
 
@@ -548,7 +553,7 @@ def test_a_run_without_a_measured_request_is_no_measurement() -> None:
 )
 def test_more_processes_are_advised_where_they_can_be_and_would_help(change: dict[str, Any], flag: str) -> None:
     evidence = replace(POISSON, **{"client_cpu_share": 0.6, "client_loop_lag_ns": np.full(500, 60e6)} | change)
-    told = validity.warnings_of(validity.check_run(poisson_run(), evidence), evidence)
+    told = warned(poisson_run(), evidence)
     assert [w.flag for w in told if w.code == "loop_lag"] == [flag]
 
 
@@ -577,7 +582,7 @@ def test_a_warning_names_a_flag_that_can_be_typed_as_it_stands() -> None:
     evidence = replace(POISSON, client_cpu_share=0.95, processes=2)
     requests = poisson_run()
     requests.loc[:199, "outcome"] = "timeout"
-    told = validity.warnings_of(validity.check_run(requests, evidence), evidence, requests.assign(status=0))
+    told = warned(requests.assign(status=0), evidence)
     flags = {w.code: w.flag for w in told}
     assert flags == {"client_cpu": "--set load.processes=3", "errors": "--set load.rate=10"}
 
@@ -586,7 +591,7 @@ def test_a_rate_that_stands_elsewhere_is_not_halved_by_a_flag_that_would_be_refu
     requests = poisson_run()
     requests.loc[:199, "outcome"] = "timeout"
     evidence = replace(POISSON, arrivals="steps")
-    (told,) = [w for w in validity.warnings_of(validity.check_run(requests, evidence), evidence) if w.code == "errors"]
+    (told,) = [w for w in warned(requests, evidence) if w.code == "errors"]
     assert told.flag == ""
 
 
