@@ -274,8 +274,7 @@ def in_flight(requests: pd.DataFrame, origin_ns: int) -> tuple[Floats, Floats]:
     """Seconds and the number of requests sent and not yet ended from then on."""
     sent = requests.dropna(subset=["sent_ns"])
     start = sent["sent_ns"].to_numpy(dtype=np.float64)
-    end = sent["end_ns"] if "end_ns" in sent else sent["last_token_ns"]
-    stop = end.dropna().to_numpy(dtype=np.float64)
+    stop = sent["end_ns"].dropna().to_numpy(dtype=np.float64)
     at = np.concatenate([start, stop])
     change = np.concatenate([np.ones(len(start)), -np.ones(len(stop))])
     order = np.argsort(at, kind="stable")

@@ -160,21 +160,17 @@ def queue_slope(requests: pd.DataFrame) -> Slope | None:
 
 def _in_flight(sent: pd.DataFrame, edges: Floats) -> Floats:
     """The mean number of requests that were due and had not ended, between each two edges; exact, not sampled."""
-    due, ended = stamps_ns(sent, "due_ns").astype(np.float64), _ended_ns(sent).astype(np.float64)
+    due, ended = stamps_ns(sent, "due_ns").astype(np.float64), stamps_ns(sent, "end_ns").astype(np.float64)
     ended = np.where(ended < 0, np.inf, ended)  # never, as far as anybody saw
     width = edges[1] - edges[0]
     in_time = np.clip(edges[1:, None] - due, 0, width) - np.clip(edges[1:, None] - ended, 0, width)
     return np.asarray(in_time.sum(axis=1) / width)
 
 
-def _ended_ns(sent: pd.DataFrame) -> Ints:
-    return stamps_ns(sent, "end_ns" if "end_ns" in sent else "last_token_ns")
-
-
 def _served_per_s(sent: pd.DataFrame) -> float | None:
     """Answers a second that ended within the measured window."""
     due = stamps_ns(sent, "due_ns")[sent["measured"].to_numpy(bool)]
-    ended = _ended_ns(sent)[succeeded(sent)]
+    ended = stamps_ns(sent, "end_ns")[succeeded(sent)]
     span = (due.max() - due.min()) / 1e9
     return float(((ended >= due.min()) & (ended <= due.max())).sum() / span) if span > 0 else None
 
@@ -231,7 +227,7 @@ def throttled(telemetry: Telemetry | None) -> str | None:
 
 def _token_drift(sent: pd.DataFrame, due: Ints) -> Ratio | None:
     """Tokens that arrived in each second while requests were issued."""
-    if "token_ns" not in sent or not len(sent):
+    if not len(sent):
         return None
     arrived = [np.asarray(stamps, np.int64) for stamps in sent["token_ns"][succeeded(sent)] if np.ndim(stamps)]
     seconds = int((due.max() - due.min()) // 1_000_000_000)

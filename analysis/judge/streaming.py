@@ -41,7 +41,7 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
     yield from _uncounted(tokens)
     yield from _tokens_per_chunk(tokens, chunks)
     yield from _gathered(good)
-    if unended := int((good["error"] != "").sum()) if "error" in good else 0:
+    if unended := int((good["error"] != "").sum()):
         text = (
             f"{count(unended)} of {count(len(good))} answers were complete, but their body was never ended: the "
             "connection was closed, or held open; their figures count up to the last token"

@@ -181,9 +181,8 @@ def describe_floor(floor: GeneratorFloor | None) -> Floor | None:
 
 def busiest_second(requests: pd.DataFrame) -> tuple[float, float]:
     """Tokens that arrived, and requests that were sent, in the busiest second of the busiest generator process."""
-    workers = requests["worker"] if "worker" in requests else np.zeros(len(requests), np.int64)
     tokens = sent = 0.0
-    for _, own in requests.groupby(workers):
+    for _, own in requests.groupby("worker"):
         left = stamps_ns(own, "sent_ns")
         tokens = max(tokens, _most_in_a_second(flattened(own, "token_ns")[0]))
         sent = max(sent, _most_in_a_second(left[left >= 0]))
@@ -269,10 +268,10 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame)
 def _failing(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str] | None:
     """The likely cause of the most frequent failure, and what to try; None: nothing better than of any other."""
     failed = requests[~succeeded(requests) & ~ended_by_us(requests)]
-    if "status" not in failed or not len(failed):
+    if not len(failed):
         return None
     outcome, status = failed.groupby(["outcome", "status"]).size().idxmax()
-    if evidence.could_be_plain and status in (400, 422) and "error" in failed:
+    if evidence.could_be_plain and status in (400, 422):
         said = failed.loc[failed["status"] == status, "error"].astype(str)
         if said.str.contains(_UNKNOWN_FIELD, case=False).mean() > 0.5:
             return "the server refuses fields that it does not know; without them, lengths are only limits", _PLAIN
@@ -289,7 +288,7 @@ def _other_length(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str]
     if beyond > 0:
         return "answers were longer than asked for: the server does not keep to max_tokens", ""
     short = pair.index[pair["output_tokens"] < pair["output_tokens_asked"]]
-    reasons = requests.loc[short, "finish_reason"].dropna().mode() if "finish_reason" in requests else []
+    reasons = requests.loc[short, "finish_reason"].dropna().mode()
     if len(reasons) and reasons[0] not in ("stop", "length"):
         reason = f"with finish_reason {reasons[0]!r}" if reasons[0] else "without a finish_reason"
         return f"most short answers ended {reason}: the server cut them off", ""

@@ -51,6 +51,7 @@ def poisson_run(count: int = 1500, lag_ms: float = 0.05, seed: int = 2) -> pd.Da
 def run(due: np.ndarray[Any, Any], sent: np.ndarray[Any, Any]) -> pd.DataFrame:
     return pd.DataFrame(
         {
+            "worker": 0,
             "due_ns": due,
             "sent_ns": sent,
             "first_token_ns": sent + 50 * MS,
@@ -60,6 +61,9 @@ def run(due: np.ndarray[Any, Any], sent: np.ndarray[Any, Any]) -> pd.DataFrame:
             "output_tokens": 32,
             "output_tokens_asked": 32,
             "outcome": "ok",
+            "status": 200,
+            "error": "",
+            "finish_reason": "length",
         }
     )
 
