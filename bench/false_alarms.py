@@ -41,7 +41,7 @@ def _run(rng: np.random.Generator, load: float) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "due_ns": due, "first_token_ns": first, "last_token_ns": first + 10_000_000, "end_ns": first + 10_000_000,
-            "output_tokens": 2, "outcome": "ok", "measured": True,
+            "output_tokens": 2, "outcome": "ok", "measured": True, "superseded": False,
         }
     )  # fmt: skip
 

@@ -119,8 +119,6 @@ def _per_s(at_ns: Ints) -> float | None:
 
 def first_turns(requests: pd.DataFrame) -> pd.DataFrame:
     """What came by the arrivals' law: all requests, or of conversations the first ones."""
-    if "turn" not in requests:
-        return requests
     return requests[(requests["turn"] <= 1).to_numpy(bool)]
 
 
@@ -145,8 +143,6 @@ def _left_ns(requests: pd.DataFrame) -> Ints:
     """
     called = stamps_ns(requests, "connect_start_ns")
     left = np.where(called >= 0, called, handed_ns(requests))
-    if "attempt_due_ns" not in requests:
-        return left
     waited = stamps_ns(requests, "attempt_due_ns") - stamps_ns(requests, "due_ns")
     return np.where(left >= 0, left - waited, left)
 

@@ -126,8 +126,6 @@ def count_attempts(requests: pd.DataFrame, measured: pd.DataFrame) -> Attempts:
 
     ``failed``: the attempts that were followed by another, by class.
     """
-    if "retry" not in measured:
-        return Attempts(total=len(measured), asked_again=0, then_succeeded=0, failed={})
     again = (measured["retry"] > 0).to_numpy(bool)
     earlier = requests[requests["superseded"].to_numpy(bool) & requests["index"].isin(measured["index"]).to_numpy(bool)]
     return Attempts(
@@ -176,7 +174,7 @@ def describe_turns(measured: pd.DataFrame) -> tuple[Turn, ...]:
 
     Empty where there are no conversations. A percentile that a turn's sample cannot support is null, as everywhere.
     """
-    if "turn" not in measured or not (measured["turn"] > 0).any():
+    if not (measured["turn"] > 0).any():
         return ()
     turns = []
     for turn, rows in measured.groupby("turn"):

@@ -51,7 +51,7 @@ def measured_requests(requests: pd.DataFrame) -> pd.DataFrame:
 
 def final(requests: pd.DataFrame) -> pd.DataFrame:
     """The last attempt of every request: a row a request."""
-    return requests[~requests["superseded"].to_numpy(bool)] if "superseded" in requests else requests
+    return requests[~requests["superseded"].to_numpy(bool)]
 
 
 def issued(requests: pd.DataFrame) -> Bools:
@@ -115,9 +115,8 @@ def generator_lag_ns(requests: pd.DataFrame) -> Floats:
     A prompt that the socket takes in pieces waits for the network, or for a server that does not read.
     """
     connecting = elapsed_ns(requests, "connect_start_ns", "connect_end_ns")
-    due = "attempt_due_ns" if "attempt_due_ns" in requests else "due_ns"
     waited = stamps_ns(requests, "sent_ns") - handed_ns(requests)
-    return elapsed_ns(requests, due, "sent_ns") - np.nan_to_num(connecting) - waited
+    return elapsed_ns(requests, "attempt_due_ns", "sent_ns") - np.nan_to_num(connecting) - waited
 
 
 def handed_ns(requests: pd.DataFrame) -> Ints:

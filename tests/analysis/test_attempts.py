@@ -118,7 +118,7 @@ def test_attempts_are_counted_beside_requests_and_a_warning_says_so(requests: pd
 
 
 def test_a_run_without_retries_has_one_attempt_a_request_and_no_warning(tmp_path: Path) -> None:
-    measured = pd.DataFrame({"outcome": ["ok", "cut"], "index": [0, 1]})
+    measured = pd.DataFrame({"outcome": ["ok", "cut"], "index": [0, 1], "retry": 0, "superseded": False})
     counted = count_attempts(measured, measured)
     assert counted == Attempts(total=2, asked_again=0, then_succeeded=0, failed={})
     assert not list(attempts_warning(counted, 2))

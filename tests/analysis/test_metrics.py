@@ -28,6 +28,7 @@ def row(number: int, due_ms: float, sent_ms: float, tokens_ms: list[float], **ch
     base: dict[str, Any] = {
         "request_id": f"r{number}",
         "due_ns": stamp(due_ms),
+        "attempt_due_ns": stamp(due_ms),
         "sent_ns": stamp(sent_ms),
         "connect_start_ns": None,
         "connect_end_ns": None,

@@ -21,7 +21,8 @@ def ended(outcomes: list[str]) -> pd.DataFrame:
     due = np.arange(len(outcomes), dtype=np.int64) * 100 * MS + 10**12
     first = pd.array([at + 20 * MS if out == "ok" else None for at, out in zip(due, outcomes, strict=True)], "Int64")
     return pd.DataFrame({
-        "due_ns": due, "sent_ns": due, "first_token_ns": first, "last_token_ns": first, "end_ns": due + 30 * MS,
+        "due_ns": due, "attempt_due_ns": due, "sent_ns": due, "turn": 0,
+        "first_token_ns": first, "last_token_ns": first, "end_ns": due + 30 * MS,
         "output_tokens": 1, "output_tokens_asked": 1, "outcome": outcomes,
         "status": 0, "token_ns": None,
         "chunk_tokens": None, "prompt_tokens": 1, "prompt_tokens_asked": 1,

@@ -32,7 +32,8 @@ def arrivals(knots: Knots, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int6
 
 
 def run(due: np.ndarray[tuple[int], np.dtype[np.int64]], lag_ns: int = 50_000) -> pd.DataFrame:
-    return pd.DataFrame({"due_ns": due, "sent_ns": due + lag_ns, "first_token_ns": due + S, "outcome": "ok"})
+    stamps = {"due_ns": due, "attempt_due_ns": due, "sent_ns": due + lag_ns, "first_token_ns": due + S}
+    return pd.DataFrame({**stamps, "outcome": "ok", "turn": 0})
 
 
 def found(requests: pd.DataFrame, evidence: Evidence, rule: str) -> Check:

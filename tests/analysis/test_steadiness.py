@@ -67,7 +67,7 @@ def test_the_number_in_flight_is_exact() -> None:
 
 
 def test_a_request_that_was_asked_again_is_one_request_in_flight() -> None:
-    requests = run(np.full(100, 240.0)).assign(superseded=False)
+    requests = run(np.full(100, 240.0))
     failed = requests.iloc[50:].assign(outcome="refused", superseded=True, measured=False)
     once, again = (steady.queue_slope(each) for each in (requests, pd.concat([requests, failed])))
     assert once == again

@@ -57,5 +57,5 @@ def test_a_single_turn_has_no_rate_at_which_more_would_come() -> None:
 
 def test_without_conversations_there_is_nothing_to_say() -> None:
     assert describe_turns(run([0] * 40)) == ()
-    assert describe_turns(run([]).drop(columns="turn")) == ()
+    assert describe_turns(run([])) == ()
     assert turns_sentence([]) is None

@@ -53,6 +53,10 @@ def run(due: np.ndarray[Any, Any], sent: np.ndarray[Any, Any]) -> pd.DataFrame:
         {
             "worker": 0,
             "due_ns": due,
+            "attempt_due_ns": due,
+            "superseded": False,
+            "retry": 0,
+            "turn": 0,
             "sent_ns": sent,
             "first_token_ns": sent + 50 * MS,
             "last_token_ns": sent + 300 * MS,

@@ -94,7 +94,8 @@ def timed(ttft_ms: Any, *, every_ms: float = 100, stream_ms: Any = 10, tokens: i
     due = (np.arange(len(ttft)) * every_ms * 1e6).astype(np.int64) + 10**12
     first = due + (ttft * 1e6).astype(np.int64)
     last = first + (np.asarray(stream_ms) * 1e6).astype(np.int64)
-    known = {"due_ns": due, "sent_ns": due, "first_token_ns": first, "last_token_ns": last, "end_ns": last}
+    known = {"due_ns": due, "sent_ns": due, "first_token_ns": first, "last_token_ns": last, "end_ns": last,
+             "attempt_due_ns": due, "superseded": False, "retry": 0, "turn": 0}  # fmt: skip
     return pd.DataFrame({**known, "output_tokens": tokens, "outcome": "ok", **columns})
 
 
@@ -187,6 +188,7 @@ def _request_row(r: _Request, warmup: int, failed: bool, error: str) -> dict[str
     sent = r.due_ns + 60_000
     return {
         "request_id": f"r-{r.index}", "index": r.index, "worker": 0, "due_ns": r.due_ns, "write_ns": sent - 5_000,
+        "attempt_due_ns": r.due_ns, "superseded": False, "retry": 0, "turn": 0,
         "sent_ns": sent, "connect_start_ns": None, "connect_end_ns": None,
         "first_byte_ns": None if failed else r.tokens[0] - 1_000, "end_ns": sent + 900_000 if failed else r.tokens[-1],
         "first_token_ns": None if failed else r.tokens[0], "first_text_ns": None if failed else r.tokens[0],
