@@ -49,19 +49,19 @@ def event_pair_ms(torch: Any, launch: Callable[[], None], times: int = 1) -> flo
 
 def work_on_a_gpu(torch: Any, *, graph: bool) -> tuple[Work, float, float]:
     """Steps of some milliseconds, and how long a forward and its sampling take alone (one after the other, ms)."""
-    square = torch.ones(2048, 2048, device="cuda", dtype=torch.bfloat16)
+    side, times = (2048, 60) if graph else (4096, 8)  # a host of any speed launches the few large ones well ahead
+    square = torch.ones(side, side, device="cuda", dtype=torch.bfloat16)
     logits = torch.ones(32, 128_256, device="cuda")
 
     def launch() -> None:
-        for _ in range(60):
+        for _ in range(times):
             torch.mm(square, square)
 
     def sample() -> None:
         torch.argmax(logits, dim=-1)
 
     forward: Callable[[], None] = launch
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(torch.cuda.Stream()):
         launch()
         sample()
     torch.cuda.synchronize()
