@@ -140,8 +140,7 @@ class Sender:
         self.writer.blob(ISSUED, encode(exchange))
 
     def _finished(self, exchange: Exchange) -> None:
-        if not self._unwritten:
-            self.loop.call_soon(self._write_next)
+        is_first = not self._unwritten
         self._unwritten.append(exchange)
         retries = self._retries if exchange.outcome is not Outcome.OK and not self.stopped.is_set() else None
         again = retries is not None and retries.take(exchange)
@@ -150,6 +149,8 @@ class Sender:
             self.finished += 1
             if self.on_finished is not None:
                 self.on_finished(exchange)
+        if is_first:  # behind what follows an answer: a long one takes a millisecond to write
+            self.loop.call_soon(self._write_next)
         if not self.awaited:
             self.drained.set()
 

@@ -15,7 +15,7 @@ from gapmeter.loadgen.exchange import Exchange
 from gapmeter.loadgen.issue import Users, begin, issue
 from gapmeter.loadgen.worker import Heartbeat
 from gapmeter.records import Outcome, Span, read_records
-from gapmeter.records.request import ISSUED, RequestRecord
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
 from gapmeter.records.stream import parse_answer
 from tests.kit.loads import bed, ids, plan
 
@@ -121,6 +121,13 @@ async def test_in_a_closed_loop_due_is_the_end_before_plus_the_think_time(tmp_pa
         records = await on.play(t0)
     assert records[0].due_ns == t0
     assert [record.due_ns for record in records[1:]] == [record.end_ns + 3 * MS for record in records[:-1]]
+
+
+async def test_a_users_next_request_leaves_before_its_last_answer_is_written_down(tmp_path: Path) -> None:
+    async with bed(plan([-1] * 10, users=1), tmp_path) as on:
+        await on.play()
+        kinds = [code for code, _ in read_records(on.path).blobs]
+    assert kinds == [ISSUED, *[ISSUED, FINISHED] * 9, FINISHED]
 
 
 async def test_users_do_not_start_in_step(tmp_path: Path) -> None:
