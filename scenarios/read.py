@@ -237,6 +237,11 @@ def _read(path_or_name: str | Path, overrides: Sequence[str], environment: Mappi
     """Everything that was written, before what the keys mean to each other."""
     path = scenario_file(str(path_or_name))
     file = list(_read_file(path))
+    written: dict[str, _Entry] = {}
+    for entry in file:
+        if (first := written.setdefault(entry.key, entry)) is not entry:  # in its group, and as load.rate
+            text = f"duplicate key, first in line {first.place.line}; remove one"
+            raise ScenarioError(text, place=entry.place, key=entry.key)
     groups = {entry.key: entry.place for entry in file if entry.key in SECTIONS}
     entries = _overlaid({}, (entry for entry in file if entry.key in KEYS))
     entries = _overlaid(entries, _read_environment(os.environ if environment is None else environment))

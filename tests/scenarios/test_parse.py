@@ -262,6 +262,10 @@ FILE_MISTAKES = {
         "  rate: 8", "  rate: 8\n  rate: 9",
         "mine.yaml:9:3 load.rate: duplicate key, first in line 8; remove one",
     ),
+    "a key twice, once with its group's name before it": (
+        "server:", "load.rate: 9\nserver:",
+        "mine.yaml:9:9 load.rate: duplicate key, first in line 1; remove one",
+    ),
     "a group that is a list": (
         "server:\n  engine: transformers", "server: [transformers]",
         'mine.yaml:1:9 server: server needs keys below it, not ["transformers"]',
