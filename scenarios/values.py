@@ -90,7 +90,7 @@ class Wording:
             return BadValue(
                 f"{quoted(value)} is out of range; write {self.what} {span} {_figure(schema['le'])}{example}"
             )
-        if number := leading_number(value):
+        if number := number_in(value):
             write = re.sub(r"^\d+(\.\d+)?", number, write)
         return BadValue(f"{quoted(value)} is not {self.what}; write {write}{unit}")
 
@@ -132,10 +132,10 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def leading_number(value: object) -> str | None:
-    """The number of usual length that a text begins with: 20 for ``20rps``, none for ``1e3ms``."""
-    number = re.match(r"\s*(\d{1,12}(?:\.\d{1,12})?)(?!\d|[eE][-+\d])", value) if isinstance(value, str) else None
-    return number[1] if number else None
+def number_in(value: object) -> str | None:
+    """The number of usual length that a text is, but for a unit: 20 for ``20rps``, none for ``1e3ms`` or ``0x14``."""
+    number = re.fullmatch(r"\s*0*(\d{1,12}(?:\.\d{1,12})?)[\sA-Z/%]*", str(value), re.ASCII | re.IGNORECASE)
+    return number[1] if number and isinstance(value, str) else None
 
 
 def integer(what: str, example: int) -> Wording:
@@ -238,8 +238,9 @@ LONGEST_NS = 30 * 86_400 * SECOND_NS
 _PATTERN = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)"
 _UNIT_NS = {"ms": 1_000_000, "s": SECOND_NS, "m": 60 * SECOND_NS, "h": 3600 * SECOND_NS}
 _OTHER_UNITS = {
-    "ms": ("msec", "msecs", "millis", "millisecond", "milliseconds"), "s": ("sec", "secs", "second", "seconds"),
-    "m": ("min", "mins", "minute", "minutes"), "h": ("hr", "hrs", "hour", "hours"),
+    "ms": ("ms", "msec", "msecs", "millis", "millisecond", "milliseconds"),
+    "s": ("", "s", "sec", "secs", "second", "seconds"),
+    "m": ("min", "mins", "minute", "minutes"), "h": ("h", "hr", "hrs", "hour", "hours"),
 }  # fmt: skip
 
 
@@ -254,11 +255,9 @@ def read_duration(value: object, *, least_ns: int = 0, otherwise: str = "") -> i
     elif is_number(value):
         exact_ns = float(value) * SECOND_NS
     else:
-        meant = f"{leading_number(value) or 75}s, 500ms or 2m"
-        other = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", value) if isinstance(value, str) else None
-        for unit, others in _OTHER_UNITS.items():
-            if other and other[2].lower() in others:  # 5m for "5 minutes"
-                meant = f"{other[1]}{unit}"
+        meant, word = "75s, 500ms or 2m", str(value).strip(" 0123456789.").lower()
+        if number := number_in(value):  # 5m for "5 minutes"
+            meant = next((f"{number}{unit}" for unit, words in _OTHER_UNITS.items() if word in words), meant)
         raise BadValue(f"{quoted(value)} is not a duration; write {otherwise}{meant}")
     ns = round(min(max(exact_ns, -1.0), 2.0 * LONGEST_NS))  # infinity cannot be rounded
     if not least_ns <= ns <= LONGEST_NS:

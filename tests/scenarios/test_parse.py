@@ -161,7 +161,7 @@ FILE_MISTAKES = {
     ),
     "a duration that is a clock time": (
         "75s", "1:15",
-        'mine.yaml:9:13 load.duration: "1:15" is not a duration; write 1s, 500ms or 2m',
+        'mine.yaml:9:13 load.duration: "1:15" is not a duration; write 75s, 500ms or 2m',
     ),
     "an unknown unit of time": (
         "75s", "75 secs",
@@ -265,6 +265,26 @@ FILE_MISTAKES = {
     "a key twice, once with its group's name before it": (
         "server:", "load.rate: 9\nserver:",
         "mine.yaml:9:9 load.rate: duplicate key, first in line 1; remove one",
+    ),
+    "a number as another language writes it": (
+        "  rate: 8", "  rate: 0x14",
+        'mine.yaml:8:9 load.rate: "0x14" is not a rate; write 20 (requests per second)',
+    ),
+    "a number with zeros before it": (
+        "  rate: 8", "  rate: 008",
+        'mine.yaml:8:9 load.rate: "008" is not a rate; write 8 (requests per second)',
+    ),
+    "digits of another script": (
+        "  rate: 8", "  rate: \uff18",
+        'mine.yaml:8:9 load.rate: "\uff18" is not a rate; write 20 (requests per second)',
+    ),
+    "a duration of two units": (
+        "duration: 75s", "duration: 1m30s",
+        'mine.yaml:9:13 load.duration: "1m30s" is not a duration; write 75s, 500ms or 2m',
+    ),
+    "a duration in days": (
+        "duration: 75s", "duration: 2d",
+        'mine.yaml:9:13 load.duration: "2d" is not a duration; write 75s, 500ms or 2m',
     ),
     "a group that is a list": (
         "server:\n  engine: transformers", "server: [transformers]",
