@@ -20,6 +20,7 @@ from gapmeter.analysis.results.regression import Regression
 from gapmeter.analysis.results.requests import ClosedLoop, Turn
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult
 from gapmeter.analysis.results.run import Words as RunWords
+from gapmeter.analysis.results.trust import RunWarning
 from gapmeter.records import RunFolder
 from gapmeter.report import compute, cost, device, explore, glance, percentiles, slo, timeline, trust, waits, why
 from gapmeter.report import document as doc
@@ -191,12 +192,16 @@ def _trusted(result: RunResult) -> Section:
         facts.append(("rules", "docs/how-it-measures.md: what makes a run INVALID, and when a figure is refused"))
         return Section("trusted", "", [Facts(facts), *items], on=TERMINAL)
     judged = {slo.metric for slo in result.slo}
-    doubts = [(one.touches, as_sentence(one.text)) for one in result.warnings] + [(tuple(judged), _unsteady(result))]
+    doubts = [(one.touches, _to_try(one)) for one in result.warnings] + [(tuple(judged), _unsteady(result))]
     doubts.sort(key=lambda doubt: not judged & set(doubt[0]))  # then in their order
     if shown := [text for _, text in doubts if text]:
         rest = f" (-v: {len(shown) - 1} more)" if len(shown) > 1 else ""
         facts.append(("caution", f"{shown[0]}{rest}"))
     return Section("trusted", "", [Facts(facts)], on=TERMINAL)
+
+
+def _to_try(one: RunWarning) -> str:
+    return f"{as_sentence(one.text)} Try {one.flag}." if one.flag else as_sentence(one.text)
 
 
 def _unsteady(result: RunResult) -> str:

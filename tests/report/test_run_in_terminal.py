@@ -10,7 +10,7 @@ import pytest
 
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.trust import SpeedChange
+from gapmeter.analysis.results.trust import RunWarning, SpeedChange
 from gapmeter.report import run, terminal
 from gapmeter.report.document import Document, Facts
 from tests.kit.runs import write_run
@@ -96,6 +96,17 @@ def test_an_invalid_run_names_the_reason_beside_the_verdict_and_what_may_have_ca
     assert " rules   docs/how-it-measures.md: what makes a run INVALID" in text
     assert "Likely: the server failed; its own log says why." in " ".join(text.split())
     assert "try --set load.rate" not in text, "half the rate mends no 500"
+
+
+def test_the_doubt_that_is_shown_comes_with_what_to_try(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", count=400, rate=12.0)
+    refused = RunWarning(
+        code="errors", text="60 of 400 requests failed", cause="the server refuses fields that it does not know",
+        flag="--set server.dialect=plain", touches=("ttft",),
+    )  # fmt: skip
+    result = RunResult.read(folder.path).model_copy(update={"warnings": (refused,)})
+    shown = terminal.text(run.brief(result, Manifest.read(folder.path)), 80).plain
+    assert " caution 60 of 400 requests failed. Try --set server.dialect=plain." in shown
 
 
 def test_what_an_infinitely_fast_gpu_would_leave_is_one_sentence(failed: Any) -> None:
