@@ -24,6 +24,7 @@ from gapmeter.analysis.judge import arrivals
 from gapmeter.analysis.judge.evidence import Evidence, lowest_and_highest
 from gapmeter.analysis.requests.figures import distribution, finite_ms
 from gapmeter.analysis.requests.metrics import (
+    elapsed_ns,
     ended_by_us,
     final,
     generator_lag_ns,
@@ -33,6 +34,7 @@ from gapmeter.analysis.requests.metrics import (
     metric_series,
     percentile_of,
     request_values_ns,
+    sent_tokens,
     stamps_ns,
     succeeded,
     window_s,
@@ -194,11 +196,14 @@ def describe_turns(measured: pd.DataFrame) -> tuple[Turn, ...]:
 def describe_goodput(measured: pd.DataFrame, limits_ns: Mapping[str, float]) -> Goodput:
     """Good requests per second, of those that we did not end ourselves.
 
-    The share's interval is Clopper and Pearson's, good ones in a row counted as alike.
+    The share's interval is Clopper and Pearson's, good ones in a row counted as alike. Unknown where a limit is on TPOT
+    and a success with several arrivals did not tell its tokens.
     """
     measured = measured[~ended_by_us(measured)]
     good = good_requests(measured, limits_ns)
-    if not len(good):
+    several = elapsed_ns(measured, "first_token_ns", "last_token_ns") > 0
+    untold = succeeded(measured) & several & np.isnan(sent_tokens(measured))
+    if not len(good) or ("tpot" in limits_ns and untold.any()):
         return Goodput(per_s=None, share=None, share_ci=None, limits_ms={})
     share, seconds = share_of(good), window_s(measured)
     return Goodput(

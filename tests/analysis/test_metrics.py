@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.requests import metrics
+from gapmeter.analysis.requests import load, metrics
 from gapmeter.analysis.requests.figures import ledgers_by_metric
 from gapmeter.scenarios.slo import Slo
 
@@ -149,6 +149,13 @@ def test_goodput_counts_requests_whose_own_figures_lie_within_every_limit(
     if "itl" in limits_ms and limits_ms["itl"] == 12:
         assert metrics.itl_p99_ns(requests)[:2] == pytest.approx([11 * MS, 8 * MS])
     assert metrics.good_requests(requests, limits).tolist() == good
+
+
+def test_goodput_is_unknown_where_an_answer_did_not_tell_the_tokens_that_a_limit_is_on() -> None:
+    requests = table(row(0, 0, 0, [20, 90, 160], output_tokens=None), row(1, 0, 0, [40, 48]), row(2, 0, 0, [30]))
+    assert load.describe_goodput(requests, {"tpot": 10.0 * MS}).share is None
+    assert load.describe_goodput(requests, {"ttft": 30.0 * MS}).share == pytest.approx(2 / 3)
+    assert load.describe_goodput(requests[1:], {"tpot": 10.0 * MS}).share == 1
 
 
 def test_goodput_takes_the_limit_of_the_highest_percentile_named() -> None:
