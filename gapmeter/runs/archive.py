@@ -25,6 +25,7 @@ from gapmeter.scenarios.plain_file import check_folder, open_plain, read_json, s
 HASHES = "hashes.json"
 _MOST_FILES = 100_000
 _MOST_BYTES = 64 << 30
+_DEEPEST = 30  # folders in each other
 
 
 def archive(folder: str | Path, target: str | Path | None = None) -> Path:
@@ -81,9 +82,8 @@ def unpacked(path: Path) -> Iterator[Path]:
                 top = _check(path, list(tar))
                 tar.extractall(temporary, filter="data")
         except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, MemoryError, zlib.error) as error:
-            raise UserError(
-                f"{path} cannot be unpacked: {str(error) or type(error).__name__}", errors.NOT_VALID
-            ) from error
+            said = str(error).partition(":\n")[0] or type(error).__name__  # without what each method of packing says
+            raise UserError(f"{path} cannot be unpacked: {said}", errors.NOT_VALID) from error
         folder = Path(temporary) / top
         try:
             yield folder
@@ -94,7 +94,9 @@ def unpacked(path: Path) -> Iterator[Path]:
 def _check(path: Path, entries: Sequence[tarfile.TarInfo]) -> str:
     """The one folder that all entries lie in. Raises UserError."""
     free = shutil.disk_usage(tempfile.gettempdir()).free
-    if len(entries) > _MOST_FILES or sum(entry.size for entry in entries) > min(_MOST_BYTES, free):
+    deepest = max((entry.name.count("/") for entry in entries), default=0)
+    size = sum(entry.size for entry in entries)
+    if len(entries) > _MOST_FILES or deepest > _DEEPEST or size > min(_MOST_BYTES, free):
         text = f"{path} unpacks to more than a run's folder can be, or {tempfile.gettempdir()} has room for"
         raise UserError(text, errors.NOT_VALID)
     tops = set()

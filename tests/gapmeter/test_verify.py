@@ -319,6 +319,18 @@ def test_an_archive_with_a_time_that_no_file_can_have_is_told(tmp_path: Path) ->
         verify(path)
 
 
+def test_an_archive_of_folders_in_folders_without_end_is_refused(tmp_path: Path) -> None:
+    packed = tar_with(tmp_path / "a.tar.gz", member("run/a"), member(f"run/{'d/' * 1500}x"))
+    with pytest.raises(UserError, match="more than a run's folder can be"):
+        verify(packed)
+
+
+def test_what_is_packed_but_no_archive_is_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(b"hello" * 1000))
+    with pytest.raises(UserError, match=r"a\.tar\.gz cannot be unpacked: [^\n]+$"):
+        verify(tmp_path / "a.tar.gz")
+
+
 def test_a_damaged_archive_is_told(tmp_path: Path) -> None:
     whole = tar_with(tmp_path / "b.tar.gz", member("run/a")).read_bytes()
     (tmp_path / "c.tar.gz").write_bytes(whole[: len(whole) // 2])
