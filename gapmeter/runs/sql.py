@@ -197,7 +197,7 @@ def _add_view(connection: DuckDBPyConnection, table: str, paths: Sequence[tuple[
         except duckdb.Error as error:
             tell(f"{path} is left out: {one_sentence(str(error))}")
             continue
-        own = {name: kind for name, kind, *_ in columns or ()}
+        own = {name: kind for name, kind, *_ in columns or () if kind.id != "null"}  # of nothing but nulls
         if odd := [name for name in own if _is_nested(own[name]) != _is_nested(types.get(name, own[name]))]:
             tell(f"{path} is left out: its column {odd[0]!r} is {own[odd[0]]}, but {types[odd[0]]} in another run")
             continue

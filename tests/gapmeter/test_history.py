@@ -127,6 +127,21 @@ def test_a_damaged_table_is_left_out_and_said(
     assert "requests.parquet is left out: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("silent", ["a", "b"])  # the first or the last of them
+def test_a_run_whose_requests_were_never_answered_is_among_the_others(
+    tmp_path: Path, finished_run: Path, silent: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(finished_run, tmp_path / name)
+    requests = pd.read_parquet(tmp_path / silent / "requests.parquet")
+    nothing = dict.fromkeys(("token_ns", "chunk_tokens", "first_token_ns"))
+    requests.assign(outcome="refused", **nothing).to_parquet(tmp_path / silent / "requests.parquet")
+    query = "SELECT run, count(len(token_ns)), count(first_token_ns) FROM requests GROUP BY run ORDER BY run"
+    answered = {"a": 30, "b": 30} | {silent: 0}
+    assert ask(query, tmp_path)[1] == [(run, n, n) for run, n in answered.items()]
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("table", "runs"),
     [
