@@ -47,6 +47,8 @@ def send(folder: RunFolder, endpoint: str) -> int:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import SpanExportResult
 
+    if not endpoint.startswith(("http://", "https://")):
+        raise NotDelivered(f"{endpoint} is no collector's address; write for instance http://127.0.0.1:4318")
     address = endpoint.rstrip("/")
     session = requests.Session()
     session.max_redirects = 0  # its headers may hold a key, which is for this host alone

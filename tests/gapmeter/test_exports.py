@@ -252,6 +252,12 @@ def test_a_collector_that_is_not_there_is_one_sentence(run: Any, tmp_path: Path)
     assert "Traceback" not in done.err
 
 
+def test_a_file_is_no_collector(run: Any, tmp_path: Path) -> None:
+    done = command("export", str(run.folder.path), "--otlp", "spans.json", runs=tmp_path)
+    assert done.code == 2 and "not exported: spans.json is no collector's address; write for instance " in done.err
+    assert "Failed to export" not in done.err
+
+
 def test_exporting_nothing_says_what_there_is(run: Any, tmp_path: Path) -> None:
     done = command("export", str(run.folder.path), runs=tmp_path)
     assert done.code == 2 and "--otlp" in done.err
