@@ -59,7 +59,10 @@ def check_run(
     series = series or MetricSeries(requests)
     lateness = lateness or lateness_of(requests, evidence.client_loop_lag_ns, series)
     judged = evidence.slo_on_errors or bool(outage and answers)
-    return [*check_arrivals(requests, evidence), *_instrument(requests, evidence, answers, lateness, series),
+    came = list(check_arrivals(requests, evidence))
+    if evidence.incomplete:  # of an end that took records along, not of the plan
+        came = [unmeasured(each.rule, each.text) if each.status == BROKEN else each for each in came]
+    return [*came, *_instrument(requests, evidence, answers, lateness, series),
             *_floor(requests, evidence.floor), *_answers(requests, evidence, judged=judged),
             *_recording(evidence)]  # fmt: skip
 

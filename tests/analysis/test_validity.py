@@ -80,6 +80,15 @@ def warned(requests: pd.DataFrame, evidence: Evidence) -> list[RunWarning]:
     return validity.warnings_of(validity.check_run(requests, evidence), evidence, requests)
 
 
+def test_a_run_whose_records_went_with_a_generator_is_incomplete_and_its_plan_not_doubted() -> None:
+    half = poisson_run().iloc[::2]
+    assert states(half, POISSON)["rate"] == BROKEN
+    died = replace(POISSON, incomplete="generator process 0 failed")
+    checks = validity.check_run(half, died)
+    assert [check.rule for check in checks if check.status == BROKEN] == ["complete"]
+    assert validity.invalid_reasons(checks) == ["the run is incomplete: generator process 0 failed"]
+
+
 def test_a_sound_poisson_run_breaks_no_rule_and_warns_of_nothing() -> None:
     requests = poisson_run()
     checks = validity.check_run(requests, POISSON)
