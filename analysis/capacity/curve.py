@@ -160,14 +160,8 @@ def _posterior(ceilings: Floats, capacity: Floats, odds: Floats, speed: Speeds) 
     return Posterior(edges, masses, drift, middle)
 
 
-def between(low: float, high: float) -> Posterior:
-    """Without a curve: the capacity lies anywhere from a rate that did not fail (0: none) to one that did."""
-    low = low or high / 2
-    return Posterior(np.log(np.array([low, high])), np.ones(1), 0.0, high)
-
-
 def least(posteriors: Sequence[Posterior]) -> Posterior:
-    """The smallest of several capacities that share their errors: its quantiles are the smallest ones."""
+    """Of the smallest of several capacities that share their errors: its quantiles are the smallest ones."""
     if len(posteriors) == 1:
         return posteriors[0]
     edges = np.unique(np.concatenate([each.edges for each in posteriors]))

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, between, fit, least
+from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
 from gapmeter.analysis.capacity.speed import speeds_of
 from gapmeter.analysis.capacity.trial import (
     FIRST_LOOK,
+    MOST_SURE,
     SURE,
     Ask,
     Count,
@@ -158,12 +159,29 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
         if any(math.isfinite(level.error) for level in levels):
             found.append(fit(levels, ceilings, promise.share, most, speeds))
         elif failed := [level.rate for level in levels if level.side > 0]:
-            found.append(
-                between(max((level.rate for level in levels if level.rate < min(failed)), default=0), min(failed))
-            )
+            found.append(_divided(valid, levels, at, promise.share, min(failed)))
     if not found:  # errors alone, and none came: the server was full
-        found = [between(max((trial.rate for trial in valid if trial.rate < most), default=0), most)]
+        share = goal.promises[0].share
+        found = [_divided(valid, [_level(trial, 0, share) for trial in valid], 0, share, most)]
     return least(found)
+
+
+def _divided(trials: Sequence[Trial], levels: Sequence[TrialLevel], at: int, share: float, high: float) -> Posterior:
+    """Of what has no curve: from the highest rate that surely holds (none: half of the lowest tried) to ``high``.
+
+    Between them a place is as likely as what the trials found if those below it hold and those above it fail.
+    """
+    held = [level.rate for level in levels if level.side < 0 and level.rate < high]
+    low = max(held, default=min(level.rate for level in levels) / 2)
+    leans = dict[float, float]()
+    for trial in trials:
+        if low < trial.rate < high and not is_overloaded(trial):
+            count = trial.outcome.counts[at]
+            kept, broken = chance_if_kept(count, share), max(chance_if_broken(count, share), 1 - MOST_SURE)
+            leans[trial.rate] = leans.get(trial.rate, 0.0) + math.log(kept / broken)
+    edges = np.log([low, *sorted(leans), high])
+    likely = np.cumsum([0.0, *(leans[rate] for rate in sorted(leans))])
+    return Posterior(edges, np.diff(edges) * np.exp(likely - likely.max()), 0.0, high)
 
 
 def run_trial(goal: Goal, oracle: Oracle, ask: Ask, number: int) -> Trial:

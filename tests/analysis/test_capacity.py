@@ -410,13 +410,32 @@ def test_a_limit_that_is_kept_even_while_the_queue_grows_leaves_the_capacity_bel
     assert known.interval(0.95)[1] < 20, "at which the queue grew"
 
 
-def test_what_has_no_percentile_is_halved_between_a_rate_that_fails_and_one_that_does_not() -> None:
+def test_what_has_no_percentile_is_halved_between_a_rate_that_fails_and_one_that_holds() -> None:
     errors = Goal((Promise("errors <= 1 %", "errors", 0.01),), 10.0)
-    tried = [trial(10, UNDECIDED, 0.6), trial(20, FAILS, counts=(Count(90, 100, 100),))]
+    tried = [
+        trial(10, HOLDS, 0.99, counts=(Count(0, 400, 400),)),
+        trial(20, FAILS, counts=(Count(90, 100, 100),)),
+    ]
     known = posterior(errors, tried)
     assert known is not None
     assert known.quantile(0.5) == pytest.approx(math.sqrt(200))
     assert posterior(errors, tried[:1]) is None
+
+
+def test_a_rate_that_was_not_decided_is_no_end_of_an_interval() -> None:
+    """A server that refuses a ninth request at a time: by Erlang's loss formula it loses 1 % at 19.55 a second."""
+    errors = Goal((Promise("errors <= 1 %", "errors", 0.01),), 10.0)
+    seen = {10.0: (0, 67, 67), 20.0: (0, 75, 75), 23.2: (8, 607, 249), 21.6: (20, 1177, 615)}
+    tried = [trial(rate, UNDECIDED, 0.6, counts=(Count(*count),)) for rate, count in seen.items()]
+    tried.append(trial(29.9, FAILS, counts=(Count(20, 381, 221),)))
+    known = posterior(errors, tried)
+    assert known is not None
+    low, high = known.interval(0.95)
+    assert low < 19.55 < high
+    assert known.spread(0.95) > errors.within, "nothing was proven below it"
+    sure = posterior(errors, [*tried, trial(17.0, HOLDS, 0.99, counts=(Count(0, 600, 600),))])
+    assert sure is not None
+    assert sure.interval(1.0)[0] >= 17.0 and sure.quantile(0.5) < 21.6, "where more failed than may"
 
 
 def test_errors_that_never_come_are_searched_for_below_the_rate_that_the_server_could_not_do() -> None:
