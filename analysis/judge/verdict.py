@@ -177,7 +177,7 @@ def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
     estimate = share_of(failed)
     n_eff = estimate.n_eff or 0.0
     decided = _decide_share(failed, limit)
-    growth = growth_to_decide(hits, count, n_eff, limit) if decided.status == INCONCLUSIVE else None
+    growth = growth_to_decide(hits, count, n_eff, limit, bound=False) if decided.status == INCONCLUSIVE else None
     resent = ~failed & resent_once(requests)
     in_doubt = decided.status == PASS and _decide_share(failed | resent, limit).status != PASS
     if in_doubt:  # the server may have read these and dropped them; a longer run would not tell either

@@ -153,17 +153,20 @@ def chance_of_so_large_a_share(over: float, count: int, share: float) -> float:
     return min(share * count / over, 1.0) if over else 1.0
 
 
-def growth_to_decide(hits: int, count: int, n_eff: float, share: float, plain: float | None = None) -> float | None:
+def growth_to_decide(
+    hits: int, count: int, n_eff: float, share: float, plain: float | None = None, *, bound: bool = True
+) -> float | None:
     """By what factor the sample must grow until a share is proven above or below ``share``, if it stays what it is.
 
-    ``plain``: what it is worth by its autocorrelation time alone (``Series.plain``). None when a thousandfold sample
-    would not do: the truth is too close to the limit.
+    ``plain``: what it is worth by its autocorrelation time alone (``Series.plain``); ``bound``: the largest value may
+    decide it too, as it does of percentiles. None when a thousandfold sample would not do: the truth is too close to
+    the limit.
     """
 
     def decided(worth: float) -> bool:
         tolerable, damning = decisive_counts(worth, share)
         k = hits / count * worth
-        if not hits and (1 - share) ** worth <= 1 - CONFIDENCE:  # none was met, which bounds the share on one side
+        if bound and not hits and (1 - share) ** worth <= 1 - CONFIDENCE:  # none: the share is bounded on one side
             return True
         return (tolerable is not None and k <= tolerable) or (damning is not None and k >= damning)
 

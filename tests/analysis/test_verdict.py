@@ -174,6 +174,16 @@ def test_errors_in_one_burst_prove_less_than_the_same_number_spread_out() -> Non
     assert found.n_eff < 200
 
 
+@pytest.mark.parametrize("count", [7, 100, 299, 352])
+def test_the_requests_that_errors_lack_are_as_many_as_decide_them(count: int) -> None:
+    limit = slo("errors", None, 0.01)
+    found = one(limit, answers([50.0] * count))
+    assert found.needs is not None and found.status == INCONCLUSIVE
+    enough = count + found.needs.requests
+    assert one(limit, answers([50.0] * enough)).status == PASS
+    assert one(limit, answers([50.0] * (enough - 2))).status == INCONCLUSIVE
+
+
 def test_an_undecided_slo_says_how_many_more_requests_and_minutes_would_settle_it() -> None:
     found = one(slo("ttft", 99.0, 500), answers([450.0] * 100))
     assert found.needs is not None

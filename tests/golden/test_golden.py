@@ -26,6 +26,7 @@ have a third error.
 Seven followed that day for their sentences: how many more requests would decide came to be told to two digits.
 Fourteen followed then for ``timeline.parquet`` alone: neighboring stretches of one stage became one row, no nanosecond
 moved. ``failures`` and ``sweep``: percentiles that lateness refuses came to keep an upper bound.
+``conversations`` and ``killed`` followed too: how many more requests decide an SLO on errors had been too few.
 """
 
 from __future__ import annotations
