@@ -119,7 +119,7 @@ class Pool:
 
     def await_end(self, exchange: Exchange, now_ns: int) -> None:
         """Note that the answer's end mark may have come, with more of the body to follow."""
-        self._marked[exchange] = now_ns
+        self._marked.setdefault(exchange, now_ns)  # comments behind it do not put its end off
 
     def leave_unended(self, now_ns: int) -> None:
         """End every request whose answer is there while the server holds its body open: its user goes on."""

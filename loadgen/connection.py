@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
         self._mark(len(self._parts))
         if self._complete >= 0:
             self._answered(now)
-        elif b"[DONE]" in data:
+        elif b"[DONE]" in data or self._is_cut_mark():
             self._pool.await_end(self._exchange, now)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -179,6 +179,10 @@ class Connection(asyncio.Protocol):
 
     def _status(self) -> int:
         return self._final or (self._parser.get_status_code() if self._parser is not None else 0)
+
+    def _is_cut_mark(self) -> bool:
+        """Whether the body's last parts, the very last too short for an end mark, hold one together."""
+        return len(self._parts) > 1 and len(self._parts[-1]) < 11 and b"[DONE]" in b"".join(self._parts[-8:])
 
     def _is_marked(self) -> bool:
         """Whether an answer has come up to its end mark; what keeps the connection alive may stand behind that."""

@@ -155,22 +155,32 @@ _ANSWER = b"".join(sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DON
 _CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-@pytest.mark.parametrize(("beside", "behind"), [(b"", b""), (b"", b": ping\n\n"), (b": ping\n\n", b"")])
+@pytest.mark.parametrize(
+    "reads",
+    [
+        [[_ANSWER]], [[_ANSWER], [b": ping\n\n"]], [[_ANSWER + b": ping\n\n"]], [[_ANSWER[:-5], _ANSWER[-5:]]],
+        [[_ANSWER[:-5]], [_ANSWER[-5:]], *[[], [], [], [], [], [], [], [], [], [], [b":\n\n"]] * 7],
+        [[_ANSWER[:-8]], *([bytes([byte])] for byte in _ANSWER[-8:])],
+    ],
+    ids=["whole", "a comment behind", "a comment beside", "in two chunks", "cut, comments behind", "byte by byte"],
+)  # fmt: skip
 async def test_an_answer_whose_body_the_server_holds_open_ends_in_a_second_and_later_ones_sooner(
-    beside: bytes, behind: bytes
+    reads: list[list[bytes]],
 ) -> None:
-    with answering(_CHUNKED + chunk(_ANSWER + beside), chunk(behind) if behind else b"", every_s=0.01) as url:
+    """Wherever its end mark is cut, and whatever comes behind it."""
+    first_read, *others = [b"".join(map(chunk, pieces)) for pieces in reads]
+    with answering(_CHUNKED + first_read, *others, every_s=0.002) as url:
         async with asking(url) as one:
-            for too_soon_ms, late_enough_ms in (500, 1000), (-1000, 20):
+            for too_soon_ms, late_enough_ms in (300, 800), (-1000, 20):
                 one.issue(body(2))
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.3)
                 one.client.leave_unended(time.monotonic_ns() + too_soon_ms * 1_000_000)
                 assert one.client.in_flight == 1
                 one.client.leave_unended(time.monotonic_ns() + late_enough_ms * 1_000_000)
                 assert one.client.in_flight == 0
     first, second = one.records
     assert [record.outcome for record in one.records] == [Outcome.OK] * 2
-    assert first.body == second.body == _ANSWER + beside + behind
+    assert first.body == second.body == b"".join(b"".join(pieces) for pieces in reads)
     assert "held the body open" in first.error
     assert second.connection != first.connection
 
