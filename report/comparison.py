@@ -223,7 +223,7 @@ def with_sentences(found: Regression, result: Comparison) -> Regression:
     if not result.comparable:
         return found.model_copy(update={"sentence": headline(result)})
     rows = tuple(row.model_copy(update={"sentence": _regression_row(row, found)}) for row in found.rows)
-    sentences = [row.sentence for row in rows if row.status == found.status]
+    sentences = [row.sentence for row in rows if row.status == found.status or row.late_ms is not None]
     failed = found.failed
     if failed is not None:
         failed = failed.model_copy(update={"sentence": failed_sentence("the new side", "the baseline", failed)})

@@ -539,6 +539,15 @@ def test_where_no_percentile_can_be_estimated_a_mean_may_prove_a_regression_and_
     assert [row.name for row in estimable.rows] == ["ttft p90"]
 
 
+@pytest.mark.parametrize(("growth", "status"), [(0.03, UNDECIDED), (0.10, REGRESSED)])
+def test_a_refused_percentile_is_told_also_where_another_ones_answer_is_worse(growth: float, status: str) -> None:
+    """For a gate ends with 98 because of it."""
+    refused = figure(None).model_copy(update={"why": "refused: up to 2.00 ms", "late_ms": 2.0})
+    found = held(figure(growth), refused)
+    assert found.status == status
+    assert found.sentence == f"{found.rows[0].sentence}; TTFT p50 cannot be compared: refused: up to 2.00 ms"
+
+
 def test_one_run_a_side_is_marked_and_asks_for_three() -> None:
     found = held(figure(0.04), runs=(1, 1))
     assert "one run per side: the interval leaves out" in found.sentence
