@@ -176,10 +176,14 @@ def _verdict(result: RunResult) -> doc.Verdict:
 # --- sections
 
 
-def _warnings(result: RunResult) -> list[doc.Block]:
-    """What was seen, its likely cause, the flag to try."""
+def _warnings(result: RunResult, told: Sequence[str] = ()) -> list[doc.Block]:
+    """What was seen, its likely cause, the flag to try; of what is ``told`` above, its name."""
     items = [
-        doc.Warned(as_sentence(one.text), stopped(f"Likely: {one.cause}") if one.cause else "", one.flag)
+        doc.Warned(
+            as_sentence(one.code.replace("_", " ") if one.text in told else one.text),
+            stopped(f"Likely: {one.cause}") if one.cause else "",
+            one.flag,
+        )
         for one in result.warnings
     ]
     return [doc.Warnings(items)] if items else []
@@ -187,10 +191,10 @@ def _warnings(result: RunResult) -> list[doc.Block]:
 
 def _trusted(result: RunResult) -> Section:
     """In the terminal: may it be believed, and what speaks against that; of several doubts the first."""
-    facts, items = [("trust", _trust(result))], _warnings(result)
+    facts = [("trust", _trust(result))]
     if result.verdict == INVALID:
         facts.append(("rules", "docs/how-it-measures.md: what makes a run INVALID, and when a figure is refused"))
-        return Section("trusted", "", [Facts(facts), *items], on=TERMINAL)
+        return Section("trusted", "", [Facts(facts), *_warnings(result, result.invalid_reasons)], on=TERMINAL)
     judged = {slo.metric for slo in result.slo}
     doubts = [(one.touches, _to_try(one)) for one in result.warnings] + [(tuple(judged), _unsteady(result))]
     doubts.sort(key=lambda doubt: not judged & set(doubt[0]))  # then in their order
@@ -231,7 +235,8 @@ def _facts(result: RunResult, on: doc.Medium) -> Section:
         ]
         facts += [fact for fact in more if fact[1]]
     stand_above = on is DETAILS and result.verdict == INVALID  # with the reasons
-    return Section("facts", "", [Facts(facts), *([] if stand_above else _warnings(result))], on=on)
+    warnings = [] if stand_above else _warnings(result, result.invalid_reasons)
+    return Section("facts", "", [Facts(facts), *warnings], on=on)
 
 
 def _economy(result: RunResult, manifest: Manifest) -> cost.Lines:

@@ -51,8 +51,8 @@ def test_it_has_verdict_load_slos_composition_and_percentiles(tmp_path: Path) ->
 def test_warnings_reach_it_with_their_cause(tmp_path: Path) -> None:
     text, _ = _told(tmp_path, failures=80)
     assert text.startswith("### INVALID")
-    assert "- 80 of 400 requests failed" in text
-    assert "Likely: the server failed; its own log says why." in text
+    assert text.count("80 of 400 requests failed") == 1, "as the reason, beside the verdict"
+    assert "- Errors. Likely: the server failed; its own log says why." in text
 
 
 def test_markup_in_a_name_stays_text(tmp_path: Path) -> None:

@@ -96,6 +96,8 @@ def test_an_invalid_run_names_the_reason_beside_the_verdict_and_what_may_have_ca
     assert " rules   docs/how-it-measures.md: what makes a run INVALID" in text
     assert "Likely: the server failed; its own log says why." in " ".join(text.split())
     assert "try --set load.rate" not in text, "half the rate mends no 500"
+    assert text.count("60 of 300 requests failed") == 1
+    assert " ! Errors. Likely: the server failed" in text
 
 
 def test_the_doubt_that_is_shown_comes_with_what_to_try(tmp_path: Path) -> None:
