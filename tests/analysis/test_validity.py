@@ -347,6 +347,22 @@ def test_a_trial_of_other_requests_than_asked_for_or_with_a_suspended_machine_is
     assert said == [outcome.invalid], "as its own page says"
 
 
+@pytest.mark.parametrize(("measured", "dropped"), [(True, 0), (False, 0), (True, 9)])
+def test_a_trial_that_the_load_tester_broke_off_is_no_measurement_and_its_own_limit_unless_the_disk_was_full(
+    measured: bool, dropped: int
+) -> None:
+    """Whether or not its warm-up was over by then; what was in flight counts as no failure of the server."""
+    requests = poisson_run()
+    requests = requests.assign(measured=measured, index=np.arange(len(requests)), end_ns=requests["last_token_ns"])
+    requests["outcome"] = "aborted"
+    evidence = replace(POISSON, incomplete="generator process 0 failed", records_dropped=dropped)
+    note = TrialNote(rate=20.0, folder=".", looks=(len(requests),), ended=1, from_ns=0, seconds=75.0)
+    outcome = outcome_of(requests, evidence, (slo("ttft", 99, 900),), note)
+    assert (outcome.invalid, outcome.client_limit) == ("generator process 0 failed", not dropped)
+    of_the_server = outcome_of(requests, evidence, (slo("ttft", 99, 900),), note.model_copy(update={"died": "it died"}))
+    assert (of_the_server.died, of_the_server.client_limit) == ("it died", False)
+
+
 @pytest.mark.parametrize(("dispersion", "factor"), [(None, 1.0), (0.0, 1.0), (1.0, 1.0), (16.0, 8.5)])
 def test_a_trial_of_arrivals_in_bursts_meets_fewer_spells(dispersion: float | None, factor: float) -> None:
     requests = poisson_run()
