@@ -14,7 +14,7 @@ import pandas as pd
 from gapmeter import errors
 from gapmeter.analysis.capacity import search
 from gapmeter.analysis.capacity.read import BURSTS, count_all, goal_of, read_outcome, read_trials
-from gapmeter.analysis.capacity.trial import FIRST_LOOK, Ask, Enough, Outcome, Trial
+from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Trial
 from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, INVALID_TRIAL, CapacityResult, Ended
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, TrialNote, TrialPlace
 from gapmeter.errors import UserError, unless_refused
@@ -30,13 +30,14 @@ from gapmeter.study.patience import RequestsSoFar
 from gapmeter.study.resolve import check_searchable, resolve
 from gapmeter.study.session import Session, Visit, open_session
 from gapmeter.study.study import Study, afresh, make_study_folder, manifest_to_resume
+from gapmeter.study.target import why_gone
 
 SEARCH = "capacity"
 _WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
 _BRIEF_WARMUP_NS = 1_000_000_000  # at most, of one that only looks for an overload
 _AROUND_S = 3.0  # what a trial takes before its first request and after its last
 _LONGEST = 40_000
-_GONE = 3  # requests that were refused at a trial's end, where others had been answered: the server has died
+_GONE = 3  # requests that failed at a trial's end: the server may have died
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,8 @@ class Trials:
             interrupted = ended_because == STOPPED
             if not self._session.alive():
                 died = ended_because or "the server ended"
-            elif monitor.is_refused():
-                died = "it accepted no connection any more"
+            elif monitor.ends_in_failures():
+                died = why_gone(self._session.target.about.url, self.study.options.api_key) or None
         except UserError as error:
             reason = str(error)
             died = reason if error.exit_code == errors.UNREACHABLE else None
@@ -199,10 +200,10 @@ class TrialMonitor:
         self.from_ns = 0
         self._so_far = RequestsSoFar()
 
-    def is_refused(self) -> bool:
-        """Whether nobody listens any more: a server that has too much to do is slow to accept, and does not refuse."""
-        refused = [row["outcome"] == "refused" for row in self._so_far.ended(0, math.inf)]
-        return all(refused[-_GONE:]) and len(refused) >= (FIRST_LOOK if all(refused) else _GONE)
+    def ends_in_failures(self) -> bool:
+        """Whether the last requests failed as those of a server do that is gone, behind a proxy or not."""
+        last = [row["outcome"] for row in self._so_far.ended(0, math.inf)[-_GONE:]]
+        return len(last) == _GONE and set(last) <= {"refused", "cut", "http_5xx"}
 
     def is_enough(self, seen: Sequence[tuple[int, RequestRecord]]) -> bool:
         """A ``StopWhen``."""

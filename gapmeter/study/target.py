@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ from gapmeter.servers.transformers import transformers_command
 SERVED_NAME = "gapmeter"
 _TELL_EVERY_S = 10
 _ANSWER_S = 10.0
+_ASK_AGAIN_S = (1.0, 2.0)
+_NO_SERVER = (502, 503)  # of a proxy that reaches none
 _LONGEST_NAME, _MOST_NAMED = 500, 8
 _OPENAI = "the address of an OpenAI-compatible server"
 
@@ -205,6 +208,28 @@ def _listed_models(body: bytes, url: str) -> list[str]:
             text = f"{url} lists a model whose name is not valid: {model[:40]!a}, {len(model):,} characters"
             raise UserError(text, errors.UNREACHABLE)
     return models
+
+
+def why_gone(url: str, api_key: str | None) -> str:
+    """Why the server there is none any more, "" where it is: it, or a proxy before it, is asked for its models.
+
+    One that takes long is busy. What may pass with the load that was there just now is asked about again.
+    """
+    why = ""
+    for wait_s in (0, *_ASK_AGAIN_S):
+        time.sleep(wait_s)
+        try:
+            with contextlib.closing(HttpGet(url, api_key, _ANSWER_S)) as server:
+                answer = server.get("/v1/models")
+        except NoAnswer as error:
+            if isinstance(error.__cause__, TimeoutError):
+                return ""
+            why = str(error)
+        else:
+            if answer.status not in _NO_SERVER:
+                return ""
+            why = f"it answers {answer}"
+    return why
 
 
 def choose_model(asked: str, models: list[str], url: str, *, asked_for: bool) -> str:

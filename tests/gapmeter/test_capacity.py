@@ -31,6 +31,7 @@ from gapmeter.study.verify import verify
 from tests.kit.browser import Tab, opens_well
 from tests.kit.command import Command, Done, gapmeter, settings
 from tests.kit.searches import write_search
+from tests.kit.servers import faulty
 from tests.kit.wait import until
 
 SMALL = ("capacity", "smoke", "--engine", "simulated", *settings(
@@ -286,6 +287,19 @@ def test_a_server_that_dies_in_a_trial_ends_the_search_with_what_is_known(tmp_pa
     assert done.code == 106, done.err
     assert done.summary["capacity"]["ended"] == "died"
     assert "the server died" in done.err
+
+
+@pytest.mark.whole_run
+def test_a_server_that_dies_behind_a_proxy_ends_the_search_too(tmp_path: Path) -> None:
+    """Whose 502s are no failures of the rate."""
+    runs = tmp_path / "runs"
+    with faulty(dies_at=90) as url:
+        done = gapmeter("capacity", "smoke", "--url", url, "--budget", "60s", "--runs", str(runs),
+                        *settings('slo=["errors <= 1 %"]', "load.rate=20", "workload.output_tokens=4"),
+                        runs=runs)  # fmt: skip
+    assert done.code == 106, done.err
+    assert done.summary["capacity"]["ended"] == "died"
+    assert "the server died: it answers 502 Bad Gateway" in " ".join(done.err.split())
 
 
 @pytest.mark.whole_run

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from gapmeter.analysis.capacity.trial import Count
 from gapmeter.records import Outcome
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
 from gapmeter.scenarios.slo import Slo
+from gapmeter.servers.launch import free_port
+from gapmeter.study import target
 from gapmeter.study.capacity import TrialMonitor
+from tests.kit.servers import answering
 from tests.kit.streams import arrived, chat, sse
 
 MS = 1_000_000
@@ -60,24 +65,48 @@ def test_turns_that_were_never_asked_do_not_count() -> None:
     assert counted([(FINISHED, well(0, 100)), (FINISHED, abandoned)], at=2) is None
 
 
-def test_a_server_that_accepts_no_connection_is_gone_and_one_that_fails_or_is_slow_is_not() -> None:
-    for last, gone in ((Outcome.REFUSED, True), (Outcome.HTTP_5XX, False), (Outcome.TIMEOUT, False)):
-        refused = [answered(at, 100 + at, outcome=Outcome.REFUSED) for at in range(19)]
-        monitor = TrialMonitor(SLOS, (40, 80), 10.0, 0, lambda *_: False)
-        seen = [(FINISHED, record) for record in refused]
-        monitor.is_enough(seen)
-        assert not monitor.is_refused(), "too few"
-        monitor.is_enough([*seen, (FINISHED, answered(19, 119, outcome=last))])
-        assert monitor.is_refused() is gone
-
-
-def test_a_server_that_died_in_the_middle_of_a_trial_is_gone_and_one_that_came_back_is_not() -> None:
-    seen = [(FINISHED, well(at, 100 + at)) for at in range(20)]
-    seen += [(FINISHED, answered(at, 100 + at, outcome=Outcome.REFUSED)) for at in range(20, 23)]
+@pytest.mark.parametrize(
+    ("last", "suspect"),
+    [
+        ([Outcome.REFUSED] * 3, True),
+        ([Outcome.OK, Outcome.CUT, Outcome.HTTP_5XX, Outcome.REFUSED], True),
+        ([Outcome.OK, *[Outcome.REFUSED] * 2], False),
+        ([*[Outcome.REFUSED] * 9, Outcome.OK], False),
+        ([Outcome.TIMEOUT] * 3, False),
+        ([Outcome.HTTP_4XX] * 3, False),
+        ([], False),
+    ],
+)
+def test_a_server_whose_last_requests_failed_like_those_of_a_dead_one_is_asked_whether_it_is_there(
+    last: list[Outcome], suspect: bool
+) -> None:
     monitor = TrialMonitor(SLOS, (40, 80), 10.0, 0, lambda *_: False)
-    monitor.is_enough(seen[:22])
-    assert not monitor.is_refused(), "too few"
-    monitor.is_enough(seen)
-    assert monitor.is_refused()
-    monitor.is_enough([*seen, (FINISHED, well(23, 123))])
-    assert not monitor.is_refused()
+    monitor.is_enough([
+        (FINISHED, well(at, 100 + at) if outcome is Outcome.OK else answered(at, 100 + at, outcome=outcome))
+        for at, outcome in enumerate(last)
+    ])  # fmt: skip
+    assert monitor.ends_in_failures() is suspect
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n", "it answers 502 Bad Gateway"),
+        (b"HTTP/1.1 500 Oh\r\nContent-Length: 0\r\n\r\n", ""),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", ""),
+        (b"", ""),
+    ],
+    ids=["a proxy before none", "one that fails", "one that lists no models", "one that is busy"],
+)
+def test_a_server_that_gives_any_answer_of_its_own_is_there(
+    answer: bytes, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "_ASK_AGAIN_S", (0.01,))
+    monkeypatch.setattr(target, "_ANSWER_S", 0.5)
+    with answering(answer) as url:
+        assert target.why_gone(url, None) == why
+
+
+def test_where_nobody_listens_no_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "_ASK_AGAIN_S", (0.01,))
+    assert target.why_gone(f"http://127.0.0.1:{free_port()}", None) == "Connection refused"

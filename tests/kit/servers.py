@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import re
 import socket
 import ssl
@@ -49,15 +50,22 @@ class Certificate:
 
 
 class Faulty(Server):
-    """``fault_of`` gives the fault of a request: by the number that its id ends with, and that of the attempt."""
+    """``fault_of`` gives the fault of a request: by the number that its id ends with, and that of the attempt.
+
+    From the request ``dies_at`` on it is a proxy whose server has died.
+    """
 
     def __init__(
-        self, schedule: Schedule, fault_of: Callable[[int, int], str], models: Sequence[str] = ("null",)
-    ) -> None:
+        self, schedule: Schedule, fault_of: Callable[[int, int], str], models: Sequence[str] = ("null",),
+        dies_at: float = math.inf,
+    ) -> None:  # fmt: skip
         super().__init__(schedule)
-        self._fault_of, self._models = fault_of, models
+        self._fault_of, self._models, self._dies_at = fault_of, models, dies_at
 
     def begin(self, connection: Connection, body: dict[str, Any], path: bytes, request_id: str, now: int) -> None:
+        if len(self.requests) >= self._dies_at:
+            connection.answer(b"502 Bad Gateway", b"")
+            return
         if path == b"/v1/models":
             connection.answer(b"200 OK", json.dumps({"data": [{"id": name} for name in self._models]}).encode())
             return
@@ -90,19 +98,19 @@ async def null_server(
 @contextlib.contextmanager
 def faulty(
     faults: Sequence[str] = ("none",), models: Sequence[str] = ("null",), schedule: Schedule | None = None,
-    lasting: int = 100,
+    lasting: int = 100, dies_at: float = math.inf,
 ) -> Iterator[str]:  # fmt: skip
     """In a thread: its address. Request k meets fault k, and so on round the list.
 
-    ``lasting``: how many of a request's attempts meet it; those after them are answered well.
+    ``lasting``: how many of a request's attempts meet it; those after them are answered well. ``dies_at``: as Faulty.
     """
     sock = socket.create_server(("127.0.0.1", 0))
     loop = asyncio.new_event_loop()
     server = Faulty(
         schedule or Schedule(first_ns=5_000_000, gap_ns=1_000_000),
         lambda number, attempt: faults[number % len(faults)] if attempt < lasting else "none",
-        models,
-    )
+        models, dies_at,
+    )  # fmt: skip
 
     def serve() -> None:
         loop.run_until_complete(server.listen(sock))
