@@ -23,6 +23,7 @@ from gapmeter.records import EntryFlag, RecordFile, RunFolder, Span
 from gapmeter.records.reader import NotRecords
 from gapmeter.scenarios.plain_file import memory_bytes, open_plain
 
+_PADDED = (1 << 30) - 1  # in INPUT_PREP's n; the bits above say how the step ran
 _ROWS = 200_000  # of a table that are written at once
 _CELL_BYTES = 8  # of memory, at least: a file may hold any number of equal ones in a few bytes
 
@@ -138,6 +139,10 @@ def steps_table(trace: Trace) -> pd.DataFrame:
             "schedule_ns": steps["schedule_ns"],
         }
     ).set_index("step")
+    # vLLM's scheduler does not know it yet: its workers record it.
+    prepared = trace.step_spans[trace.step_spans["code"] == Span.INPUT_PREP]
+    batch = pd.Series(prepared["n"].astype(np.int64) & _PADDED, prepared["step"]).groupby(level=0).max()
+    table["padded"] = np.maximum(table["padded"], batch.reindex(table.index, fill_value=0))
     entries = pd.DataFrame({n: trace.entries[n] for n in ("step", "tokens", "flags")})
     entries = entries[entries["tokens"] > 0]
     prompt = (entries["flags"] & int(EntryFlag.PROMPT)) != 0

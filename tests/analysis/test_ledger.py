@@ -13,6 +13,7 @@ import pytest
 
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.trace import read_trace
+from gapmeter.analysis.tables import steps_table
 from gapmeter.records import EntryFlag, RecordWriter, Span, StepFlag
 
 PROMPT = EntryFlag.PROMPT | EntryFlag.LAST_CHUNK
@@ -225,6 +226,20 @@ def test_without_a_probe_only_the_clients_own_stages_are_known() -> None:
     assert row["unexplained_ns"] == 8900
     assert np.isnan(row["queue_ns"])
     assert np.isnan(row["network_in_ns"])
+
+
+def test_a_step_s_padded_batch_is_told_by_whichever_of_its_processes_knows_it(tmp_path: Path) -> None:
+    def core(writer: RecordWriter) -> None:
+        ref = writer.request("engine-r1")
+        for seq, padded in ((1, 0), (2, 24), (3, 0)):
+            writer.step(0, seq, [(ref, 10, 0, 0, PROMPT)], running=1, waiting=0, free_blocks=9, schedule_ns=5,
+                        padded=padded)  # fmt: skip
+        writer.span(Span.INPUT_PREP, 1, 10, 20, n=1 << 31 | 16)
+        writer.span(Span.INPUT_PREP, 2, 30, 40, n=24)
+
+    trace = read_trace(_write(tmp_path, core=core), ["r1"])
+    assert trace is not None
+    assert steps_table(trace)["padded"].tolist() == [16, 24, 0]
 
 
 def _api_of_another(writer: RecordWriter) -> None:
