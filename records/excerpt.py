@@ -11,6 +11,7 @@ from gapmeter_probe.records import FILE_HEADER, HEAD, MAGIC, REQUEST, SCHEMA_VER
 from gapmeter.records.reader import RecordFile, dropped_records, frames, read_records
 
 _FIRST_STEP_CODE = 100
+_BLOCK = 1 << 26  # bytes that are read at once
 _GAP_BYTES = 1 << 16
 _GAP_S = 0.01
 _GAP_TRIES = 100
@@ -38,16 +39,19 @@ class Growing:
         if self.closed or not self.is_record:
             return
         with self.path.open("rb", buffering=0) as file:
-            data = _read_on(file.fileno(), self._at)
-        whole, used, self.closed = frames(data)
-        for at, kind in whole.tolist():
-            frame = data[at : at + HEAD.unpack_from(data, at)[0]]
-            if kind == Kind.JSON:
-                self._notes.append(frame)
-            elif kind == Kind.REQUEST:
-                self._requests[REQUEST.unpack_from(frame)[3]] = frame
-            self.steps += kind == Kind.STEP
-        self._at += used
+            more = True
+            while more and not self.closed:
+                data, more = _read_on(file.fileno(), self._at)
+                whole, used, self.closed = frames(data)
+                for at, kind in whole.tolist():
+                    frame = data[at : at + HEAD.unpack_from(data, at)[0]]
+                    if kind == Kind.JSON:
+                        self._notes.append(frame)
+                    elif kind == Kind.REQUEST:
+                        self._requests[REQUEST.unpack_from(frame)[3]] = frame
+                    self.steps += kind == Kind.STEP
+                self._at += used
+                more &= used > 0
 
     def begin(self) -> None:
         """Mark the start of a load: what is there already belongs to an earlier one."""
@@ -66,15 +70,15 @@ class Growing:
         OSError.
         """
         self.advance()
-        with self.path.open("rb", buffering=0) as file:
-            body = os.pread(file.fileno(), self._at - self._since, self._since)
         head = FILE_HEADER.pack(MAGIC, SCHEMA_VERSION, dropped_records(self.path) - self._dropped_before)
-        before = b"".join(self._notes[: self._notes_before])
-        end = HEAD.pack(HEAD.size, Kind.END, 0) if complete or self.closed else b""
-        target.write_bytes(head + before + body + end)
-        older = [self._requests[ref] for ref in sorted(_unnamed(read_records(target))) if ref in self._requests]
-        if older:
-            target.write_bytes(head + before + b"".join(older) + body + end)
+        with self.path.open("rb", buffering=0) as source, target.open("wb", buffering=0) as copy:
+            copy.write(head + b"".join(self._notes[: self._notes_before]))
+            at = self._since
+            while moved := os.sendfile(copy.fileno(), source.fileno(), at, self._at - at):  # 2 GiB at most
+                at += moved
+            unnamed = sorted(_unnamed(read_records(target)))
+            end = HEAD.pack(HEAD.size, Kind.END, 0) if complete or self.closed else b""
+            copy.write(b"".join(self._requests[ref] for ref in unnamed if ref in self._requests) + end)
 
 
 def _has_magic(path: Path) -> bool:
@@ -82,18 +86,19 @@ def _has_magic(path: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def _read_on(fd: int, at: int) -> bytes:
-    """What is written from ``at`` on, once no frame is half there.
+def _read_on(fd: int, at: int) -> tuple[bytes, bool]:
+    """What is written from ``at`` on, once no frame is half there, and whether there is more behind it.
 
     Threads of one process reserve room and then fill it: a frame may lie behind one that is not there yet.
     """
     for _ in range(_GAP_TRIES):
-        data = os.pread(fd, max(os.fstat(fd).st_size - at, 0), at)
+        left = max(os.fstat(fd).st_size - at, 0)
+        data = os.pread(fd, min(left, _BLOCK), at)
         _, used, closed = frames(data)
-        if closed or not data[used : used + _GAP_BYTES].strip(b"\0"):
+        if closed or len(data) < left or not data[used : used + _GAP_BYTES].strip(b"\0"):
             break
         time.sleep(_GAP_S)
-    return data
+    return data, len(data) < left
 
 
 def _unnamed(file: RecordFile) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,23 @@ def test_each_load_has_its_own_requests_and_what_the_process_said_before(tmp_pat
         assert [note["type"] for note in part.notes] == ["process", "settings"]
         assert part.complete
         assert len(part.entries) == len(part.emissions) == len(names)
+    writer.close()
+
+
+def test_a_part_larger_than_the_kernel_moves_in_one_call_is_copied_whole(
+    tmp_path: Path, writer: RecordWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It moves 2 GiB at most; here, 1,000 bytes."""
+    read, send = os.pread, os.sendfile
+    monkeypatch.setattr(os, "pread", lambda fd, count, at: read(fd, min(count, 1000), at))
+    monkeypatch.setattr(os, "sendfile", lambda to, fd, at, count: send(to, fd, at, min(count, 1000)))
+    growing = Growing(Path(writer.path))
+    growing.begin()
+    for at in range(100):
+        load(writer, [f"{at}"], at)
+    part = cut(growing, tmp_path / "part.gap")
+    assert part.complete
+    assert part.steps["seq"].tolist() == [*range(100)]
     writer.close()
 
 
