@@ -44,7 +44,7 @@ from gapmeter.report.document import (
     in_ms,
 )
 from gapmeter.report.pictures import Changes, Decile, Shift, StageChange
-from gapmeter.report.words import WHOLE, both, shares
+from gapmeter.report.words import WHOLE, both, shares, signed
 
 _EVENTS = {"first_token": "the first token (TTFT)", "last_token": "the last token (E2E)"}
 _STAMP = "NOT COMPARABLE"
@@ -203,11 +203,6 @@ def change_of(name: FigureName | str, figure: DifferenceFigure) -> str:
         return f"{text}, {signed_share(figure.relative)}"
     times, low, high = (significant(1 + each, 2) for each in (figure.relative, *ends))
     return f"{text}, {times} times ({low} to {high})"
-
-
-def signed(ms: float) -> str:
-    """A difference with its sign and unit."""
-    return f"{'+' if ms > 0 else ''}{duration(ms)}"
 
 
 def signed_share(fraction: float) -> str:

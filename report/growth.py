@@ -14,7 +14,7 @@ from gapmeter.analysis.sweep.curves import KNEE, NONE, UNDECIDED
 from gapmeter.analysis.sweep.growth import SLOW_LEVEL
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Figure, Headers, Heading, Paragraph, Row, Section, Table, in_ms
-from gapmeter.report.words import WHOLE, interval, shares, whose
+from gapmeter.report.words import WHOLE, interval, shares, signed, whose
 
 _GROWTH = (
     "From each point to the next, and which stage makes up most of it. 95 % block-bootstrap intervals, "
@@ -133,7 +133,7 @@ def _turned(knee: CurveKnee) -> str:
     if after is None:
         return knee.why
     changes = [100 * (ratio - 1) for ratio in (after.ratio, *after.ratio_ci)]
-    much, low, high = (f"{'−' if change < 0 else '+'}{abs(change):.1f} %" for change in changes)
+    much, low, high = (f"{change:+.1f} %" for change in changes)
     # What still grows, but by less than the rule asks for, has not stopped.
     turned = "beyond it throughput grows little" if after.ratio_ci[0] > 1 else "throughput stops growing there"
     return f"{turned} (to {after.to} {much}, 95 % interval {low} to {high})"
@@ -159,7 +159,7 @@ def growth_sentence(growth: Growth, device: str) -> str:
     if grows is None or ends is None:
         return f"{start}is not estimable at both"
     if not growth.is_sure:
-        low, high = (f"{'−' if end < 0 else '+'}{duration(abs(end))}" for end in ends)
+        low, high = map(signed, ends)
         return f"{start}shows no clear change (95 % interval {low} to {high})"
     near, far = sorted(map(abs, ends))
     way = "grows" if grows > 0 else "falls"

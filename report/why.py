@@ -12,7 +12,7 @@ from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.command import Command
 from gapmeter.report.document import BRIEF, Block, Column, Figure, Row, Section, Table
-from gapmeter.report.words import as_sentence, shares
+from gapmeter.report.words import as_sentence, shares, signed
 from gapmeter.scenarios.model import MOST_BATCH
 
 _NOTABLE = 0.15  # of the difference: such an owner is named beside the first
@@ -53,7 +53,7 @@ def tail_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = 
     if anatomy.leading is not None:
         return f"{more}; {_part_of(first, 'that', whose(first, device))}"
     named = [part for part in anatomy.owners if (part.share or 0.0) >= _NOTABLE][:_MOST_NAMED] or [first]
-    parts = [f"{whose(part, device)} {_signed(part.ms)}" for part in named]
+    parts = [f"{whose(part, device)} {signed(part.ms)}" for part in named]
     if len(named) == 1 and None in first.share_ci:
         return f"{more}, but too rarely to be sure why; mostly {parts[0]}"
     return f"{more}, with no single cause{'' if listed else ': ' + ', '.join(parts)}"
@@ -151,10 +151,6 @@ def _unstamped(anatomy: Anatomy) -> bool:
     return not {"prefill", "decode"} & set(anatomy.typical.stages_ms)
 
 
-def _signed(ms: float) -> str:
-    return f"{'−' if ms < 0 else '+'}{duration(abs(ms))}"
-
-
 def _part_of(part: OwnerPart, whole: str, who: str) -> str:
     """A share with its interval; in milliseconds where it is more than the whole, since others went the other way."""
     value = part.share or 0.0
@@ -222,11 +218,11 @@ def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
         owner = "unexplained" if part.owner == UNEXPLAINED_OWNER else owner_words(part.owner, result.device)
         rows.append([
             owner, Figure(part.at_ms, "ms", f"{key}.at_ms"),
-            Figure(part.ms, "ms", f"{key}.ms", text=_signed(part.ms)),
+            Figure(part.ms, "ms", f"{key}.ms", text=signed(part.ms)),
             *(["#" * length] if in_letters else []), ", ".join(map(marks.words, part.stages[:3])),
         ])  # fmt: skip
     if rest := [part for part in parts if part not in shown]:
-        row: Row = ["the rest", Figure(sum(p.at_ms for p in rest)), _signed(sum(p.ms for p in rest))]
+        row: Row = ["the rest", Figure(sum(p.at_ms for p in rest)), signed(sum(p.ms for p in rest))]
         rows.append([*row, *([""] if in_letters else []), ""])
     where = "at" if anatomy.at_range_ms is None else "around"
     headers: doc.Headers = [

@@ -77,6 +77,11 @@ def late_words(ms: float) -> str:
     return f"up to {duration(ms)} of it may be the load tester's own lateness"
 
 
+def signed(ms: float) -> str:
+    """A difference with its sign and unit; a minus is a hyphen wherever figures are shown."""
+    return f"{'+' if ms > 0 else ''}{duration(ms)}"
+
+
 def shares(ends: Interval, between: str = " to ") -> str:
     """``12 % to 34 %``; "" where either end is unknown."""
     low, high = ends or (None, None)

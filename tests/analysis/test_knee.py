@@ -232,7 +232,7 @@ def test_the_sentence_names_what_shows_the_knee() -> None:
     """As Transformers did: waits known by their mean only, throughput flat after 8 users."""
     waits, rates = [11, 16, 22, 27, 184, 507], [200, 299, 443, 670, 631, 628]
     [line] = swept(waits, rates, 0.01)
-    assert line.startswith("The knee is at 8 users: throughput stops growing there (to 32 users −6.3 %, 95 % interval ")
+    assert line.startswith("The knee is at 8 users: throughput stops growing there (to 32 users -6.3 %, 95 % interval ")
     [line] = swept(waits, [200, 299, 443, 670, 715, 740], 0.01)
     assert line.startswith("The knee is at 8 users: beyond it throughput grows little (to 32 users +10.4 %, ")
     [line] = swept(waits, rates, 0.5)
@@ -255,7 +255,7 @@ def test_what_a_batch_brought_up_to_its_knee_is_told_and_what_a_load_costs_beyon
         assert {(g.from_point, g.to_point) for g in growths if g.at_knee} == {told}
         assert knees[0].label == "p3"
     lines = said(points, knees, growths)
-    assert lines[1] == "From p3 to p4 mean TTFT shows no clear change (95 % interval −0.308 ms to +0.308 ms)."
+    assert lines[1] == "From p3 to p4 mean TTFT shows no clear change (95 % interval -0.308 ms to +0.308 ms)."
 
 
 def frames(queue_ms: float) -> Frames:

@@ -27,7 +27,8 @@ Seven followed that day for their sentences: how many more requests would decide
 Fourteen followed then for ``timeline.parquet`` alone: neighboring stretches of one stage became one row, no nanosecond
 moved. ``failures`` and ``sweep``: percentiles that lateness refuses came to keep an upper bound.
 ``conversations`` and ``killed`` followed too: how many more requests decide an SLO on errors had been too few.
-``vllm`` and ``gpu``: ``padded`` in steps.parquet came to be what the workers of vLLM record.
+``vllm`` and ``gpu``: ``padded`` in steps.parquet came to be what the workers of vLLM record. ``sweep``: a minus became a
+hyphen.
 """
 
 from __future__ import annotations
