@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,12 @@ from gapmeter.analysis.results.latency import Anatomy, explained_by
 from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Basis, FarBelow, SloAnswer, Verdict
 from gapmeter.analysis.stats.estimate import CONFIDENCE, MOST_SURE, TAIL, Estimate
-from gapmeter.analysis.stats.exact import chance_far_from, chance_of_so_large_a_share, growth_to_decide
+from gapmeter.analysis.stats.exact import (
+    chance_far_from,
+    chance_of_so_large_a_share,
+    growth_to_decide,
+    share_at_most,
+)
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.series import Series, share_of
 from gapmeter.scenarios.slo import LATENCIES, Slo
@@ -165,7 +170,7 @@ def _highest_known(values: Series, below: float) -> KnownPercentile | None:
 
 
 def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
-    """The share of requests that the server failed, with Clopper-Pearson bounds; those in a row count as correlated.
+    """The share of requests that the server failed, with Clopper-Pearson bounds; those in bursts count as correlated.
 
     Met only if it is also met with every request counted as failed that was sent a second time: see ``resent_once``.
     """
@@ -174,10 +179,11 @@ def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
     requests = requests[~ended_by_us(requests)]
     failed = ~succeeded(requests)
     count, hits, limit = len(failed), int(failed.sum()), float(slo.limit_share)
-    estimate = share_of(failed)
+    estimate, bursts = _share_of_failed(failed)
     n_eff = estimate.n_eff or 0.0
     decided = _decide_share(failed, limit)
-    growth = growth_to_decide(hits, count, n_eff, limit, bound=False) if decided.status == INCONCLUSIVE else None
+    undecided = decided.status == INCONCLUSIVE
+    growth = growth_to_decide(hits, count, n_eff, limit, bursts=bursts, bound=False) if undecided else None
     resent = ~failed & resent_once(requests)
     in_doubt = decided.status == PASS and _decide_share(failed | resent, limit).status != PASS
     if in_doubt:  # the server may have read these and dropped them; a longer run would not tell either
@@ -210,8 +216,22 @@ def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
 def _decide_share(failed: Bools, limit: float) -> Decided:
     if not len(failed) or limit >= 1:
         return Decided(PASS if len(failed) else INVALID)
-    found = _by_interval(share_of(failed), limit) or _by_share(int(failed.sum()), len(failed), limit)
+    found = _by_interval(_share_of_failed(failed)[0], limit) or _by_share(int(failed.sum()), len(failed), limit)
     return found or Decided(INCONCLUSIVE)
+
+
+def _share_of_failed(failed: Bools) -> tuple[Estimate, float]:
+    """With the upper end that the bursts leave, in which failures came, and how many those were.
+
+    Failures that are not quite in a row are a burst to tau: of geometric ones it is twice the mean length less one.
+    """
+    estimate, hits = share_of(failed), int(failed.sum())
+    if not hits:
+        return estimate, 0.0
+    in_a_row = np.count_nonzero(np.diff(failed.astype(int), prepend=0) == 1)
+    bursts = min(in_a_row, 2 * hits / (len(failed) / (estimate.n_eff or 1.0) + 1))
+    high = max(estimate.high or 0.0, share_at_most(hits, len(failed), bursts))
+    return replace(estimate, high=high), float(bursts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,22 @@ def share_bounds(hits: float, count: float) -> tuple[float, float]:
     return low, high
 
 
+def share_at_most(hits: float, count: float, bursts: float) -> float:
+    """The upper end where ``hits`` came in so many ``bursts``: 97.5 % sure, 0 where each came alone or there was none.
+
+    Bursts and the calm between them take turns. If the lengths of each are geometric, the mean of k of them has the
+    degrees of freedom 2 k / (1 - 1 / mean), so that the odds found over the true ones are F-distributed; what is cut
+    off at the ends counts as one calm more. The number of values that a share is worth would come from these same
+    bursts: where they are short by chance, so is that.
+    """
+    calm = count - hits
+    if bursts >= hits or not calm:
+        return float(bursts < hits)
+    freedom = 2 * bursts / (1 - bursts / hits), 2 * (bursts + 1) / max(1 - bursts / calm, 1 / count)
+    odds = hits / calm * (bursts + 1) / bursts / float(special.fdtri(*freedom, TAIL))
+    return odds / (1 + odds)
+
+
 def rate_at_least(count: float, seconds: float, dispersion: float = 1.0) -> float:
     """The lower end of Garwood's 95 % interval of a Poisson rate, events a second, from ``count / dispersion``.
 
@@ -154,21 +170,25 @@ def chance_of_so_large_a_share(over: float, count: int, share: float) -> float:
 
 
 def growth_to_decide(
-    hits: int, count: int, n_eff: float, share: float, plain: float | None = None, *, bound: bool = True
-) -> float | None:
+    hits: int, count: int, n_eff: float, share: float, plain: float | None = None, bursts: float | None = None,
+    *, bound: bool = True,
+) -> float | None:  # fmt: skip
     """By what factor the sample must grow until a share is proven above or below ``share``, if it stays what it is.
 
-    ``plain``: what it is worth by its autocorrelation time alone (``Series.plain``); ``bound``: the largest value may
-    decide it too, as it does of percentiles. None when a thousandfold sample would not do: the truth is too close to
-    the limit.
+    ``plain``: what it is worth by its autocorrelation time alone (``Series.plain``); ``bursts``: as in
+    ``share_at_most``; ``bound``: the largest value may decide it too, as it does of percentiles. None when a
+    thousandfold sample would not do: the truth is too close to the limit.
     """
 
     def decided(worth: float) -> bool:
         tolerable, damning = decisive_counts(worth, share)
-        k = hits / count * worth
+        k, grown = hits / count * worth, worth / n_eff
         if bound and not hits and (1 - share) ** worth <= 1 - CONFIDENCE:  # none: the share is bounded on one side
             return True
-        return (tolerable is not None and k <= tolerable) or (damning is not None and k >= damning)
+        few = tolerable is not None and k <= tolerable
+        if few and bursts is not None:
+            few = share_at_most(hits * grown, count * grown, bursts * grown) <= share
+        return few or (damning is not None and k >= damning)
 
     return growth(n_eff, max(plain or n_eff, n_eff), decided, _MOST_GROWTH)
 

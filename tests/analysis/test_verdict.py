@@ -184,6 +184,33 @@ def test_the_requests_that_errors_lack_are_as_many_as_decide_them(count: int) ->
     assert one(limit, answers([50.0] * (enough - 2))).status == INCONCLUSIVE
 
 
+@pytest.mark.parametrize(("share", "burst", "count"), [(0.05, 10, 1000), (0.01, 10, 5000), (0.05, 30, 6000)])
+def test_errors_in_bursts_that_are_as_many_as_allowed_seldom_pass(share: float, burst: int, count: int) -> None:
+    """Five or ten bursts a run: some runs meet few and short ones, and think that all are short."""
+    rng = np.random.default_rng(5)
+    passed, high, requests = 0, [], answers([50.0] * count)
+    for _ in range(300):
+        lasts = rng.geometric(np.resize([share / (1 - share) / burst, 1 / burst], count))  # calm, burst, calm ...
+        failed = np.repeat(np.arange(count) % 2 == 1, lasts)[(begin := rng.integers(3 * burst / share)) : begin + count]
+        requests["outcome"] = np.where(failed, "http_5xx", "ok")
+        found = one(slo("errors", None, share), requests)
+        assert found.high is not None
+        passed += found.status == PASS
+        high.append(found.high)
+    assert passed <= 0.04 * 300
+    assert np.median(high) < 4.5 * share, "and yet an interval says something"
+
+
+def test_a_longer_run_is_asked_for_where_bursts_alone_leave_errors_undecided() -> None:
+    requests = answers([50.0] * 5000)
+    for begin, lasts in ((700, 14), (2100, 3), (4000, 8)):
+        requests.loc[begin : begin + lasts - 1, "outcome"] = "http_5xx"
+    found = one(slo("errors", None, 0.02), requests)
+    assert (found.status, found.value) == (INCONCLUSIVE, 0.005)
+    assert found.high is not None and found.high > 0.02
+    assert found.needs is not None and 1000 < found.needs.requests < 20_000
+
+
 def test_an_undecided_slo_says_how_many_more_requests_and_minutes_would_settle_it() -> None:
     found = one(slo("ttft", 99.0, 500), answers([450.0] * 100))
     assert found.needs is not None

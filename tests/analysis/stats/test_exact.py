@@ -14,6 +14,7 @@ from gapmeter.analysis.stats.exact import (
     growth_to_decide,
     interval_ranks,
     rate_at_least,
+    share_at_most,
     share_bounds,
 )
 from gapmeter.analysis.stats.hdr import nearest_rank
@@ -54,6 +55,15 @@ def test_growth_says_how_large_a_sample_decides(hits: int, count: int, grows: bo
         low, high = share_bounds(hits * growth, count * growth)
         one_sided = stats.binom.cdf(0, round(count * growth), 0.01) if not hits else 1.0
         assert high == pytest.approx(0.01, rel=0.01) or low > 0.01 or one_sided <= 0.051
+
+
+@given(st.integers(1, 50), st.integers(1, 40), st.integers(51, 10_000))
+def test_the_fewer_bursts_hits_came_in_the_less_is_proven_of_their_share(bursts: int, longer: int, count: int) -> None:
+    hits = min(bursts * longer, count - 1)
+    ends = [share_at_most(hits, count, max(bursts * part, 1e-3)) for part in (1.0, 0.5, 0.25)]
+    assert ends == sorted(ends)
+    assert 0 <= ends[0] <= ends[-1] <= 1
+    assert ends[0] == 0 if bursts >= hits else ends[0] > hits / count
 
 
 @given(count=st.integers(2, 10_000), seconds=st.floats(0.1, 1e4), spread=st.floats(0.05, 20))
