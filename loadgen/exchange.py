@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import ssl
 from array import array
 from collections.abc import Callable
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 _NO_READS: array[int] = array("q")
 _NO_MARKS: list[int] = []
 _NO_PARTS: list[bytes] = []
-# How bodies begin that are no answer. Some servers write "error": null into every good one.
-_NO_ANSWER = re.compile(rb'\s*(<|(event:\s*)?error|(data:\s*)?\{\s*"error"\s*:(?!\s*null))')
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +124,8 @@ class Exchange(RequestRecord):
         self.data = b""
 
     def is_plainly_none(self) -> bool:
-        """Whether what came is no answer at first sight: nothing, a page, or an error in place of one."""
-        return not self.parts or _NO_ANSWER.match(b"".join(self.parts[:2])) is not None
+        """Whether what came is no answer at first sight: it has no choices, but is nothing, a page, or an error."""
+        return all(b'"choices"' not in b"".join(parts) for parts in (self.parts[:2], self.parts))
 
     def mark(self, flag: Flag) -> None:
         self.flags |= flag

@@ -194,11 +194,15 @@ async def test_what_falls_due_after_the_stop_is_not_sent(tmp_path: Path) -> None
      (b'data: {"choices": []}\n\n', False), (b'{"choices": []}', False),
      (b'data: {"error": null, "choices": []}', False),
      (b'{ "error" : "no"}', True), (b"event: error\ndata: {}", True),
-     (b'error: {"code": 503}\n\n', True)],
+     (b'error: {"code": 503}\n\n', True), (b'{"code": 50000, "msg": "busy"}', True),
+     (b'data: {"error_code": 336003, "error_msg": "no quota"}\n\ndata: [DONE]\n\n', True),
+     (b": ping\n\n: ping\n\n" + b'data: {"id": 1, "choices": []}\n\n', False)],
 )  # fmt: skip
-def test_a_200_that_is_plainly_no_answer_is_told_from_one(body: bytes, none: bool) -> None:
+@pytest.mark.parametrize("piece", [4, 1000])
+def test_a_200_that_is_plainly_no_answer_is_told_from_one(body: bytes, none: bool, piece: int) -> None:
     exchange = Exchange(0, "r0", b"")
-    exchange.keep(array("q", [1]), array("q"), [1], [body] if body else [])
+    parts = [body[at : at + piece] for at in range(0, len(body), piece)]
+    exchange.keep(array("q", [1] * len(parts)), array("q"), [*range(1, len(parts) + 1)], parts)
     assert exchange.is_plainly_none() is none
 
 
