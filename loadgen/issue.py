@@ -103,15 +103,10 @@ def _after_answers(sender: Sender, users: Conversations | Users, done: Callable[
         at_ns = users.next_ns
         if users.is_over(monotonic_ns()):
             done()
+        elif at_ns is not None and at_ns <= monotonic_ns() + EARLY_NS:
+            sender.loop.call_soon(wake)  # a timer would go off behind all that the loop has to do already
         elif at_ns is not None:
             timer.arm(at_ns - EARLY_NS)
-
-    def follow() -> None:
-        at_ns = users.next_ns
-        if at_ns is not None and at_ns <= monotonic_ns() + EARLY_NS:
-            sender.loop.call_soon(wake)  # a timer would go off behind all that the loop has to do already
-        else:
-            arm()
 
     def close() -> None:
         sender.on_finished = None
@@ -121,12 +116,12 @@ def _after_answers(sender: Sender, users: Conversations | Users, done: Callable[
             sender.writer.json({"type": "conversations", "beyond_end": users.beyond_end})
 
     timer = Timer(sender.loop, wake)
-    sender.on_finished = _on_answer(sender, users, follow)
+    sender.on_finished = _on_answer(sender, users, arm)
     arm()
     return close
 
 
-def _on_answer(sender: Sender, users: Conversations | Users, follow: Callable[[], None]) -> Callable[[Exchange], None]:
+def _on_answer(sender: Sender, users: Conversations | Users, arm: Callable[[], None]) -> Callable[[Exchange], None]:
     """What follows an answer: the user's next request, or, where a turn failed, the rest of its turns as abandoned.
 
     Those are recorded at the time when the next of them would have been due.
@@ -139,7 +134,7 @@ def _on_answer(sender: Sender, users: Conversations | Users, follow: Callable[[]
         if unsent is not None:
             for index in unsent.turns:
                 sender.abandon(index, unsent.due_ns)
-        follow()
+        arm()
 
     return answered
 

@@ -196,7 +196,8 @@ def _trusted(result: RunResult) -> Section:
         facts.append(("rules", "docs/how-it-measures.md: what makes a run INVALID, and when a figure is refused"))
         return Section("trusted", "", [Facts(facts), *_warnings(result, result.invalid_reasons)], on=TERMINAL)
     judged = {slo.metric for slo in result.slo}
-    doubts = [(one.touches, _to_try(one)) for one in result.warnings] + [(tuple(judged), _unsteady(result))]
+    told = [one for one in result.warnings if one.code != "errors" or one.flag]  # failures stand above it
+    doubts = [(one.touches, _to_try(one)) for one in told] + [(tuple(judged), _unsteady(result))]
     doubts.sort(key=lambda doubt: not judged & set(doubt[0]))  # then in their order
     if shown := [text for _, text in doubts if text]:
         rest = f" (-v: {len(shown) - 1} more)" if len(shown) > 1 else ""

@@ -27,7 +27,7 @@ Seven followed that day for their sentences: how many more requests would decide
 Fourteen followed then for ``timeline.parquet`` alone: neighboring stretches of one stage became one row, no nanosecond
 moved. ``failures`` and ``sweep``: percentiles that lateness refuses came to keep an upper bound.
 ``conversations`` and ``killed`` followed too: how many more requests decide an SLO on errors had been too few.
-``vllm`` and ``gpu``: ``padded`` in steps.parquet came to be what the workers of vLLM record. ``sweep``: a minus became a
+``vllm`` and ``gpu``: ``padded`` in steps.parquet came to be what vLLM's workers record. ``sweep``: a minus became a
 hyphen. ``failures``: the upper end of an SLO on errors came to know in how many bursts they came.
 """
 

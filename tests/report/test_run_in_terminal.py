@@ -111,6 +111,13 @@ def test_the_doubt_that_is_shown_comes_with_what_to_try(tmp_path: Path) -> None:
     assert " caution 60 of 400 requests failed. Try --set server.dialect=plain." in shown
 
 
+def test_failures_that_are_told_already_are_not_the_doubt_that_is_shown(tmp_path: Path) -> None:
+    judged = {"slo_on_errors": True}
+    lines = _render(write_run(tmp_path / "r", count=400, failures=80, slos=("errors <= 5 %",), evidence=judged))
+    assert any(line.startswith(" failed  80 of 400") for line in lines)
+    assert not any(line.startswith(" caution 80 of 400 requests failed") for line in lines)
+
+
 def test_what_an_infinitely_fast_gpu_would_leave_is_one_sentence(failed: Any) -> None:
     text = re.sub(r"\n +", " ", "\n".join(_render(failed)))
     assert re.search(r"An infinitely fast GPU would cut p\d+ TTFT from \S+ ms to \S+ m?s \.\. \S+ m?s\.", text)
