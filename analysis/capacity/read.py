@@ -45,7 +45,8 @@ from gapmeter.analysis.results import NotReadable, RunResult
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED
 from gapmeter.analysis.results.manifest import Manifest, SearchManifest, TrialNote
 from gapmeter.analysis.results.trust import BROKEN, Check
-from gapmeter.analysis.stats.series import share_of
+from gapmeter.analysis.stats.exact import chance_of_so_few_in_bursts
+from gapmeter.analysis.stats.series import bursts_in, share_of
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import RunFolder
 from gapmeter.scenarios.slo import Slo
@@ -229,8 +230,12 @@ def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
     failed = ~succeeded(requests)
     if slo.metric == "errors":
         bursts, resent = bursts_of(failed.astype(float), 0.0), ~failed & resent_once(requests)
-        n_eff = share_of(failed | resent).n_eff or 0.0
-        return Count(float(failed.sum()), len(failed), n_eff, bursts=bursts, in_doubt=float(resent.sum()))
+        perhaps, share = failed | resent, slo.limit_share or 0.0
+        n_eff = share_of(perhaps).n_eff or 0.0
+        few = chance_of_so_few_in_bursts(float(perhaps.sum()), len(failed), bursts_in(perhaps, n_eff), share)
+        return Count(
+            float(failed.sum()), len(failed), n_eff, bursts=bursts, in_doubt=float(resent.sum()), in_bursts=few
+        )
     limit, percentile = float(slo.limit_ns or 0), slo.percentile or 0.0
     if slo.metric == "itl":
         gaps, clusters = pooled_gaps(requests, ~failed, failures=True)

@@ -58,7 +58,8 @@ class Count:
     complete requests so slowly. ``bursts``: in how many the exceedances came (None: each alone).
     ``log_level``: the logarithm of the percentile over its limit, with its standard error (None: it has none).
     ``in_doubt``: so many of the others may exceed it as well, and count where the promise is to hold: requests that
-    were sent a second time, since the server may have dropped them.
+    were sent a second time, since the server may have dropped them. ``in_bursts``: of errors, how likely so few in so
+    few bursts are where the promise is broken.
     """
 
     over: float
@@ -69,6 +70,7 @@ class Count:
     bursts: int | None = None
     log_level: tuple[float, float] | None = None
     in_doubt: float = 0.0
+    in_bursts: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,7 @@ def hopeless(promises: Sequence[Promise], counts: Sequence[Count], now: Look, la
 
 def chance_if_broken(count: Count, share: float) -> float:
     """P(so few slow values) where the true share beyond the limit is ``share``, the least that breaks the promise."""
-    plain = chance_of_so_few(count.over + count.in_doubt, count.count, count.n_eff, share)
+    plain = max(chance_of_so_few(count.over + count.in_doubt, count.count, count.n_eff, share), count.in_bursts)
     if count.over or count.over_half is None or not far_applies(count.n_eff, share):
         return plain
     below_half = chance_far_below(count.over_half, count.count, count.n_eff, share)

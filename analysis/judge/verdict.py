@@ -38,7 +38,7 @@ from gapmeter.analysis.stats.exact import (
     share_at_most,
 )
 from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.analysis.stats.series import Series, share_of
+from gapmeter.analysis.stats.series import Series, bursts_in, share_of
 from gapmeter.scenarios.slo import LATENCIES, Slo
 
 _FEW = 0.1 + 1e-9  # a share of requests; half of them beyond a limit is many times as much
@@ -221,17 +221,11 @@ def _decide_share(failed: Bools, limit: float) -> Decided:
 
 
 def _share_of_failed(failed: Bools) -> tuple[Estimate, float]:
-    """With the upper end that the bursts leave, in which failures came, and how many those were.
-
-    Failures that are not quite in a row are a burst to tau: of geometric ones it is twice the mean length less one.
-    """
-    estimate, hits = share_of(failed), int(failed.sum())
-    if not hits:
-        return estimate, 0.0
-    in_a_row = np.count_nonzero(np.diff(failed.astype(int), prepend=0) == 1)
-    bursts = min(in_a_row, 2 * hits / (len(failed) / (estimate.n_eff or 1.0) + 1))
-    high = max(estimate.high or 0.0, share_at_most(hits, len(failed), bursts))
-    return replace(estimate, high=high), float(bursts)
+    """With the upper end that the bursts leave, in which failures came, and how many those were."""
+    estimate = share_of(failed)
+    bursts = bursts_in(failed, estimate.n_eff or 1.0)
+    high = max(estimate.high or 0.0, share_at_most(float(failed.sum()), len(failed), bursts))
+    return replace(estimate, high=high), bursts
 
 
 @dataclass(frozen=True, slots=True)

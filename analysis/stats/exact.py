@@ -52,9 +52,25 @@ def share_at_most(hits: float, count: float, bursts: float) -> float:
     calm = count - hits
     if bursts >= hits or not calm:
         return float(bursts < hits)
-    freedom = 2 * bursts / (1 - bursts / hits), 2 * (bursts + 1) / max(1 - bursts / calm, 1 / count)
-    odds = hits / calm * (bursts + 1) / bursts / float(special.fdtri(*freedom, TAIL))
+    odds = hits / calm * (bursts + 1) / bursts / float(special.fdtri(*_freedom(hits, count, bursts), TAIL))
     return odds / (1 + odds)
+
+
+def chance_of_so_few_in_bursts(hits: float, count: float, bursts: float, share: float) -> float:
+    """The same as a test: P(so few ``hits``, in so many ``bursts``) if so large a ``share`` of all were; 0 as there."""
+    calm = count - hits
+    if bursts >= hits or not calm or share >= 1:
+        return float(bursts < hits and share < 1)
+    if share <= 0:
+        return 1.0
+    ratio = hits / calm * (bursts + 1) / bursts / (share / (1 - share))
+    return float(special.fdtr(*_freedom(hits, count, bursts), ratio))
+
+
+def _freedom(hits: float, count: float, bursts: float) -> tuple[float, float]:
+    """The degrees of freedom of the mean length of bursts, and of the calm between them."""
+    calm = count - hits
+    return 2 * bursts / (1 - bursts / hits), 2 * (bursts + 1) / max(1 - bursts / calm, 1 / count)
 
 
 def rate_at_least(count: float, seconds: float, dispersion: float = 1.0) -> float:

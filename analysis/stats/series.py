@@ -248,6 +248,15 @@ def share_of(flags: Bools, time: float = 1.0) -> Estimate:
     return Estimate(share, low, high, n_eff)
 
 
+def bursts_in(flags: Bools, n_eff: float) -> float:
+    """In how many bursts so flagged requests came, worth ``n_eff`` in all.
+
+    Those that are not quite in a row are a burst to tau: of geometric ones it is twice the mean length less one.
+    """
+    hits, in_a_row = float(flags.sum()), float(np.count_nonzero(np.diff(flags.astype(int), prepend=0) == 1))
+    return min(in_a_row, 2 * hits / (len(flags) / n_eff + 1)) if hits else 0.0
+
+
 def time_blocks(at_ns: Ints, values_ns: Floats) -> Ints:
     """Number the time block of each pooled gap, so that gaps made by one engine step share a block or neighbors.
 

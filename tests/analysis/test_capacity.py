@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity import search as capacity
 from gapmeter.analysis.capacity.build import build_search
 from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
-from gapmeter.analysis.capacity.read import MeasuredTrial, count_good, count_values, goal_of
+from gapmeter.analysis.capacity.read import MeasuredTrial, count_all, count_good, count_values, goal_of
 from gapmeter.analysis.capacity.sample import Served, bursts_of, chance_if_stable, log_level, served_by, worth
 from gapmeter.analysis.capacity.search import Goal, held_rate, next_trial, posterior, requests_to_hold
 from gapmeter.analysis.capacity.speed import Pace, speeds_of
@@ -510,6 +511,21 @@ def test_while_every_rate_failed_nothing_is_said_of_where_one_would_hold() -> No
     near = dataclasses.replace(near, finding=dataclasses.replace(near.finding, leaning=FAILS))
     assert posterior(GOAL, [*failed, near]) is None, "it leans to failing as well"
     assert posterior(GOAL, [*failed, trial(0.6, UNDECIDED, 0.6, counts=(Count(0, 60, 60),))]) is not None
+
+
+def test_errors_in_bursts_that_are_as_many_as_allowed_seldom_hold() -> None:
+    """Whichever look claims it, of runs with twenty bursts on average; without their count, 12 % held."""
+    share, burst, most = 0.05, 10, 4000
+    limit, promise = slo("errors", None, share), Promise("errors", "errors", share)
+    rng, held = np.random.default_rng(3), 0
+    for _ in range(200):
+        lasts = rng.geometric(np.resize([share / (1 - share) / burst, 1 / burst], most))  # calm, burst, calm ...
+        failed = np.repeat(np.arange(most) % 2 == 1, lasts)[(begin := rng.integers(3 * burst / share)) : begin + most]
+        requests = pd.DataFrame({"outcome": np.where(failed, "http_5xx", "ok"), "attempt": 0})
+        looks = [look for look in plan_looks((promise,), most) if look.hold]
+        counts = (count_all((limit,), requests.head(look.count), 20.0) for look in looks)
+        held += any(find((promise,), own, look).verdict == HOLDS for own, look in zip(counts, looks, strict=True))
+    assert held <= 0.085 * 200
 
 
 def test_the_rate_held_is_the_highest_below_all_that_failed() -> None:

@@ -10,6 +10,7 @@ from scipy import stats
 
 from gapmeter.analysis.stats.exact import (
     chance_far_below,
+    chance_of_so_few_in_bursts,
     chance_of_so_large_a_share,
     growth_to_decide,
     interval_ranks,
@@ -64,6 +65,9 @@ def test_the_fewer_bursts_hits_came_in_the_less_is_proven_of_their_share(bursts:
     assert ends == sorted(ends)
     assert 0 <= ends[0] <= ends[-1] <= 1
     assert ends[0] == 0 if bursts >= hits else ends[0] > hits / count
+    for end, part in zip(ends, (1.0, 0.5, 0.25), strict=True):
+        chance = chance_of_so_few_in_bursts(hits, count, max(bursts * part, 1e-3), end or 0.5)
+        assert chance == pytest.approx(0.025 if end else 0.0)
 
 
 @given(count=st.integers(2, 10_000), seconds=st.floats(0.1, 1e4), spread=st.floats(0.05, 20))
