@@ -87,7 +87,7 @@ def _after_answers(sender: Sender, users: Conversations | Users, done: Callable[
     """Requests whose due times depend on answers."""
 
     def wake() -> None:
-        if sender.stopped.is_set():
+        if sender.stopped.is_set() or sender.on_finished is None:  # closed meanwhile
             return
         for _ in range(_BURST):
             due = users.take(monotonic_ns() + EARLY_NS)
