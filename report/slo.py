@@ -237,7 +237,7 @@ def objectives(result: RunResult) -> Section:
     title, sure = "Service level objectives", 100 * result.confidence.verdict
     if rows:
         lead = f"Met and missed mean {sure:g} % confidence or more, one-sided"
-        if any(slo.basis == "share" and slo.sure is not None and 100 * slo.sure < sure for slo in result.slo):
+        if any(slo.basis == "share" and 100 * (slo.sure or 0.0) < sure for slo in result.slo):
             lead += "; a limit that most requests exceed is missed in any case"
         lead += "."
         return Section("slo", title, [Table(title, headers, rows, words=2)], lead, "objectives")

@@ -9,7 +9,8 @@ limit. An answer is at least 95 % sure, and says how sure, and by what (``basis`
   it among n_eff has the chance q^n_eff (95 % sure of a p99 with 299).
 - ``far``: no request exceeded the limit, and few or none a part of it (stats.exact, which says what that assumes).
 - ``share``: so many requests exceeded the limit that it is missed however they hang together (Markov's inequality: a
-  fifth of them for a p99); of a hundred requests or more always where more than half of them did, from p90 on.
+  fifth of them for a p99); of a hundred requests or more always where more than half of them did, from p90 on, and
+  where all did.
 - ``outage``: the server failed from a moment on, or for a time, and more requests exceeded the limit than may.
 """
 
@@ -274,6 +275,8 @@ def _by_share(over: int, count: int, allowed: float) -> Decided | None:
     chance = chance_of_so_large_a_share(over, count, allowed)
     if chance <= 1 - CONFIDENCE or (2 * over > count >= _ENOUGH and allowed <= _FEW):
         return Decided(FAIL, min(1 - chance, MOST_SURE), "share")
+    if over == count >= _ENOUGH:  # for a median, too, though it says of this run alone how sure that is
+        return Decided(FAIL, None, "share")
     return None
 
 

@@ -184,6 +184,16 @@ def test_the_requests_that_errors_lack_are_as_many_as_decide_them(count: int) ->
     assert one(limit, answers([50.0] * (enough - 2))).status == INCONCLUSIVE
 
 
+@pytest.mark.parametrize(("over", "status"), [(600, FAIL), (599, INCONCLUSIVE)])
+def test_a_median_is_missed_where_all_of_a_growing_queue_exceeds_it(over: int, status: str) -> None:
+    """One value in so steep a queue is worth all the others: no interval tells."""
+    waits = np.linspace(1000.0, 9000.0, 600)
+    waits[over:] = 10.0
+    found = one(slo("ttft", 50.0, 400.0), answers(waits))
+    assert (found.status, found.sure) == (status, None)
+    assert one(slo("ttft", 50.0, 400.0), answers(waits[:99])).status == INCONCLUSIVE, "which may be one burst"
+
+
 @pytest.mark.parametrize(("share", "burst", "count"), [(0.05, 10, 1000), (0.01, 10, 5000), (0.05, 30, 6000)])
 def test_errors_in_bursts_that_are_as_many_as_allowed_seldom_pass(share: float, burst: int, count: int) -> None:
     """Five or ten bursts a run: some runs meet few and short ones, and think that all are short."""
