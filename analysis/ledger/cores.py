@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from gapmeter.analysis.arrays import Ints
 
 CORE, LOCK, WORK = "core_wait", "lock_wait", "at work"  # what a Reason may be
@@ -51,6 +53,11 @@ class Stretches:
     start: Ints
     end: Ints
     reason: Ints
+
+    def within(self, low: int, high: int) -> Stretches:
+        """Those that meet a stretch of time."""
+        near = slice(np.searchsorted(self.end, low, side="right"), np.searchsorted(self.start, high))
+        return Stretches(self.start[near], self.end[near], self.reason[near])
 
 
 @dataclass(frozen=True, slots=True)

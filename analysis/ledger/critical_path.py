@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -73,18 +72,13 @@ def union(start: Ints, end: Ints) -> Times:
 
 def at_least(count: int, start: Ints, end: Ints) -> Times:
     """When ``count`` or more of these intervals were going on at once."""
-    start, end = np.sort(start, kind="stable"), np.sort(end, kind="stable")  # in order but for a few, mostly
-
-    def enough(at: Ints, side: Literal["left", "right"]) -> Bools:
-        going_on: Bools = np.searchsorted(start, at, side) - np.searchsorted(end, at, side) >= count
-        return going_on
-
-    def turns(at: Ints, before: Literal["left", "right"], after: Literal["left", "right"]) -> Ints:
-        at = at[enough(at, after)]
-        at = at[~enough(at, before)]
-        return at[np.flatnonzero(np.diff(at, prepend=-FAR))]
-
-    return turns(start, "left", "right"), turns(end, "right", "left")
+    moments, going_on = np.concatenate([start, end]), np.repeat([1, -1], [len(start), len(end)])
+    order = np.argsort(moments, kind="stable")  # in order but for a few, mostly
+    moments = moments[order]
+    last = np.flatnonzero(np.append(moments[1:] != moments[:-1], True)[: len(moments)])
+    enough = np.cumsum(going_on[order])[last] >= count
+    turns = moments[last[np.diff(enough, prepend=False)]]
+    return turns[::2], turns[1::2]
 
 
 def sweep(

@@ -14,7 +14,7 @@ from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.shares import Shares
 from gapmeter.analysis.requests.metrics import arrivals_of
 
-_BLOCK = 50_000  # events and steps within them whose ledgers are made at once
+_BLOCK = 20_000  # events and steps within them whose ledgers are made at once
 AT_ONCE = 2  # blocks that are looked at side by side
 _REQUESTS = 1_000  # whose gaps are looked for at once
 _MOST_GAPS, _SEED = 500_000, 20  # of a run, that are divided: five hundred tell of the slowest thousandth

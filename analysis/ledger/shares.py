@@ -74,8 +74,6 @@ class Sharer:
         self._threads = np.array([cls.thread if cls.name not in exempt else "" for cls in CLASSES])
         # Of each class and reason (the last: none), whose time it is: twice the stage's number, one more in transit.
         self._code = np.array([[_code(cls, why) for why in (*self._use.reasons, None)] for cls in CLASSES])
-        each = {id(stretches): _Kept(stretches, self._use.reasons) for stretches in self._use.of.values()}
-        self._kept = {key: each[id(stretches)] for key, stretches in self._use.of.items()}  # some threads are the same
 
     def shares(self, intervals: Intervals, processes: Processes, counted: Bools | Ints) -> Shares:
         """``intervals``: rows of a class of ``CLASSES`` each. ``counted``: how often each event is in ``held``."""
@@ -86,8 +84,9 @@ class Sharer:
         left = owned.end - owned.start  # of each row, what nothing kept its thread from
         keys, lengths = list[Ints](), list[Ints]()
         by_reason = np.zeros(len(self._use.reasons), np.int64)
+        since, until = owned.start.min(initial=FAR), owned.end.max(initial=-FAR)
         for key, mine in self._by_thread(processes, owned):
-            kept = self._kept[key]
+            kept = _Kept(self._use.of[key].within(since, until), self._use.reasons)
             met, begin, end = kept.met(owned.start[mine], owned.end[mine])
             if not len(met):
                 continue
@@ -95,8 +94,8 @@ class Sharer:
             often = counted[owned.event[rows]]
             of_it = np.flatnonzero(often)
             if len(of_it):
-                since, until = ((at[of_it], stretch[of_it]) for at, stretch in (begin, end))
-                by_reason += kept.by_reason(since, until, often[of_it])
+                counted_from, counted_to = ((at[of_it], stretch[of_it]) for at, stretch in (begin, end))
+                by_reason += kept.by_reason(counted_from, counted_to, often[of_it])
             cls, first = owned.cls[rows], owned.event[rows] * len(STAGES)
             waited = ((CORE, first + _STAGE["core_wait"]), (LOCK, first + _STAGE["lock_wait"]))
             for what, stage in (*waited, (WORK, first + busy[cls])):
@@ -128,10 +127,7 @@ class Sharer:
         for key, at in self._by_thread(processes, owned):
             stretches = self._use.of[key]
             alone[at] = False
-            near = slice(
-                np.searchsorted(stretches.end, owned.start[at].min(initial=FAR)),
-                np.searchsorted(stretches.start, owned.end[at].max(initial=-FAR)),
-            )
+            near = np.unique(overlaps(owned.start[at], owned.end[at], stretches.start, stretches.end)[1])
             turns = np.stack([stretches.start[near], stretches.end[near]], axis=1).ravel()  # also what lies between
             of, one, low, high = overlaps(owned.start[at], owned.end[at], np.append(-FAR, turns), np.append(turns, FAR))
             kept = high > low
@@ -172,11 +168,10 @@ class _Kept:
         self._start, self._end, self._reason = stretches.start, stretches.end, stretches.reason
         self._reasons = len(reasons)
         self._of = {what: np.array([why.what == what for why in reasons], np.bool_) for what in (CORE, LOCK, WORK)}
-        self._before = {}  # how long those before each stretch were, of the kinds that there are
-        for what, of in self._of.items():
-            length = (self._end - self._start) * of[self._reason]
-            if length.any():
-                self._before[what] = np.cumsum(length) - length
+        length, there = self._end - self._start, np.bincount(self._reason, minlength=len(reasons)) > 0
+        kinds = [what for what, of in self._of.items() if of[there].any()]
+        # How long those up to each stretch were, with it.
+        self._so_far = {what: np.cumsum(length * self._of[what][self._reason]) for what in kinds}
 
     def met(self, start: Ints, end: Ints) -> tuple[Ints, _Moment, _Moment]:
         """Of intervals those that a stretch meets, and their starts and ends."""
@@ -188,10 +183,10 @@ class _Kept:
 
     def between(self, what: str, begin: _Moment, end: _Moment) -> Ints | None:
         """For how many ns a kind of reason kept it; None: never did."""
-        if what not in self._before:
+        if what not in self._so_far:
             return None
-        before, of = self._before[what], self._of[what]
-        until_end, until_begin = (before[at[1]] + of[self._reason[at[1]]] * self._passed(at) for at in (end, begin))
+        so_far, of = self._so_far[what], self._of[what]
+        until_end, until_begin = (so_far[at[1]] - of[self._reason[at[1]]] * self._left(at) for at in (end, begin))
         return np.asarray(until_end - until_begin, np.int64)
 
     def by_reason(self, begin: _Moment, end: _Moment, often: Bools | Ints) -> Ints:
@@ -207,6 +202,10 @@ class _Kept:
     def _passed(self, at: _Moment) -> Ints:
         """How much of the last stretch."""
         return np.asarray(np.maximum(np.minimum(at[0], self._end[at[1]]) - self._start[at[1]], 0), np.int64)
+
+    def _left(self, at: _Moment) -> Ints:
+        """How much of it is to come."""
+        return np.asarray(np.maximum(self._end[at[1]] - np.maximum(at[0], self._start[at[1]]), 0), np.int64)
 
 
 def _known(owned: Intervals) -> Intervals:

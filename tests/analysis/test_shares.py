@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -74,3 +75,25 @@ def test_sums_are_those_of_the_rows_cut_at_every_reason(
     assert (found.transit == transit).all()
     core = [stage.name for stage in STAGES].index("core_wait")
     assert sum(found.held.values()) == found.by_stage[counted, core].sum()
+
+
+def test_what_kept_a_thread_at_other_times_takes_no_memory() -> None:
+    """Of a long run there are many million stretches; an event, and two that lie far apart, ask for a few of them."""
+    start = np.arange(500_000) * 10
+    use = CoreUse(REASONS, {("loop", API): Stretches(start, start + 5, np.zeros(len(start), np.int16))}, "switches")
+    trace, loop = replace(_trace({}), cores=use), np.array([cls.thread for cls in CLASSES]).tolist().index("loop")
+    begin = np.array([start[0], start[-1]])
+    rows = Intervals(np.arange(2), begin, begin + 10, np.full(2, loop))
+    one = Intervals(*(column[:1] for column in (rows.event, rows.start, rows.end, rows.cls)))
+    both = Processes(np.full(2, API), np.full(2, ENGINE))
+    tracemalloc.start()
+    try:
+        sharer = Sharer(trace)
+        found = sharer.shares(one, Processes(*(of[:1] for of in both)), np.ones(1, np.bool_))
+        cut = sharer.cut(rows, both)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(found.held.values()) == 5
+    assert (cut.end - cut.start).tolist() == [5, 5, 5, 5]
+    assert peak < start.nbytes / 10
