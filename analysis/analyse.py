@@ -55,6 +55,7 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, MetricS
     steps = steps_table(trace) if trace is not None and trace.has_engine else None
     with ThreadPoolExecutor(2) as beside:  # what takes seconds of a large run is mostly done without Python's lock
         tables, ledger, files = _with_ledger(RunTables(requests), trace, beside)
+        trace = trace and trace.without_tokens()
         give_back_memory()
         if steps is not None:
             files["steps"] = steps
@@ -132,7 +133,8 @@ def _with_ledger(
     inputs = LedgerInputs.of(tables.requests, trace)
     give_back_memory()
     made = beside.submit(make_ledger, inputs)
-    tables.series.prepare()
+    if trace is None:  # else there would have to be room for both
+        tables.series.prepare()
     ledger = made.result()
     give_back_memory()
     files = {"gaps": ledger.gaps, "requests": tables.requests, "ledger": ledger.rows}

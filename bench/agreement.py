@@ -68,8 +68,8 @@ def compare(run: Path) -> dict[str, Any]:
 def rebuilt(trace: Trace, requests: int) -> dict[str, Floats]:
     """vLLM's intervals from our stamps, in ms, one element a row of the client's table (NaN where unknown)."""
     added = np.full(requests, np.nan)
-    spans = trace.request_spans
-    adds = spans[(spans["code"] == Span.CORE_ADD) & (spans["request"] >= 0)]
+    adds = trace.request_spans[Span.CORE_ADD]
+    adds = adds[adds["request"] >= 0]
     added[adds["request"]] = adds["end"]
     schedules = trace.step_spans[trace.step_spans["code"] == Span.SCHEDULE]
     begun = pd.Series(schedules["start"], index=schedules["step"])

@@ -20,23 +20,23 @@ from gapmeter.analysis.ledger.critical_path import Intervals, Times, covered, ov
 from gapmeter.analysis.ledger.processes import KINDS, RecordedProcess, loop_work
 from gapmeter.analysis.ledger.switches import read_rows, read_watched
 from gapmeter.analysis.ledger.who_ran import who_ran
-from gapmeter.records import RecordFile, Span
+from gapmeter.records import Span
 
 _EVERY_NS = 200_000  # how finely a wait is spread
 _LEAST_SHARE = 0.01  # of the work; less is noise of the counters
 
 
-def core_use(telemetry: Path | None, files: Sequence[RecordFile], cores: Sequence[int]) -> CoreUse:
+def core_use(telemetry: Path | None, processes: Sequence[RecordedProcess], cores: Sequence[int]) -> CoreUse:
     """What kept the server's threads, and for whom, by the best that a run's ``telemetry`` has.
 
-    ``files`` of the server's probes; ``cores`` are the server's (none: all that it ran on).
+    ``cores`` are the server's (none: all that it ran on).
     """
-    known = [RecordedProcess.of(file) for file in files if file.process.get("role") in KINDS]
+    known = [process for process in processes if process.role in KINDS]
     watched = read_watched(telemetry) if telemetry else None
     if watched is not None and (use := who_ran(watched, known, cores)) is not None:
         return use
     sums = read_sums(telemetry) if telemetry else {}
-    if not {f.pid for f in known if len(f.every)} <= {own.pid for own in sums.values()}:  # a container has its own ids
+    if not {f.pid for f in known if f.kinds} <= {own.pid for own in sums.values()}:  # a container has its own ids
         sums = {}
     work = {f.pid: loop_work(f) for f in known if f.kind == "api"}
     of = {("loop woken", pid): _all_of(1, spans) for pid, spans in work.items()}

@@ -17,11 +17,11 @@ import numpy as np
 from gapmeter.analysis.arrays import Bools, Ints, each_of
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals, Times
-from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
+from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.intervals import ClientStamps, Maker, Parts
 from gapmeter.analysis.ledger.portions import AT_ONCE, blocks
 from gapmeter.analysis.ledger.shares import SHARES, Processes, Sharer, Shares
-from gapmeter.analysis.ledger.trace import MISSING, Trace
+from gapmeter.analysis.ledger.trace import MISSING, MOST_TOKENS, Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.records import RecordFile, Span
+from gapmeter.records.reader import Table
 
 _UNKNOWN = np.iinfo(np.int64).min
 _DRIFT = 1e-4  # by which two clocks may drift apart, where a single anchor does not tell
@@ -81,9 +82,10 @@ def anchors_of(notes: Sequence[Mapping[str, Any]]) -> Anchors | None:
     return Anchors(origin, device[kept], host[kept], width[kept], before)
 
 
-def device_spans(file: RecordFile) -> Ints:
+def device_spans(file: RecordFile, samplings: Table) -> Ints:
     """What the device did for each step: rows of step, code, n, start and end; none without a device.
 
+    ``samplings``: the spans of the host's.
     FORWARD has n = 1, DEVICE_STEP half its width in ns. A step that lacks a mark at which its forward begins or ends
     is left out: it is unmeasured.
     """
@@ -100,12 +102,11 @@ def device_spans(file: RecordFile) -> Ints:
         placed, half = anchors.place(base + rows[f"{part}_device_ns"])
         at[part] = np.where(host[part] > 0, placed, _UNKNOWN)
         width = np.maximum(width, np.where(host[part] > 0, half, 0))
-    return _parts(rows["seq"].astype(np.int64), host, at, width, _sampling_began(file, rows["seq"]))
+    return _parts(rows["seq"].astype(np.int64), host, at, width, _sampling_began(samplings, rows["seq"]))
 
 
-def _sampling_began(file: RecordFile, seqs: NDArray[Any]) -> Ints:
+def _sampling_began(spans: Table, seqs: NDArray[Any]) -> Ints:
     """When the host began to sample each step; unknown where it did not say."""
-    spans = file.spans[file.spans["code"] == Span.SAMPLING]
     order = np.argsort(spans["ref"], kind="stable")
     refs, start = spans["ref"][order], spans["start_ns"][order]
     if not len(refs):

@@ -10,11 +10,17 @@ import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints, each_of
 from gapmeter.analysis.ledger.launching import launch_waits
-from gapmeter.analysis.ledger.trace import FIRST_PROCESS_CODE, FIRST_STEP_CODE, MISSING, Trace
+from gapmeter.analysis.ledger.trace import (
+    FIRST_PROCESS_CODE,
+    FIRST_STEP_CODE,
+    MISSING,
+    MOST_TOKENS,
+    REQUEST_SPAN,
+    Trace,
+)
 from gapmeter.records import EntryFlag, Span
 from gapmeter.records.reader import Table
 
-MOST_TOKENS = np.int64(1) << 40  # more tokens than any request has
 WORKED = (Span.INPUT_PREP, Span.FORWARD, Span.SAMPLING, Span.DEVICE_STEP)  # of a step, who computes it is at these
 
 
@@ -42,11 +48,8 @@ class Index:
         self.rows = np.concatenate([np.arange(requests), trace.choices])  # of the client's table, by a request's number
         self.requests = len(self.rows)
         self._choices = trace.choices
-        self.spans = trace.request_spans
-        # Of each span; 0 for a stranger's.
-        self._code = np.where(self.spans["request"] >= 0, self.spans["code"], 0).astype(np.int8)
-        emissions = trace.emissions[trace.emissions["request"] >= 0]
-        emissions = emissions[np.lexsort((emissions["at"], emissions["request"]))]
+        self._spans = {code: _without_strangers(spans) for code, spans in trace.request_spans.items()}
+        emissions = _without_strangers(trace.emissions)
         self.emission_key = emissions["request"] * MOST_TOKENS + _cumulative(emissions["request"], emissions["tokens"])
         self.emission_step = emissions["step"].copy()  # a column alone, without the others in memory
         self.scheduled_ns = np.sort(trace.steps["schedule_ns"])
@@ -76,7 +79,11 @@ class Index:
         self.entry_prompt = (trace.entries["flags"][entries[order]] & EntryFlag.PROMPT) != 0
         # Every block of events asks for the same. (A method's own cache would keep this alive beyond its use.)
         self._first: dict[int, Table] = {}
-        self._by_token: dict[int, tuple[Ints, Ints]] = {}
+        self._keys: dict[int, Ints] = {}
+
+    def spans(self, code: int) -> Table:
+        """Of one kind, by request and count."""
+        return self._spans.get(code, np.empty(0, REQUEST_SPAN))
 
     def _dense(self, rows: Table, ends: Ints) -> tuple[Ints, Ints]:
         """Start and end of a step's spans, by the step's position in ``seqs``; several of one step are joined."""
@@ -145,8 +152,8 @@ class Index:
         """The first span of ``code`` of each request (fields -1 where none)."""
         if code in self._first:
             return self._first[code]
-        out = np.full(self.requests, MISSING, dtype=self.spans.dtype)
-        rows = self.spans[self._code == code]
+        out = np.full(self.requests, MISSING, dtype=REQUEST_SPAN)
+        rows = self.spans(code)
         rows = rows[np.argsort(rows["start"], kind="stable")][::-1]
         out[rows["request"]] = rows
         self._first[code] = out
@@ -154,31 +161,27 @@ class Index:
 
     def all_of_request(self, code: int, events: Events) -> tuple[Ints, Table]:
         """Every span of ``code`` of each event's request: whose it is, and the spans."""
-        if code not in self._by_token:
-            self._by_token[code] = self._in_order_of_tokens(code)
-        rows, key = self._by_token[code]
+        key = self._key(code)
         first, last = (np.searchsorted(key, (events.request + one) * MOST_TOKENS) for one in (0, 1))
         event, nth = each_of(last - first)
-        return event, self.spans[rows[first[event] + nth]]
+        return event, self.spans(code)[first[event] + nth]
 
     def of_token(self, code: int, events: Events) -> Table:
         """The span of ``code`` that carried each event's token: the first whose count so far reaches it."""
-        if code not in self._by_token:
-            self._by_token[code] = self._in_order_of_tokens(code)
-        rows, key = self._by_token[code]
-        out = np.full(len(events), MISSING, dtype=self.spans.dtype)
+        key, spans = self._key(code), self.spans(code)
+        out = np.full(len(events), MISSING, dtype=REQUEST_SPAN)
         at = np.searchsorted(key, events.request * MOST_TOKENS + events.n)
         inside = np.flatnonzero(at < len(key))
-        same = inside[key[at[inside]] // MOST_TOKENS == events.request[inside]]
-        out[same] = self.spans[rows[at[same]]]
+        same = inside[spans["request"][at[inside]] == events.request[inside]]
+        out[same] = spans[at[same]]
         return out
 
-    def _in_order_of_tokens(self, code: int) -> tuple[Ints, Ints]:
-        """The spans of ``code`` by request and count: their rows, and that as a key."""
-        rows = np.flatnonzero(self._code == code)
-        key = self.spans["request"][rows] * MOST_TOKENS + self.spans["n"][rows]
-        order = np.argsort(key, kind="stable")
-        return rows[order].astype(np.int32), key[order]
+    def _key(self, code: int) -> Ints:
+        """The spans of ``code`` by request and count: that as a number."""
+        if code not in self._keys:
+            spans = self.spans(code)
+            self._keys[code] = spans["request"] * MOST_TOKENS + spans["n"]
+        return self._keys[code]
 
     def step_of_token(self, events: Events) -> Ints:
         """Position in ``seqs`` of the step that made each event's token, or MISSING."""
@@ -198,7 +201,8 @@ class Index:
     @cached_property
     def _writes(self) -> tuple[Ints, Ints, Table]:
         """The writes of tokens by the client's row and time: whose they are, its tokens so far, and the spans."""
-        spans = self.spans[(self._code == Span.EGRESS) & (self.spans["n"] > 0)]
+        spans = self.spans(Span.EGRESS)
+        spans = spans[spans["n"] > 0]
         spans = spans[np.lexsort((spans["start"], spans["request"]))]
         new = np.diff(spans["n"], prepend=0)
         first = np.diff(spans["request"], prepend=MISSING) != 0
@@ -221,7 +225,7 @@ class Index:
     @cached_property
     def evictions(self) -> tuple[Ints, Ints, Ints]:
         """Of requests that were evicted and later scheduled again: whose, when, and when again; by request and time."""
-        rows = self.spans[self._code == Span.PREEMPT]
+        rows = self.spans(Span.PREEMPT)
         request, step = np.divmod(self.entry_key, MOST_TOKENS)
         own = np.isin(request, rows["request"])
         scheduled = self.step_spans[Span.SCHEDULE][0][self.position(step[own])]
@@ -296,6 +300,11 @@ class Index:
     def _from_then_on(self, starts: Ints) -> Ints:
         known = np.where(starts == MISSING, np.iinfo(np.int64).max, starts)
         return np.concatenate([np.minimum.accumulate(known[begin:end][::-1])[::-1] for begin, end in self.engines])
+
+
+def _without_strangers(rows: Table) -> Table:
+    """Of rows in the order of requests, without copying them."""
+    return rows[np.searchsorted(rows["request"], 0) :]
 
 
 def _cumulative(groups: Ints, values: Ints) -> Ints:

@@ -10,9 +10,9 @@ from gapmeter.analysis.arrays import Bools, Ints, each_of
 from gapmeter.analysis.ledger.classes import CLASS
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
-from gapmeter.analysis.ledger.index import MOST_TOKENS, WORKED, Events, Index
+from gapmeter.analysis.ledger.index import WORKED, Events, Index
 from gapmeter.analysis.ledger.shares import Processes
-from gapmeter.analysis.ledger.trace import MISSING, Trace
+from gapmeter.analysis.ledger.trace import MISSING, MOST_TOKENS, Trace
 from gapmeter.records import Span
 
 _INGRESS = (Span.HTTP, Span.APPLICATION, Span.REQUEST)

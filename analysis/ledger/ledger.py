@@ -16,7 +16,7 @@ from gapmeter.analysis.ledger.columns import Columns, folded
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import with_holes
 from gapmeter.analysis.ledger.decoding import decoded, stretches_of
-from gapmeter.analysis.ledger.index import MOST_TOKENS, Events, Index
+from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.interference import Interference, fit_interference
 from gapmeter.analysis.ledger.intervals import Causes, ClientStamps, build
 from gapmeter.analysis.ledger.portions import (
@@ -36,7 +36,7 @@ from gapmeter.analysis.ledger.portions import (
 )
 from gapmeter.analysis.ledger.shares import Sharer, Shares
 from gapmeter.analysis.ledger.support import support_of
-from gapmeter.analysis.ledger.trace import MISSING, Trace
+from gapmeter.analysis.ledger.trace import MISSING, MOST_TOKENS, Trace
 from gapmeter.analysis.requests.metrics import handed_ns
 from gapmeter.analysis.results.run import REFUSED, Supported
 from gapmeter.analysis.stages import OF_THE_CLIENT, STAGE_NAMES, STAGES, UNEXPLAINED, column

@@ -7,64 +7,93 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.ledger.critical_path import Times, at_least, union
 from gapmeter.records import RecordFile, Span
-from gapmeter.records.reader import Table
+from gapmeter.records.reader import SPAN_DTYPE, Table
 
 KINDS = {"api": "api", "worker": "engine", "engine": "engine", "core": "engine"}  # by the role in a file's head
-_BLOCK = 10_000  # spans whose times are noted together
+_BLOCK = 2_000  # spans whose times are noted together
+_TIMES = np.dtype([(name, "<i8") for name in ("queued_ns", "start_ns", "end_ns")])
+_NO_SPANS: Table = np.empty(0, SPAN_DTYPE)
 _TO_POOL = (Span.TEMPLATE, Span.TOKENIZE)
 _IN_LOOP = (Span.REQUEST, Span.HANDOFF, Span.OUTPUT_RECEIVE, Span.DETOKENIZE, Span.EGRESS)
 
 
 @dataclass(frozen=True)
 class RecordedProcess:
-    """``engine``: of several engines which one; ``every``: its spans, in the order written."""
+    """``kinds``: its spans by what they time, each kind's in the order written; ``file``: what else it recorded."""
 
-    pid: int
-    role: str
-    engine: int
-    every: Table
+    file: RecordFile
+    kinds: dict[int, Table]
 
     @classmethod
     def of(cls, file: RecordFile) -> RecordedProcess:
-        head = file.process
-        return cls(int(head["pid"]), str(head["role"]), int(head.get("engine", 0)), file.spans)
+        codes = np.ascontiguousarray(file.spans["code"])
+        ends = np.cumsum(np.bincount(codes))
+        rows = np.split(np.argsort(codes, kind="stable"), ends[:-1])
+        kinds = {code: file.spans[own] for code, own in enumerate(rows) if len(own)}
+        return cls(replace(file, spans=_NO_SPANS), kinds)
+
+    @property
+    def pid(self) -> int:
+        return int(self.file.process.get("pid", -1))
+
+    @property
+    def role(self) -> str:
+        return str(self.file.process.get("role"))
+
+    @property
+    def engine(self) -> int:
+        """Of several engines which one."""
+        return int(self.file.process.get("engine", 0))
 
     @property
     def kind(self) -> str:
         return KINDS[self.role]
 
-    def spans(self, *codes: Span) -> Table:
-        """Of one kind after the other, in the order written."""
-        return np.concatenate([self.every[self._codes == code] for code in codes])
+    def spans(self, *codes: int) -> Table:
+        """Of one kind after the other."""
+        every = [self.kinds[code] for code in codes if code in self.kinds] or [_NO_SPANS]
+        return every[0] if len(every) == 1 else np.concatenate(every)
+
+    def times_alone(self) -> RecordedProcess:
+        """The same process, of which nothing is left but its head and when its spans were."""
+        tables = ("steps", "entries", "entry_step", "emissions", "emission_step", "emission_ns", "device")
+        file = replace(self.file, **{name: getattr(self.file, name)[:0].copy() for name in tables})
+        kinds = {}
+        for code, rows in self.kinds.items():
+            kinds[code] = np.empty(len(rows), _TIMES)
+            for name in _TIMES.names or ():
+                kinds[code][name] = rows[name]
+        return RecordedProcess(file, kinds)
 
     def thinned(self, most: int) -> RecordedProcess:
-        """The same process, with up to ``most`` of its spans, evenly: all of a kind may be half a gigabyte."""
-        return replace(self, every=self.every[:: len(self.every) // most + 1])
+        """The same process, with up to ``most`` spans of each kind, evenly: all of a kind may be half a gigabyte."""
+        return replace(self, kinds={code: rows[:: len(rows) // most + 1] for code, rows in self.kinds.items()})
 
     def within(self, low: int, high: int) -> RecordedProcess:
         """The same process, with the spans alone that were going on between two moments."""
-        begun, ended = self._times
-        near = np.flatnonzero((begun < high) & (ended > low)).tolist()
-        blocks = [self.every[_BLOCK * number : _BLOCK * (number + 1)] for number in near]
-        kept = [rows[(_begun(rows) < high) & (rows["end_ns"] > low)] for rows in blocks]
-        return replace(self, every=np.concatenate([self.every[:0], *kept]))
+        kept = {}
+        for code, every in self.kinds.items():
+            begun, ended = self._times[code]
+            near = np.flatnonzero((begun < high) & (ended > low)).tolist()
+            blocks = [every[_BLOCK * number : _BLOCK * (number + 1)] for number in near]
+            rows = [rows[(_begun(rows) < high) & (rows["end_ns"] > low)] for rows in blocks]
+            kept[code] = np.concatenate([every[:0], *rows])
+        return replace(self, kinds=kept)
 
     @cached_property
-    def _codes(self) -> NDArray[np.integer]:
-        """Of each span, side by side: kinds are asked for many times."""
-        return np.ascontiguousarray(self.every["code"])
-
-    @cached_property
-    def _times(self) -> tuple[Ints, Ints]:
+    def _times(self) -> dict[int, tuple[Ints, Ints]]:
         """From when to when the spans of each block were: they are written as they end, so of one time together."""
-        blocks = [self.every[at : at + _BLOCK] for at in range(0, len(self.every), _BLOCK)]
-        times = np.array([(_begun(rows).min(), rows["end_ns"].max()) for rows in blocks], np.int64).reshape(-1, 2)
-        return times[:, 0], times[:, 1]
+        return {code: _times_of(rows) for code, rows in self.kinds.items()}
+
+
+def _times_of(spans: Table) -> tuple[Ints, Ints]:
+    blocks = [spans[at : at + _BLOCK] for at in range(0, len(spans), _BLOCK)]
+    times = np.array([(_begun(rows).min(), rows["end_ns"].max()) for rows in blocks], np.int64).reshape(-1, 2)
+    return times[:, 0], times[:, 1]
 
 
 def _begun(spans: Table) -> Ints:

@@ -17,6 +17,7 @@ from gapmeter.analysis.ledger.core_use import core_use
 from gapmeter.analysis.ledger.cores import CoreUse
 from gapmeter.analysis.ledger.critical_path import covered
 from gapmeter.analysis.ledger.device_time import anchors_of, device_spans
+from gapmeter.analysis.ledger.processes import RecordedProcess
 from gapmeter.records import EntryFlag, RecordFile, Span, StepFlag, read_records
 from gapmeter.records.process import give_back_memory
 from gapmeter.records.reader import Table
@@ -28,12 +29,13 @@ def _dtype(numbers: str, times: str = "") -> np.dtype[Any]:
     return np.dtype(fields, align=True)
 
 
-REQUEST_SPAN = _dtype("request code n process", "queued start end")
+REQUEST_SPAN = _dtype("request n process", "queued start end")
 STEP_SPAN = _dtype("step code", "n start end")  # n may be a time as well
 ENTRY = _dtype("step request tokens before cached flags")
 EMISSION = _dtype("step request tokens", "at")
 
 MISSING = -1
+MOST_TOKENS = np.int64(1) << 40  # more tokens than any request has
 FIRST_STEP_CODE, FIRST_PROCESS_CODE = 100, 200
 # Which spans time which stages of a step. A captured graph holds the sampling, which then has no span of its own.
 _TIMES: dict[tuple[Span, ...], tuple[str, ...]] = {
@@ -48,16 +50,17 @@ _IN_FLIGHT = 2  # steps at the end that may be on one side only: asynchronous sc
 class Trace:
     """What the server's processes stamped. ``request`` is a row number of the client's table, -1 for a stranger.
 
-    The further choices of one request (n > 1, a list of prompts) are requests of their own: the numbers behind the
-    table's last row, whose row is in ``choices``. ``step`` counts through all engines of the server: ``engine_steps``
-    has each one's last. Of an engine's ranks the one that answers it tells the steps; ``ranks_apart_ns`` is how far
-    apart they began a step's forward.
+    ``request_spans`` by what they time, each kind's in the order of requests and tokens; ``emissions`` in the order of
+    requests and time. The further choices of one request (n > 1, a list
+    of prompts) are requests of their own: the numbers behind the table's last row, whose row is in ``choices``.
+    ``step`` counts through all engines of the server: ``engine_steps`` has each one's last. Of an engine's ranks the
+    one that answers it tells the steps; ``ranks_apart_ns`` is how far apart they began a step's forward.
 
     All times are CLOCK_MONOTONIC ns. ``roles`` are the kinds of process that recorded; ``unmeasured`` the stages
     that a probe said it could not stamp.
     """
 
-    request_spans: Table
+    request_spans: Mapping[int, Table]
     step_spans: Table
     process_spans: dict[str, Table]
     steps: Table
@@ -78,7 +81,7 @@ class Trace:
 
     @property
     def has_api(self) -> bool:
-        seen = np.isin(self.request_spans["code"], (Span.INGRESS, Span.EGRESS)).any()
+        seen = self.request_spans.keys() & {Span.INGRESS, Span.EGRESS}
         return bool(self.roles & {"api", "engine"}) and bool(seen)
 
     @property
@@ -101,6 +104,14 @@ class Trace:
         """Steps that were put on a device, and of which it is not known when it computed them."""
         steps, codes = self.step_spans["step"], self.step_spans["code"]
         return np.setdiff1d(steps[codes == Span.HOST_LAUNCH], steps[codes == Span.FORWARD])
+
+    def without_tokens(self) -> Trace:
+        """What is asked once the ledgers are made: without what is there for every token, or that only they need."""
+        spans = {code: spans[:0].copy() for code, spans in self.request_spans.items()}
+        cores = self.cores
+        if cores is not None:
+            cores = replace(cores, of={key: kept for key, kept in cores.of.items() if key[0] == "forward"})
+        return replace(self, request_spans=spans, emissions=self.emissions[:0].copy(), cores=cores)
 
     def belong_to(self, steps: Ints, process: int) -> Bools:
         """Which steps are those of a process's engine; all of them where that is not known."""
@@ -168,36 +179,46 @@ def read_trace(
 
     Raises gapmeter.records.NotRecords when a file is something else.
     """
-    files = [read_records(path) for path in probe_files]
-    if not files:
+    processes = [RecordedProcess.of(read_records(path)) for path in probe_files]
+    if not processes:
         return None
-    by_engine, choices = _requests(files, request_ids)
-    files, last, engine_of = _in_one_numbering(files)
-    silent = _silent(files)
-    use = core_use(telemetry, files, cores)
+    by_engine, choices = _requests([process.file for process in processes], request_ids)
+    processes, last, engine_of = _in_one_numbering(processes)
+    files = [process.file for process in processes]
+    silent = _silent(processes)
     process_spans = {
-        f"{f.process.get('role')}-{f.process.get('pid')}": f.spans[f.spans["code"] >= FIRST_PROCESS_CODE] for f in files
+        f"{p.role}-{p.file.process.get('pid')}": p.spans(*(code for code in p.kinds if code >= FIRST_PROCESS_CODE))
+        for p in processes
     }
     notes = [note for file in files for note in file.notes]
-    roles, problems = {str(f.process.get("role")) for f in files}, _problems(files)
-    ranks_apart_ns = _ranks_apart_ns(files)
-    incomplete = tuple(Path(f.path).name for f in files if not f.complete)
+    roles, problems, ranks_apart_ns = {p.role for p in processes}, _problems(processes), _ranks_apart_ns(processes)
+    incomplete = tuple(Path(file.path).name for file in files if not file.complete)
     drifts = tuple(drift for f in files if (found := anchors_of(f.notes)) and (drift := found.drift) is not None)
-    give_back_memory()
+    files.clear()
+    rows = [_rows_of(process.file, by_engine) for process in processes]
+    request_spans = _request_spans(processes, rows)
     parts = []
-    while files:  # each goes when its tables are there
-        parts.append(_tables(files[0], by_engine, with_steps=files.pop(0).path not in silent))
+    for number, process in enumerate(processes):  # most of each goes when its tables are there
+        parts.append(_tables(process, rows[number], with_steps=process.file.path not in silent))
+        processes[number] = process.times_alone()
     tables = {name: np.concatenate([part.pop(name) for part in parts]) for name in tuple(parts[0])}
+    emissions, step_spans = tables.pop("emissions"), tables.pop("step_spans")
+    emissions = emissions[np.lexsort((emissions["at"], emissions["request"]))]
+    step_spans = step_spans[np.argsort(step_spans["start"], kind="stable")]
     missing = {stage for note in notes if note.get("type") == "missing" for stage in note.get("stages", ())}
+    unmeasured = frozenset(missing) | _untimed(tables["steps"], step_spans, last)
+    del process
+    give_back_memory()
+    use = core_use(telemetry, processes, cores)
     return Trace(
-        request_spans=tables["request_spans"],
-        step_spans=tables["step_spans"][np.argsort(tables["step_spans"]["start"], kind="stable")],
+        request_spans=request_spans,
+        step_spans=step_spans,
         process_spans=process_spans,
         steps=tables["steps"],
         entries=tables["entries"],
-        emissions=tables["emissions"],
+        emissions=emissions,
         roles=frozenset(roles),
-        unmeasured=frozenset(missing) | _untimed(tables["steps"], tables["step_spans"], last),
+        unmeasured=unmeasured,
         notes=notes,
         problems=problems,
         incomplete=incomplete,
@@ -230,65 +251,66 @@ def _requests(files: Sequence[RecordFile], request_ids: Sequence[str]) -> tuple[
     return numbers, np.array(choices, dtype=np.int64)
 
 
-def _engine(file: RecordFile) -> int:
-    return int(file.process.get("engine", 0))
-
-
-def _in_one_numbering(files: Sequence[RecordFile]) -> tuple[list[RecordFile], tuple[int, ...], dict[int, int]]:
-    """The files with their steps counted on from one engine to the next, each of which counts from 1.
+def _in_one_numbering(
+    processes: Sequence[RecordedProcess],
+) -> tuple[list[RecordedProcess], tuple[int, ...], dict[int, int]]:
+    """The processes with their steps counted on from one engine to the next, each of which counts from 1.
 
     Also the last step of each, and by process id which of them is its. ``engine`` in a file's head says whose steps it
     speaks of; without it there is only one.
     """
     most: dict[int, int] = {}
-    for file in files:
-        if len(file.steps):
-            most[_engine(file)] = max(most.get(_engine(file), 0), int(file.steps["seq"].max()))
+    for process in processes:
+        if len(seqs := process.file.steps["seq"]):
+            most[process.engine] = max(most.get(process.engine, 0), int(seqs.max()))
     last = np.cumsum([most[engine] for engine in sorted(most)], dtype=np.int64)
     before = dict(zip(sorted(most), (last - [most[engine] for engine in sorted(most)]).tolist(), strict=True))
     places = {engine: place for place, engine in enumerate(sorted(most))}
-    known = [file for file in files if "pid" in file.process and _engine(file) in places]
-    engine_of = {int(file.process["pid"]): places[_engine(file)] for file in known}
-    return [_counted_on(file, before.get(_engine(file), 0)) for file in files], tuple(last.tolist()), engine_of
+    known = [process for process in processes if "pid" in process.file.process and process.engine in places]
+    engine_of = {process.pid: places[process.engine] for process in known}
+    return [_counted_on(each, before.get(each.engine, 0)) for each in processes], tuple(last.tolist()), engine_of
 
 
-def _counted_on(file: RecordFile, before: int) -> RecordFile:
+def _counted_on(process: RecordedProcess, before: int) -> RecordedProcess:
     if not before:
-        return file
-    steps, spans, device = file.steps.copy(), file.spans.copy(), file.device.copy()
+        return process
+    file, kinds = process.file, dict(process.kinds)
+    steps, device = file.steps.copy(), file.device.copy()
     steps["seq"] += before
     device["seq"] += before
-    spans["ref"][(spans["code"] >= FIRST_STEP_CODE) & (spans["code"] < FIRST_PROCESS_CODE)] += before
-    return replace(
-        file, steps=steps, spans=spans, device=device, entry_step=file.entry_step + before,
-        emission_step=file.emission_step + before,
-    )  # fmt: skip
+    for code in (code for code in kinds if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE):
+        kinds[code] = kinds[code].copy()
+        kinds[code]["ref"] += before
+    file = replace(
+        file, steps=steps, device=device, entry_step=file.entry_step + before, emission_step=file.emission_step + before
+    )
+    return RecordedProcess(file, kinds)
 
 
-def _ranks(files: Sequence[RecordFile]) -> list[list[RecordFile]]:
+def _ranks(processes: Sequence[RecordedProcess]) -> list[list[RecordedProcess]]:
     """The workers of each engine that has several."""
-    workers: dict[int, list[RecordFile]] = {}
-    for file in files:
-        if file.process.get("role") == "worker":
-            workers.setdefault(_engine(file), []).append(file)
+    workers: dict[int, list[RecordedProcess]] = {}
+    for process in processes:
+        if process.role == "worker":
+            workers.setdefault(process.engine, []).append(process)
     return [ranks for ranks in workers.values() if len(ranks) > 1]
 
 
-def _silent(files: Sequence[RecordFile]) -> set[str]:
+def _silent(processes: Sequence[RecordedProcess]) -> set[str]:
     """Of several ranks those that do not answer the engine, by their files: each computes the same steps once more."""
     silent: set[str] = set()
-    for ranks in _ranks(files):
-        answers = [bool((file.spans["code"] == Span.WORKER).any()) for file in ranks]
+    for ranks in _ranks(processes):
+        answers = [len(rank.spans(Span.WORKER)) > 0 for rank in ranks]
         answering = answers.index(True) if True in answers else 0
-        silent.update(file.path for number, file in enumerate(ranks) if number != answering)
+        silent.update(rank.file.path for number, rank in enumerate(ranks) if number != answering)
     return silent
 
 
-def _ranks_apart_ns(files: Sequence[RecordFile]) -> Ints:
+def _ranks_apart_ns(processes: Sequence[RecordedProcess]) -> Ints:
     """Between the first and the last rank of an engine to begin a step's forward, for each step that all have."""
     parts = [np.empty(0, np.int64)]
-    for ranks in _ranks(files):
-        begun = [file.spans[file.spans["code"] == Span.FORWARD] for file in ranks]
+    for ranks in _ranks(processes):
+        begun = [rank.spans(Span.FORWARD) for rank in ranks]
         steps = functools.reduce(np.intersect1d, [rows["ref"] for rows in begun])
         starts = []
         for rows in begun:
@@ -310,26 +332,37 @@ def _untimed(steps: Table, step_spans: Table, last: Sequence[int]) -> frozenset[
     return frozenset(unmeasured)
 
 
-def _tables(file: RecordFile, by_engine: dict[str, int], *, with_steps: bool) -> dict[str, Table]:
-    """One file's tables, with numbers of requests in place of its refs, which count from 1."""
+def _rows_of(file: RecordFile, by_engine: Mapping[str, int]) -> NDArray[np.int32]:
+    """The number of the request behind each of a file's refs, which count from 1."""
     row_of = np.full(max(file.engine_ids, default=0) + 1, -1, dtype=np.int32)
     for ref, engine_id in file.engine_ids.items():
         row_of[ref] = by_engine.get(engine_id, -1)
-    codes, process = file.spans["code"], int(file.process.get("pid", MISSING))
-    of_requests = np.flatnonzero(codes < FIRST_STEP_CODE)
-    of_steps = np.flatnonzero(with_steps & (codes >= FIRST_STEP_CODE) & (codes < FIRST_PROCESS_CODE))
-    refs = file.spans["ref"]
+    return row_of
+
+
+def _request_spans(processes: Sequence[RecordedProcess], rows: Sequence[NDArray[np.int32]]) -> dict[int, Table]:
+    """By what they time."""
+    codes = {code for process in processes for code in process.kinds if code < FIRST_STEP_CODE}
+    found = {}
+    for code in sorted(codes):
+        both = zip(processes, rows, strict=True)
+        parts = [(process.kinds[code], of, process.pid) for process, of in both if code in process.kinds]
+        spans = np.concatenate([own for own, _, _ in parts]) if len(parts) > 1 else parts[0][0]
+        request = np.concatenate([of[own["ref"]] for own, of, _ in parts])
+        pids = np.repeat(np.array([pid for *_, pid in parts], np.int32), [len(own) for own, _, _ in parts])
+        order = np.argsort(request * MOST_TOKENS + spans["n"], kind="stable")
+        found[code] = _table(REQUEST_SPAN, spans[order], request=request[order], process=pids[order])
+    return found
+
+
+def _tables(process: RecordedProcess, row_of: NDArray[np.int32], *, with_steps: bool) -> dict[str, Table]:
+    """One process's tables, with numbers of requests in place of its refs, but for its requests' spans."""
+    file, none = process.file, np.empty(0, STEP_SPAN)
+    of_steps = [code for code in process.kinds if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE]
+    spans = process.spans(*of_steps)
+    step_spans = [_table(STEP_SPAN, spans, step=spans["ref"]), _device_table(process)] if with_steps else [none]
     return {
-        "request_spans": _table(
-            REQUEST_SPAN, file.spans, rows=of_requests,
-            request=row_of[refs[of_requests]], process=process,
-        ),
-        "step_spans": np.concatenate(
-            [
-                _table(STEP_SPAN, file.spans, rows=of_steps, step=refs[of_steps]),
-                *([_device_table(file)] if with_steps else []),
-            ]
-        ),
+        "step_spans": np.concatenate(step_spans),
         "steps": file.steps,
         "entries": _table(ENTRY, file.entries, step=file.entry_step, request=row_of[file.entries["ref"]]),
         "emissions": _table(
@@ -339,47 +372,45 @@ def _tables(file: RecordFile, by_engine: dict[str, int], *, with_steps: bool) ->
     }  # fmt: skip
 
 
-def _device_table(file: RecordFile) -> Table:
+def _device_table(process: RecordedProcess) -> Table:
     """What the device did for each step, by its own marks."""
-    rows = device_spans(file)
+    rows = device_spans(process.file, process.spans(Span.SAMPLING))
     out = np.empty(len(rows), STEP_SPAN)
     for name, column in zip(("step", "code", "n", "start", "end"), rows.T, strict=True):
         out[name] = column
     return out
 
 
-def _table(dtype: np.dtype[Any], source: Table, *, rows: Ints | None = None, **columns: NDArray[Any] | int) -> Table:
-    """All rows or some: what is not among ``columns`` is the source's, whose stamps are called so much ``_ns``."""
-    out = np.empty(len(source) if rows is None else len(rows), dtype)
-    own = source.dtype.names or ()
+def _table(dtype: np.dtype[Any], source: Table, **columns: NDArray[Any] | int) -> Table:
+    """All rows: what is not among ``columns`` is the source's, whose stamps are called so much ``_ns``."""
+    out, own = np.empty(len(source), dtype), source.dtype.names or ()
     for name in dtype.names or ():
-        if name in columns:
-            out[name] = columns[name]
-            continue
-        values = source[name if name in own else f"{name}_ns"]
-        out[name] = values if rows is None else values[rows]
+        out[name] = columns[name] if name in columns else source[name if name in own else f"{name}_ns"]
     return out
 
 
-def _problems(files: list[RecordFile]) -> tuple[str, ...]:
+def _problems(processes: Sequence[RecordedProcess]) -> tuple[str, ...]:
     """Reasons for which no ledger may be shown: records lost, or processes that disagree on the steps."""
+    files = [process.file for process in processes]
     problems = [f"{Path(f.path).name}: {f.dropped} records were dropped (disk full)" for f in files if f.dropped]
-    engines = [_engine(file) for file in files if len(file.steps)]
+    engines = [process.engine for process in processes if len(process.file.steps)]
     if len(engines) > len(set(engines)):
         problems.append("several servers recorded, whose engines cannot be told apart: give each a folder of its own")
     every: dict[int, list[Ints]] = {}
-    for file in files:
-        working = file.steps["seq"][(file.steps["code"] & StepFlag.EMPTY) == 0]
-        every.setdefault(_engine(file), []).append(working.astype(np.int64))
-    for file in files:
-        scheduled = np.unique(np.concatenate(every[_engine(file)]))
-        worked = np.unique(file.spans["ref"][np.isin(file.spans["code"], (Span.FORWARD, Span.HOST_LAUNCH))])
-        if not (file.complete and len(worked) and len(scheduled)):
+    for process in processes:
+        steps = process.file.steps
+        working = steps["seq"][(steps["code"] & StepFlag.EMPTY) == 0]
+        every.setdefault(process.engine, []).append(working.astype(np.int64))
+    for process in processes:
+        scheduled = np.unique(np.concatenate(every[process.engine]))
+        worked = np.unique(process.spans(Span.FORWARD, Span.HOST_LAUNCH)["ref"])
+        if not (process.file.complete and len(worked) and len(scheduled)):
             continue
         # Of a server that goes on, the part of each file that belongs to a load begins at a moment of its own.
         begun = max(int(scheduled[0]), int(worked[0]))
         scheduled, worked = scheduled[scheduled >= begun], worked[worked >= begun]
         missing, extra = len(np.setdiff1d(scheduled, worked)), len(np.setdiff1d(worked, scheduled))
         if missing > _IN_FLIGHT or extra > _IN_FLIGHT:
-            problems.append(f"{Path(file.path).name}: {missing} steps missing and {extra} unknown to the scheduler")
+            name = Path(process.file.path).name
+            problems.append(f"{name}: {missing} steps missing and {extra} unknown to the scheduler")
     return tuple(problems)

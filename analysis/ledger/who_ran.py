@@ -30,6 +30,7 @@ from gapmeter.analysis.ledger.critical_path import (
 from gapmeter.analysis.ledger.processes import RecordedProcess, loop_work, pool_full
 from gapmeter.analysis.ledger.switches import ANOTHER, Watched
 from gapmeter.records import Span
+from gapmeter.records.process import give_back_memory
 from gapmeter.records.reader import Table
 
 _RUNS = 20_000  # that begin within a window
@@ -69,7 +70,10 @@ def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Seque
         return None
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         parts = list(pool.map(lambda times: _Window(threads, *times).found(), threads.windows()))
-    of = {key: _one_after_the_other([part.pop(key) for part in parts]) for key in tuple(parts[0])}
+    of = {}
+    for key in tuple(parts[0]):
+        of[key] = _one_after_the_other([part.pop(key) for part in parts])
+        give_back_memory()
     for pid, computing in threads.computing.items():
         of["worker", pid] = of["engine" if computing == [threads.main[pid]] else "forward", pid]
     return CoreUse(threads.reasons, of, "switches")
@@ -77,11 +81,17 @@ def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Seque
 
 def _one_after_the_other(parts: Sequence[Stretches]) -> Stretches:
     """As one: what a window's end has cut in two is whole again."""
-    start, end = (np.concatenate([getattr(part, side) for part in parts]) for side in ("start", "end"))
-    reason = np.concatenate([part.reason for part in parts])
-    cut = (start[1:] == end[:-1]) & (reason[1:] == reason[:-1])
-    first, last = np.append(True, ~cut)[: len(start)], np.append(~cut, True)[: len(start)]
-    return Stretches(start[first], end[last], reason[first])
+    parts = [part for part in parts if len(part.start)] or parts[:1]
+    goes_on = [
+        int(one.end[-1] == other.start[0] and one.reason[-1] == other.reason[0])
+        for one, other in itertools.pairwise(parts)
+    ]
+    begun, ends = [0, *goes_on], [len(part.end) - cut for part, cut in zip(parts, [*goes_on, 0], strict=True)]
+    return Stretches(
+        np.concatenate([part.start[first:] for part, first in zip(parts, begun, strict=True)]),
+        np.concatenate([part.end[:last] for part, last in zip(parts, ends, strict=True)]),
+        np.concatenate([part.reason[first:] for part, first in zip(parts, begun, strict=True)]),
+    )
 
 
 class _Threads:
@@ -178,9 +188,9 @@ class _Threads:
 
     def _helping(self, pid: int) -> list[int]:
         """A process's threads that compute forwards beside its main one: some were on a core in the middle of them."""
-        every = np.concatenate([p.spans(Span.FORWARD) for p in self.processes if p.pid == pid])
-        spans = every[:: len(every) // _MOST_STAMPS + 1]
-        middle = (spans["start_ns"] + spans["end_ns"]) // 2
+        every = [process.spans(Span.FORWARD) for process in self.processes if process.pid == pid]
+        middle = np.concatenate([(spans["start_ns"] + spans["end_ns"]) // 2 for spans in every])
+        middle = middle[:: len(middle) // _MOST_STAMPS + 1]
         least = _LEAST_ON_CORE * len(middle)
         on_core = self._on_core_at(pid, middle)
         return [tid for tid, then in on_core.items() if tid != self.main[pid] and int(then.sum()) > least]

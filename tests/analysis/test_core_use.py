@@ -12,8 +12,9 @@ import pytest
 from gapmeter.analysis.ledger import who_ran
 from gapmeter.analysis.ledger.core_use import core_use
 from gapmeter.analysis.ledger.cores import CORE, CoreUse
+from gapmeter.analysis.ledger.processes import RecordedProcess
 from gapmeter.analysis.ledger.switches import Watched, read_watched
-from gapmeter.records import RecordFile, RecordWriter, Span, read_records
+from gapmeter.records import RecordWriter, Span, read_records
 
 API, ENGINE, SENDER, WORKER, TESTER, OTHER_PID = 10, 20, 21, 25, 30, 40
 MS = 1_000_000
@@ -38,14 +39,14 @@ def _switches(folder: Path, *rows: Row, whole: bool = False, torn: bytes = b"", 
     (folder / "switches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in named) + '{"pid":')
 
 
-def _probe(folder: Path, role: str, pid: int, *spans: tuple[Span, int, int]) -> RecordFile:
+def _probe(folder: Path, role: str, pid: int, *spans: tuple[Span, int, int]) -> RecordedProcess:
     """A process's records: (span, start ms, end ms)."""
     path = folder / f"{role}-{pid}.gap"
     writer = RecordWriter(str(path), {"role": role, "pid": pid})
     for code, start, end in spans:
         writer.span(code, 1, start * MS, end * MS)
     writer.close()
-    return read_records(path)
+    return RecordedProcess.of(read_records(path))
 
 
 def _watched(folder: Path) -> Watched:
@@ -191,14 +192,14 @@ def test_records_of_another_process_with_the_same_number_say_nothing(tmp_path: P
         tmp_path, (0, API, "in"), (1, API, "off"), (3, API, "in"), (4, API, "out"), (200, API, "in"), (201, API, "out")
     )
     spans = [(Span.EGRESS, at, at + 1) for at in range(10, 110)]
-    use = core_use(tmp_path, [_probe(tmp_path, "api", API, *spans)], [0])
-    assert use.known_from == "spans"
+    known = [_probe(tmp_path, "api", API, *spans)]
+    assert core_use(tmp_path, known, [0]).known_from == "spans"
     _switches(tmp_path, (0, API, "in"), (1, API, "out"))  # a watch that ended before says nothing of whose it was
-    assert core_use(tmp_path, [read_records(tmp_path / f"api-{API}.gap")], [0]).known_from == "switches"
+    assert core_use(tmp_path, known, [0]).known_from == "switches"
     (tmp_path / "switches-0.bin").unlink()
     row = {"pid": OTHER_PID, "tid": OTHER_PID, "at_ns": MS, "ran_ns": 1, "waited_ns": 1}
     (tmp_path / "schedstat.jsonl").write_text(json.dumps(row) + "\n")
-    assert core_use(tmp_path, [read_records(tmp_path / f"api-{API}.gap")], [0]).known_from == "spans"
+    assert core_use(tmp_path, known, [0]).known_from == "spans"
 
 
 def test_where_nobody_watched_it_is_known_only_what_the_event_loop_did(tmp_path: Path) -> None:

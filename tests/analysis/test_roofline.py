@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gapmeter.analysis.device.binding import binding_evidence
 from gapmeter.analysis.device.roofline import _pairs, describe_roofline, least_forwards, ratio, step_work
 from gapmeter.analysis.device.telemetry import describe_telemetry, describe_utilisation, read_telemetry
-from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, REQUEST_SPAN, STEP_SPAN, Trace
+from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, STEP_SPAN, Trace
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.results.device import Experts, PeakRate
 from gapmeter.records import EntryFlag, RunFolder, Span
@@ -28,7 +28,7 @@ def trace(entries: list[tuple[int, int, int, int, int, int]], forwards: list[tup
     """``entries``: step, request, tokens, before, cached, flags. ``forwards``: step, start, end."""
     spans = [(step, Span.FORWARD, 0, start, end) for step, start, end in forwards]
     return Trace(
-        request_spans=np.empty(0, REQUEST_SPAN), step_spans=np.array(spans, STEP_SPAN), process_spans={},
+        request_spans={}, step_spans=np.array(spans, STEP_SPAN), process_spans={},
         steps=np.array([(1,)], [("seq", "<i8")]), entries=np.array(entries, ENTRY), emissions=np.empty(0, EMISSION),
         roles=frozenset({"core"}), unmeasured=frozenset(), notes=[],
     )  # fmt: skip

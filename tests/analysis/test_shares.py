@@ -13,7 +13,7 @@ from gapmeter.analysis.ledger.classes import CLASSES
 from gapmeter.analysis.ledger.cores import CORE, LOCK, WORK, CoreUse, Culprit, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import Intervals, pieces
 from gapmeter.analysis.ledger.shares import Processes, Sharer
-from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, REQUEST_SPAN, STEP_SPAN, Trace
+from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, STEP_SPAN, Trace
 from gapmeter.analysis.stages import STAGES
 from gapmeter.records import Span
 from gapmeter.records.reader import STEP_DTYPE
@@ -39,10 +39,10 @@ def _trace(stretches: dict[str, list[tuple[int, int, int]]]) -> Trace:
         found = _pieces([(0, *span) for span in spans], len(REASONS))
         pid = API if kind.startswith(("loop", "pool")) else ENGINE
         use[kind, pid] = Stretches(found.start, found.end, found.cls)
-    tables = (np.empty(0, dtype) for dtype in (REQUEST_SPAN, STEP_SPAN, STEP_DTYPE, ENTRY, EMISSION))
-    request_spans, step_spans, steps, entries, emissions = tables
+    tables = (np.empty(0, dtype) for dtype in (STEP_SPAN, STEP_DTYPE, ENTRY, EMISSION))
+    step_spans, steps, entries, emissions = tables
     return Trace(
-        request_spans=request_spans, step_spans=step_spans, process_spans={}, steps=steps, entries=entries,
+        request_spans={}, step_spans=step_spans, process_spans={}, steps=steps, entries=entries,
         emissions=emissions, roles=frozenset(), unmeasured=frozenset(), notes=[],
         cores=CoreUse(REASONS, use, "switches"),
     )  # fmt: skip

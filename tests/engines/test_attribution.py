@@ -75,8 +75,8 @@ def test_a_tokenizer_in_a_pool_of_one_is_a_queue_and_the_wait_for_it_is_told_fro
     asked = CROWDS["vllm"]
     slow_tokenizer = asked.cases[0]
     assert crowd.trace is not None
-    spans = crowd.trace.request_spans
-    spans = spans[(spans["code"] == Span.TOKENIZE) & crowd.of(slow_tokenizer)[spans["request"]]]
+    spans = crowd.trace.request_spans[Span.TOKENIZE]
+    spans = spans[crowd.of(slow_tokenizer)[spans["request"]]]
     queued, start, end = (np.asarray(spans[name])[np.argsort(spans["start"])] for name in ("queued", "start", "end"))
     assert (start[1:] >= end[:-1]).all(), "one at a time"
     behind = queued[1:] < end[:-1]
