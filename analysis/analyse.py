@@ -18,6 +18,7 @@ from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_stea
 from gapmeter.analysis.judge.streaming import choices_warning, streaming_warnings
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, shown_timelines
+from gapmeter.analysis.ledger.portions import asked_tokens
 from gapmeter.analysis.ledger.tail import describe_bands
 from gapmeter.analysis.ledger.trace import Trace, read_trace
 from gapmeter.analysis.ledger.upgrade import describe_compute
@@ -47,9 +48,11 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, MetricS
     manifest = Manifest.read(folder.path)
     plan = manifest.plan
     requests, generators, warmup = _read_without_warmup(folder, manifest)
+    probe_files = folder.record_files(folder.probe)
     trace = read_trace(
-        folder.record_files(folder.probe), requests["request_id"].tolist(), folder.telemetry, manifest.placement.server
-    )
+        probe_files, requests["request_id"].tolist(), folder.telemetry, manifest.placement.server,
+        asked_tokens(requests) if probe_files else None,
+    )  # fmt: skip
     if trace is not None:
         trace = replace(trace, least=least_forwards(trace, manifest))
     steps = steps_table(trace) if trace is not None and trace.has_engine else None

@@ -12,7 +12,8 @@ import pandas as pd
 from gapmeter.analysis.arrays import AnyArray, Bools, Ints, each_of
 from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.shares import Shares
-from gapmeter.analysis.requests.metrics import arrivals_of
+from gapmeter.analysis.ledger.trace import AskedTokens
+from gapmeter.analysis.requests.metrics import arrivals_of, flattened
 
 _BLOCK = 20_000  # events and steps within them whose ledgers are made at once
 AT_ONCE = 2  # blocks that are looked at side by side
@@ -80,8 +81,13 @@ def arrived(requests: pd.DataFrame, rows: Ints) -> Ints:
 
 def read_together(requests: pd.DataFrame) -> Ints:
     """How many tokens of each answer have the stamp of its first."""
-    every = (np.asarray(() if stamps is None else stamps) for stamps in requests["token_ns"])
-    return np.array([np.count_nonzero(stamps == stamps[:1]) for stamps in every], np.int64)
+    at_ns, counts = flattened(requests, "token_ns")
+    some = np.flatnonzero(counts)
+    begins = (np.cumsum(counts) - counts)[some]
+    together = np.zeros(len(counts), np.int64)
+    if len(some):
+        together[some] = np.add.reduceat(at_ns == np.repeat(at_ns[begins], counts[some]), begins, dtype=np.int64)
+    return together
 
 
 def drawn_of(requests: pd.DataFrame, good: Ints) -> Ints:
@@ -91,6 +97,18 @@ def drawn_of(requests: pd.DataFrame, good: Ints) -> Ints:
         return np.arange(len(good))
     order = np.random.default_rng(_SEED).permutation(len(good))
     return np.sort(order[: max(int(np.searchsorted(np.cumsum(came[order]), _MOST_GAPS)), 1)])
+
+
+def asked_tokens(requests: pd.DataFrame) -> AskedTokens | None:
+    """Of which tokens a run's ledgers are made; None: of all."""
+    good = np.flatnonzero(answered(requests))
+    drawn = drawn_of(requests, good)
+    if len(drawn) == len(good):
+        return None
+    every = np.array(requests["counted"] == "unmeasured", np.bool_)
+    every[good[drawn]] = True
+    last = requests["output_tokens"].to_numpy(np.int64, na_value=0)
+    return AskedTokens(every, read_together(requests), last)
 
 
 def gaps_between(requests: pd.DataFrame, good: Ints, drawn: Ints, index: Index | None) -> Iterator[Portion]:

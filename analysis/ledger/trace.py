@@ -43,15 +43,38 @@ _TIMES: dict[tuple[Span, ...], tuple[str, ...]] = {
     (Span.INPUT_PREP,): ("input_prep",),
     (Span.INPUT_PREP, Span.SAMPLING): ("sampling",),
 }
+_OF_TOKENS = (Span.EGRESS, Span.OUTPUT_RECEIVE, Span.DETOKENIZE)
 _IN_FLIGHT = 2  # steps at the end that may be on one side only: asynchronous scheduling puts one behind another
+
+
+@dataclass(frozen=True, slots=True)
+class AskedTokens:
+    """Of which tokens of each request ledgers are made: of all (``every``), or up to ``first`` and from ``last`` on."""
+
+    every: Bools
+    first: Ints
+    last: Ints
+
+    def with_chunks(self, request: Ints, n: Ints) -> AskedTokens:
+        """The same, and all tokens that left with the first one. Of writes by request and count: these."""
+        known = np.flatnonzero((request >= 0) & (n > 0))
+        begins = known[np.diff(request[known], prepend=-1) != 0]
+        first = self.first.copy()
+        first[request[begins]] = np.maximum(first[request[begins]], n[begins])
+        return replace(self, first=first)
+
+    def carried_by(self, request: Ints, n: Ints) -> Bools:
+        """Which spans a search by tokens finds. Of spans of one kind by request and count: these."""
+        before = np.where(np.diff(request, prepend=-1) == 0, np.roll(n, 1), 0)
+        return self.every[request] | (before < self.first[request]) | (n >= self.last[request])
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """What the server's processes stamped. ``request`` is a row number of the client's table, -1 for a stranger.
 
-    ``request_spans`` by what they time, each kind's in the order of requests and tokens; ``emissions`` in the order of
-    requests and time. The further choices of one request (n > 1, a list
+    ``request_spans`` by what they time, each kind's in the order of requests and tokens, those of tokens as far as they
+    were asked for; ``emissions`` in the order of requests and time. The further choices of one request (n > 1, a list
     of prompts) are requests of their own: the numbers behind the table's last row, whose row is in ``choices``.
     ``step`` counts through all engines of the server: ``engine_steps`` has each one's last. Of an engine's ranks the
     one that answers it tells the steps; ``ranks_apart_ns`` is how far apart they began a step's forward.
@@ -171,12 +194,13 @@ class Trace:
 
 
 def read_trace(
-    probe_files: Sequence[Path], request_ids: Sequence[str], telemetry: Path | None = None, cores: Sequence[int] = ()
-) -> Trace | None:
+    probe_files: Sequence[Path], request_ids: Sequence[str], telemetry: Path | None = None, cores: Sequence[int] = (),
+    asked: AskedTokens | None = None,
+) -> Trace | None:  # fmt: skip
     """Read a run's probe files and join them to the client's requests; None when no server process recorded.
 
-    ``telemetry``: the folder that says who had the server's ``cores``, if known.
-
+    ``telemetry``: the folder that says who had the server's ``cores``, if known. ``asked``: of all tokens, if None, or
+    where a request has several choices.
     Raises gapmeter.records.NotRecords when a file is something else.
     """
     processes = [RecordedProcess.of(read_records(path)) for path in probe_files]
@@ -196,7 +220,7 @@ def read_trace(
     drifts = tuple(drift for f in files if (found := anchors_of(f.notes)) and (drift := found.drift) is not None)
     files.clear()
     rows = [_rows_of(process.file, by_engine) for process in processes]
-    request_spans = _request_spans(processes, rows)
+    request_spans = _request_spans(processes, rows, None if len(choices) else asked)
     parts = []
     for number, process in enumerate(processes):  # most of each goes when its tables are there
         parts.append(_tables(process, rows[number], with_steps=process.file.path not in silent))
@@ -340,17 +364,23 @@ def _rows_of(file: RecordFile, by_engine: Mapping[str, int]) -> NDArray[np.int32
     return row_of
 
 
-def _request_spans(processes: Sequence[RecordedProcess], rows: Sequence[NDArray[np.int32]]) -> dict[int, Table]:
+def _request_spans(
+    processes: Sequence[RecordedProcess], rows: Sequence[NDArray[np.int32]], asked: AskedTokens | None
+) -> dict[int, Table]:
     """By what they time."""
     codes = {code for process in processes for code in process.kinds if code < FIRST_STEP_CODE}
     found = {}
-    for code in sorted(codes):
+    for code in sorted(codes, key=lambda code: code != Span.EGRESS):
         both = zip(processes, rows, strict=True)
         parts = [(process.kinds[code], of, process.pid) for process, of in both if code in process.kinds]
         spans = np.concatenate([own for own, _, _ in parts]) if len(parts) > 1 else parts[0][0]
         request = np.concatenate([of[own["ref"]] for own, of, _ in parts])
         pids = np.repeat(np.array([pid for *_, pid in parts], np.int32), [len(own) for own, _, _ in parts])
         order = np.argsort(request * MOST_TOKENS + spans["n"], kind="stable")
+        if asked is not None and code in _OF_TOKENS:
+            counts = request[order], spans["n"][order]
+            asked = asked.with_chunks(*counts) if code == Span.EGRESS else asked
+            order = order[asked.carried_by(*counts)]
         found[code] = _table(REQUEST_SPAN, spans[order], request=request[order], process=pids[order])
     return found
 

@@ -16,8 +16,9 @@ import pytest
 from gapmeter.analysis.ledger import ledger as making
 from gapmeter.analysis.ledger import portions
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, shown_timelines, timelines
+from gapmeter.analysis.ledger.portions import asked_tokens
 from gapmeter.analysis.ledger.trace import Trace, read_trace
-from gapmeter.records import EntryFlag
+from gapmeter.records import EntryFlag, Span
 from tests.kit.simulated import Asked, Server, ask, session, simulated
 
 pytestmark = pytest.mark.alone  # who shares the machine delays every hop
@@ -37,6 +38,7 @@ class Case:
     """A finished run: its ledger's rows to the last token, and the truth's stages of the same requests, ns."""
 
     requests: pd.DataFrame
+    files: list[Path]
     trace: Trace | None
     ledger: Ledger
     rows: pd.DataFrame
@@ -50,13 +52,14 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder: Path = tmp_path_factory.mktemp(request.param)
     with simulated(folder, token_budget=64, jitter=0.1, **MODES[request.param]) as server:
         asked = asyncio.run(_load(server))
-    trace = read_trace(sorted((folder / "probe").glob("*.gap")), [one.request_id for one in asked])
+    files = sorted((folder / "probe").glob("*.gap"))
+    trace = read_trace(files, [one.request_id for one in asked])
     table = _client_table(asked)
     ledger = make_ledger(LedgerInputs.of(table, trace))
     rows = ledger.rows[ledger.rows["event"] == "last_token"].set_index("request_id")
     stretches = timelines(LedgerInputs.of(table, trace), np.ones(len(table), dtype=np.bool_))
     truth = _true_stages(server.truth(), asked)
-    return Case(table, trace, ledger, rows, stretches, truth, request.param == "evicting")
+    return Case(table, files, trace, ledger, rows, stretches, truth, request.param == "evicting")
 
 
 async def _load(server: Server) -> list[Asked]:
@@ -79,7 +82,7 @@ def _client_table(asked: list[Asked]) -> pd.DataFrame:
             "request_id": one.request_id, "outcome": "ok", "due_ns": one.sent_ns, "connect_start_ns": None,
             "connect_end_ns": None, "write_ns": one.sent_ns, "sent_ns": one.sent_ns,
             "first_token_ns": one.token_ns[0], "last_token_ns": one.token_ns[-1], "output_tokens": len(one.token_ns),
-            "token_ns": np.asarray(one.token_ns),
+            "token_ns": np.asarray(one.token_ns), "counted": "usage",
         }
         for one in asked
     ]  # fmt: skip
@@ -194,7 +197,14 @@ def test_of_very_many_gaps_those_of_requests_drawn_at_random_are_divided(
 ) -> None:
     assert case.ledger.gaps_of is None
     monkeypatch.setattr(portions, "_MOST_GAPS", len(case.ledger.gaps) // 2)
-    some = make_ledger(LedgerInputs.of(case.requests, case.trace))
+    asked = asked_tokens(case.requests)
+    trace = read_trace(case.files, case.requests["request_id"].tolist(), asked=asked)
+    assert trace is not None and case.trace is not None and asked is not None
+    written, all_written = (len(each.request_spans[Span.EGRESS]) for each in (trace, case.trace))
+    assert written < 0.8 * all_written, "what no ledger is made from is not kept"
+    inputs = LedgerInputs.of(case.requests, trace)
+    pd.testing.assert_frame_equal(timelines(inputs, np.ones(len(case.requests), dtype=np.bool_)), case.timelines)
+    some = make_ledger(inputs)
     whose = some.gaps["request_id"].unique()
     assert some.gaps_of == len(whose) < len(case.requests)
     assert len(case.ledger.gaps) / 4 < len(some.gaps) < len(case.ledger.gaps) / 2
