@@ -78,10 +78,11 @@ class RecordedProcess:
         kept = {}
         for code, every in self.kinds.items():
             begun, ended = self._times[code]
-            near = np.flatnonzero((begun < high) & (ended > low)).tolist()
-            blocks = [every[_BLOCK * number : _BLOCK * (number + 1)] for number in near]
-            rows = [rows[(_begun(rows) < high) & (rows["end_ns"] > low)] for rows in blocks]
-            kept[code] = np.concatenate([every[:0], *rows])
+            inside, parts = (begun > low) & (ended < high), [every[:0]]
+            for number in np.flatnonzero((begun < high) & (ended > low)).tolist():
+                rows = every[_BLOCK * number : _BLOCK * (number + 1)]
+                parts.append(rows if inside[number] else rows[(_begun(rows) < high) & (rows["end_ns"] > low)])
+            kept[code] = np.concatenate(parts)
         return replace(self, kinds=kept)
 
     @cached_property
