@@ -225,11 +225,12 @@ class Index:
     @cached_property
     def evictions(self) -> tuple[Ints, Ints, Ints]:
         """Of requests that were evicted and later scheduled again: whose, when, and when again; by request and time."""
-        rows = self.spans(Span.PREEMPT)
+        preempted = self.spans(Span.PREEMPT)
         request, step = np.divmod(self.entry_key, MOST_TOKENS)
-        own = np.isin(request, rows["request"])
+        own = np.isin(request, preempted["request"])
         scheduled = self.step_spans[Span.SCHEDULE][0][self.position(step[own])]
-        whose, at = np.concatenate([request[own], rows["request"]]), np.concatenate([scheduled, rows["start"]])
+        whose = np.concatenate([request[own], preempted["request"]])
+        at = np.concatenate([scheduled, preempted["start"]])
         evicted = np.arange(len(whose)) >= len(scheduled)
         order = np.lexsort((evicted, at, whose))
         whose, at, evicted = whose[order], at[order], evicted[order]
