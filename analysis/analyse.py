@@ -19,8 +19,9 @@ from gapmeter.analysis.judge.streaming import choices_warning, streaming_warning
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, shown_timelines
 from gapmeter.analysis.ledger.portions import asked_tokens
+from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.ledger.tail import describe_bands
-from gapmeter.analysis.ledger.trace import Trace, read_trace
+from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.ledger.upgrade import describe_compute
 from gapmeter.analysis.provenance import made_by, provenance_of
 from gapmeter.analysis.requests.definitions import describe_definitions

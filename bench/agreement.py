@@ -24,7 +24,8 @@ import pandas as pd
 
 from bench.engine import Engine, Setting, running
 from gapmeter.analysis.arrays import Floats
-from gapmeter.analysis.ledger.trace import Trace, read_trace
+from gapmeter.analysis.ledger.read import read_trace
+from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.records import RunFolder, Span
 
 TOLERANCE_MS = 0.1

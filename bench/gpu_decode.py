@@ -17,7 +17,7 @@ from gapmeter_probe.device import COPIED, FORWARD, FORWARD_END, SAMPLED, DeviceC
 
 from gapmeter.analysis.device.use import describe_device
 from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger
-from gapmeter.analysis.ledger.trace import read_trace
+from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.results.device import DeviceUse
 from gapmeter.records import EntryFlag, RecordWriter, Span
 

@@ -24,8 +24,9 @@ from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.index import Events
 from gapmeter.analysis.ledger.intervals import ClientStamps, build
 from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger
+from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.ledger.shares import Sharer
-from gapmeter.analysis.ledger.trace import Trace, read_trace
+from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED
 from gapmeter.analysis.tables import read_requests

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger
-from gapmeter.analysis.ledger.trace import read_trace
+from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.tables import steps_table
 from gapmeter.records import EntryFlag, RecordWriter, Span, StepFlag
 

@@ -22,8 +22,9 @@ from scipy.optimize import nnls
 from gapmeter.analysis.judge.warnings import support_warnings
 from gapmeter.analysis.ledger.interference import least_squares
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger
+from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.ledger.support import TABLE, support_of
-from gapmeter.analysis.ledger.trace import Trace, read_trace
+from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.records import EntryFlag, RecordWriter, Span
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "probe-vllm.md"

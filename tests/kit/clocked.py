@@ -18,7 +18,8 @@ import pytest
 from gapmeter_probe.hooks import Probe
 
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger
-from gapmeter.analysis.ledger.trace import Trace, read_trace
+from gapmeter.analysis.ledger.read import read_trace
+from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.records import RecordWriter, Span
 from tests.kit.cuda import REALTIME_NS, Device, HostClock
 

@@ -17,7 +17,8 @@ from gapmeter.analysis.ledger import ledger as making
 from gapmeter.analysis.ledger import portions
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, shown_timelines, timelines
 from gapmeter.analysis.ledger.portions import asked_tokens
-from gapmeter.analysis.ledger.trace import Trace, read_trace
+from gapmeter.analysis.ledger.read import read_trace
+from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.records import EntryFlag, Span
 from tests.kit.simulated import Asked, Server, ask, session, simulated
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.ledger.support import support_of
-from gapmeter.analysis.ledger.trace import Trace, read_trace
+from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.records import RecordFile, Span
 from tests.kit.vllm import Run, run_vllm
 

@@ -1,0 +1,293 @@
+"""Reading what every server process recorded, joined to the client's requests, as one trace."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gapmeter.analysis.arrays import Ints
+from gapmeter.analysis.ledger.core_use import core_use
+from gapmeter.analysis.ledger.device_time import anchors_of, device_spans
+from gapmeter.analysis.ledger.processes import RecordedProcess
+from gapmeter.analysis.ledger.trace import (
+    EMISSION,
+    ENTRY,
+    FIRST_PROCESS_CODE,
+    FIRST_STEP_CODE,
+    MOST_TOKENS,
+    REQUEST_SPAN,
+    STEP_SPAN,
+    AskedTokens,
+    Trace,
+)
+from gapmeter.records import RecordFile, Span, StepFlag, read_records
+from gapmeter.records.process import give_back_memory
+from gapmeter.records.reader import Table
+
+# Which spans time which stages of a step. A captured graph holds the sampling, which then has no span of its own.
+_TIMES: dict[tuple[Span, ...], tuple[str, ...]] = {
+    (Span.FORWARD,): ("prefill", "decode"),
+    (Span.INPUT_PREP,): ("input_prep",),
+    (Span.INPUT_PREP, Span.SAMPLING): ("sampling",),
+}
+_OF_TOKENS = (Span.EGRESS, Span.OUTPUT_RECEIVE, Span.DETOKENIZE)
+_IN_FLIGHT = 2  # steps at the end that may be on one side only: asynchronous scheduling puts one behind another
+
+
+def read_trace(
+    probe_files: Sequence[Path], request_ids: Sequence[str], telemetry: Path | None = None, cores: Sequence[int] = (),
+    asked: AskedTokens | None = None,
+) -> Trace | None:  # fmt: skip
+    """Read a run's probe files and join them to the client's requests; None when no server process recorded.
+
+    ``telemetry``: the folder that says who had the server's ``cores``, if known. ``asked``: of all tokens, if None, or
+    where a request has several choices.
+    Raises gapmeter.records.NotRecords when a file is something else.
+    """
+    processes = [RecordedProcess.of(read_records(path)) for path in probe_files]
+    if not processes:
+        return None
+    by_engine, choices = _requests([process.file for process in processes], request_ids)
+    processes, last, engine_of = _in_one_numbering(processes)
+    files = [process.file for process in processes]
+    silent = _silent(processes)
+    process_spans = {
+        f"{p.role}-{p.file.process.get('pid')}": p.spans(*(code for code in p.kinds if code >= FIRST_PROCESS_CODE))
+        for p in processes
+    }
+    notes = [note for file in files for note in file.notes]
+    roles, problems, ranks_apart_ns = {p.role for p in processes}, _problems(processes), _ranks_apart_ns(processes)
+    incomplete = tuple(Path(file.path).name for file in files if not file.complete)
+    drifts = tuple(drift for f in files if (found := anchors_of(f.notes)) and (drift := found.drift) is not None)
+    files.clear()
+    rows = [_rows_of(process.file, by_engine) for process in processes]
+    request_spans = _request_spans(processes, rows, None if len(choices) else asked)
+    parts = []
+    for number, process in enumerate(processes):  # most of each goes when its tables are there
+        parts.append(_tables(process, rows[number], with_steps=process.file.path not in silent))
+        processes[number] = process.times_alone()
+    tables = {name: np.concatenate([part.pop(name) for part in parts]) for name in tuple(parts[0])}
+    emissions, step_spans = tables.pop("emissions"), tables.pop("step_spans")
+    emissions = emissions[np.lexsort((emissions["at"], emissions["request"]))]
+    step_spans = step_spans[np.argsort(step_spans["start"], kind="stable")]
+    missing = {stage for note in notes if note.get("type") == "missing" for stage in note.get("stages", ())}
+    unmeasured = frozenset(missing) | _untimed(tables["steps"], step_spans, last)
+    del process
+    give_back_memory()
+    use = core_use(telemetry, processes, cores)
+    return Trace(
+        request_spans=request_spans,
+        step_spans=step_spans,
+        process_spans=process_spans,
+        steps=tables["steps"],
+        entries=tables["entries"],
+        emissions=emissions,
+        roles=frozenset(roles),
+        unmeasured=unmeasured,
+        notes=notes,
+        problems=problems,
+        incomplete=incomplete,
+        cores=use,
+        choices=choices,
+        engine_steps=last,
+        engine_of=engine_of,
+        ranks_apart_ns=ranks_apart_ns,
+        drifts=drifts,
+    )
+
+
+def _requests(files: Sequence[RecordFile], request_ids: Sequence[str]) -> tuple[dict[str, int], Ints]:
+    """The number of each of the engine's requests, by its id, and the rows of the client's table that have several."""
+    rows = {request_id: row for row, request_id in enumerate(request_ids)}
+    numbers: dict[str, int] = {}
+    first: set[int] = set()
+    choices: list[int] = []
+    for file in files:
+        for ref, engine_id in file.engine_ids.items():
+            row = rows.get(file.client_ids[ref], -1)
+            if not file.client_ids[ref] or engine_id in numbers:
+                continue
+            numbers[engine_id] = row
+            if row in first and engine_id:
+                numbers[engine_id] = len(request_ids) + len(choices)
+                choices.append(row)
+            elif row >= 0:
+                first.add(row)
+    return numbers, np.array(choices, dtype=np.int64)
+
+
+def _in_one_numbering(
+    processes: Sequence[RecordedProcess],
+) -> tuple[list[RecordedProcess], tuple[int, ...], dict[int, int]]:
+    """The processes with their steps counted on from one engine to the next, each of which counts from 1.
+
+    Also the last step of each, and by process id which of them is its. ``engine`` in a file's head says whose steps it
+    speaks of; without it there is only one.
+    """
+    most: dict[int, int] = {}
+    for process in processes:
+        if len(seqs := process.file.steps["seq"]):
+            most[process.engine] = max(most.get(process.engine, 0), int(seqs.max()))
+    last = np.cumsum([most[engine] for engine in sorted(most)], dtype=np.int64)
+    before = dict(zip(sorted(most), (last - [most[engine] for engine in sorted(most)]).tolist(), strict=True))
+    places = {engine: place for place, engine in enumerate(sorted(most))}
+    known = [process for process in processes if "pid" in process.file.process and process.engine in places]
+    engine_of = {process.pid: places[process.engine] for process in known}
+    return [_counted_on(each, before.get(each.engine, 0)) for each in processes], tuple(last.tolist()), engine_of
+
+
+def _counted_on(process: RecordedProcess, before: int) -> RecordedProcess:
+    if not before:
+        return process
+    file, kinds = process.file, dict(process.kinds)
+    steps, device = file.steps.copy(), file.device.copy()
+    steps["seq"] += before
+    device["seq"] += before
+    for code in (code for code in kinds if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE):
+        kinds[code] = kinds[code].copy()
+        kinds[code]["ref"] += before
+    file = replace(
+        file, steps=steps, device=device, entry_step=file.entry_step + before, emission_step=file.emission_step + before
+    )
+    return RecordedProcess(file, kinds)
+
+
+def _ranks(processes: Sequence[RecordedProcess]) -> list[list[RecordedProcess]]:
+    """The workers of each engine that has several."""
+    workers: dict[int, list[RecordedProcess]] = {}
+    for process in processes:
+        if process.role == "worker":
+            workers.setdefault(process.engine, []).append(process)
+    return [ranks for ranks in workers.values() if len(ranks) > 1]
+
+
+def _silent(processes: Sequence[RecordedProcess]) -> set[str]:
+    """Of several ranks those that do not answer the engine, by their files: each computes the same steps once more."""
+    silent: set[str] = set()
+    for ranks in _ranks(processes):
+        answers = [len(rank.spans(Span.WORKER)) > 0 for rank in ranks]
+        answering = answers.index(True) if True in answers else 0
+        silent.update(rank.file.path for number, rank in enumerate(ranks) if number != answering)
+    return silent
+
+
+def _ranks_apart_ns(processes: Sequence[RecordedProcess]) -> Ints:
+    """Between the first and the last rank of an engine to begin a step's forward, for each step that all have."""
+    parts = [np.empty(0, np.int64)]
+    for ranks in _ranks(processes):
+        begun = [rank.spans(Span.FORWARD) for rank in ranks]
+        steps = functools.reduce(np.intersect1d, [rows["ref"] for rows in begun])
+        starts = []
+        for rows in begun:
+            seqs, first = np.unique(rows["ref"], return_index=True)
+            starts.append(rows["start_ns"][first][np.isin(seqs, steps)])
+        parts.append(np.max(starts, axis=0) - np.min(starts, axis=0))
+    return np.concatenate(parts)
+
+
+def _untimed(steps: Table, step_spans: Table, last: Sequence[int]) -> frozenset[str]:
+    """The stages within steps that an engine had, and nobody timed: no worker recorded, or no device told its times."""
+    seqs = np.unique(steps["seq"][(steps["code"] & StepFlag.EMPTY) == 0])
+    working = np.bincount(np.searchsorted(last, seqs), minlength=len(last)) > _IN_FLIGHT
+    unmeasured = set[str]()
+    for codes, stages in _TIMES.items():
+        of = step_spans["step"][np.isin(step_spans["code"], codes)]
+        timed = np.bincount(np.searchsorted(last[:-1], of), minlength=len(last)) > 0
+        unmeasured.update(stages if (working & ~timed).any() else ())
+    return frozenset(unmeasured)
+
+
+def _rows_of(file: RecordFile, by_engine: Mapping[str, int]) -> NDArray[np.int32]:
+    """The number of the request behind each of a file's refs, which count from 1."""
+    row_of = np.full(max(file.engine_ids, default=0) + 1, -1, dtype=np.int32)
+    for ref, engine_id in file.engine_ids.items():
+        row_of[ref] = by_engine.get(engine_id, -1)
+    return row_of
+
+
+def _request_spans(
+    processes: Sequence[RecordedProcess], rows: Sequence[NDArray[np.int32]], asked: AskedTokens | None
+) -> dict[int, Table]:
+    """By what they time."""
+    codes = {code for process in processes for code in process.kinds if code < FIRST_STEP_CODE}
+    found = {}
+    for code in sorted(codes, key=lambda code: code != Span.EGRESS):
+        both = zip(processes, rows, strict=True)
+        parts = [(process.kinds[code], of, process.pid) for process, of in both if code in process.kinds]
+        spans = np.concatenate([own for own, _, _ in parts]) if len(parts) > 1 else parts[0][0]
+        request = np.concatenate([of[own["ref"]] for own, of, _ in parts])
+        pids = np.repeat(np.array([pid for *_, pid in parts], np.int32), [len(own) for own, _, _ in parts])
+        order = np.argsort(request * MOST_TOKENS + spans["n"], kind="stable")
+        if asked is not None and code in _OF_TOKENS:
+            counts = request[order], spans["n"][order]
+            asked = asked.with_chunks(*counts) if code == Span.EGRESS else asked
+            order = order[asked.carried_by(*counts)]
+        found[code] = _table(REQUEST_SPAN, spans[order], request=request[order], process=pids[order])
+    return found
+
+
+def _tables(process: RecordedProcess, row_of: NDArray[np.int32], *, with_steps: bool) -> dict[str, Table]:
+    """One process's tables, with numbers of requests in place of its refs, but for its requests' spans."""
+    file, none = process.file, np.empty(0, STEP_SPAN)
+    of_steps = [code for code in process.kinds if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE]
+    spans = process.spans(*of_steps)
+    step_spans = [_table(STEP_SPAN, spans, step=spans["ref"]), _device_table(process)] if with_steps else [none]
+    return {
+        "step_spans": np.concatenate(step_spans),
+        "steps": file.steps,
+        "entries": _table(ENTRY, file.entries, step=file.entry_step, request=row_of[file.entries["ref"]]),
+        "emissions": _table(
+            EMISSION, file.emissions,
+            step=file.emission_step, request=row_of[file.emissions["ref"]], at=file.emission_ns,
+        ),
+    }  # fmt: skip
+
+
+def _device_table(process: RecordedProcess) -> Table:
+    """What the device did for each step, by its own marks."""
+    rows = device_spans(process.file, process.spans(Span.SAMPLING))
+    out = np.empty(len(rows), STEP_SPAN)
+    for name, column in zip(("step", "code", "n", "start", "end"), rows.T, strict=True):
+        out[name] = column
+    return out
+
+
+def _table(dtype: np.dtype[Any], source: Table, **columns: NDArray[Any] | int) -> Table:
+    """All rows: what is not among ``columns`` is the source's, whose stamps are called so much ``_ns``."""
+    out, own = np.empty(len(source), dtype), source.dtype.names or ()
+    for name in dtype.names or ():
+        out[name] = columns[name] if name in columns else source[name if name in own else f"{name}_ns"]
+    return out
+
+
+def _problems(processes: Sequence[RecordedProcess]) -> tuple[str, ...]:
+    """Reasons for which no ledger may be shown: records lost, or processes that disagree on the steps."""
+    files = [process.file for process in processes]
+    problems = [f"{Path(f.path).name}: {f.dropped} records were dropped (disk full)" for f in files if f.dropped]
+    engines = [process.engine for process in processes if len(process.file.steps)]
+    if len(engines) > len(set(engines)):
+        problems.append("several servers recorded, whose engines cannot be told apart: give each a folder of its own")
+    every: dict[int, list[Ints]] = {}
+    for process in processes:
+        steps = process.file.steps
+        working = steps["seq"][(steps["code"] & StepFlag.EMPTY) == 0]
+        every.setdefault(process.engine, []).append(working.astype(np.int64))
+    for process in processes:
+        scheduled = np.unique(np.concatenate(every[process.engine]))
+        worked = np.unique(process.spans(Span.FORWARD, Span.HOST_LAUNCH)["ref"])
+        if not (process.file.complete and len(worked) and len(scheduled)):
+            continue
+        # Of a server that goes on, the part of each file that belongs to a load begins at a moment of its own.
+        begun = max(int(scheduled[0]), int(worked[0]))
+        scheduled, worked = scheduled[scheduled >= begun], worked[worked >= begun]
+        missing, extra = len(np.setdiff1d(scheduled, worked)), len(np.setdiff1d(worked, scheduled))
+        if missing > _IN_FLIGHT or extra > _IN_FLIGHT:
+            name = Path(process.file.path).name
+            problems.append(f"{name}: {missing} steps missing and {extra} unknown to the scheduler")
+    return tuple(problems)
