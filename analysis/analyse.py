@@ -49,13 +49,7 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, MetricS
     manifest = Manifest.read(folder.path)
     plan = manifest.plan
     requests, generators, warmup = _read_without_warmup(folder, manifest)
-    probe_files = folder.record_files(folder.probe)
-    trace = read_trace(
-        probe_files, requests["request_id"].tolist(), folder.telemetry, manifest.placement.server,
-        asked_tokens(requests) if probe_files else None,
-    )  # fmt: skip
-    if trace is not None:
-        trace = replace(trace, least=least_forwards(trace, manifest))
+    trace = _trace(folder, manifest, requests)
     steps = steps_table(trace) if trace is not None and trace.has_engine else None
     with ThreadPoolExecutor(2) as beside:  # what takes seconds of a large run is mostly done without Python's lock
         tables, ledger, files = _with_ledger(RunTables(requests), trace, beside)
@@ -112,6 +106,14 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, MetricS
         for each in written:
             each.result()
     return result, tables.series
+
+
+def _trace(folder: RunFolder, manifest: Manifest, requests: pd.DataFrame) -> Trace | None:
+    """What the server's processes recorded; None when none did."""
+    files = folder.record_files(folder.probe)
+    asked = asked_tokens(requests) if files else None
+    trace = read_trace(files, requests["request_id"].tolist(), folder.telemetry, manifest.placement.server, asked)
+    return None if trace is None else replace(trace, least=least_forwards(trace, manifest))
 
 
 def _read_without_warmup(
