@@ -67,7 +67,7 @@ def document(result: CostTable) -> doc.Document:
             result.verdict, "good" if established else tone(result.verdict), headline(result), more=doubts
         ),
         sections=[
-            *(shown if any(row.per_request_usd_ci for row in result.rows) else reversed(shown)),
+            *(shown if _has_costs(result) else reversed(shown)),
             _in_short(result, notes),
             Section("costs-md", "", [_table(result), *notes], on=MARKDOWN),
             Section("method", "How, and how to repeat it", [Paragraph(method(result)), doc.Pre(result.command)],
@@ -179,6 +179,10 @@ def _doubts(result: CostTable) -> list[str]:
     return said
 
 
+def _has_costs(result: CostTable) -> bool:
+    return any(row.per_request_usd_ci for row in result.rows)
+
+
 def _without_cost(result: CostTable) -> list[str]:
     """``A and B have no cost (why)``, once for each reason."""
     names: dict[str, list[str]] = {}
@@ -190,15 +194,16 @@ def _without_cost(result: CostTable) -> list[str]:
 
 
 def _serves(result: CostTable) -> list[str]:
-    """What a row's hardware serves over what the first one's does, load by load."""
+    """What each row's hardware serves over what the first one's does, load by load."""
     rows = {row.name: row for row in result.rows}
     served: dict[str, list[str]] = {}
     for one in result.served:
         ends = _between(one.times.low, one.times.high, " to ")
         served.setdefault(one.row, []).append(f"{significant(one.times.value)} ({ends}) at {one.point}")
-    unit, first = result.pareto.unit if result.pareto else "", _called(result.rows[0], result)
+    unit, first = result.pareto.unit if result.pareto else "", result.served[0].over if result.served else ""
     said = [
-        f"Output tokens per second and {unit}, {_called(rows[name], result)} over {first}: {', '.join(times)}."
+        f"Output tokens per second and {unit}, {_called(rows[name], result)} over {_called(rows[first], result)}: "
+        f"{', '.join(times)}."
         for name, times in served.items()
     ]
     return [*said, *["How much repeated runs differ is not in these intervals."] * bool(said)]
@@ -350,6 +355,6 @@ def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
         "", "req/s within the SLA", "a million requests", "times the cheapest", Column("", below=True)
     ]  # fmt: skip
     blocks: list[Block] = [Table("What a request costs", headers, rows, words=1, whole=True), *notes]
-    if result.pareto and result.served and not any(row.per_request_usd_ci for row in result.rows):
+    if result.pareto and result.served and not _has_costs(result):
         blocks = [pareto.in_short(result.pareto), doc.Facts(told), *notes]
     return Section("costs-brief", "", blocks, on=TERMINAL)

@@ -59,9 +59,8 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
         _row(name, one, setting, different)
         for name, one, setting, different in zip(names, found, _settings(found, asked.factors), differs, strict=True)
     ]
-    usable = [
-        at for at, row in enumerate(rows) if row.per_request_usd_ci and (asked.force or not row.blocking)
-    ]  # fmt: skip
+    comparable = [at for at, row in enumerate(rows) if asked.force or not row.blocking]
+    usable = [at for at in comparable if rows[at].per_request_usd_ci]
     best = min(usable, key=lambda at: _rank(rows[at])) if len(usable) > 1 else None
     if best is not None:
         pairs = len(usable) * (len(usable) - 1) // 2
@@ -69,6 +68,7 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
             ratio = ratio_of((rows[at], found[at]), (rows[best], found[best]), pairs) if at != best else _ONE
             rows[at] = rows[at].model_copy(update={"ratio": ratio})
     plane = merged([(row.name, one.pareto) for row, one in zip(rows, found, strict=True)])
+    closed = [rows[at].name for at in comparable if found[at].scenario["load"]["arrivals"] == "closed"]
     refused = sum(bool(row.blocking) for row in rows)
     ratios = [row.ratio for row in rows if row.ratio]
     established = bool(ratios) and all(ratio.doubt is None for ratio in ratios)
@@ -79,7 +79,7 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
         search_spread=SEARCH_SPREAD,
         rows=tuple(rows),
         pareto=plane,
-        served=tuple(_served(plane, rows)) if plane else (),
+        served=tuple(_served(plane, closed)) if plane else (),
         notes=tuple(_notes(rows, found)),
         command=command,
         provenance=provenance_of_several(
@@ -206,28 +206,25 @@ def _at_95(row: CostRow, ratio: float) -> float:
     return abs(math.log(ratio)) * _SURE / statistics.NormalDist().inv_cdf((1 + row.capacity.confidence) / 2)
 
 
-def _served(plane: Pareto, rows: Sequence[CostRow]) -> Iterable[ServedRatio]:
-    """What rows served of what the first did, where both were under one load and may be compared."""
-    may = {row.name for row in rows if not row.blocking}
-    points = [point for point in plane.points if point.is_valid and point.side in may and point.tokens_per_s_unit]
-    first = {point.name: point.tokens_per_s_unit for point in points if point.side == rows[0].name}
+def _served(plane: Pareto, names: Sequence[str]) -> Iterable[ServedRatio]:
+    """What rows of these served of what the first of them did, where both had as many users in a closed loop."""
+    points = [point for point in plane.points if point.is_valid and point.side in names]
+    first = {point.name: point.tokens_per_s_unit for point in points if point.side == names[0]}
     for point in points:
-        top, bottom = point.tokens_per_s_unit, first.get(point.name)
-        if point.side == rows[0].name or top is None or bottom is None:
-            continue
-        value = top.value / bottom.value
-        low, high = (
-            None if a is None or b is None else value * math.exp(sign * math.hypot(*(math.log(x) for x in (a, b))))
-            for sign, a, b in (
-                (-1, _over(top.value, top.low), _over(bottom.high, bottom.value)),
-                (1, _over(top.high, top.value), _over(bottom.value, bottom.low)),
-            )
-        )
-        yield ServedRatio(row=point.side, point=point.name, times=Interval(value=value, low=low, high=high))
+        served, by_first = point.tokens_per_s_unit, first.get(point.name)
+        if point.side != names[0] and served and by_first:
+            yield ServedRatio(row=point.side, over=names[0], point=point.name, times=_over(served, by_first))
 
 
-def _over(one: float | None, other: float | None) -> float | None:
-    return one / other if one and other else None
+def _over(a: Interval, b: Interval) -> Interval:
+    """Their ratio, with the interval that both of theirs give; the formula is this module's."""
+
+    def end(sign: int, top: float | None, bottom: float | None) -> float | None:
+        if not top or not bottom:
+            return None
+        return a.value / b.value * math.exp(sign * math.hypot(math.log(top / a.value), math.log(bottom / b.value)))
+
+    return Interval(value=a.value / b.value, low=end(-1, a.low, b.high), high=end(1, a.high, b.low))
 
 
 # --- the rest

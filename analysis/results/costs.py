@@ -86,12 +86,13 @@ class CostRow(Result):
 
 
 class ServedRatio(Result):
-    """Output tokens per second and unit of hardware in a row, over those of the first row at the same load.
+    """Output tokens per second and unit of hardware in ``row``, over those of the row ``over`` with as many users.
 
     ``times``: with its 95 % interval, from both loads' own; how much repeated runs differ is not in it.
     """
 
     row: str
+    over: str
     point: str
     times: Interval
 

@@ -421,10 +421,12 @@ def test_sweeps_of_closed_loops_have_no_cost_but_say_what_each_served_at_the_sam
         points = [users("1 user", alone, 3.0), users("8 users", shared, 0.5)]
         one = searched(tmp_path, None, None, None)
         capacity = one.capacity.model_copy(update={"why": "a closed loop has no rate"})
-        rows.append(dataclasses.replace(one, capacity=capacity, pareto=pareto(points, "GPU", None)))
+        scenario = {**one.scenario, "load": {**one.scenario["load"], "arrivals": "closed"}}
+        rows.append(dataclasses.replace(one, scenario=scenario, capacity=capacity, pareto=pareto(points, "GPU", None)))
     result = table(*rows)
     (at_one, at_eight) = result.served
-    assert (at_one.row, at_one.point, at_one.times) == ("B", "1 user", Interval(value=1.0, low=None, high=None))
+    assert (at_one.row, at_one.over, at_one.point) == ("B", "A", "1 user")
+    assert at_one.times == Interval(value=1.0, low=None, high=None)
     times, wide = at_eight.times, math.exp(math.sqrt(2) * math.log(1.1))
     assert (times.value, times.low, times.high) == pytest.approx((1.2, 1.2 / wide, 1.2 * wide))
     assert headline(result) == (
@@ -433,4 +435,11 @@ def test_sweeps_of_closed_loops_have_no_cost_but_say_what_each_served_at_the_sam
     shown = text(document(result), 100).plain
     assert "B over A: 1.00 (? to ?) at 1 user, 1.20 (1.05 to 1.37) at 8 users." in " ".join(shown.split())
     assert re.search(r"8 users +A .* 100 \(90.9 .. 110\) +\$0.500\n +8 users +B .* 120 \(109 .. 132\)", shown)
-    assert not table(rows[0], dataclasses.replace(rows[1], slos=frozenset({"e2e p50 <= 1 s"}))).served
+    other = dataclasses.replace(rows[1], slos=frozenset({"e2e p50 <= 1 s"}))
+    assert not table(rows[0], other).served
+    assert table(rows[0], other, force=True).served == result.served
+    offered = [
+        dataclasses.replace(row, scenario={**row.scenario, "load": {**row.scenario["load"], "arrivals": "poisson"}})
+        for row in rows
+    ]
+    assert not table(*offered).served, "of an offered rate everybody serves as much"
