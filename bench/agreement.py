@@ -16,6 +16,7 @@ decode    from there to the outputs with the last token          first to last e
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ import numpy as np
 import pandas as pd
 
 from bench.engine import Engine, Setting, running
-from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.arrays import Bools, Floats
 from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.records import RunFolder, Span
 
-TOLERANCE_MS = 0.1
+_ROUNDING_MS = 1e-3  # vLLM's are differences of seconds in double precision
 _NATIVE = {"queue": "queue_time_ms", "prefill": "time_to_first_token_ms", "decode": "generation_time_ms"}
 _LOAD = (
     "load.arrivals=closed", "load.rate=null", "load.duration=null", "load.requests=120",
@@ -50,7 +51,9 @@ def load(engine: Engine, folder: Path, users: int) -> Path:
 def compare(run: Path) -> dict[str, Any]:
     """``intervals.<name>``: requests compared, median of vLLM's figure, and p50 to worst of the difference.
 
-    ``missing`` counts successful requests for which either side has no figure.
+    vLLM makes each of its stamps within a call that we time: ``outside`` counts its figures that are shorter or longer
+    than those calls allow, ``call_p50_ms`` is the median of how long the last of them took. ``missing`` counts
+    successful requests for which either side has no figure.
     """
     folder = RunFolder(run)
     requests = pd.read_parquet(run / "requests.parquet")
@@ -59,28 +62,63 @@ def compare(run: Path) -> dict[str, Any]:
         raise ValueError(f"{run} holds no probe records")
     good = (requests["outcome"] == "ok").to_numpy()
     ours, theirs = rebuilt(trace, len(requests)), _native(requests)
-    both = {name: good & np.isfinite(ours[name]) & np.isfinite(theirs[name]) for name in _NATIVE}
+    both = {name: good & np.isfinite(ours[name].figure) & np.isfinite(theirs[name]) for name in _NATIVE}
     return {
-        "intervals": {name: _difference(ours[name][rows], theirs[name][rows]) for name, rows in both.items()},
+        "intervals": {name: _difference(ours[name], theirs[name], rows) for name, rows in both.items()},
         "missing": int(sum(np.count_nonzero(good & ~rows) for rows in both.values())),
     }
 
 
-def rebuilt(trace: Trace, requests: int) -> dict[str, Floats]:
-    """vLLM's intervals from our stamps, in ms, one element a row of the client's table (NaN where unknown)."""
-    added = np.full(requests, np.nan)
-    adds = trace.request_spans[Span.CORE_ADD]
-    adds = adds[adds["request"] >= 0]
-    added[adds["request"]] = adds["end"]
-    schedules = trace.step_spans[trace.step_spans["code"] == Span.SCHEDULE]
-    begun = pd.Series(schedules["start"], index=schedules["step"])
-    entries = trace.entries[(trace.entries["tokens"] > 0) & (trace.entries["request"] >= 0)]
-    first_step = pd.Series(entries["step"]).groupby(entries["request"]).min()
-    scheduled = first_step.map(begun).reindex(range(requests)).to_numpy(np.float64)
-    emitted = trace.emissions[trace.emissions["request"] >= 0]
-    stamps = pd.Series(emitted["at"]).groupby(emitted["request"])
-    first, last = (column.reindex(range(requests)).to_numpy(np.float64) for column in (stamps.min(), stamps.max()))
-    return {"queue": (scheduled - added) / 1e6, "prefill": (first - scheduled) / 1e6, "decode": (last - first) / 1e6}
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """One of vLLM's intervals from our stamps, in ms, one element a row of the client's table (NaN where unknown).
+
+    ``least`` and ``most``: what it can be, made as it is within the calls that we time; ``call``: the last of them.
+    """
+
+    figure: Floats
+    least: Floats
+    most: Floats
+    call: Floats
+
+
+def rebuilt(trace: Trace, requests: int) -> dict[str, Rebuilt]:
+    """Each of vLLM's intervals by its name."""
+    calls = _calls(trace, requests)
+    add, schedule, first, last = (calls[name] for name in ("add", "schedule", "first", "last"))
+    return {
+        "queue": _between(add, schedule, schedule["start"] - add["end"]),
+        "prefill": _between(schedule, first, first["end"] - schedule["start"]),
+        "decode": _between(first, last, last["end"] - first["end"]),
+    }
+
+
+def _between(before: pd.DataFrame, after: pd.DataFrame, figure: pd.Series[float]) -> Rebuilt:
+    least, most = after["start"] - before["end"], after["end"] - before["start"]
+    in_ms = (column.to_numpy(np.float64) / 1e6 for column in (figure, least, most, after["end"] - after["start"]))
+    return Rebuilt(*in_ms)
+
+
+def _calls(trace: Trace, requests: int) -> dict[str, pd.DataFrame]:
+    """``start`` and ``end`` of the calls in which vLLM stamps a request, one row each."""
+    every = range(requests)
+    adds = pd.DataFrame(trace.request_spans[Span.CORE_ADD])
+    adds = adds[adds["request"] >= 0].groupby("request")[["start", "end"]].min()
+    entries = pd.DataFrame(trace.entries)
+    scheduled = entries[(entries["tokens"] > 0) & (entries["request"] >= 0)].groupby("request")["step"].min()
+    emitted = pd.DataFrame(trace.emissions)
+    emitted = emitted[emitted["request"] >= 0].groupby("request")["step"].agg(["min", "max"])
+    return {
+        "add": adds.reindex(every),
+        "schedule": _of_steps(trace, Span.SCHEDULE, scheduled.reindex(every)),
+        "first": _of_steps(trace, Span.UPDATE, emitted["min"].reindex(every)),
+        "last": _of_steps(trace, Span.UPDATE, emitted["max"].reindex(every)),
+    }
+
+
+def _of_steps(trace: Trace, code: Span, step: pd.Series[float]) -> pd.DataFrame:
+    spans = pd.DataFrame(trace.step_spans[trace.step_spans["code"] == code]).set_index("step")[["start", "end"]]
+    return spans.reindex(step).set_axis(step.index)
 
 
 def _native(requests: pd.DataFrame) -> dict[str, Floats]:
@@ -96,17 +134,21 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
 
-def _difference(ours: Floats, theirs: Floats) -> dict[str, float | int]:
-    if not len(ours):
+def _difference(ours: Rebuilt, theirs: Floats, rows: Bools) -> dict[str, float | int]:
+    if not rows.any():
         return {"requests": 0}
-    apart = np.abs(ours - theirs)
+    told = theirs[rows]
+    apart = np.abs(ours.figure[rows] - told)
+    outside = (told < ours.least[rows] - _ROUNDING_MS) | (told > ours.most[rows] + _ROUNDING_MS)
     return {
         "requests": len(apart),
-        "p50_ms": float(np.median(theirs)),
+        "p50_ms": float(np.median(told)),
         "difference_p50_ms": float(np.median(apart)),
         "difference_p95_ms": float(np.percentile(apart, 95)),
         "difference_p99_ms": float(np.percentile(apart, 99)),
         "difference_max_ms": float(apart.max()),
+        "outside": int(np.count_nonzero(outside)),
+        "call_p50_ms": float(np.median(ours.call[rows])),
     }
 
 
