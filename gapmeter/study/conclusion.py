@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.manifest import SearchManifest, SweepManifest
 from gapmeter.errors import UserError, reason_of, remedy_of
 from gapmeter.keys import Keys
 from gapmeter.machine.hardware import describe_hardware, describe_versions, output_of
 from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
 from gapmeter.report.command import Command
-from gapmeter.runs.run import hold, manifest_of, unless_damaged
 from gapmeter.scenarios import Scenario
 
 if TYPE_CHECKING:
@@ -162,28 +160,6 @@ def conclude(
         again = [("again", manifest.command)] if verbose else []
         show(run.brief(result, manifest), folder.path, f"exit={code} {why}", *again, details=verbose)
     return Conclusion(folder.path, result, code)
-
-
-def report_again(
-    path: str | Path, *, quiet: bool = False, verbose: bool = False, definitions: bool = False
-) -> Conclusion[Any]:
-    """Analyse a run, a sweep or a search again from its folder alone; ``definitions``: also by other tools' ones.
-
-    Raises UserError when it is no run's folder, or holds no requests.
-    """
-    path = Path(path)
-    manifest = manifest_of(path)
-    is_study = isinstance(manifest, SearchManifest | SweepManifest)
-    with unless_damaged(path, manifest), hold(path) if is_study else contextlib.nullcontext():
-        if isinstance(manifest, SearchManifest):
-            from gapmeter.study.capacity import report_capacity
-
-            return report_capacity(path, quiet=quiet)
-        if isinstance(manifest, SweepManifest):
-            from gapmeter.study.sweep import report_sweep
-
-            return report_sweep(path, quiet=quiet)
-        return conclude(RunFolder(path), manifest, quiet=quiet, verbose=verbose, definitions=definitions)
 
 
 def show(document: Document, folder: Path, end: str = "", *links: tuple[str, str], details: bool = False) -> None:
