@@ -22,7 +22,7 @@ Say = Callable[[str], None]
 _BYTES_A_TOKEN = 12  # a word with its joiner, as text and as part of a body
 _TAKES_LONG = 1_000_000, 20_000_000  # tokens, some ten seconds: with a tokenizer, and without
 _NOT_EXACT = "prompt lengths are counted in words, not tokens: no tokenizer is known; name one with --tokenizer"
-_FEW = 0.01  # of the prompts: so many that were lengthened change no percentile that is read
+_LITTLE = 0.05  # of the prompts' tokens: so many more do not change what the load is
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +85,7 @@ def _ask_once(
             f"together have up to {longest_both} tokens; they do not fit server.max_model_len {context}"
         )
     notes = []
-    if prompts.lengthened > _FEW * count:
+    if int(prompts.tokens.sum()) > (1 + _LITTLE) * int(fitting.sum()):
         notes.append(
             f"{prompts.lengthened} of {count} prompts were asked shorter than the chat template's minimum; they have "
             f"{prompts.words.shortest} tokens"

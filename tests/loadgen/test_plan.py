@@ -228,6 +228,19 @@ def test_prompts_shorter_than_the_template_are_lengthened_and_said_so(path: Path
     assert note.endswith(f"they have {shortest} tokens")
 
 
+def test_a_few_tokens_more_in_the_shortest_prompts_are_no_other_load(path: Path, tokenizer: PromptTokenizer) -> None:
+    def lengths(median: int) -> tuple[int, int, tuple[str, ...]]:
+        draw = f"workload.prompt_tokens={{lognormal: {{median: {median}, p95: {10 * median}}}}}"
+        plan = planned(path, draw, tokenizer=tokenizer)
+        shortest = int(plan.prompt_tokens.min())
+        return shortest, int(np.count_nonzero(plan.prompt_tokens == shortest)), plan.notes
+
+    shortest, several, notes = lengths(54)
+    assert several > 5 and notes == (), "they are few tokens of all"
+    same, most, (note,) = lengths(12)
+    assert same == shortest and most > several and note.startswith(f"{most} of ")
+
+
 def test_without_a_tokenizer_the_plan_says_that_lengths_are_not_exact(path: Path) -> None:
     plan = planned(path)
     assert not plan.prompt_tokens_exact
