@@ -112,7 +112,7 @@ def build_figures(
         metrics = {metric: pools.metric(metric, "due") for metric in LATENCIES}
         anatomies = dissected.result()
     answers = verdict.judge(slos, measured, anatomies, lateness=lateness, outage=outage, series=series)
-    checks = validity.check_run(measured, evidence, answers, lateness, outage, series)
+    checks = validity.check_run(measured, evidence, answers, lateness, outage)
     decided = _decided(name, answers, checks)
     counts = load.count_requests(tables.requests, measured, evidence)
     asked_load = load.describe_load(measured, evidence)

@@ -33,7 +33,7 @@ from gapmeter.analysis.requests.metrics import (
 )
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stats.hdr import at_rank, nearest_rank
-from gapmeter.scenarios.slo import BETWEEN_TOKENS, LATENCIES
+from gapmeter.scenarios.slo import BETWEEN_TOKENS
 
 LateRule = Literal["lag", "loop_lag"]
 SHARES = (0.02, 0.10)  # of a figure: worth a warning, refused
@@ -69,13 +69,13 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """All values ascend. ``values_ns``: a metric's, of successes. ``loop_ns``: samples of the loop's lag, or None.
+    """``series``: the metrics of the run. All values ascend. ``loop_ns``: samples of the loop's lag, or None.
 
     ``merged_ns``: with the kernel's stamps, what of a metric's values a read of several pieces may have added, 0 for
     those that end with another; None without such stamps. ``per_token``: 1 / (output tokens - 1) of each answer.
     """
 
-    values_ns: dict[str, Floats]
+    series: MetricSeries
     sent_ns: Floats
     loop_ns: Floats | None
     merged_ns: dict[str, Floats] | None
@@ -83,7 +83,7 @@ class Lateness:
 
     def of(self, metric: str, percentile: float) -> list[Late]:
         """Its lateness by each rule that concerns the metric; nothing for a metric that never occurred."""
-        value = _at(self.values_ns[metric], percentile)
+        value = _at(self.series(metric).ordered, percentile)
         if value is None:
             return []
         by: dict[LateRule, float] = {}
@@ -173,8 +173,7 @@ def shortens(metric: str, percentile: float | None) -> bool:
 
 def lateness_of(requests: pd.DataFrame, loop_ns: Floats | None, series: MetricSeries | None = None) -> Lateness:
     """``requests`` as from ``measured_requests``; ``series``: theirs."""
-    good, series = succeeded(requests), series or MetricSeries(requests)
-    values = {metric: series(metric).ordered for metric in LATENCIES}
+    good = succeeded(requests)
     tokens = sent_tokens(requests)[good]
     tokens = tokens[tokens >= 2]
     waits, pieces = receive_waits_ns(requests)
@@ -184,7 +183,7 @@ def lateness_of(requests: pd.DataFrame, loop_ns: Floats | None, series: MetricSe
         merged = {"ttft": np.sort(firsts), "itl": np.sort(gaps), "tpot": np.sort(firsts), "e2e": np.zeros(1)}
     sent = generator_lag_ns(requests)
     loop = None if loop_ns is None else np.sort(loop_ns)
-    return Lateness(values, np.sort(sent[~np.isnan(sent)]), loop, merged, 1 / (tokens - 1))
+    return Lateness(series or MetricSeries(requests), np.sort(sent[~np.isnan(sent)]), loop, merged, 1 / (tokens - 1))
 
 
 def _at(ordered: Floats, percentile: float) -> float | None:

@@ -7,27 +7,18 @@ chance use a 1 in 10,000 two-sided level, so that a sound run is refused once in
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import Bools, Ints
+from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.judge.arrivals import check_arrivals, unmeasured
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.judge.lateness import Lateness, LateRule, lateness_of
+from gapmeter.analysis.judge.lateness import Late, Lateness, LateRule, lateness_of
 from gapmeter.analysis.numbers import count, duration, share, significant
-from gapmeter.analysis.requests.metrics import (
-    MetricSeries,
-    ended_by_us,
-    flattened,
-    generator_lag_ns,
-    percentile_of,
-    stamps_ns,
-    succeeded,
-)
+from gapmeter.analysis.requests.metrics import ended_by_us, flattened, percentile_of, stamps_ns, succeeded
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
 from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.run import SloAnswer
@@ -46,23 +37,22 @@ FLOOR_SHARES = (0.7, 1.0)  # of what one generator process was measured to do
 
 def check_run(
     requests: pd.DataFrame, evidence: Evidence, answers: Sequence[SloAnswer] = (), lateness: Lateness | None = None,
-    outage: Outage | None = None, series: MetricSeries | None = None,
+    outage: Outage | None = None,
 ) -> list[Check]:  # fmt: skip
     """Every rule's finding. ``requests`` as from ``measured_requests``; ``answers``, of its SLOs, say what it is about.
 
-    ``outage``: what they were judged by; ``series``: the requests'.
+    ``lateness`` and ``outage``: what they were judged by.
     """
     if not len(requests):
         text = "no request was issued after the warm-up"
         none = Check(rule="requests", status=BROKEN, value=0.0, limit=1.0, text=text)
         return [none, *_recording(evidence)]
-    series = series or MetricSeries(requests)
-    lateness = lateness or lateness_of(requests, evidence.client_loop_lag_ns, series)
+    lateness = lateness or lateness_of(requests, evidence.client_loop_lag_ns)
     judged = evidence.slo_on_errors or bool(outage and answers)
     came = list(check_arrivals(requests, evidence))
     if evidence.incomplete:  # of an end that took records along, not of the plan
         came = [unmeasured(each.rule, each.text) if each.status == BROKEN else each for each in came]
-    return [*came, *_instrument(requests, evidence, answers, lateness, series),
+    return [*came, *_instrument(evidence, answers, lateness),
             *_floor(requests, evidence.floor), *_answers(requests, evidence, judged=judged),
             *_recording(evidence)]  # fmt: skip
 
@@ -79,25 +69,23 @@ def _graded(
     return Check(rule=rule, status=status, value=value, limit=limits[1], text=text)
 
 
-def _instrument(
-    requests: pd.DataFrame, evidence: Evidence, answers: Sequence[SloAnswer], lateness: Lateness, series: MetricSeries
-) -> Iterator[Check]:
+def _instrument(evidence: Evidence, answers: Sequence[SloAnswer], lateness: Lateness) -> Iterator[Check]:
     """How late and how busy the load tester was, against what it measured."""
     about = {(each.metric, each.percentile): each.late is not None for each in answers if each.percentile is not None}
     about = about or {(metric, 99.0): True for metric in LATENCIES}
-
-    @functools.cache
-    def is_supported(metric: str, percentile: float) -> bool:
-        return series(metric).percentile(percentile).supported
-
-    lag = percentile_of(generator_lag_ns(requests), 99)
-    yield _lateness("lag", lag, lateness, about, is_supported, "generator lag p99")
-    lags = evidence.client_loop_lag_ns
-    loop = None if lags is None else percentile_of(lags, 99)
-    check = _lateness("loop_lag", loop, lateness, about, is_supported, "event loop lag p99")
+    always = [(metric, percentile) for metric in LATENCIES for percentile in PERCENTILES]
+    told = [
+        late
+        for metric, percentile in dict.fromkeys([*about, *always])
+        for late in lateness.of(metric, percentile)
+        if (metric, percentile) in about or (late.refused and lateness.series(metric).percentile(percentile).supported)
+    ]
+    loop_ns = lateness.loop_ns
+    yield _lateness("lag", lateness.sent_ns, told, about, "generator lag p99")
+    check = _lateness("loop_lag", loop_ns, told, about, "event loop lag p99")
     # A stall too short for a p99, but longer than what was measured, is in the highest percentiles and the maxima.
-    ttft = percentile_of(lateness.values_ns["ttft"], 99) or 0.0
-    if check.status == OK and lags is not None and (longest := lags.max()) > max(HELD_NS, ttft):
+    ttft = percentile_of(lateness.series("ttft").ordered, 99) or 0.0
+    if check.status == OK and loop_ns is not None and (longest := loop_ns[-1]) > max(HELD_NS, ttft):
         stall = f"it once stalled for {duration(longest / 1e6)}, which shows in maxima and percentiles beyond p99"
         check = check.model_copy(update={"status": WARN, "text": f"{check.text}; {stall}"})
     yield check
@@ -115,21 +103,20 @@ def _instrument(
 
 
 def _lateness(
-    rule: LateRule, lag_ns: float | None, lateness: Lateness, about: Mapping[tuple[str, float], bool],
-    is_supported: Callable[[str, float], bool], what: str,
-) -> Check:  # fmt: skip
+    rule: LateRule, lags_ns: Floats | None, told: Sequence[Late], about: Mapping[tuple[str, float], bool], what: str
+) -> Check:
     """Broken where a figure that the run is about is refused; a warning where another is, or one is strained.
 
     ``about``: (metric, percentile), and whether nothing is said of it if it is refused: an SLO that is missed by more
-    than its lateness is missed all the same. Of the others only what the sample supports counts (``is_supported``). The
-    sentence is about the figure that decided.
+    than its lateness is missed all the same. ``told``: the lateness of these, and of others that are refused and would
+    be shown. The sentence is about the figure that decided.
     """
+    lag_ns = None if lags_ns is None else percentile_of(lags_ns, 99)
     if lag_ns is None:
         return unmeasured(rule, f"{what} unmeasured")
-    always = [(metric, percentile) for metric in LATENCIES for percentile in PERCENTILES]
-    found = [late for figure in dict.fromkeys([*about, *always]) for late in lateness.of(*figure) if late.rule == rule]
+    found = [late for late in told if late.rule == rule]
     asked = [late for late in found if (late.metric, late.percentile) in about]
-    refused = [one for one in found if one.refused and (one in asked or is_supported(one.metric, one.percentile))]
+    refused = [one for one in found if one.refused]
     strained = [one for one in asked if one.strained]
     broken = [one for one in refused if about.get((one.metric, one.percentile))]
     text = f"{what} {duration(lag_ns / 1e6)}"
