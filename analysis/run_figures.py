@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.judge import validity, verdict
 from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.judge.lateness import Lateness, lateness_of, shortens
+from gapmeter.analysis.judge.lateness import Lateness, lateness_of, without_refused
 from gapmeter.analysis.judge.outage import find_row, outage_of
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.judge.words import not_judged
@@ -108,7 +108,7 @@ def build_figures(
         row = find_row(measured, zero_ns)
         outage = outage_of(row)
         lateness = lateness_of(measured, evidence.client_loop_lag_ns, series)
-        pools = _Pools(measured, series, lateness, asked)
+        pools = _Pools(measured, lateness, asked)
         metrics = {metric: pools.metric(metric, "due") for metric in LATENCIES}
         anatomies = dissected.result()
     answers = verdict.judge(slos, measured, anatomies, lateness=lateness, outage=outage, series=series)
@@ -172,7 +172,6 @@ class _Pools:
     """Values of the measured requests as distributions, at the percentiles asked for."""
 
     measured: pd.DataFrame
-    series: MetricSeries
     lateness: Lateness
     percentiles: Sequence[float]
 
@@ -184,16 +183,16 @@ class _Pools:
     def metric(self, metric: str, origin: str) -> MetricDistribution:
         """Over successes; ``with_failures`` beside it where requests failed, those counted as infinite."""
         measured = self.measured
-        values = self.series(metric, origin)
+        values = self.lateness.series(metric, origin)
         per_request = values.count / len(measured) if len(measured) else 1.0
+
+        def kept(values: Series) -> Distribution:
+            return without_refused(self.of(values, per_request), metric, self.lateness, origin)
+
         failing = None
         if not (succeeded(measured) | ended_by_us(measured)).all():
-            failing = self.of(self.series(metric, origin, failures=True), per_request)
-        late_ns = partial(self.lateness.refused_ns, metric)
-        adds = {p for p in self.percentiles if origin == "due" and not shortens(metric, p)}
-        whole = MetricDistribution(**dict(self.of(values, per_request)))
-        failing = failing and fig.refused(failing, late_ns, adds)
-        return fig.refused(whole, late_ns, adds).model_copy(update={"with_failures": failing})
+            failing = kept(self.lateness.series(metric, origin, failures=True))
+        return MetricDistribution(**dict(kept(values)), with_failures=failing)
 
     def stages(self, rows: pd.DataFrame) -> dict[str, StageDistribution]:
         """Each stage's distribution; empty without a ledger."""

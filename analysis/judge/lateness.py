@@ -31,7 +31,9 @@ from gapmeter.analysis.requests.metrics import (
     sent_tokens,
     succeeded,
 )
+from gapmeter.analysis.results.distribution import AtMost, Distribution, Percentile
 from gapmeter.analysis.results.run import RunResult
+from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.analysis.stats.hdr import at_rank, nearest_rank
 from gapmeter.scenarios.slo import BETWEEN_TOKENS
 
@@ -169,6 +171,24 @@ class ReportedLateness:
 def shortens(metric: str, percentile: float | None) -> bool:
     """Whether lateness may also have made a figure smaller: it ends, or begins, with what was read late."""
     return metric == "tpot" or (metric == "itl" and percentile is not None and percentile < _SLOW)
+
+
+def without_refused(
+    found: Distribution, metric: str, lateness: Lateness | ReportedLateness, origin: str = "due"
+) -> Distribution:
+    """Without the percentiles that are refused; where lateness can only have added to one, an upper bound stays."""
+    percentiles = dict(found.percentiles)
+    for p, each in found.percentiles.items():
+        if (ns := lateness.refused_ns(metric, p)) is not None:
+            only_adds = origin == "due" and not shortens(metric, p)
+            percentiles[p] = Percentile(late_ms=ns / 1e6, at_most=_upper_bound(each) if only_adds else None)
+    return found.model_copy(update={"percentiles": percentiles})
+
+
+def _upper_bound(one: Percentile) -> AtMost | None:
+    """Its interval's upper end, or what bounds it where it has no interval."""
+    high = one.ci_ms[1] if one.ci_ms else None
+    return one.at_most if high is None else AtMost(ms=high, confidence=(1 + CONFIDENCE) / 2)
 
 
 def lateness_of(requests: pd.DataFrame, loop_ns: Floats | None, series: MetricSeries | None = None) -> Lateness:

@@ -7,9 +7,8 @@ which keep three significant digits, say up to 0.1 % more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -27,11 +26,8 @@ from gapmeter.analysis.results.distribution import (
 )
 from gapmeter.analysis.stages import GROUPS, STAGE_NAMES, STAGES, column
 from gapmeter.analysis.stats import hdr
-from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.analysis.stats.series import Series
 from gapmeter.scenarios.slo import LATENCIES
-
-D = TypeVar("D", bound=Distribution)
 
 LEDGER_OF = {"ttft": "first_token", "e2e": "last_token"}  # the event to which a metric's ledgers reach
 
@@ -67,25 +63,6 @@ def _percentile(values: Series, percentile: float, per_request: float, seconds_p
     minutes = more * seconds_per_request / 60 if seconds_per_request else None
     needs = Needs(requests=more, minutes=minutes)
     return Percentile(ci_ms=ends, needs=needs, at_most=at_most_ms(values, percentile))
-
-
-def refused(found: D, late_ns: Callable[[float], float | None], adds: Container[float]) -> D:
-    """The figures without the percentiles that may be too late: ``late_ns`` says by how much then, else None.
-
-    To those of ``adds`` lateness can only have added: what bounds them from above still does.
-    """
-    late = {
-        p: Percentile(late_ms=ns / 1e6, at_most=_upper_bound(each) if p in adds else None)
-        for p, each in found.percentiles.items()
-        if (ns := late_ns(p)) is not None
-    }
-    return found.model_copy(update={"percentiles": {**found.percentiles, **late}}) if late else found
-
-
-def _upper_bound(one: Percentile) -> AtMost | None:
-    """Its interval's upper end, or what bounds it where it has no interval."""
-    high = one.ci_ms[1] if one.ci_ms else None
-    return one.at_most if high is None else AtMost(ms=high, confidence=(1 + CONFIDENCE) / 2)
 
 
 def at_most_ms(values: Series, percentile: float) -> AtMost | None:

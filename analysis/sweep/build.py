@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,11 @@ import pandas as pd
 from gapmeter.analysis.cost import describe_cost, describe_tokens, describe_value, hardware_units, offered_rate
 from gapmeter.analysis.device.binding import binding_evidence, binding_of
 from gapmeter.analysis.judge import verdict
-from gapmeter.analysis.judge.lateness import ReportedLateness, shortens
+from gapmeter.analysis.judge.lateness import ReportedLateness, without_refused
 from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point
 from gapmeter.analysis.provenance import provenance_of_study
-from gapmeter.analysis.requests.figures import distribution, refused
+from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import metric_series
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
 from gapmeter.analysis.results.latency import explained_by
@@ -230,8 +229,7 @@ def _distribution(
     """A metric's distribution, without the percentiles that one of the runs refuses, and without a mean then."""
     values, requests = metric_series(frames.measured, metric), len(frames.measured)
     each, lasts = (values.count / requests, seconds / requests) if requests else (1.0, 0.0)
-    adds = {p for p in asked if not shortens(metric, p)}
-    found = refused(distribution(values, asked, each, lasts), partial(lateness.refused_ns, metric), adds)
+    found = without_refused(distribution(values, asked, each, lasts), metric, lateness)
     if found.mean_late_ms is not None:
         return PointDistribution(**dict(found.model_copy(update={"mean_ms": None})), mean_ci_ms=None)
     mean = mean_level(frames, metric)
