@@ -8,9 +8,10 @@ from string import ascii_uppercase
 
 from gapmeter.analysis.compare import claims, protocol
 from gapmeter.analysis.compare.claims import Claim, PairVerdict
-from gapmeter.analysis.compare.differences import Differences, compare_sides
-from gapmeter.analysis.compare.sides import AnalysedRun, Side, late_ns, why_refused
+from gapmeter.analysis.compare.differences import Differences, compare_sides, why_refused
+from gapmeter.analysis.compare.sides import AnalysedRun, Side
 from gapmeter.analysis.judge.evidence import floor_of
+from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.provenance import hardware_words, provenance_of_several
 from gapmeter.analysis.requests.figures import finite_ms
 from gapmeter.analysis.results.comparison import (
@@ -79,7 +80,10 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
     slos = list(dict.fromkeys(slo for side in sides for slo in slos_of(side.first)))
     percentiles = {m: tuple(sorted({*_DECILES, *_SHOWN, *(p for s, p in slos if s == m)})) for m in LATENCIES}
     runs = [[each.run for each in side.runs] for side in sides]
-    found = [compare_sides(runs[0], own, percentiles, _STAGE_PERCENTILES) for own in runs[1:]]
+    found = [
+        compare_sides(runs[0], own, percentiles, _STAGE_PERCENTILES, _lateness(sides[0], side))
+        for own, side in zip(runs[1:], sides[1:], strict=True)
+    ]
     verdicts = claims.judge(found, floors_of(each for side in sides for each in side.runs), slos)
     words = {verdict.word for verdict in verdicts}
     names = [_names(letters[0], each) for each in protocols]
@@ -126,6 +130,10 @@ def _not_compared(
         ),
         asked=asked,
     )  # fmt: skip
+
+
+def _lateness(*sides: Side) -> ReportedLateness:
+    return ReportedLateness([each.result for side in sides for each in side.runs])
 
 
 def slos_of(run: AnalysedRun) -> list[tuple[str, float]]:
@@ -337,7 +345,7 @@ def _row(letter: str, side: Side) -> SideRow:
 
 def _estimate(side: Side, series: Series, metric: str, percentile: float) -> SideEstimate:
     found = series.percentile(percentile)
-    if (late := late_ns([each.run for each in side.runs], metric, percentile)) is not None:
+    if (late := _lateness(side).refused_ns(metric, percentile)) is not None:
         return SideEstimate(value_ms=None, ci_ms=None, why=why_refused(late), late_ms=late / 1e6)
     if not found.supported:
         return SideEstimate(value_ms=None, ci_ms=None, why="the sample is too small")

@@ -28,7 +28,6 @@ mean is that of successes, which bounds that of all from below: so B may be prov
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +36,9 @@ import numpy as np
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.compare.aligned import MEAN, AlignedSides, Figures, align
-from gapmeter.analysis.compare.sides import RunColumns, late_ns, why_refused
+from gapmeter.analysis.compare.sides import RunColumns
+from gapmeter.analysis.judge.lateness import ReportedLateness
+from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.results.comparison import FailedShares
 from gapmeter.analysis.stages import STAGE_NAMES
@@ -79,9 +80,13 @@ class Differences:
 
 def compare_sides(
     side_a: Sequence[RunColumns], side_b: Sequence[RunColumns], percentiles: Mapping[str, Sequence[float]],
-    stage_percentiles: Sequence[float] = (), *, resamples: int = RESAMPLES,
+    stage_percentiles: Sequence[float] = (), lateness: ReportedLateness = ReportedLateness(),
+    *, resamples: int = RESAMPLES,
 ) -> Differences:  # fmt: skip
-    """Compare two sides. ``percentiles``: of each metric, which. Deterministic; swapped sides give swapped signs."""
+    """Compare two sides. Deterministic; swapped sides give swapped signs.
+
+    ``percentiles``: of each metric, which. ``lateness``: of both sides; what it refuses is not told.
+    """
     a, b, why = align(side_a, side_b)
     pair = AlignedSides(a, b, paired=not why, percentiles=percentiles, stage_percentiles=stage_percentiles)
     judge = _Judge(pair, resamples)
@@ -91,7 +96,10 @@ def compare_sides(
     totals = {event: judge.mean(event, len(STAGE_NAMES)) for event in names}
     stages = {event: {n: judge.mean(event, STAGE_NAMES.index(n)) for n in own} for event, own in names.items()}
     metrics: dict[str, dict[float | None, Difference]] = {
-        m: {**{p: judge.percentile(m, i) for i, p in enumerate(percentiles[m])}, None: judge.mean_of(m)}
+        m: {
+            **{p: _refused(lateness, m, p) or judge.percentile(m, i) for i, p in enumerate(percentiles[m])},
+            None: _refused(lateness, m, None) or judge.mean_of(m),
+        }
         for m in LATENCIES
     }
     return Differences(
@@ -113,6 +121,16 @@ def compare_sides(
     )
 
 
+def _refused(lateness: ReportedLateness, metric: str, percentile: float | None) -> Difference | None:
+    late = lateness.refused_ns(metric, percentile)
+    return None if late is None else Difference(None, None, why=why_refused(late), late=late)
+
+
+def why_refused(late: float) -> str:
+    """In words, how much may be lateness; ``late`` in ns."""
+    return f"refused: up to {duration(late / 1e6)} of a side may be the load tester's own lateness"
+
+
 class _Judge:
     """Turns resamples into intervals."""
 
@@ -123,10 +141,8 @@ class _Judge:
         self._blocks = [sum(run.count for run in side) / pair.block for side in pair.sides]
 
     def percentile(self, metric: str, part: int) -> Difference:
-        """One percentile of one metric: none where a side refuses it, no interval where a sample is too small."""
+        """One percentile of one metric; no interval where a sample is too small."""
         percentile = self._pair.percentiles[metric][part]
-        if (late := late_ns(itertools.chain(*self._pair.sides), metric, percentile)) is not None:
-            return Difference(None, None, why=why_refused(late), late=late)
         series = self._pair.series[metric]
         short = [found for found in (side.percentile(percentile) for side in series) if not found.supported]
         if short:
@@ -138,8 +154,6 @@ class _Judge:
 
     def mean_of(self, metric: str) -> Difference:
         """A metric's mean; where a side's requests failed, only if it proves B slower."""
-        if (late := late_ns(itertools.chain(*self._pair.sides), metric, None)) is not None:
-            return Difference(None, None, why=why_refused(late), late=late)
         series = self._pair.series[metric]
         failed = "".join(n for n, side in zip("ab", series, strict=True) if np.isinf(side.values).any())
         found = self.mean(MEAN, part := LATENCIES.index(metric))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,8 +12,6 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints
-from gapmeter.analysis.judge.lateness import ReportedLateness
-from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.metrics import (
     gaps_of,
@@ -43,8 +41,8 @@ class RunColumns:
     token); ``given_ns``: how long a request that failed was given, which it took at least; ``gaps_ns`` and
     ``gap_owner`` (row of the request) in the order the gaps ended, at ``gap_at_ns``, infinite for those that a failed
     request owes; ``ledgers[event]``: shape (n, stages) by ``STAGE_NAMES``, NaN rows where there is no ledger, NaN
-    columns where a stage is unmeasured. ``open_loop``: arrivals did not wait for answers. ``lateness``: None where the
-    load tester had none. ``down``: the server failed from a moment on.
+    columns where a stage is unmeasured. ``open_loop``: arrivals did not wait for answers. ``down``: the server failed
+    from a moment on.
     """
 
     name: str
@@ -57,7 +55,6 @@ class RunColumns:
     gap_at_ns: Ints
     gap_owner: Ints
     ledgers: Mapping[str, Floats]
-    lateness: ReportedLateness | None = None
     down: bool = False
 
     @property
@@ -112,7 +109,7 @@ class RunColumns:
             self.name, self.open_loop, self.planned[keep], self.good[keep], self.given_ns[keep],
             {metric: values[keep] for metric, values in self.values.items()},
             self.gaps_ns[kept], self.gap_at_ns[kept], owner[kept],
-            {event: table[keep] for event, table in self.ledgers.items()}, self.lateness, self.down,
+            {event: table[keep] for event, table in self.ledgers.items()}, self.down,
         )  # fmt: skip
 
 
@@ -162,19 +159,7 @@ def read_run(path: Path) -> AnalysedRun:
     own = path.resolve()
     name = f"{own.parent.name}/{own.name}" if own.parent.parent.name == "points" else own.name  # of a sweep's point
     run = run_of(requests, ledger, name, open_loop=plan.loop == "open", t0_ns=plan.t0_ns or 0)
-    run = replace(run, lateness=ReportedLateness((result,)), down=result.outage is not None)
-    return AnalysedRun(run, manifest, result)
-
-
-def late_ns(runs: Iterable[RunColumns], metric: str, percentile: float | None) -> float | None:
-    """How much of a percentile (None: of the mean) of these runs may be lateness, where one of them refuses its own."""
-    refused = (run.lateness.refused_ns(metric, percentile) for run in runs if run.lateness is not None)
-    return max((each for each in refused if each is not None), default=None)
-
-
-def why_refused(late: float) -> str:
-    """In words, how much may be lateness; ``late`` in ns."""
-    return f"refused: up to {duration(late / 1e6)} of a side may be the load tester's own lateness"
+    return AnalysedRun(replace(run, down=result.outage is not None), manifest, result)
 
 
 def run_of(

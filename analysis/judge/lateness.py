@@ -152,20 +152,21 @@ class ReportedLateness:
 
     def refused_ns(self, metric: str, percentile: float | None) -> float | None:
         """What of a refused figure may be lateness; None where it stands. ``percentile``: None for the mean."""
-        if percentile is None:
-            return max((1e6 * (run.metrics[metric].mean_late_ms or 0.0) for run in self.runs), default=0.0) or None
-        late: dict[float, float] = {}
-        for run in self.runs:
-            for known, figure in run.metrics[metric].percentiles.items():
-                late[known] = max(late.get(known, 0.0), 1e6 * (figure.late_ms or 0.0))
-        below = max((known for known in late if known <= percentile), default=None)
-        above = min((known for known in late if known >= percentile), default=None)
-        return max((late[near] for near in (below, above) if near is not None), default=0.0) or None
+        return max((1e6 * _reported_ms(run.metrics[metric], percentile) for run in self.runs), default=0.0) or None
 
     def may_be_ns(self, metric: str, percentile: float) -> float:
         """What of a figure that stands may be lateness worth speaking of, as far as an SLO names it; else 0."""
         named = [a for run in self.runs for a in run.slo if (a.metric, a.percentile) == (metric, percentile)]
         return max((1e6 * (answer.may_be_late or 0.0) for answer in named), default=0.0)
+
+
+def _reported_ms(found: Distribution, percentile: float | None) -> float:
+    """What a percentile, or for None the mean, is refused for; 0 where it stands."""
+    if percentile is None:
+        return found.mean_late_ms or 0.0
+    below = max((known for known in found.percentiles if known <= percentile), default=None)
+    above = min((known for known in found.percentiles if known >= percentile), default=None)
+    return max((found.at(near).late_ms or 0.0 for near in (below, above) if near is not None), default=0.0)
 
 
 def shortens(metric: str, percentile: float | None) -> bool:

@@ -836,8 +836,9 @@ def test_a_stage_that_changes_by_more_than_the_whole_is_told_in_milliseconds_wit
 def test_a_percentile_that_a_run_refuses_is_said_to_be_refused_though_its_sample_is_too_small_besides() -> None:
     a, b = (virtual(1, service).rows(np.arange(40)) for service in (0, 1))
     late = Distribution.model_construct(percentiles={99.0: Percentile.model_construct(late_ms=2.0)}, mean_ms=9.0)
-    held = replace(a, lateness=ReportedLateness((RunResult.model_construct(metrics=dict.fromkeys(LATENCIES, late)),)))
-    small, refused = (compare_sides([one], [b], PERCENTILES, resamples=20).metrics["ttft"][99.0] for one in (a, held))
+    lateness = ReportedLateness((RunResult.model_construct(metrics=dict.fromkeys(LATENCIES, late)),))
+    told = (compare_sides([a], [b], PERCENTILES, (), each, resamples=20) for each in (ReportedLateness(), lateness))
+    small, refused = (each.metrics["ttft"][99.0] for each in told)
     assert (small.supported, small.late, refused.supported, refused.late) == (False, None, False, 2e6)
     assert "worth" in small.why and refused.why.startswith("refused: up to 2.00 ms")
 
