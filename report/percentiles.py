@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from gapmeter.analysis.judge.words import late_words
 from gapmeter.analysis.numbers import count, duration, over, share
 from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of, stage_values_ns
 from gapmeter.analysis.requests.metrics import measured_requests
@@ -20,7 +21,7 @@ from gapmeter.report import marks
 from gapmeter.report.curves import curve_of, named_of
 from gapmeter.report.document import Block, Figure, Name, Panel, Paragraph, Row, Section, Stage, Table, Words, in_ms
 from gapmeter.report.run_folder import ReportedRun
-from gapmeter.report.words import UNTIL, about_minutes, late_words, more_requests
+from gapmeter.report.words import UNTIL, about_minutes, more_requests
 from gapmeter.scenarios.slo import BETWEEN_TOKENS, LATENCIES
 
 _LEAD = (

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from urllib.parse import quote
 
+from gapmeter.analysis.judge.words import late_words
 from gapmeter.analysis.numbers import DASH, duration, significant
 from gapmeter.analysis.results.cost import Cost
 from gapmeter.analysis.results.manifest import SweepManifest
@@ -43,7 +44,7 @@ from gapmeter.report.document import (
 from gapmeter.report.growth import growth_sentence, headline
 from gapmeter.report.slo import slo_sentence
 from gapmeter.report.sweep_charts import Curves, PointByPoint
-from gapmeter.report.words import as_sentence, both, interval, late_words, reproduce, tone
+from gapmeter.report.words import as_sentence, both, interval, reproduce, tone
 
 _STACKS = {"ttft": "Time to first token (TTFT)", "itl": "A token gap (ITL)", "e2e": "The whole answer (E2E)"}
 _METRICS = tuple(_STACKS)

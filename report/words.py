@@ -72,11 +72,6 @@ def interval(ends_ms: Interval) -> str:
     return bounds(low, high)
 
 
-def late_words(ms: float) -> str:
-    """Why a figure is refused."""
-    return f"up to {duration(ms)} of it may be the load tester's own lateness"
-
-
 def signed(ms: float) -> str:
     """A difference with its sign and unit; a minus is a hyphen wherever figures are shown."""
     return f"{'+' if ms > 0 else ''}{duration(ms)}"

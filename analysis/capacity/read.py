@@ -26,8 +26,7 @@ from gapmeter.analysis.capacity.trial import Count, Look, Outcome, Promise, Tria
 from gapmeter.analysis.judge.evidence import Evidence, evidence_of
 from gapmeter.analysis.judge.lateness import Lateness, lateness_of, shortens
 from gapmeter.analysis.judge.validity import check_run
-from gapmeter.analysis.judge.words import never_occurred
-from gapmeter.analysis.numbers import duration
+from gapmeter.analysis.judge.words import late_words, never_occurred
 from gapmeter.analysis.requests.metrics import (
     final,
     good_requests,
@@ -186,7 +185,7 @@ def _late(slos: Sequence[Slo], requests: pd.DataFrame, rate: float, look: Look, 
     if (again.verdict, again.leaning) == (found.verdict, found.leaning):
         return ""
     text = slos[found.promise].text
-    return f"{text} is not judged: up to {duration(late_ns / 1e6)} of it may be the load tester's own lateness"
+    return f"{text} is not judged: {late_words(late_ns / 1e6)}"
 
 
 def promises_of(slos: Sequence[Slo]) -> tuple[Promise, ...]:

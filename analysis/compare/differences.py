@@ -38,7 +38,7 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.compare.aligned import MEAN, AlignedSides, Figures, align
 from gapmeter.analysis.compare.sides import RunColumns
 from gapmeter.analysis.judge.lateness import ReportedLateness
-from gapmeter.analysis.numbers import duration
+from gapmeter.analysis.judge.words import late_words
 from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.results.comparison import FailedShares
 from gapmeter.analysis.stages import STAGE_NAMES
@@ -128,7 +128,7 @@ def _refused(lateness: ReportedLateness, metric: str, percentile: float | None) 
 
 def why_refused(late: float) -> str:
     """In words, how much may be lateness; ``late`` in ns."""
-    return f"refused: up to {duration(late / 1e6)} of a side may be the load tester's own lateness"
+    return f"refused: {late_words(late / 1e6, 'a side')}"
 
 
 class _Judge:

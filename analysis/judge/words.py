@@ -32,13 +32,17 @@ def held_by(process: str, stage: str, program: str) -> str:
     return f"{PROCESSES.get(process, process)}{called}" + (f" at {stage.replace('_', ' ')}" if stage else "")
 
 
+def late_words(ms: float, of: str = "it") -> str:
+    """Why a figure is refused, or not judged."""
+    return f"up to {duration(ms)} of {of} may be the load tester's own lateness"
+
+
 def not_judged(answer: SloAnswer) -> str:
     """Why an SLO has no answer."""
     if answer.metric == "errors":
         return "0 of 0 requests failed: no request was measured"
     if answer.late is not None:
-        late = f"up to {duration(answer.late)} of it may be the load tester's own lateness"
-        return f"p{answer.percentile:g} {answer.metric.upper()} is not judged: {late}"
+        return f"p{answer.percentile:g} {answer.metric.upper()} is not judged: {late_words(answer.late)}"
     return never_occurred(answer.metric, answer.percentile)
 
 
