@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gapmeter.analysis.judge.words import not_judged, outage_text
+from gapmeter.analysis.judge.words import late_words, not_judged, outage_text
 from gapmeter.analysis.numbers import DASH, bounds, count, duration, share
 from gapmeter.analysis.results.distribution import AtMost
 from gapmeter.analysis.results.latency import explained_by
@@ -275,8 +275,7 @@ def _name(slo: SloAnswer) -> str:
 def _missing(result: RunResult, slo: SloAnswer) -> str:
     """What would decide an SLO that is not; why a percentile has no value."""
     if slo.status == INVALID:
-        late = f"up to {duration(slo.late)} of it may be the load tester's lateness" if slo.late is not None else ""
-        return late or "never occurred"
+        return "never occurred" if slo.late is None else late_words(slo.late)
     none = f"{_failures(slo)}: p{slo.percentile:g} has no value" if slo.among_failures else ""
     return "; ".join(filter(None, (none, _needed(result, slo) if slo.status == INCONCLUSIVE else "")))
 
