@@ -101,10 +101,11 @@ class Lateness:
 
     def refused_ns(self, metric: str, percentile: float) -> float | None:
         """What of a refused figure may be lateness; None where it stands."""
-        return max((late.late_ns for late in self.of(metric, percentile) if late.refused), default=None)
+        late = self.of(metric, percentile)
+        return max(each.late_ns for each in late) if any(each.refused for each in late) else None
 
     def may_be_ns(self, metric: str, percentile: float) -> float:
-        """What of a figure that stands may be lateness worth speaking of, 0 where none is."""
+        """What of a figure may be lateness that is worth speaking of, 0 where none is."""
         return max((late.late_ns for late in self.of(metric, percentile) if late.strained), default=0)
 
     def _read(self, metric: str, percentile: float) -> float:
@@ -155,9 +156,10 @@ class ReportedLateness:
         return max((1e6 * _reported_ms(run.metrics[metric], percentile) for run in self.runs), default=0.0) or None
 
     def may_be_ns(self, metric: str, percentile: float) -> float:
-        """What of a figure that stands may be lateness worth speaking of, as far as an SLO names it; else 0."""
+        """What of a figure may be lateness worth speaking of, as far as it is refused or an SLO names it; else 0."""
         named = [a for run in self.runs for a in run.slo if (a.metric, a.percentile) == (metric, percentile)]
-        return max((1e6 * (answer.may_be_late or 0.0) for answer in named), default=0.0)
+        known = [1e6 * (answer.may_be_late or 0.0) for answer in named]
+        return max([*known, self.refused_ns(metric, percentile) or 0.0])
 
 
 def _reported_ms(found: Distribution, percentile: float | None) -> float:

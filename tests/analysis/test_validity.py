@@ -298,6 +298,16 @@ def test_a_limit_that_is_missed_by_less_than_the_lateness_is_not_judged() -> Non
     assert not_judged(answers[1]) == "p99 TTFT is not judged: up to 30.1 ms of it may be the load tester's own lateness"
 
 
+def test_what_a_figure_is_refused_for_is_no_less_than_what_else_of_it_may_be_lateness() -> None:
+    """TTFT is 6.8 ms: read 1.2 ms late, which refuses it, and sent 1.8 ms late, which alone would not."""
+    requests = poisson_run(lag_ms=1.8)
+    requests["first_token_ns"] = requests["sent_ns"] + 5 * MS
+    lateness = lateness_of(requests, np.full(500, 1.2 * MS))
+    assert lateness.refused_ns("ttft", 99) == lateness.may_be_ns("ttft", 99) == 1.8 * MS
+    (answer,) = judge((slo("ttft", 99, 5.3),), requests, {}, lateness=lateness)
+    assert (answer.status, answer.late) == ("INVALID", 1.8)
+
+
 @pytest.mark.parametrize(("limit_ms", "verdict"), [(310, "fails"), (335, "invalid"), (400, "holds")])
 def test_a_trial_that_lateness_may_have_failed_is_no_measurement(limit_ms: int, verdict: str) -> None:
     """All are sent 30 ms late, which is too little to refuse 350 ms; at 335 ms they are beyond the limit by less."""
