@@ -24,7 +24,7 @@ from gapmeter.analysis.capacity.search import Goal
 from gapmeter.analysis.capacity.speed import pace_of
 from gapmeter.analysis.capacity.trial import Count, Look, Outcome, Promise, Trial, find, plan_looks
 from gapmeter.analysis.judge.evidence import Evidence, evidence_of
-from gapmeter.analysis.judge.lateness import Lateness, lateness_of, shortens
+from gapmeter.analysis.judge.lateness import Lateness, lateness_of, moves_ns
 from gapmeter.analysis.judge.validity import check_run
 from gapmeter.analysis.judge.words import late_words, never_occurred
 from gapmeter.analysis.requests.metrics import (
@@ -117,7 +117,7 @@ def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], 
     counts = count_all(slos, measured, note.rate)
     looks = plan_looks(promises_of(slos), note.looks[-1], note.looks[0])
     if not invalid and len(measured):
-        invalid = _late(slos, measured, note.rate, looks[min(note.ended, len(looks)) - 1], lateness)
+        invalid = _late(slos, counts, measured, note.rate, looks[min(note.ended, len(looks)) - 1], lateness)
         client = bool(invalid)
     never = [slo for slo, count in zip(slos, counts, strict=True) if not count.count]
     if never and not invalid:
@@ -160,32 +160,29 @@ def _kept(count: Count, slo: Slo, lateness: Lateness) -> Count:
     return replace(count, log_level=None) if is_refused else count
 
 
-def _late(slos: Sequence[Slo], requests: pd.DataFrame, rate: float, look: Look, lateness: Lateness) -> str:
+def _late(
+    slos: Sequence[Slo], counts: Sequence[Count], requests: pd.DataFrame, rate: float, look: Look, lateness: Lateness
+) -> str:
     """Why a trial's finding may be the load tester's own lateness, as of a run's SLOs (``judge.verdict``); "" if not.
 
     What fails, or leans to it on a refused figure, must do so without it; what holds must hold in spite of it.
     """
     promises = promises_of(slos)
-    found = find(promises, count_all(slos, requests, rate), look)
+    found = find(promises, counts, look)
     if found.verdict == UNDECIDED and found.leaning == HOLDS:
         return ""  # it only adds
+    holds = {HOLDS: True, FAILS: False}.get(found.verdict)
     late_ns, moved = 0.0, []
     for slo in slos:
-        late = 0.0
-        if slo.percentile is not None:
-            late = lateness.refused_ns(slo.metric, slo.percentile) or 0.0
-            if found.verdict == FAILS:
-                late = late or lateness.may_be_ns(slo.metric, slo.percentile)
-            elif found.verdict == HOLDS:
-                late = -late if shortens(slo.metric, slo.percentile) else 0.0
-        late_ns = max(late_ns, abs(late))
+        moves = moves_ns(lateness, slo.metric, slo.percentile, holds=holds) if slo.percentile is not None else []
+        move = moves[0] if moves else 0.0
+        late_ns = max(late_ns, abs(move))
         # Lateness beyond the limit leaves none that anything meets.
-        moved.append(slo.model_copy(update={"limit_ns": max(slo.limit_ns + round(late), 1)}) if slo.limit_ns else slo)
-    again = find(promises, count_all(moved, requests, rate), look)
+        moved.append(slo.model_copy(update={"limit_ns": max(slo.limit_ns + round(move), 1)}) if slo.limit_ns else slo)
+    again = find(promises, count_all(moved, requests, rate), look) if late_ns else found
     if (again.verdict, again.leaning) == (found.verdict, found.leaning):
         return ""
-    text = slos[found.promise].text
-    return f"{text} is not judged: {late_words(late_ns / 1e6)}"
+    return f"{slos[found.promise].text} is not judged: {late_words(late_ns / 1e6)}"
 
 
 def promises_of(slos: Sequence[Slo]) -> tuple[Promise, ...]:

@@ -149,7 +149,7 @@ class ReportedLateness:
     A percentile that they do not report counts as refused where the nearest one that they do, on either side, is.
     """
 
-    runs: Sequence[RunResult]
+    runs: Sequence[RunResult] = ()
 
     def refused_ns(self, metric: str, percentile: float | None) -> float | None:
         """What of a refused figure may be lateness; None where it stands. ``percentile``: None for the mean."""
@@ -160,6 +160,9 @@ class ReportedLateness:
         named = [a for run in self.runs for a in run.slo if (a.metric, a.percentile) == (metric, percentile)]
         known = [1e6 * (answer.may_be_late or 0.0) for answer in named]
         return max([*known, self.refused_ns(metric, percentile) or 0.0])
+
+
+AnyLateness = Lateness | ReportedLateness
 
 
 def _reported_ms(found: Distribution, percentile: float | None) -> float:
@@ -176,9 +179,19 @@ def shortens(metric: str, percentile: float | None) -> bool:
     return metric == "tpot" or (metric == "itl" and percentile is not None and percentile < _SLOW)
 
 
-def without_refused(
-    found: Distribution, metric: str, lateness: Lateness | ReportedLateness, origin: str = "due"
-) -> Distribution:
+def moves_ns(lateness: AnyLateness, metric: str, percentile: float, *, holds: bool | None) -> list[float]:
+    """How far a limit has to move to stand for the same without lateness; nothing where it makes no difference.
+
+    ``holds``: how it was answered, None where it is undecided. Lateness adds to a slow value: a limit that is met even
+    so is met, but for what it may also have shortened; one that is missed has to be missed by more.
+    """
+    refused_ns = lateness.refused_ns(metric, percentile) or 0.0
+    back = -refused_ns if shortens(metric, percentile) else 0.0
+    moves = {True: [back], None: [refused_ns, back], False: [lateness.may_be_ns(metric, percentile)]}[holds]
+    return [move for move in moves if move]
+
+
+def without_refused(found: Distribution, metric: str, lateness: AnyLateness, origin: str = "due") -> Distribution:
     """Without the percentiles that are refused; where lateness can only have added to one, an upper bound stays."""
     percentiles = dict(found.percentiles)
     for p, each in found.percentiles.items():

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Bools
-from gapmeter.analysis.judge.lateness import Lateness, ReportedLateness, shortens
+from gapmeter.analysis.judge.lateness import AnyLateness, ReportedLateness, moves_ns
 from gapmeter.analysis.requests.figures import at_most_ms, finite_ms
 from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, resent_once, succeeded, window_s
 from gapmeter.analysis.results.distribution import KnownPercentile, Needs
@@ -49,8 +49,7 @@ EXIT_CODES: Mapping[Verdict, int] = {PASS: 0, FAIL: 99, INCONCLUSIVE: 98, INVALI
 
 def judge(
     slos: Sequence[Slo], requests: pd.DataFrame, anatomies: Mapping[str, Anatomy], seconds: float | None = None,
-    lateness: Lateness | ReportedLateness | None = None, outage: Outage | None = None,
-    series: MetricSeries | None = None,
+    lateness: AnyLateness = ReportedLateness(), outage: Outage | None = None, series: MetricSeries | None = None,
 ) -> tuple[SloAnswer, ...]:  # fmt: skip
     """Every SLO's answer, in the order given; INVALID for a metric that never occurred, or that lateness may decide.
 
@@ -91,9 +90,8 @@ def overall(answers: Sequence[SloAnswer], invalid_reasons: Sequence[str]) -> Ver
 
 
 def _judge_latency(
-    slo: Slo, series: MetricSeries, requests: int, anatomy: Anatomy | None, each_s: float,
-    lateness: Lateness | ReportedLateness | None,
-) -> SloAnswer:  # fmt: skip
+    slo: Slo, series: MetricSeries, requests: int, anatomy: Anatomy | None, each_s: float, lateness: AnyLateness
+) -> SloAnswer:
     if slo.metric not in LATENCIES:
         raise ValueError(f"{slo.text}: {slo.metric!r} is not a metric; known are {', '.join(LATENCIES)} and errors")
     if slo.limit_ns is None or slo.percentile is None:
@@ -102,7 +100,7 @@ def _judge_latency(
     limit, percentile = float(slo.limit_ns), float(slo.percentile)
     n_eff, estimate = values.n_eff(percentile), values.percentile(percentile)
     over, over_half = _beyond(values, limit)
-    found, late_ns, may_be_ns = _in_spite_of(lateness, slo.metric, values, percentile, limit)
+    found, late_ns = _in_spite_of(lateness, slo.metric, values, percentile, limit)
     growth = None
     if found.status == INCONCLUSIVE:
         growth = growth_to_decide(over, values.count, n_eff, 1 - percentile / 100, values.plain(percentile))
@@ -134,30 +132,19 @@ def _judge_latency(
         beyond_half=over_half if found.far else None,
         far=found.far,
         late=finite_ms(late_ns),
-        may_be_late=may_be_ns / 1e6 or None,
+        may_be_late=lateness.may_be_ns(slo.metric, percentile) / 1e6 or None,
     )
 
 
 def _in_spite_of(
-    lateness: Lateness | ReportedLateness | None, metric: str, values: Series, percentile: float, limit: float
-) -> tuple[Decided, float | None, float]:
-    """The answer, INVALID where lateness may have decided it; by how much, ns; what of the value may be lateness."""
-    found, late_ns = decide(values, percentile, limit), None
-    if lateness is None or found.status == INVALID:
-        return found, None, 0.0
-    refused_ns = lateness.refused_ns(metric, percentile)
-    may_be_ns = refused_ns or lateness.may_be_ns(metric, percentile)
-    if found.status == PASS and refused_ns is not None:
-        # It only adds to a slow value: what is met even so is met. Of these two it may also have taken away.
-        if shortens(metric, percentile) and decide(values, percentile, max(limit - refused_ns, 1.0)).status != PASS:
-            late_ns = refused_ns
-    elif found.status == INCONCLUSIVE and refused_ns is not None:
-        ways = (1, -1) if shortens(metric, percentile) else (1,)
-        if any(decide(values, percentile, limit + way * refused_ns).status != INCONCLUSIVE for way in ways):
-            late_ns = refused_ns  # without its lateness it might have been decided
-    elif found.status == FAIL and decide(values, percentile, limit + may_be_ns).status != FAIL:
-        late_ns = may_be_ns  # without its lateness it might have met the limit
-    return found if late_ns is None else Decided(INVALID), late_ns, may_be_ns
+    lateness: AnyLateness, metric: str, values: Series, percentile: float, limit: float
+) -> tuple[Decided, float | None]:
+    """The answer; where lateness may have decided it, INVALID, and by how much, ns."""
+    found = decide(values, percentile, limit)
+    for move in moves_ns(lateness, metric, percentile, holds={PASS: True, FAIL: False}.get(found.status)):
+        if decide(values, percentile, max(limit + move, 1.0)).status != found.status:
+            return Decided(INVALID), abs(move)
+    return found, None
 
 
 def _highest_known(values: Series, below: float) -> KnownPercentile | None:
