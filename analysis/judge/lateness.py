@@ -174,9 +174,9 @@ def _reported_ms(found: Distribution, percentile: float | None) -> float:
     return max((found.at(near).late_ms or 0.0 for near in (below, above) if near is not None), default=0.0)
 
 
-def shortens(metric: str, percentile: float | None) -> bool:
+def shortens(metric: str, percentile: float) -> bool:
     """Whether lateness may also have made a figure smaller: it ends, or begins, with what was read late."""
-    return metric == "tpot" or (metric == "itl" and percentile is not None and percentile < _SLOW)
+    return metric == "tpot" or (metric == "itl" and percentile < _SLOW)
 
 
 def moves_ns(lateness: AnyLateness, metric: str, percentile: float, *, holds: bool | None) -> list[float]:
