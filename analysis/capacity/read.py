@@ -172,17 +172,20 @@ def _late(
     if found.verdict == UNDECIDED and found.leaning == HOLDS:
         return ""  # it only adds
     holds = {HOLDS: True, FAILS: False}.get(found.verdict)
-    late_ns, moved = 0.0, []
+    moves, moved = [], []
     for slo in slos:
-        moves = moves_ns(lateness, slo.metric, slo.percentile, holds=holds) if slo.percentile is not None else []
-        move = moves[0] if moves else 0.0
-        late_ns = max(late_ns, abs(move))
+        late = moves_ns(lateness, slo.metric, slo.percentile, holds=holds) if slo.percentile is not None else []
+        moves.append(late[0] if late else 0.0)
         # Lateness beyond the limit leaves none that anything meets.
-        moved.append(slo.model_copy(update={"limit_ns": max(slo.limit_ns + round(move), 1)}) if slo.limit_ns else slo)
-    again = find(promises, count_all(moved, requests, rate), look) if late_ns else found
+        limit_ns = max(slo.limit_ns + round(moves[-1]), 1) if slo.limit_ns else None
+        moved.append(slo.model_copy(update={"limit_ns": limit_ns}))
+    again = find(promises, count_all(moved, requests, rate), look) if any(moves) else found
     if (again.verdict, again.leaning) == (found.verdict, found.leaning):
         return ""
-    return f"{slos[found.promise].text} is not judged: {late_words(late_ns / 1e6)}"
+    at = again.promise if holds else found.promise
+    if not moves[at]:  # it leans as it does beside another
+        at = max(range(len(moves)), key=lambda other: abs(moves[other]))
+    return f"{slos[at].text} is not judged: {late_words(abs(moves[at]) / 1e6)}"
 
 
 def promises_of(slos: Sequence[Slo]) -> tuple[Promise, ...]:

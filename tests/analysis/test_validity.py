@@ -17,7 +17,7 @@ from gapmeter.analysis.judge.lateness import lateness_of, shortens
 from gapmeter.analysis.judge.validity import busiest_second, describe_floor
 from gapmeter.analysis.judge.verdict import judge
 from gapmeter.analysis.judge.warnings import connect_warning
-from gapmeter.analysis.judge.words import not_judged
+from gapmeter.analysis.judge.words import late_words, not_judged
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor, TrialNote
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, RunWarning
 from gapmeter.analysis.tables import GeneratorFile, every_beat
@@ -325,17 +325,31 @@ def test_a_limit_that_is_smaller_than_what_was_read_late_is_not_met() -> None:
     assert answer.status == "INVALID"
 
 
-def trial_verdict(requests: pd.DataFrame, evidence: Evidence, limit: Slo) -> str:
-    """Of a trial that had these requests; one that is no measurement is so by the load tester's own lateness."""
+def test_a_trial_that_is_not_judged_names_the_limit_that_lateness_may_have_kept() -> None:
+    """TTFT holds in spite of it, as lateness only adds to that; TPOT may be longer than it was read to be."""
+    limits = slo("ttft", 99, 80), slo("tpot", 99, 6)
+    requests = streamed([5.0], [1])
+    found = trial(requests, replace(POISSON, client_loop_lag_ns=SOMETIMES_HELD), *limits)
+    late = lateness_of(requests, SOMETIMES_HELD).refused_ns("tpot", 99) or 0.0
+    assert found.outcome.invalid == f"{limits[1].text} is not judged: {late_words(late / MS)}"
+
+
+def trial(requests: pd.DataFrame, evidence: Evidence, *limits: Slo) -> Trial:
+    """One that had these requests."""
     requests = requests.assign(measured=True, index=np.arange(len(requests)), end_ns=requests["last_token_ns"])
-    looks = plan_looks(promises_of((limit,)), len(requests), 20)
+    looks = plan_looks(promises_of(limits), len(requests), 20)
     counts = tuple(look.count for look in looks)
     note = TrialNote(rate=20.0, folder=".", looks=counts, ended=len(looks), from_ns=0, seconds=75.0)
-    outcome = outcome_of(requests, evidence, (limit,), note)
-    found = Trial(20.0, outcome, find(promises_of((limit,)), outcome.counts, looks[-1])).verdict
-    assert outcome.client_limit is (found == "invalid")
-    assert ("may be the load tester's own lateness" in outcome.invalid) is (found == "invalid")
-    return found
+    outcome = outcome_of(requests, evidence, limits, note)
+    return Trial(20.0, outcome, find(promises_of(limits), outcome.counts, looks[-1]))
+
+
+def trial_verdict(requests: pd.DataFrame, evidence: Evidence, limit: Slo) -> str:
+    """Of a trial that had these requests; one that is no measurement is so by the load tester's own lateness."""
+    found = trial(requests, evidence, limit)
+    assert found.outcome.client_limit is (found.verdict == "invalid")
+    assert ("may be the load tester's own lateness" in found.outcome.invalid) is (found.verdict == "invalid")
+    return found.verdict
 
 
 @pytest.mark.parametrize("rule", ["output", "prompt", "awake"])
