@@ -88,9 +88,14 @@ def test_whatever_failures_would_have_taken_a_censored_percentile_says_nothing_u
 
 
 @pytest.fixture(scope="module")
-def told() -> RunResult:
+def tables() -> RunTables:
     frames = simulate(1200, rate=8.0, failures=60, error="boom")
-    return result(build_figures(RunTables(frames.requests, frames.ledger), SLOS, replace(EVIDENCE, slo_on_errors=True)))
+    return RunTables(frames.requests, frames.ledger)
+
+
+@pytest.fixture(scope="module")
+def told(tables: RunTables) -> RunResult:
+    return result(build_figures(tables, SLOS, replace(EVIDENCE, slo_on_errors=True)))
 
 
 def test_percentiles_stand_twice_in_the_summary_over_successes_and_with_failures_censored(told: RunResult) -> None:
@@ -108,6 +113,17 @@ def test_percentiles_stand_twice_in_the_summary_over_successes_and_with_failures
         True,
     )
     assert with_them.p50_ms is not None and alone.p50_ms is not None and with_them.p50_ms >= alone.p50_ms
+
+
+def test_a_percentile_among_failures_is_not_refused_however_late_answers_were_read(
+    tables: RunTables, told: RunResult
+) -> None:
+    held = replace(EVIDENCE, client_loop_lag_ns=np.append(np.full(90, 1e5), np.full(10, 500e6)))
+    late = build_figures(tables, SLOS, held)
+    alone, with_them = late.metrics["ttft"], late.metrics["ttft"].with_failures
+    assert with_them is not None
+    assert alone.at(99.0).late_ms == 500 and with_them.at(99.0).infinite
+    assert late.metrics_censored["ttft"].over_ms == told.metrics_censored["ttft"].over_ms
 
 
 def test_where_nothing_failed_both_are_the_same() -> None:
