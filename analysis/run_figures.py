@@ -128,8 +128,8 @@ def build_figures(
         # Gaps and TPOT know no difference between due and sent.
         metrics_from_sent=metrics | {metric: pools.metric(metric, "sent") for metric in fig.LEDGER_OF},
         metrics_censored={metric: fig.censored(each.with_failures or each, bound) for metric, each in metrics.items()},
-        turns=load.describe_turns(measured),
-        closed_loop=load.describe_closed_loop(measured, evidence),
+        turns=load.describe_turns(measured, lateness),
+        closed_loop=load.describe_closed_loop(measured, evidence, lateness),
         failures=load.describe_failures(measured, zero_ns),
         outage=outage,
         goodput=load.describe_goodput(measured, limits_of(slos)),

@@ -22,6 +22,7 @@ import pandas as pd
 from gapmeter.analysis.arrays import Floats, each_of
 from gapmeter.analysis.judge import arrivals
 from gapmeter.analysis.judge.evidence import Evidence, lowest_and_highest
+from gapmeter.analysis.judge.lateness import AnyLateness, ReportedLateness, without_refused
 from gapmeter.analysis.requests.figures import distribution, finite_ms
 from gapmeter.analysis.requests.metrics import (
     elapsed_ns,
@@ -171,23 +172,25 @@ def describe_failures(measured: pd.DataFrame, zero_ns: int) -> tuple[FailureClas
     )
 
 
-def describe_turns(measured: pd.DataFrame) -> tuple[Turn, ...]:
+def describe_turns(measured: pd.DataFrame, lateness: AnyLateness = ReportedLateness()) -> tuple[Turn, ...]:
     """For each turn: requests, mean prompt tokens, the share of them that was cached, and TTFT over successes.
 
-    Empty where there are no conversations. A percentile that a turn's sample cannot support is null, as everywhere.
+    Empty where there are no conversations. A percentile that a turn's sample cannot support is null, as everywhere,
+    and so is one that the run refuses (``lateness``).
     """
     if not (measured["turn"] > 0).any():
         return ()
     turns = []
     for turn, rows in measured.groupby("turn"):
         ttft = metric_series(rows, "ttft")
+        found = distribution(ttft, _OF_TURNS, 1.0, window_s(rows) / len(rows))
         turns.append(
             Turn(
                 turn=int(turn),
                 requests=len(rows),
                 prompt_tokens=float(rows["prompt_tokens_asked"].mean()),
                 cached_share=_cached_share(rows),
-                ttft=distribution(ttft, _OF_TURNS, 1.0, window_s(rows) / len(rows)) if ttft.count else None,
+                ttft=without_refused(found, "ttft", lateness) if ttft.count else None,
             )
         )
     return tuple(turns)
@@ -245,11 +248,13 @@ def describe_throughput(requests: pd.DataFrame) -> Throughput:
     )
 
 
-def describe_closed_loop(measured: pd.DataFrame, evidence: Evidence) -> ClosedLoop | None:
+def describe_closed_loop(
+    measured: pd.DataFrame, evidence: Evidence, lateness: AnyLateness = ReportedLateness()
+) -> ClosedLoop | None:
     """Corrected estimates of a closed loop's TTFT and E2E; None for an open loop.
 
     ``corrected`` is None where the correction does not apply: nobody's pace is known, or no answer took so long that
-    anything was omitted. A percentile is there where the sample itself supports it.
+    anything was omitted. A percentile is there where the sample itself supports it, and the run does not refuse it.
     """
     if evidence.loop != "closed":
         return None
@@ -258,19 +263,19 @@ def describe_closed_loop(measured: pd.DataFrame, evidence: Evidence) -> ClosedLo
     if usual is None or evidence.concurrency is None:
         return ClosedLoop(corrected=None)
     pace_ns = usual + evidence.think_time_ns
-    ttft, e2e = (_corrected(request_values_ns(good, metric), pace_ns) for metric in ("ttft", "e2e"))
+    ttft, e2e = (_corrected(good, metric, pace_ns, lateness) for metric in ("ttft", "e2e"))
     if not (ttft.added or e2e.added):
         return ClosedLoop(corrected=None)
     return ClosedLoop(corrected=Omission(expected_interval_ms=pace_ns / 1e6, ttft=ttft, e2e=e2e))
 
 
-def _corrected(values: Floats, pace_ns: float) -> Corrected:
+def _corrected(good: pd.DataFrame, metric: str, pace_ns: float, lateness: AnyLateness) -> Corrected:
+    values = request_values_ns(good, metric)
     values = values[~np.isnan(values)]
-    whole, sample = with_omitted(values, pace_ns), Series(values)
-    figures = {
-        f"{percentile_key(p)}_ms": finite_ms(percentile_of(whole, p)) if sample.percentile(p).supported else None
-        for p in (50.0, 90.0, 95.0, 99.0, 99.9)
-    }
+    whole, sample, figures = with_omitted(values, pace_ns), Series(values), dict[str, float | None]()
+    for p in (50.0, 90.0, 95.0, 99.0, 99.9):
+        is_known = sample.percentile(p).supported and lateness.refused_ns(metric, p) is None
+        figures[f"{percentile_key(p)}_ms"] = finite_ms(percentile_of(whole, p)) if is_known else None
     return Corrected(added=len(whole) - len(values), **figures)
 
 

@@ -275,6 +275,16 @@ def test_what_lateness_can_only_have_added_to_keeps_its_upper_end(frames: Frames
     assert late.metrics_from_sent["ttft"].at(95.0).at_most is None, "what was sent late may have been answered sooner"
 
 
+def test_no_part_of_a_run_shows_a_percentile_that_the_run_refuses(frames: Frames) -> None:
+    held = replace(EVIDENCE, loop="closed", concurrency=4, client_loop_lag_ns=np.full(100, 500e6))
+    requests = frames.requests.assign(turn=np.arange(len(frames.requests)) % 3 + 1)
+    late = build_figures(RunTables(requests), SLOS, held)
+    assert late.metrics["ttft"].p50_ms is None
+    assert [turn.ttft and turn.ttft.at(50.0).late_ms for turn in late.turns] == [500] * 3
+    assert late.closed_loop and (told := late.closed_loop.corrected)
+    assert (told.ttft.p50_ms, told.e2e.p50_ms) == (None, None)
+
+
 def served(begun_s: Sequence[float], took_s: Sequence[float], *, warmup_s: float, failed_from_s: float = 1e9) -> float:
     """Requests per second of a load whose answers take so long; those that begin at some time fail."""
     due_ns, done_ns = (np.array(begun_s) * 1e9).astype(int), ((np.array(begun_s) + took_s) * 1e9).astype(int)
