@@ -256,6 +256,18 @@ def test_a_warning_of_lateness_is_about_a_figure_that_is_told(late: int, expecte
     assert (lag.status, about in lag.text) == (expected, True)
 
 
+@pytest.mark.parametrize("limits_ms", [(49, 100), (100, 49)])
+def test_a_percentile_with_two_limits_breaks_the_rule_where_either_is_not_judged(limits_ms: tuple[int, int]) -> None:
+    """TTFT is 50 ms at p90, of which 8 ms may be lag."""
+    requests = poisson_run()
+    requests.loc[np.random.default_rng(3).permutation(len(requests))[:200], "sent_ns"] += 8 * MS
+    limits = [slo("ttft", 90, limit) for limit in limits_ms]
+    answers = judge(limits, requests, {}, lateness=lateness_of(requests, None))
+    assert [answer.status for answer in answers] == ["INVALID" if limit == 49 else "PASS" for limit in limits_ms]
+    (lag,) = (one for one in validity.check_run(requests, POISSON, answers) if one.rule == "lag")
+    assert lag.status == BROKEN
+
+
 def test_a_figure_that_lateness_can_also_shorten_is_met_only_by_more_than_that() -> None:
     """Its first token was read late: TPOT is shorter than it was."""
     requests = streamed([5.0] * 31, [1] * 31, 0.0)
