@@ -75,7 +75,8 @@ def _instrument(evidence: Evidence, answers: Sequence[SloAnswer], lateness: Late
     by_late = sorted(answers, key=lambda each: each.late is not None)
     about = {(each.metric, each.percentile): each.late is not None for each in by_late if each.percentile is not None}
     about = about or {(metric, 99.0): True for metric in LATENCIES}
-    always = [(metric, percentile) for metric in LATENCIES for percentile in PERCENTILES]
+    percentiles = sorted({*PERCENTILES, *(percentile for _, percentile in about)})
+    always = [(metric, percentile) for metric in LATENCIES for percentile in percentiles]
     told = [
         late
         for metric, percentile in dict.fromkeys([*about, *always])

@@ -256,6 +256,13 @@ def test_a_warning_of_lateness_is_about_a_figure_that_is_told(late: int, expecte
     assert (lag.status, about in lag.text) == (expected, True)
 
 
+def test_a_percentile_that_an_slo_names_is_said_to_be_refused_of_every_metric_of_which_it_is() -> None:
+    requests, evidence = streamed([5.0] * 31, [1] * 31), replace(POISSON, client_loop_lag_ns=SOMETIMES_HELD)
+    answers = judge([slo("ttft", 97, 999)], requests, {})
+    (check,) = (one for one in validity.check_run(requests, evidence, answers) if one.rule == "loop_lag")
+    assert "p97 ITL" in check.text
+
+
 @pytest.mark.parametrize("limits_ms", [(49, 100), (100, 49)])
 def test_a_percentile_with_two_limits_breaks_the_rule_where_either_is_not_judged(limits_ms: tuple[int, int]) -> None:
     """TTFT is 50 ms at p90, of which 8 ms may be lag."""
