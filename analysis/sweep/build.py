@@ -16,7 +16,7 @@ from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point
 from gapmeter.analysis.provenance import provenance_of_study
 from gapmeter.analysis.requests.figures import distribution
-from gapmeter.analysis.requests.metrics import metric_series
+from gapmeter.analysis.requests.metrics import MetricSeries
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
 from gapmeter.analysis.results.latency import explained_by
 from gapmeter.analysis.results.manifest import Manifest, SweepManifest, SweepPoint
@@ -43,6 +43,7 @@ from gapmeter.analysis.results.sweep import (
     SweptSlo,
 )
 from gapmeter.analysis.stats.hdr import PERCENTILES
+from gapmeter.analysis.stats.series import Series
 from gapmeter.analysis.sweep.curves import (
     WITH_LEDGERS,
     Axis,
@@ -188,11 +189,11 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
     results, manifest = [run.result for run in used], used[0].manifest
     asked = sorted({*PERCENTILES, *(slo.percentile for slo in manifest.slo if slo.percentile is not None)})
     seconds = sum(result.load.window_s for result in results)
-    lateness = ReportedLateness(results)
-    metrics = {metric: _distribution(frames, metric, asked, seconds, lateness) for metric in LATENCIES}
+    series, lateness = MetricSeries(frames.measured), ReportedLateness(results)
+    metrics = {metric: _distribution(frames, series(metric), metric, asked, seconds, lateness) for metric in LATENCIES}
     # Between repeats other points were run.
     outage = next((result.outage for result in results if result.outage), None)
-    answers = verdict.judge(manifest.slo, frames.measured, {}, seconds, lateness, outage)
+    answers = verdict.judge(manifest.slo, frames.measured, {}, seconds, lateness, outage, series)
     reasons = () if any(run.valid for run in used) else results[0].invalid_reasons
     reasons = reasons or tuple(not_judged(answer) for answer in answers if answer.status == INVALID)
     judged = verdict.overall(answers, reasons)
@@ -224,10 +225,10 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
 
 
 def _distribution(
-    frames: Frames, metric: str, asked: Sequence[float], seconds: float, lateness: ReportedLateness
+    frames: Frames, values: Series, metric: str, asked: Sequence[float], seconds: float, lateness: ReportedLateness
 ) -> PointDistribution:
     """A metric's distribution, without the percentiles that one of the runs refuses, and without a mean then."""
-    values, requests = metric_series(frames.measured, metric), len(frames.measured)
+    requests = len(frames.measured)
     each, lasts = (values.count / requests, seconds / requests) if requests else (1.0, 0.0)
     found = without_refused(distribution(values, asked, each, lasts), metric, lateness)
     if found.mean_late_ms is not None:
