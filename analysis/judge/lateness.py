@@ -74,14 +74,16 @@ class Lateness:
     """``series``: the metrics of the run. All values ascend. ``loop_ns``: samples of the loop's lag, or None.
 
     ``merged_ns``: with the kernel's stamps, what of a metric's values a read of several pieces may have added, 0 for
-    those that end with another; None without such stamps. ``per_token``: 1 / (output tokens - 1) of each answer.
+    those that end with another; None without such stamps. ``spread_ns``: what late reading may add to a TPOT;
+    ``per_token``: 1 / (output tokens - 1) of the median answer.
     """
 
     series: MetricSeries
     sent_ns: Floats
     loop_ns: Floats | None
     merged_ns: dict[str, Floats] | None
-    per_token: Floats
+    spread_ns: Floats
+    per_token: float
 
     def of(self, metric: str, percentile: float) -> list[Late]:
         """Its lateness by each rule that concerns the metric; nothing for a metric that never occurred."""
@@ -114,10 +116,7 @@ class Lateness:
         loop = _at(self.loop_ns, percentile) or 0.0
         if self.merged_ns is not None:
             loop = min(loop, _at(self.merged_ns[metric], percentile) or 0.0)
-        if metric == "tpot" and loop:  # both of its ends are arrivals, and any answer may be the one that was late
-            every = np.outer(np.quantile(self.loop_ns, _GRID), np.quantile(self.per_token, _GRID))
-            return _at(np.sort(every.ravel()), percentile) or 0.0
-        return loop
+        return (_at(self.spread_ns, percentile) or 0.0) if metric == "tpot" and loop else loop
 
     def _sent_or_read(self, metric: str, percentile: float) -> float:
         """How late the last request within the percentile may be, counting those sent late and those read late.
@@ -137,7 +136,7 @@ class Lateness:
         return float(late[few[0]]) if len(few) and few[0] else 0.0
 
     def _limits(self, rule: LateRule, metric: str, value: float) -> tuple[float, float]:
-        part = float(np.median(self.per_token)) if metric == "tpot" and len(self.per_token) else 1.0
+        part = self.per_token if metric == "tpot" else 1.0
         warn, refused = (max(part * floor, share * value) for floor, share in zip(FLOORS_NS[rule], SHARES, strict=True))
         return warn, refused
 
@@ -214,7 +213,7 @@ def lateness_of(requests: pd.DataFrame, loop_ns: Floats | None, series: MetricSe
     """``requests`` as from ``measured_requests``; ``series``: theirs."""
     good = succeeded(requests)
     tokens = sent_tokens(requests)[good]
-    tokens = tokens[tokens >= 2]
+    part, spread = 1 / (tokens[tokens >= 2] - 1), np.zeros(0)
     waits, pieces = receive_waits_ns(requests)
     merged = None
     if len(waits) and len(waits) >= STAMPED_SHARE * pieces:
@@ -222,7 +221,12 @@ def lateness_of(requests: pd.DataFrame, loop_ns: Floats | None, series: MetricSe
         merged = {"ttft": np.sort(firsts), "itl": np.sort(gaps), "tpot": np.sort(firsts), "e2e": np.zeros(1)}
     sent = generator_lag_ns(requests)
     loop = None if loop_ns is None else np.sort(loop_ns)
-    return Lateness(series or MetricSeries(requests), np.sort(sent[~np.isnan(sent)]), loop, merged, 1 / (tokens - 1))
+    if loop is not None and len(part):  # both ends of a TPOT are arrivals, and any answer may be the one that was late
+        spread = np.sort(np.outer(np.quantile(loop, _GRID), np.quantile(part, _GRID)).ravel())
+    return Lateness(
+        series or MetricSeries(requests), np.sort(sent[~np.isnan(sent)]), loop, merged, spread,
+        per_token=float(np.median(part)) if len(part) else 1.0,
+    )  # fmt: skip
 
 
 def _at(ordered: Floats, percentile: float) -> float | None:
