@@ -34,6 +34,7 @@ from gapmeter.servers.http_get import HttpGet, NoAnswer
 from gapmeter.servers.launch import LaunchSpec, ServerFailed, ServerProcess, Service, check_port, free_port, launch
 from gapmeter.servers.models import ModelError, resolve_model
 from gapmeter.servers.simulated import simulated_command
+from gapmeter.servers.telemetry.sources import is_here
 from gapmeter.servers.transformers import transformers_command
 
 SERVED_NAME = "gapmeter"
@@ -276,8 +277,7 @@ def listeners(url: str) -> tuple[int, ...]:
     """The local processes that listen at ``url``; none where it is elsewhere, or not ours to look at."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    local = {address.address for all_of in psutil.net_if_addrs().values() for address in all_of}
-    if parts.hostname not in local | {"localhost"}:
+    if not is_here(url):
         return ()
     try:
         connections = psutil.net_connections("tcp")

@@ -21,13 +21,14 @@ from pathlib import Path
 from gapmeter.servers.telemetry import Absent, Journal, ReadFailed, Source
 from gapmeter.servers.telemetry.gpu import PCIE_READINGS, READINGS, open_gpus
 from gapmeter.servers.telemetry.schedstat import Schedstat
-from gapmeter.servers.telemetry.sources import CpuLimits, EngineMetrics, Processes, Rapl
+from gapmeter.servers.telemetry.sources import CpuLimits, EngineMetrics, Processes, Rapl, is_here
 from gapmeter.servers.telemetry.switches import Switches, open_switches
 
 _NICE = 10
 API_KEY = "GAPMETER_API_KEY"
 _PCIE_EVERY_NS = 1_000_000_000
 _IDLE_S = 2.0  # of the server before its load, where an energy counter can tell what that costs
+_DEVICES = ("gpu", "pcie", "rapl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:
     fast = Lane("fast", every_ns)
     pcie = Lane("pcie", max(_PCIE_EVERY_NS, every_ns))
     engine = Lane("engine", max(settings.metrics_every_ns, 1))
+    here = is_here(settings.url)
     named = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
     openers: list[tuple[Lane, str, Callable[[], Source]]] = [
         (fast, "gpu", lambda: open_gpus(*named, "gpu", READINGS)),
@@ -124,7 +126,7 @@ def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:
     ]
     for lane, name, open_source in openers:
         try:
-            lane.sources.append(open_source())
+            lane.sources.append(open_source() if here or name not in _DEVICES else _elsewhere())
         except Absent as absent:
             journal.note("absent", source=name, why=str(absent))
             if name == "switches":
@@ -134,6 +136,10 @@ def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:
     else:
         journal.note("absent", source="engine", why="telemetry.metrics_every is 0")
     return [lane for lane in (fast, pcie, engine) if lane.sources]
+
+
+def _elsewhere() -> Source:
+    raise Absent("the server is on another machine, and the devices of this one are not its own")
 
 
 def sample(lane: Lane, journal: Journal, over: threading.Event) -> None:

@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from gapmeter.analysis.device.telemetry import read_telemetry
+from gapmeter.records import RunFolder
+from gapmeter.servers.telemetry.sampler import SamplerSettings
+
 SOURCE = Path(__file__).parents[1] / "kit" / "nvml.c"
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 READ = """
@@ -110,3 +114,20 @@ def test_of_a_divided_gpu_memory_is_the_instances_and_the_rest_the_whole_ones(
 
 def test_an_instance_that_is_not_there_hides_every_gpu(library: Path) -> None:
     assert "hides every GPU" in read(library, "divided", CUDA_VISIBLE_DEVICES="MIG-77")["absent"]
+
+
+@pytest.mark.parametrize(("host", "here"), [("127.0.0.1", True), ("localhost", True), ("192.0.2.1", False)])
+def test_this_machine_s_gpus_are_not_taken_for_those_of_a_server_on_another(
+    library: Path, host: str, here: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "telemetry"
+    folder.mkdir()
+    settings = SamplerSettings(str(folder), 20.0, 0, f"http://{host}:9", (), (), ())
+    command = [sys.executable, "-P", "-m", "gapmeter.servers.telemetry.sampler", settings.to_json()]
+    environment = os.environ | {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": "alike"}
+    subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=True, start_new_session=True)
+    found = read_telemetry(RunFolder(tmp_path))
+    assert found is not None and found.ended
+    assert [source in found.tables for source in ("gpu", "pcie")] == [here, here]
+    assert ("another machine" in found.absent.get("gpu", "")) is not here
+    assert here or "rapl" not in found.tables
