@@ -74,7 +74,7 @@ def describe_load(measured: pd.DataFrame, evidence: Evidence) -> LoadFacts:
         rate_range=lowest_and_highest(evidence.rate_knots, evidence.window_ns[0]) if evidence.rate_knots else None,
         concurrency=evidence.concurrency,
         prefix_share=evidence.prefix_share,
-        cached_share=_cached_share(measured),
+        cached_share=_cached_share(_counting_silence(measured)),
         delivered_rate=arrivals.sent_rate(measured),
         dispersion=arrivals.dispersion(measured),
         lag_p99_ms=finite_ms(percentile_of(lag_ns, 99)),
@@ -91,6 +91,17 @@ def _cached_share(requests: pd.DataFrame) -> float | None:
     both = requests[["cached_tokens", "prompt_tokens"]].dropna()
     prompts = float(both["prompt_tokens"].sum())
     return float(both["cached_tokens"].sum()) / prompts if prompts else None
+
+
+def _counting_silence(requests: pd.DataFrame) -> pd.DataFrame:
+    """With 0 cached tokens where none were told of, if the server never says 0: then it tells only of those it found.
+
+    vLLM does until mid-2026. A share of the prompts that it tells of would leave out all that were not cached.
+    """
+    told = requests.get("cached_tokens", pd.Series(dtype="Int64")).dropna()
+    if not len(told) or (told == 0).any():
+        return requests
+    return requests.assign(cached_tokens=requests["cached_tokens"].fillna(0))
 
 
 def count_requests(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evidence) -> Counts:
@@ -181,7 +192,7 @@ def describe_turns(measured: pd.DataFrame, lateness: AnyLateness = ReportedLaten
     if not (measured["turn"] > 0).any():
         return ()
     turns = []
-    for turn, rows in measured.groupby("turn"):
+    for turn, rows in _counting_silence(measured).groupby("turn"):
         ttft = metric_series(rows, "ttft")
         found = distribution(ttft, _OF_TURNS, 1.0, window_s(rows) / len(rows))
         turns.append(

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.requests.load import describe_turns
+from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.requests.load import describe_load, describe_turns
 from gapmeter.report.run import turns_sentence
 
 MS = 1_000_000
@@ -38,6 +39,18 @@ def test_each_turn_has_its_own_figures() -> None:
         "TTFT p50 by turn: turn 1 7.00 ms (100 prompt tokens), turn 2 14.0 ms (200 prompt tokens), "
         "turn 3 21.0 ms (300 prompt tokens)"
     )
+
+
+def test_a_server_that_tells_only_of_what_was_cached_says_0_by_saying_nothing() -> None:
+    requests, open_loop = run([1, 2, 3] * 40), Evidence("open", "poisson")
+    told = requests["cached_tokens"].astype("Int64")
+    requests["cached_tokens"] = told.where(told > 0)
+    assert describe_load(requests, open_loop).cached_share == pytest.approx(1 / 2)
+    assert [each.cached_share for each in describe_turns(requests)] == pytest.approx([0, 1 / 2, 2 / 3])
+    requests["cached_tokens"] = told.where(requests["turn"] < 3)  # it says 0: what it does not tell is not known
+    assert describe_load(requests, open_loop).cached_share == pytest.approx(1 / 3)
+    requests["cached_tokens"] = told.where(told < 0)
+    assert describe_load(requests, open_loop).cached_share is None
 
 
 def test_a_turn_of_which_nothing_is_known_is_left_out_of_the_line() -> None:
