@@ -30,7 +30,7 @@ _CELL_BYTES = 8  # of memory, at least: a file may hold any number of equal ones
 
 @dataclass(frozen=True, slots=True)
 class GeneratorFile:
-    """What one generator process recorded beside its requests."""
+    """What one generator process recorded beside its requests; ``canary_at_ns``: on our clock."""
 
     worker: int
     notes: list[dict[str, Any]]
@@ -57,14 +57,15 @@ def read_requests(folder: RunFolder, plan: PlanFacts) -> tuple[pd.DataFrame, lis
     paths = folder.record_files(folder.requests)
     if not paths:
         raise NotRecords(f"{folder.path}: no request was recorded")
-    table, files = read_attempts(paths, plan.timeout_ns, plan.clock_offsets_ns or {})
+    offsets_ns = plan.clock_offsets_ns or {}
+    table, files = read_attempts(paths, plan.timeout_ns, offsets_ns)
     table = _settle(table.sort_values(["due_ns", "index"], ignore_index=True), plan.timeout_ns)
     since_start = table["due_ns"] - plan.start_ns
     table["measured"] = (since_start >= plan.warmup_ns) & (table["index"] >= plan.warmup_requests)
     table["measured"] &= ~table["superseded"]
     if (end_ns := cut_short_ns(table, plan)) is not None:
         table["measured"] &= table["due_ns"] < end_ns
-    return table, [_generator(file) for file in files]
+    return table, [_generator(file, offsets_ns) for file in files]
 
 
 def _settle(table: pd.DataFrame, timeout_ns: int) -> pd.DataFrame:
@@ -98,14 +99,15 @@ def cut_short_ns(requests: pd.DataFrame, plan: PlanFacts) -> int | None:
     return min([shortened.at_ns, *(int(due) for due in given_up)])
 
 
-def _generator(file: RecordFile) -> GeneratorFile:
+def _generator(file: RecordFile, offsets_ns: Mapping[str, int]) -> GeneratorFile:
+    worker = int(file.process.get("worker", 0))
     lag = file.spans[file.spans["code"] == Span.LOOP_LAG]
     canary = file.spans[file.spans["code"] == Span.CANARY]
     return GeneratorFile(
-        worker=int(file.process.get("worker", 0)),
+        worker=worker,
         notes=file.notes,
         lag_ns=every_beat(np.asarray(lag["queued_ns"], np.int64), np.asarray(lag["start_ns"], np.int64)),
-        canary_at_ns=np.asarray(canary["start_ns"], dtype=np.int64),
+        canary_at_ns=np.asarray(canary["start_ns"], np.int64) - offsets_ns.get(str(worker), 0),
         canary_ns=np.asarray(canary["end_ns"] - canary["start_ns"], dtype=np.int64),
         complete=file.complete,
         dropped=file.dropped,

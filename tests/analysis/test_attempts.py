@@ -16,8 +16,8 @@ from gapmeter.analysis.requests.metrics import final, generator_lag_ns, measured
 from gapmeter.analysis.results.requests import Attempts
 from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.analysis.tables import read_requests
-from gapmeter.records import Outcome, RunFolder
-from gapmeter.records.request import Flag, RequestRecord
+from gapmeter.records import Outcome, RecordWriter, RunFolder, Span
+from gapmeter.records.request import FINISHED, Flag, RequestRecord, encode
 from tests.kit.loads import write_records
 from tests.kit.results import manifest
 from tests.kit.streams import arrived, chat, sse
@@ -122,3 +122,16 @@ def test_a_run_without_retries_has_one_attempt_a_request_and_no_warning(tmp_path
     counted = count_attempts(measured, measured)
     assert counted == Attempts(total=2, asked_again=0, then_succeeded=0, failed={})
     assert not list(attempts_warning(counted, 2))
+
+
+def test_what_a_worker_on_another_machine_stamped_is_on_our_clock(tmp_path: Path) -> None:
+    folder, day_ms = RunFolder(tmp_path), 86_400_000
+    folder.requests.mkdir()
+    writer = RecordWriter(folder.requests / "worker-1.gap", {"role": "generator", "worker": 1})
+    writer.span(Span.CANARY, 0, (day_ms + 100) * MS, (day_ms + 120) * MS)
+    writer.blob(FINISHED, encode(attempt(0, 0, day_ms + 100, Outcome.OK, day_ms + 150, worker=1)))
+    writer.close()
+    plan = PLAN.model_copy(update={"clock_offsets_ns": {"0": 7, "1": day_ms * MS}})
+    requests, (generator,) = read_requests(folder, plan)
+    assert requests["due_ns"].tolist() == [100 * MS]
+    assert (generator.canary_at_ns.tolist(), generator.canary_ns.tolist()) == ([100 * MS], [20 * MS])
