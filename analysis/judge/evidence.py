@@ -16,6 +16,7 @@ from gapmeter.analysis.tables import GeneratorFile, cut_short_ns
 
 # The rate that a plan was drawn at, as the manifest tells it: (time, requests per second), straight lines between.
 Knots = Sequence[tuple[int, float]]
+_FEWEST_CANARIES = 10  # of a process, for a p95
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,10 @@ class Evidence:
     ``beyond_end`` how many of their turns would have been due after the run's end, ``think_time_ns`` the mean pause of
     a user. ``client_cpu_share`` is the busiest generator process's share of one core, ``client_loop_lag_ns`` samples
     of its event loop's lag. ``output_enforced`` and ``prompt_exact`` say whether lengths were forced on the server,
-    and prompts made with its own tokenizer. ``canary_spread`` is p95 / p50 of the fixed piece of work.
-    ``slo_on_errors``: an SLO judges them, so no rule does. ``could_be_plain``: the server is somebody else's,
-    and was asked with fields that only some know.
-    ``locustfile``: the name of the user's own. ``floor``: what calibration found of the load tester on the machine of
-    the run. ``suspended_ns``: how long that slept meanwhile.
+    and prompts made with its own tokenizer. ``canary_spread`` is p95 / p50 of a process's fixed pieces of work, the
+    largest of any. ``slo_on_errors``: an SLO judges them, so no rule does. ``could_be_plain``: the server is somebody
+    else's, and was asked with fields that only some know. ``locustfile``: the name of the user's own. ``floor``: what
+    calibration found of the load tester on the machine of the run. ``suspended_ns``: how long that slept meanwhile.
     """
 
     loop: Literal["open", "closed"]
@@ -71,7 +71,7 @@ def evidence_of(
     """What a run's manifest and its generator processes say; ``requests``: all of the run."""
     load, plan = manifest.asked.load, manifest.plan
     lag_ns = np.concatenate([np.empty(0), *(g.lag_ns for g in generators)])
-    canary_ns = np.concatenate([np.empty(0), *(g.canary_ns for g in generators)])
+    canaries = [g.canary_ns for g in generators if len(g.canary_ns) >= _FEWEST_CANARIES]
     knots = [(at + plan.start_ns, rate) for at, rate in plan.rate_knots]
     window = _window(plan, requests, complete=manifest.status == "complete")
     notes = [note for g in generators for note in g.notes if note.get("type") == "conversations"]
@@ -94,7 +94,7 @@ def evidence_of(
         cores_shared=manifest.placement.shared,
         output_enforced=plan.output_enforced,
         prompt_exact=plan.prompt_tokens_exact,
-        canary_spread=float(np.percentile(canary_ns, 95) / np.median(canary_ns)) if len(canary_ns) >= 10 else None,
+        canary_spread=max((float(np.percentile(each, 95) / np.median(each)) for each in canaries), default=None),
         ledger_refused=ledger_refused,
         slo_on_errors=any(slo.metric == "errors" for slo in manifest.slo),
         could_be_plain=manifest.asked.server.engine == "attach" and manifest.target.dialect == "full",

@@ -108,6 +108,17 @@ def test_of_several_generator_processes_those_that_were_killed_are_named_and_the
     assert found.records_dropped == 3
 
 
+@pytest.mark.parametrize(
+    ("took_ns", "spread"), [(([20_000] * 20, [30_000] * 20), 1.0), (([20_000] * 20, [20_000] * 15 + [30_000] * 5), 1.5)]
+)
+def test_processes_on_cores_of_different_speed_are_no_core_that_changes_its_own(
+    took_ns: tuple[list[int], ...], spread: float
+) -> None:
+    none = np.empty(0, np.int64)
+    processes = [GeneratorFile(k, [], none, none, np.array(each), True, 0) for k, each in enumerate(took_ns)]
+    assert evidence_of(manifest(), processes, poisson_run().assign(measured=True), ()).canary_spread == spread
+
+
 def test_requests_that_are_sent_again_are_no_lateness_and_no_bunching_of_the_load_testers() -> None:
     requests = poisson_run()
     since = requests["due_ns"] - requests["due_ns"].min()
