@@ -17,7 +17,7 @@ from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.receive import WallClock
 from gapmeter.loadgen.transport import SocketLoop
 from gapmeter.records import Outcome, RecordWriter
-from gapmeter.records.request import FINISHED, ISSUED, encode
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
 from gapmeter.records.timer import Readers, Timer
 
 _LONGEST_PAUSE_NS = 8_000_000_000
@@ -250,7 +250,7 @@ class Retries:
             self._timer = None
 
 
-def is_retryable(failed: Exchange) -> bool:
+def is_retryable(failed: RequestRecord) -> bool:
     """Whether nothing of an answer had come: refused, 5xx, 408, 425 or 429, cut or timed out before its first byte.
 
     A user who has read half of an answer would notice if it started over; other statuses and malformed answers would
@@ -260,4 +260,4 @@ def is_retryable(failed: Exchange) -> bool:
         return True
     if failed.outcome is Outcome.HTTP_4XX:
         return failed.status in _NOT_NOW
-    return failed.outcome in (Outcome.CUT, Outcome.TIMEOUT) and not failed.status and not failed.parts
+    return failed.outcome in (Outcome.CUT, Outcome.TIMEOUT) and not failed.status

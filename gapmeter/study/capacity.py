@@ -159,7 +159,7 @@ class Trials:
             f"load.arrivals={scenario.load.arrivals}", f"load.rate={rate:.6g}", f"load.duration={looks[-1] / rate:.3g}"
         )
         of = TrialPlace(folder=str(self.study.path), trial=number)
-        monitor = TrialMonitor(self._slos, looks, rate, _warmup_ns(scenario, ask), enough)
+        monitor = TrialMonitor(self._slos, looks, rate, _warmup_ns(scenario, ask), enough, scenario.load.retries)
         interrupted, died, reason = False, None, None
         began_s = time.monotonic()
         try:
@@ -193,12 +193,14 @@ class TrialMonitor:
     ``from_ns``: requests due from then on count.
     """
 
-    def __init__(self, slos: Sequence[Slo], looks: Sequence[int], rate: float, warmup_ns: int, enough: Enough) -> None:
+    def __init__(
+        self, slos: Sequence[Slo], looks: Sequence[int], rate: float, warmup_ns: int, enough: Enough, retries: int = 0
+    ) -> None:
         self._slos, self._looks, self._rate, self._warmup_ns = slos, looks, rate, warmup_ns
         self._enough, self._next = enough, 0
         self.ended = len(looks)
         self.from_ns = 0
-        self._so_far = RequestsSoFar()
+        self._so_far = RequestsSoFar(retries)
 
     def ends_in_failures(self) -> bool:
         """Whether the last requests failed as those of a server do that is gone, behind a proxy or not."""

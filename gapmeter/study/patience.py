@@ -17,6 +17,7 @@ import pandas as pd
 from gapmeter.analysis.requests.attempts import request_rows
 from gapmeter.analysis.requests.metrics import metric_series
 from gapmeter.analysis.stats.exact import values_needed
+from gapmeter.loadgen.sender import is_retryable
 from gapmeter.records import Outcome
 from gapmeter.records.request import FINISHED, RequestRecord
 from gapmeter.scenarios import Scenario
@@ -29,11 +30,12 @@ _PLANNED = 2.2  # times the independent values that both ends take: so many requ
 class RequestsSoFar:
     """The requests of a load that goes on, by what its generators have written.
 
-    A request is due when its first attempt was, and in flight again while it is retried.
+    A request is due when its first attempt was, and in flight until its last has ended, also while it waits for the
+    next: ``retries`` is how many may follow the first.
     """
 
-    def __init__(self) -> None:
-        self._read = 0
+    def __init__(self, retries: int) -> None:
+        self._read, self._retries = 0, retries
         self._due_ns: dict[int, int] = {}
         self._in_flight: set[int] = set()
         self._ended: dict[int, dict[str, Any]] = {}  # by request: its last attempt
@@ -50,7 +52,7 @@ class RequestsSoFar:
             if record.outcome is Outcome.ABANDONED:  # never asked
                 continue
             due_ns = self._due_ns.setdefault(record.index, record.due_ns)
-            if code == FINISHED:
+            if code == FINISHED and not (record.retry < self._retries and is_retryable(record)):
                 self._in_flight.discard(record.index)
                 ended.append(record if record.due_ns == due_ns else replace(record, due_ns=due_ns))
             else:
@@ -78,7 +80,7 @@ class Patience:
         self._asked = [
             (slo.metric, slo.percentile) for slo in scenario.slo if slo.metric in LATENCIES and slo.percentile
         ]
-        self._so_far = RequestsSoFar()
+        self._so_far = RequestsSoFar(load.retries)
 
     def until_ns(self, seen: Sequence[tuple[int, RequestRecord]], now_ns: int) -> int | None:
         """Where the load may end: requests due until then are enough, and have been answered. None: it goes on.

@@ -33,7 +33,7 @@ def well(index: int, due_ms: int, retry: int = 0) -> RequestRecord:
     return answered(index, due_ms, *sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]"), retry=retry)
 
 
-def counted(events: Sequence[tuple[int, RequestRecord]], at: int) -> Count | None:
+def counted(events: Sequence[tuple[int, RequestRecord]], at: int, retries: int = 1) -> Count | None:
     """What a look after ``at`` requests saw; None where there was none."""
     seen: list[Count] = []
 
@@ -41,7 +41,7 @@ def counted(events: Sequence[tuple[int, RequestRecord]], at: int) -> Count | Non
         seen.extend(counts)
         return True
 
-    monitor = TrialMonitor(SLOS, (at, 1000), 10.0, 0, enough)
+    monitor = TrialMonitor(SLOS, (at, 1000), 10.0, 0, enough, retries)
     assert monitor.is_enough([(code, replace(record)) for code, record in events]) is bool(seen)  # it lets answers go
     return seen[0] if seen else None
 
@@ -58,6 +58,18 @@ def test_a_request_that_is_asked_again_counts_once_by_its_last_answer_and_from_i
     assert counted(events, at=1) is None, "request 0 was due after one that is still in flight"
     found = counted([*events, (FINISHED, well(1, 400, retry=1))], at=2)
     assert found is not None and (found.over, found.count) == (0, 2)
+
+
+def test_a_request_that_waits_to_be_asked_again_has_not_failed_yet() -> None:
+    other = [(ISSUED, well(1, 200)), (FINISHED, well(1, 200))]
+    events = [(ISSUED, well(0, 100)), (FINISHED, answered(0, 100, outcome=Outcome.HTTP_5XX)), *other]
+    assert counted(events, at=1) is None
+    found = counted(events, at=1, retries=0)
+    assert found is not None and (found.over, found.count) == (1, 1)
+    found = counted([*events, (FINISHED, answered(0, 400, retry=1, outcome=Outcome.HTTP_5XX))], at=2)
+    assert found is not None and (found.over, found.count) == (1, 2)
+    malformed = answered(0, 100, outcome=Outcome.MALFORMED)
+    assert counted([(FINISHED, malformed), *other], at=2) is not None, "nobody asks that again"
 
 
 def test_turns_that_were_never_asked_do_not_count() -> None:

@@ -88,6 +88,17 @@ def test_a_look_waits_for_the_answers_that_belong_to_it() -> None:
     assert patience.until_ns(seen, T0 + 23 * S) == T0 + 20 * S
 
 
+def test_a_look_waits_for_what_is_to_be_asked_again() -> None:
+    patience = Patience(asked("load.retries=2"), T0, 0)
+    done = [(FINISHED, answered(at, at * 20, ttft)) for at, ttft in enumerate(independent(1000))]
+    failed = replace(answered(1000, 19_990, 5), outcome=Outcome.HTTP_5XX, status=503)
+    seen = [*done, (ISSUED, replace(failed)), (FINISHED, failed)]
+    assert patience.until_ns(seen, T0 + 21 * S) is None
+    again = replace(answered(1000, 20_495, 5), retry=1)
+    seen += [(ISSUED, replace(again)), (FINISHED, again)]
+    assert patience.until_ns(seen, T0 + 22 * S) == T0 + 20 * S
+
+
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
