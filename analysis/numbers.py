@@ -64,7 +64,7 @@ def bounds(low: float | None, high: float | None) -> str:
 
 
 def share(fraction: float | None) -> str:
-    """A fraction as per cent: 0.8612 -> 86 %, 0.0002 -> 0.02 %, below 0.01 % as such."""
+    """A fraction as per cent: 0.8612 -> 86 %, 0.0002 -> 0.02 %; next to nothing, and all but a little, as such."""
     if fraction is None or not math.isfinite(fraction):
         return DASH
     percent = 100 * fraction
@@ -72,6 +72,8 @@ def share(fraction: float | None) -> str:
         return "0 %"
     if abs(percent) < 0.01:
         return "< 0.01 %"
+    if 99.95 <= percent < 100 - 1e-9:  # which else were 100 %
+        return "> 99.9 %"
     return f"{significant(percent, 2 if abs(percent) < 99.5 else 3)} %"
 
 

@@ -43,8 +43,11 @@ def test_an_interval_is_written_in_one_unit(low: float | None, high: float | Non
 
 @pytest.mark.parametrize(
     ("fraction", "text"),
-    [(0.8612, "86 %"), (0.0002, "0.020 %"), (0.00001, "< 0.01 %"), (0.0, "0 %"), (1.0, "100 %"), (None, "–")],
-)
+    [
+        (0.8612, "86 %"), (0.0002, "0.020 %"), (0.00001, "< 0.01 %"), (0.0, "0 %"), (None, "–"),
+        (0.9994, "99.9 %"), (2152 / 2153, "> 99.9 %"), (1 - 1e-12, "100 %"), (1.0, "100 %"), (1.0004, "100 %"),
+    ],
+)  # fmt: skip
 def test_shares_are_per_cent(fraction: float | None, text: str) -> None:
     assert share(fraction) == text
 
