@@ -7,13 +7,15 @@ import importlib.metadata
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gapmeter.analysis.numbers import plain, rate
-from gapmeter.analysis.results.manifest import Hardware, Manifest, SearchManifest, SweepManifest
+from gapmeter.analysis.results.manifest import Hardware, Manifest, ManifestBase, SearchManifest, SweepManifest
 from gapmeter.analysis.results.requests import LoadFacts
 from gapmeter.analysis.results.run import INVALID, UNKNOWN, MadeBy, Provenance, RunFigures
 
 _CODE_OF_FIGURES = ("analysis", "records", "report")  # the last: of the words among them, and of pages
+_HERE = ("localhost", "127.0.0.1", "::1")
 
 
 def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
@@ -25,7 +27,7 @@ def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
         model=model,
         precision=precision,
         engine=engine_words(manifest),
-        hardware=hardware_words(manifest.hardware),
+        hardware=device_words(manifest),
         load=load_words(figures.load),
         n=str(figures.counts.measured),
         validity="valid" if figures.verdict != INVALID else INVALID,
@@ -49,7 +51,7 @@ def provenance_of_study(manifest: SweepManifest | SearchManifest, served: str | 
     facts = {
         "scenario": str(manifest.scenario["name"]), "digest": manifest.scenario_digest, "model": str(server["model"]),
         "precision": str(server["precision"]), "engine": str(server["engine"]),
-        "hardware": hardware_words(manifest.hardware),
+        "hardware": device_words(manifest),
         "date": manifest.started_wall.partition("T")[0] or UNKNOWN, "command": manifest.command,
     }  # fmt: skip
     if server["engine"] == "attach":
@@ -71,8 +73,15 @@ def engine_words(manifest: Manifest) -> str:
     return f"{engine} {versions.get(engine) or versions.get(f'{engine}-cpu') or ''}".strip()
 
 
+def device_words(manifest: ManifestBase) -> str:
+    """What the server ran on: this machine, but nobody knows what of a server with another machine's address."""
+    server = manifest.scenario["server"]
+    here = server["engine"] != "attach" or urlsplit(server.get("url") or "").hostname in _HERE
+    return hardware_words(manifest.hardware) if here else UNKNOWN
+
+
 def hardware_words(hardware: Hardware) -> str:
-    """What it ran on: the GPUs where there are any, else the processor."""
+    """The GPUs where there are any, else the processor."""
     names = [gpu.partition(",")[0] for gpu in hardware.gpus]
     if names:
         kinds = dict.fromkeys(names)

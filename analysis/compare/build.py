@@ -12,7 +12,7 @@ from gapmeter.analysis.compare.differences import Differences, compare_sides, wh
 from gapmeter.analysis.compare.sides import AnalysedRun, Side
 from gapmeter.analysis.judge.evidence import floor_of
 from gapmeter.analysis.judge.lateness import ReportedLateness
-from gapmeter.analysis.provenance import hardware_words, provenance_of_several
+from gapmeter.analysis.provenance import device_words, provenance_of_several
 from gapmeter.analysis.requests.figures import finite_ms
 from gapmeter.analysis.results.comparison import (
     BLOCKS,
@@ -45,6 +45,7 @@ from gapmeter.analysis.results.comparison import (
 )
 from gapmeter.analysis.results.cost import AnyCost, AnyEnergy
 from gapmeter.analysis.results.distribution import percentile_key
+from gapmeter.analysis.results.run import UNKNOWN
 from gapmeter.analysis.stages import owner_of
 from gapmeter.analysis.stats.estimate import CONFIDENCE, POWER, Difference
 from gapmeter.analysis.stats.series import Series, pooled
@@ -317,7 +318,8 @@ def side_table(letters: Sequence[str], sides: Sequence[Side]) -> SideTable:
     rows = [_row(letter, side) for letter, side in zip(letters, sides, strict=True)]
     groups: dict[tuple[str, str], list[SideRow]] = {}
     for row in rows:
-        groups.setdefault((row.device, row.digest), []).append(row)
+        if row.device != UNKNOWN:
+            groups.setdefault((row.device, row.digest), []).append(row)
     return SideTable(rows=tuple(rows), devices=tuple(_spread(own) for own in groups.values() if len(own) > 1))
 
 
@@ -329,7 +331,7 @@ def _row(letter: str, side: Side) -> SideRow:
     return SideRow(
         name=letter,
         runs=side.names,
-        device=hardware_words(manifest.hardware),
+        device=device_words(manifest),
         engine=result.provenance.engine,
         load=result.provenance.load,
         digest=manifest.scenario_digest,

@@ -398,6 +398,11 @@ def test_identical_devices_are_told_how_far_they_lie_apart(tmp_path: Path) -> No
     (spread,) = table.devices
     assert spread.sides == ("A", "B")
     assert spread.figures["e2e_p50"].relative >= 0
+    server = {"scenario__server__engine": "attach", "scenario__server__url": "http://10.0.0.5:8000"}
+    elsewhere = [folder(tmp_path / name, rate=rate, changes=server) for name, rate in (("three", 8.0), ("four", 8.1))]
+    table = compare(sides(elsewhere), Asked(factors=("load.rate",))).table
+    assert table is not None
+    assert ([row.device for row in table.rows], table.devices) == (["unknown"] * 2, ())
 
 
 def test_what_is_not_comparable_has_no_figures_unless_forced_and_then_every_one_is_marked(tmp_path: Path) -> None:

@@ -51,6 +51,18 @@ def test_so_is_it_in_a_study_of_an_attached_server(tmp_path: Path, named: str | 
     assert (found.model, found.precision) == (named or "unknown", "unknown")
 
 
+@pytest.mark.parametrize(
+    ("url", "hardware"),
+    [
+        ("http://127.0.0.1:8000", "A processor, 2 cores"), ("http://[::1]:8000/v1", "A processor, 2 cores"),
+        ("https://llm.example", "unknown"),
+    ],
+)  # fmt: skip
+def test_the_load_tester_s_machine_is_no_device_of_a_server_elsewhere(run: Any, url: str, hardware: str) -> None:
+    about = manifest(scenario={"server": {"engine": "attach", "url": url}}, target={"url": url})
+    assert provenance_of(about, RunResult.read(run.path)).hardware == hardware
+
+
 def test_what_is_not_known_is_left_out_of_the_line_and_told_in_the_facts() -> None:
     parts = dict.fromkeys(("digest", "model", "precision", "hardware", "load", "command", "date", "engine"), "unknown")
     known = Provenance(scenario="s", n="3", validity="INVALID", **parts)
