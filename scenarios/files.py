@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from io import TextIOWrapper
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -202,7 +202,7 @@ def _date_ns(text: str) -> int:
         at = datetime.fromisoformat(whole + rest[len(digits) :])
     except ValueError as error:
         raise BadValue(f"{quoted(text)} is not a time; write 2024-05-10 00:00:00.009930") from error
-    since = at - datetime(1970, 1, 1, tzinfo=at.tzinfo)
+    since = at - datetime(1970, 1, 1, tzinfo=at.tzinfo and UTC)
     return (since.days * 86400 + since.seconds) * SECOND_NS + int((digits + "0" * 9)[:9])
 
 

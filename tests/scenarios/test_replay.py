@@ -46,6 +46,8 @@ def test_a_csv_may_have_dates_with_seven_decimals_or_seconds_and_further_columns
     zoned = "x,1,2024-05-10 00:00:00.5+00:00,2\nx,1,2024-05-10 00:00:01+00:00,2\n"
     assert trace(tmp_path, "model,GeneratedTokens,TIMESTAMP,ContextTokens\n" + zoned, "t.csv").at_ns == (0, S // 2)
     assert trace(tmp_path, HEAD + "0.25,5,6\n1.5,7,8\n", "t.csv").at_ns == (0, 1_250_000_000)
+    winter = "2024-10-27 02:00:00.5+01:00,5,6\n2024-10-27 02:59:59+02:00,7,8\n"  # the clocks were put back between them
+    assert trace(tmp_path, HEAD + winter, "t.csv").at_ns == (0, 1_500_000_000)
 
 
 @pytest.mark.parametrize(
