@@ -114,7 +114,7 @@ def build_figures(
     answers = verdict.judge(slos, measured, anatomies, lateness=lateness, outage=outage, series=series)
     checks = validity.check_run(measured, evidence, answers, lateness, outage)
     decided = _decided(name, answers, checks)
-    counts = load.count_requests(tables.requests, measured, evidence)
+    counts, served = load.count_requests(tables.requests, measured, evidence), load.describe_throughput(tables.requests)
     asked_load = load.describe_load(measured, evidence)
     residual = Residual(first_token=_residual(ledgers["ttft"]), last_token=_residual(ledgers["e2e"]))
     bound = fig.bound_ns(measured)
@@ -132,8 +132,8 @@ def build_figures(
         closed_loop=load.describe_closed_loop(measured, evidence, lateness),
         failures=load.describe_failures(measured, zero_ns),
         outage=outage,
-        goodput=load.describe_goodput(measured, limits_of(slos)),
-        throughput=load.describe_throughput(tables.requests),
+        goodput=load.describe_goodput(measured, limits_of(slos), served.requests_per_s),
+        throughput=served,
         stages=pools.stages(ledgers["e2e"]),
         stages_to_first_token=pools.stages(ledgers["ttft"]),
         groups=pools.groups(ledgers["e2e"]),

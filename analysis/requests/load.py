@@ -207,9 +207,10 @@ def describe_turns(measured: pd.DataFrame, lateness: AnyLateness = ReportedLaten
     return tuple(turns)
 
 
-def describe_goodput(measured: pd.DataFrame, limits_ns: Mapping[str, float]) -> Goodput:
-    """Good requests per second, of those that we did not end ourselves.
+def describe_goodput(measured: pd.DataFrame, limits_ns: Mapping[str, float], served_per_s: float | None) -> Goodput:
+    """Good requests per second, of those that we did not end ourselves: the good part of what was served in one.
 
+    Over the seconds in which requests were due it would be more than that wherever a queue grows, or users wait long.
     The share's interval is Clopper and Pearson's, good ones in a row counted as alike. Unknown where a limit is on TPOT
     and a success with several arrivals did not tell its tokens.
     """
@@ -219,9 +220,9 @@ def describe_goodput(measured: pd.DataFrame, limits_ns: Mapping[str, float]) -> 
     untold = succeeded(measured) & several & np.isnan(sent_tokens(measured))
     if not len(good) or ("tpot" in limits_ns and untold.any()):
         return Goodput(per_s=None, share=None, share_ci=None, limits_ms={})
-    share, seconds = share_of(good), window_s(measured)
+    share, served = share_of(good), int(succeeded(measured).sum())
     return Goodput(
-        per_s=float(good.sum()) / seconds if seconds else None,
+        per_s=0.0 if not served else None if served_per_s is None else served_per_s * int(good.sum()) / served,
         share=share.value,
         share_ci=share.ends,
         limits_ms={metric: limit / 1e6 for metric, limit in limits_ns.items()},

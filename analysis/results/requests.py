@@ -134,7 +134,10 @@ class FailureClass(Result):
 
 
 class Goodput(Result):
-    """Requests within every limit that an SLO names, of those that we did not end ourselves."""
+    """Requests within every limit that an SLO names, of those that we did not end ourselves.
+
+    ``per_s``: so many of what was served in a second (``Throughput``).
+    """
 
     per_s: Number
     share: Number

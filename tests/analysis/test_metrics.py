@@ -153,9 +153,24 @@ def test_goodput_counts_requests_whose_own_figures_lie_within_every_limit(
 
 def test_goodput_is_unknown_where_an_answer_did_not_tell_the_tokens_that_a_limit_is_on() -> None:
     requests = table(row(0, 0, 0, [20, 90, 160], output_tokens=None), row(1, 0, 0, [40, 48]), row(2, 0, 0, [30]))
-    assert load.describe_goodput(requests, {"tpot": 10.0 * MS}).share is None
-    assert load.describe_goodput(requests, {"ttft": 30.0 * MS}).share == pytest.approx(2 / 3)
-    assert load.describe_goodput(requests[1:], {"tpot": 10.0 * MS}).share == 1
+    assert load.describe_goodput(requests, {"tpot": 10.0 * MS}, 3.0).share is None
+    assert load.describe_goodput(requests, {"ttft": 30.0 * MS}, 3.0).share == pytest.approx(2 / 3)
+    assert load.describe_goodput(requests[1:], {"tpot": 10.0 * MS}, 3.0).share == 1
+
+
+_USERS = [(10_000 * (n // 4) + n % 4, 10_000.0) for n in range(24)]  # four, who wait ten seconds for every answer
+_QUEUE = [(50.0 * n, 50.0 * n + 100) for n in range(200)]  # twice as much is asked as served
+
+
+@pytest.mark.parametrize(("waits_ms", "per_s"), [(_USERS, 0.4), (_QUEUE, 10.0)], ids=["users", "a queue that grows"])
+def test_goodput_is_the_good_part_of_what_was_served(waits_ms: list[tuple[float, float]], per_s: float) -> None:
+    rows = [row(n, due, due, [due + took / 2, due + took], prompt_tokens=7) for n, (due, took) in enumerate(waits_ms)]
+    requests = table(*rows)
+    served = load.describe_throughput(requests).requests_per_s
+    assert served == pytest.approx(per_s, rel=0.01)
+    assert load.describe_goodput(requests, {}, served).per_s == pytest.approx(served)
+    few = load.describe_goodput(requests, {"e2e": 2_000.0 * MS}, served)  # of the queue the first 39
+    assert few.per_s == pytest.approx(served * (39 / 200 if waits_ms is _QUEUE else 0.0))
 
 
 def test_goodput_takes_the_limit_of_the_highest_percentile_named() -> None:
