@@ -29,30 +29,32 @@ def outage_of(row: Outage | None) -> Outage | None:
 
 
 def find_row(requests: pd.DataFrame, zero_ns: int) -> Outage | None:
-    """The longest row of failures, by due time, from ``zero_ns``; ``requests`` as from ``measured_requests``.
+    """The longest row of failures, by due time, from ``zero_ns``; of several, one that is an outage.
 
-    None where there is none that is beyond chance, or where nothing ever succeeded: then there was no moment.
+    ``requests`` as from ``measured_requests``. None where there is none that is beyond chance, or where nothing ever
+    succeeded: then there was no moment.
     """
     failed = ~succeeded(requests)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], (failed & ~ended_by_us(requests)).astype(np.int8), [0]])))
     if not len(edges) or failed.all():
         return None
-    starts, ends = edges[::2], edges[1::2]
-    longest = int(np.argmax(ends - starts))
-    start, end = int(starts[longest]), int(ends[longest])
-    classes = requests["outcome"].iloc[start:end].value_counts()
-    lasting = end == len(failed)
-    if end - start < _FEWEST:
-        return None
-    if _chance_of_row(end - start, int(failed.sum()), len(failed)) > CHANCE:
-        return None
-    due = stamps_ns(requests, "due_ns")
-    return Outage(
-        from_s=float(due[start] - zero_ns) / 1e9,
-        until_s=None if lasting else float(due[end] - zero_ns) / 1e9,
-        requests=end - start,
-        failed={str(name): int(count) for name, count in classes.items()},
-    )
+    due, failures = stamps_ns(requests, "due_ns"), int(failed.sum())
+
+    def row(start: int, end: int) -> Outage:
+        classes = requests["outcome"].iloc[start:end].value_counts()
+        return Outage(
+            from_s=float(due[start] - zero_ns) / 1e9,
+            until_s=None if end == len(failed) else float(due[end] - zero_ns) / 1e9,
+            requests=end - start,
+            failed={str(name): int(count) for name, count in classes.items()},
+        )
+
+    rows = [
+        row(start, end)
+        for start, end in edges.reshape(-1, 2).tolist()
+        if end - start >= _FEWEST and _chance_of_row(end - start, failures, len(failed)) <= CHANCE
+    ]
+    return max(rows, key=lambda each: (outage_of(each) is not None, each.requests), default=None)
 
 
 def _chance_of_row(length: int, failures: int, count: int) -> float:

@@ -36,13 +36,17 @@ def ended(outcomes: list[str]) -> pd.DataFrame:
         (["ok"] * 12 + ["cut"] + ["refused"] * 7, (1.2, None)),
         (["ok"] * 40 + ["cut"] * 2 + ["refused"] * 26 + ["ok"] * 32, (4.0, 6.8)),
         (["ok"] * 40 + ["timeout"] * 28 + ["ok"] * 32, None),
+        (["ok"] * 40 + ["timeout"] * 16 + ["ok"] * 144 + ["cut"] * 10, (20.0, None)),
         (["ok", "http_5xx"] * 30, None),
         (["http_5xx"] * 20, None),
         (["ok"] * 19 + ["cut"], None),
         (["ok"] * 50 + ["aborted"] * 20, None),
     ],
-    ids=["503 from the middle", "died", "restarted", "a burst", "every other", "never served", "the last", "ended"],
-)
+    ids=[
+        "503 from the middle", "died", "restarted", "a burst", "a burst, then died", "every other", "never served",
+        "the last", "ended",
+    ],
+)  # fmt: skip
 def test_a_server_that_was_gone_is_told_with_its_moment(
     outcomes: list[str], found: tuple[float, float | None] | None
 ) -> None:
