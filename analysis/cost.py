@@ -233,6 +233,8 @@ def price_of(manifest: Manifest) -> Price:
     if asked.usd_per_hour is not None:
         usd, source = asked.usd_per_hour, "the scenario's price"
         units = 1 if device is not None and device.is_cpu else units
+    elif attached and device is not None and device.is_cpu:
+        raise NoPrice("nobody knows how many cores the attached server has; set cost.usd_per_hour, for all of it")
     elif device is not None:
         usd, source = device.price.usd, f"a default price ({device.price.source}, {device.price.date})"
         units = _cores(manifest) if device.is_cpu else units

@@ -169,6 +169,9 @@ def test_nobody_knows_the_price_of_a_gpu_outside_the_catalogue_or_of_somebody_el
         price_of(manifest({}, ("Weird GPU 3000, 1 MiB, 1",)))
     with pytest.raises(NoPrice, match=r"device is unknown; set cost\.gpu"):
         price_of(manifest(engine="attach"))
+    with pytest.raises(NoPrice, match=r"how many cores the attached server has; set cost\.usd_per_hour"):
+        price_of(manifest({"gpu": "CPU"}, engine="attach"))
+    assert price_of(manifest({"gpu": "CPU", "usd_per_hour": 0.5}, engine="attach")).usd_per_hour == 0.5
 
 
 def test_a_capacity_search_gives_both_ends_of_the_rate() -> None:
