@@ -14,7 +14,7 @@ from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.lateness import ReportedLateness, without_refused
 from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point
-from gapmeter.analysis.provenance import provenance_of_study
+from gapmeter.analysis.provenance import provenance_of_study, served_by
 from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import MetricSeries
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
@@ -331,7 +331,7 @@ def describe_economy(
     good = [ends[0] for each in results if (ends := each.goodput.share_ci) and ends[0] is not None]
     precision = manifest.target.precision
     return PointEconomy(
-        precision=str(manifest.scenario["server"]["precision"]),
+        precision=served_by(manifest)[1],
         emulated=precision is not None and precision.emulated,
         cost=cost,
         energy=_energy([each.energy for each in results]),

@@ -52,13 +52,13 @@ def run(seconds: float, joules: float | None, **more: Any) -> RunResult:
     return kit.result(figures, **{"steady": STEADY, "energy": counted, **more})
 
 
-def manifest(precision: str, emulated: bool = False) -> Manifest:
+def manifest(precision: str, emulated: bool = False, engine: str = "vllm") -> Manifest:
     cost = {"gpu": "H100", "usd_per_hour": 2.0, "gpus_per_replica": 1, "utilisation": 0.5}
     support = PrecisionSupport(
         precision=precision, format="", device="H100", native=not emulated, supported=(), emulated=emulated
     )
     return kit.manifest(
-        scenario={"server": {"engine": "vllm", "precision": precision}, "cost": cost},
+        scenario={"server": {"engine": engine, "precision": precision}, "cost": cost},
         target={"precision": support.to_json()},
     )
 
@@ -119,6 +119,10 @@ def test_a_point_that_missed_its_slos_has_a_dash_and_the_reason() -> None:
     assert "the SLOs were missed" in cells[2]
     assert cells[3:9] == ["–", "–", "4.00", "2.00", "–", "–"]
     assert cells[9:] == ["40.0 ms", "35.0 .. 48.0 ms", "9.00 ms", "not estimable"]
+
+
+def test_an_attached_server_has_not_the_precision_that_the_scenario_would_have_launched() -> None:
+    assert economy("PASS", "float32", engine="attach").precision == "unknown"
 
 
 def test_precisions_stand_side_by_side_with_the_price_that_they_are_at() -> None:
