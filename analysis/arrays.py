@@ -15,8 +15,17 @@ AnyArray = NDArray[Any]
 
 def each_of(counts: Ints) -> tuple[Ints, Ints]:
     """``counts[i]`` rows for each i: whose a row is, and which of its own it is. [2, 0, 1]: [0, 0, 2], [0, 1, 0]."""
+    return ranges(np.zeros_like(counts), counts)
+
+
+def ranges(first: Ints, after: Ints) -> tuple[Ints, Ints]:
+    """The numbers from ``first[i]`` up to before ``after[i]`` for each i: whose each is, and the numbers.
+
+    [5, 9, 7], [7, 9, 8]: [0, 0, 2], [5, 6, 7].
+    """
+    counts = np.maximum(after - first, 0)
     whose = np.repeat(np.arange(len(counts)), counts)
-    return whose, np.arange(len(whose)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return whose, np.arange(len(whose)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
 
 
 class Ranked:

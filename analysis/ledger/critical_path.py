@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints, each_of
+from gapmeter.analysis.arrays import Bools, Ints, ranges
 
 _CHUNK = 50_000  # intervals that are sorted at once: what the processor's caches hold
 _BITS = 62  # of a number in which each stands for a class
@@ -41,9 +41,7 @@ class Intervals:
 
 def overlaps(start: Ints, end: Ints, stretch_start: Ints, stretch_end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Where intervals and stretches (in order, none overlapping) meet: which interval, which stretch, from, to."""
-    first = np.searchsorted(stretch_end, start, side="right")
-    row, nth = each_of(np.maximum(np.searchsorted(stretch_start, end) - first, 0))
-    at = nth + first[row]
+    row, at = ranges(np.searchsorted(stretch_end, start, side="right"), np.searchsorted(stretch_start, end))
     return row, at, np.maximum(start[row], stretch_start[at]), np.minimum(end[row], stretch_end[at])
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints, each_of
+from gapmeter.analysis.arrays import Bools, Ints, ranges
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals, Times
 from gapmeter.analysis.ledger.index import Events, Index
@@ -68,9 +68,9 @@ def decode_steps(index: Index, start: Ints, end: Ints, place: int, dropped: froz
     begin, behind = index.engines[place]
     first = begin + np.searchsorted(index.over[0][begin:behind], start)
     after = begin + np.searchsorted(index.untouched[begin:behind], end)
-    event, nth = each_of(np.maximum(after - first, 0))
+    event, position = ranges(first, after)
     none, never = np.zeros(len(event), np.bool_), np.full(len(event), FAR)
-    parts.steps(event, nth + first[event], (~none, none), none, -never, (never, never))
+    parts.steps(event, position, (~none, none), none, -never, (never, never))
     return parts.whole(dropped)
 
 

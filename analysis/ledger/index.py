@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints, each_of
+from gapmeter.analysis.arrays import Bools, Ints, ranges
 from gapmeter.analysis.ledger.launching import launch_waits
 from gapmeter.analysis.ledger.trace import (
     FIRST_PROCESS_CODE,
@@ -162,9 +162,8 @@ class Index:
     def all_of_request(self, code: int, events: Events) -> tuple[Ints, Table]:
         """Every span of ``code`` of each event's request: whose it is, and the spans."""
         key = self._key(code)
-        first, last = (np.searchsorted(key, (events.request + one) * MOST_TOKENS) for one in (0, 1))
-        event, nth = each_of(last - first)
-        return event, self.spans(code)[first[event] + nth]
+        event, at = ranges(*(np.searchsorted(key, (events.request + one) * MOST_TOKENS) for one in (0, 1)))
+        return event, self.spans(code)[at]
 
     def of_token(self, code: int, events: Events) -> Table:
         """The span of ``code`` that carried each event's token: the first whose count so far reaches it."""

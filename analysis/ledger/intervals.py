@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints, each_of
+from gapmeter.analysis.arrays import Bools, Ints, ranges
 from gapmeter.analysis.ledger.classes import CLASS
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
@@ -245,9 +245,8 @@ class Maker(Parts):
     def _preemptions(self, schedule: Ints) -> None:
         """From each eviction to the next scheduling, for the tokens that were made after it."""
         whose, evicted, again = self.index.evictions
-        first, last = (np.searchsorted(whose, self.events.request, side=side) for side in ("left", "right"))
-        event, nth = each_of(last - first)
-        which, made = first[event] + nth, self.step[event]
+        event, which = ranges(*(np.searchsorted(whose, self.events.request, side=side) for side in ("left", "right")))
+        made = self.step[event]
         after = (made != MISSING) & (schedule[made] >= again[which])
         self.add("preempted", evicted[which[after]], again[which[after]], event[after])
 
@@ -282,8 +281,7 @@ class Maker(Parts):
         """
         low, self.low = (self._not_over(ok, over) for over in self.index.over)
         last = np.minimum(self.step, self._begun(self.events.end))
-        event, nth = each_of(np.where(ok, np.maximum(last - low + 1, 0), 0))
-        position = nth + low[event]
+        event, position = ranges(low, np.where(ok, last + 1, low))
         makes_it = position == self.step[event]
         last_of_work = np.where(makes_it, sampled[event], FAR)
         last_of_code = np.where(left[event] == MISSING, FAR, left[event])
@@ -317,8 +315,7 @@ class Maker(Parts):
         for begin, end in self.index.engines:
             mine = ok & (self.step >= begin) & (self.step < end) & (left != MISSING)
             upto[mine] = begin + np.searchsorted(self.index.begun[begin:end], left[mine])
-        event, nth = each_of(np.maximum(upto - self.step - 1, 0) * ok)
-        position = self.step[event] + 1 + nth
+        event, position = ranges(self.step + 1, upto)
         waits = spans[Span.FORWARD][0][position], np.minimum(self.index.computing[position], left[event])
         self.add("launch_gap", *waits, event)
         elsewhere = spans[Span.EXECUTE][0][position] != MISSING  # a worker of its own may do what is in the call
@@ -333,8 +330,7 @@ class Maker(Parts):
         for low, high in self.index.engines:
             mine = (first >= low) & (first < high)
             first[mine] = low + np.searchsorted(self.index.worked[low:high], self.scheduled[mine], side="right")
-        event, nth = each_of(np.where(ok, np.maximum(self.first - first, 0), 0))
-        position = nth + first[event]
+        event, position = ranges(first, np.where(ok, self.first, first))
         for code in WORKED:
             start, end = (side[position] for side in self.index.step_spans[code])
             self.add("other_step", np.maximum(start, self.scheduled[event]), end, event)
