@@ -49,7 +49,7 @@ def stretches_of(
     first, step = np.where(known, first, 0), np.where(known, step, 0)
     place, request = index.engine_of(step), maker.events.request * MOST_TOKENS
     own = [np.searchsorted(index.entry_key, request + index.seqs[at]) for at in (first, step)]
-    since, until = index.over[0][first], index.untouched[step]
+    since, until = index.over[first], index.untouched[step]
     known &= (place == index.engine_of(first)) & (own[1] - own[0] == step - first)  # it is in every step between
     known &= (events.start <= since) & (since < until) & (until <= events.end)
     known &= (maker.scheduled <= since) & ((maker.arrived == MISSING) | (until <= maker.arrived))
@@ -65,10 +65,7 @@ def decode_steps(index: Index, start: Ints, end: Ints, place: int, dropped: froz
     """What the steps of an engine do within windows for a request that is decoded in all of them."""
     nobody = np.full(len(start), MISSING)
     parts = Parts(index, Events(nobody, nobody, start, end))
-    begin, behind = index.engines[place]
-    first = begin + np.searchsorted(index.over[0][begin:behind], start)
-    after = begin + np.searchsorted(index.untouched[begin:behind], end)
-    event, position = ranges(first, after)
+    event, position = ranges(index.first_of(place, index.over, start), index.first_of(place, index.untouched, end))
     none, never = np.zeros(len(event), np.bool_), np.full(len(event), FAR)
     parts.steps(event, position, (~none, none), none, -never, (never, never))
     return parts.whole(dropped)

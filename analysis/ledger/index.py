@@ -261,11 +261,19 @@ class Index:
         return np.asarray((launched != MISSING) & (began == MISSING))
 
     @cached_property
-    def over(self) -> tuple[Ints, Ints]:
-        """By when each and all before it of its engine had ended; and by when their forwards had."""
-        ends = functools.reduce(np.maximum, [end for _, end in self.step_spans.values()])
-        computed = self.step_spans[Span.FORWARD][1]
-        return self._so_far(ends), self._so_far(np.where(computed == MISSING, ends, computed))
+    def over(self) -> Ints:
+        """By when each and all before it of its engine had ended."""
+        return self._so_far(self._ends)
+
+    @cached_property
+    def forwards_over(self) -> Ints:
+        """By when the forwards of each and of all before it of its engine had ended."""
+        ends = self.step_spans[Span.FORWARD][1]
+        return self._so_far(np.where(ends == MISSING, self._ends, ends))
+
+    @cached_property
+    def _ends(self) -> Ints:
+        return functools.reduce(np.maximum, [end for _, end in self.step_spans.values()])
 
     @cached_property
     def worked(self) -> Ints:
@@ -293,6 +301,22 @@ class Index:
     def engine_of(self, position: Ints) -> Ints:
         """The place of each step's engine."""
         return np.searchsorted([begin for begin, _ in self.engines], position, side="right") - 1
+
+    def first_of(self, place: int, times: Ints, at: Ints) -> Ints:
+        """For each moment, an engine's first step whose time is then or later; behind its last where none is.
+
+        ``times``: ``over``, or another that is in order within an engine.
+        """
+        begin, end = self.engines[place]
+        return begin + np.searchsorted(times[begin:end], at)
+
+    def first_beside(self, position: Ints, times: Ints, at: Ints) -> Ints:
+        """``first_of`` for each moment in the engine of its own step; MISSING where it has none."""
+        found = np.full(len(position), MISSING)
+        for place, (begin, end) in enumerate(self.engines):
+            mine = (position >= begin) & (position < end)
+            found[mine] = self.first_of(place, times, at[mine])
+        return found
 
     def _so_far(self, ends: Ints) -> Ints:
         return np.concatenate([np.maximum.accumulate(ends[begin:end]) for begin, end in self.engines])

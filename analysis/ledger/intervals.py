@@ -279,8 +279,12 @@ class Maker(Parts):
 
         Work of a step counts until the token is ``sampled``, the engine's own code until the token has ``left``.
         """
-        low, self.low = (self._not_over(ok, over) for over in self.index.over)
-        last = np.minimum(self.step, self._begun(self.events.end))
+        index, window = self.index, self.events
+        low, self.low = (  # the first own step that is not over, or whose forward is not, when the window begins
+            np.where(ok, np.clip(index.first_beside(self.first, ended, window.start), self.first, self.step), MISSING)
+            for ended in (index.over, index.forwards_over)
+        )
+        last = np.minimum(self.step, index.first_beside(self.first, index.untouched, window.end) - 1)
         event, position = ranges(low, np.where(ok, last + 1, low))
         makes_it = position == self.step[event]
         last_of_work = np.where(makes_it, sampled[event], FAR)
@@ -290,32 +294,13 @@ class Maker(Parts):
         self._before_own(ok)
         self._steps_after(ok, left)
 
-    def _not_over(self, ok: Bools, over: Ints) -> Ints:
-        """The first own step that has not ended when an event's window begins, by when each step was over."""
-        low = self.first.copy()
-        for begin, end in self.index.engines:
-            mine = (low >= begin) & (low < end)
-            low[mine] = np.maximum(low[mine], begin + np.searchsorted(over[begin:end], self.events.start[mine]))
-        return np.where(ok, np.minimum(low, self.step), MISSING)
-
-    def _begun(self, at: Ints) -> Ints:
-        """The last step of each event's engine that anything had begun of before a moment."""
-        last = np.full(len(at), MISSING)
-        for begin, end in self.index.engines:
-            mine = (self.first >= begin) & (self.first < end)
-            last[mine] = begin - 1 + np.searchsorted(self.index.untouched[begin:end], at[mine])
-        return last
-
     def _steps_after(self, ok: Bools, left: Ints) -> None:
         """What an engine that schedules ahead does for later steps before a token that is there is let out.
 
         Where the device waits for their launches, so does the token.
         """
-        spans, upto = self.index.step_spans, np.zeros(len(ok), dtype=np.int64)
-        for begin, end in self.index.engines:
-            mine = ok & (self.step >= begin) & (self.step < end) & (left != MISSING)
-            upto[mine] = begin + np.searchsorted(self.index.begun[begin:end], left[mine])
-        event, position = ranges(self.step + 1, upto)
+        spans, upto = self.index.step_spans, self.index.first_beside(self.step, self.index.begun, left)
+        event, position = ranges(self.step + 1, np.where(ok, upto, 0))
         waits = spans[Span.FORWARD][0][position], np.minimum(self.index.computing[position], left[event])
         self.add("launch_gap", *waits, event)
         elsewhere = spans[Span.EXECUTE][0][position] != MISSING  # a worker of its own may do what is in the call
@@ -326,10 +311,7 @@ class Maker(Parts):
 
     def _before_own(self, ok: Bools) -> None:
         """Steps of others that a worker or a device is still at when an event's first own step is put behind them."""
-        first = self.first.copy()
-        for low, high in self.index.engines:
-            mine = (first >= low) & (first < high)
-            first[mine] = low + np.searchsorted(self.index.worked[low:high], self.scheduled[mine], side="right")
+        first = self.index.first_beside(self.first, self.index.worked, self.scheduled + 1)
         event, position = ranges(first, np.where(ok, self.first, first))
         for code in WORKED:
             start, end = (side[position] for side in self.index.step_spans[code])
