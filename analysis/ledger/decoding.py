@@ -21,7 +21,7 @@ from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.intervals import ClientStamps, Maker, Parts
 from gapmeter.analysis.ledger.portions import AT_ONCE, blocks
 from gapmeter.analysis.ledger.shares import SHARES, Processes, Sharer, Shares
-from gapmeter.analysis.ledger.trace import MISSING, MOST_TOKENS, Trace
+from gapmeter.analysis.ledger.trace import MISSING, Trace, as_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ def stretches_of(
     first = np.where(first == MISSING, maker.first, first)
     known = (first != MISSING) & (step > first)
     first, step = np.where(known, first, 0), np.where(known, step, 0)
-    place, request = index.engine_of(step), maker.events.request * MOST_TOKENS
-    own = [np.searchsorted(index.entry_key, request + index.seqs[at]) for at in (first, step)]
+    place, request = index.engine_of(step), maker.events.request
+    own = [np.searchsorted(index.entry_key, as_key(request, index.seqs[at])) for at in (first, step)]
     since, until = index.over[first], index.untouched[step]
     known &= (place == index.engine_of(first)) & (own[1] - own[0] == step - first)  # it is in every step between
     known &= (events.start <= since) & (since < until) & (until <= events.end)

@@ -17,6 +17,8 @@ from gapmeter.analysis.ledger.trace import (
     MOST_TOKENS,
     REQUEST_SPAN,
     Trace,
+    as_key,
+    from_key,
 )
 from gapmeter.records import EntryFlag, Span
 from gapmeter.records.reader import Table
@@ -50,7 +52,7 @@ class Index:
         self._choices = trace.choices
         self._spans = {code: _without_strangers(spans) for code, spans in trace.request_spans.items()}
         emissions = _without_strangers(trace.emissions)
-        self.emission_key = emissions["request"] * MOST_TOKENS + _cumulative(emissions["request"], emissions["tokens"])
+        self.emission_key = as_key(emissions["request"], _cumulative(emissions["request"], emissions["tokens"]))
         self.emission_step = emissions["step"].copy()  # a column alone, without the others in memory
         self.scheduled_ns = np.sort(trace.steps["schedule_ns"])
         self.seqs = np.unique(trace.steps["seq"].astype(np.int64))
@@ -73,7 +75,7 @@ class Index:
         self.computing = self.step_spans[Span.FORWARD][0].copy()  # from when on a step's forward does not wait any more
         self.computing[np.searchsorted(self.seqs, steps[known])] += waits[known].astype(np.int64)
         entries = np.flatnonzero((trace.entries["request"] >= 0) & (trace.entries["tokens"] > 0))
-        key = trace.entries["request"][entries] * MOST_TOKENS + trace.entries["step"][entries]
+        key = as_key(trace.entries["request"][entries], trace.entries["step"][entries])
         order = np.argsort(key, kind="stable")
         self.entry_key = key[order]
         self.entry_prompt = (trace.entries["flags"][entries[order]] & EntryFlag.PROMPT) != 0
@@ -113,10 +115,7 @@ class Index:
             return events
         request, n = events.request.copy(), events.n.copy()
         whose, so_far, writes = self._writes
-        at = np.searchsorted(whose * MOST_TOKENS + so_far, request * MOST_TOKENS + n)
-        inside = np.flatnonzero(at < len(writes))
-        same = inside[whose[at[inside]] == request[inside]]
-        found = at[same]
+        same, found = _reaching(as_key(whose, so_far), request, n)
         n[same] += writes["n"][found] - so_far[found]
         request[same] = writes["request"][found]
         return Events(request, n, events.start, events.end)
@@ -127,7 +126,7 @@ class Index:
         begun = int(writes["start"].min()) if len(writes) else 0
 
         def key(row: Ints, at_ns: Ints) -> Ints:
-            return np.asarray(row * MOST_TOKENS + np.maximum(at_ns - begun, 0) // 1000)  # to the microsecond
+            return as_key(row, np.maximum(at_ns - begun, 0) // 1000)  # to the microsecond
 
         at = np.searchsorted(key(whose, writes["start"]), key(row, at_ns), side="right") - 1
         n = np.full(len(row), MOST_TOKENS - 1)
@@ -162,33 +161,28 @@ class Index:
     def all_of_request(self, code: int, events: Events) -> tuple[Ints, Table]:
         """Every span of ``code`` of each event's request: whose it is, and the spans."""
         key = self._key(code)
-        event, at = ranges(*(np.searchsorted(key, (events.request + one) * MOST_TOKENS) for one in (0, 1)))
+        event, at = ranges(*(np.searchsorted(key, as_key(events.request + one, 0)) for one in (0, 1)))
         return event, self.spans(code)[at]
 
     def of_token(self, code: int, events: Events) -> Table:
         """The span of ``code`` that carried each event's token: the first whose count so far reaches it."""
-        key, spans = self._key(code), self.spans(code)
         out = np.full(len(events), MISSING, dtype=REQUEST_SPAN)
-        at = np.searchsorted(key, events.request * MOST_TOKENS + events.n)
-        inside = np.flatnonzero(at < len(key))
-        same = inside[spans["request"][at[inside]] == events.request[inside]]
-        out[same] = spans[at[same]]
+        there, at = _reaching(self._key(code), events.request, events.n)
+        out[there] = self.spans(code)[at]
         return out
 
     def _key(self, code: int) -> Ints:
-        """The spans of ``code`` by request and count: that as a number."""
+        """Of the spans of ``code``, their request and count."""
         if code not in self._keys:
             spans = self.spans(code)
-            self._keys[code] = spans["request"] * MOST_TOKENS + spans["n"]
+            self._keys[code] = as_key(spans["request"], spans["n"])
         return self._keys[code]
 
     def step_of_token(self, events: Events) -> Ints:
         """Position in ``seqs`` of the step that made each event's token, or MISSING."""
-        at = np.searchsorted(self.emission_key, events.request * MOST_TOKENS + events.n)
-        inside = np.flatnonzero(at < len(self.emission_key))
-        same = inside[self.emission_key[at[inside]] // MOST_TOKENS == events.request[inside]]
         positions = np.full(len(events), MISSING)
-        positions[same] = self.position(self.emission_step[at[same]])
+        there, at = _reaching(self.emission_key, events.request, events.n)
+        positions[there] = self.position(self.emission_step[at])
         return positions
 
     def position(self, seq: Ints) -> Ints:
@@ -216,7 +210,7 @@ class Index:
     def first_step(self) -> Ints:
         """Of each request, the first that carries tokens of it, or MISSING."""
         out = np.full(self.requests, MISSING)
-        request, step = np.divmod(self.entry_key, MOST_TOKENS)
+        request, step = from_key(self.entry_key)
         first = np.flatnonzero(np.diff(request, prepend=MISSING))
         out[request[first]] = self.position(step[first])
         return out
@@ -225,7 +219,7 @@ class Index:
     def evictions(self) -> tuple[Ints, Ints, Ints]:
         """Of requests that were evicted and later scheduled again: whose, when, and when again; by request and time."""
         preempted = self.spans(Span.PREEMPT)
-        request, step = np.divmod(self.entry_key, MOST_TOKENS)
+        request, step = from_key(self.entry_key)
         own = np.isin(request, preempted["request"])
         scheduled = self.step_spans[Span.SCHEDULE][0][self.position(step[own])]
         whose = np.concatenate([request[own], preempted["request"]])
@@ -294,7 +288,7 @@ class Index:
     def decoded_from(self) -> Ints:
         """Of each request, its last step with a part of its prompt, or MISSING."""
         out = np.full(self.requests, MISSING)
-        request, step = np.divmod(self.entry_key[self.entry_prompt], MOST_TOKENS)
+        request, step = from_key(self.entry_key[self.entry_prompt])
         out[request] = self.position(step)  # in order: the last one stays
         return out
 
@@ -329,6 +323,17 @@ class Index:
 def _without_strangers(rows: Table) -> Table:
     """Of rows in the order of requests, without copying them."""
     return rows[np.searchsorted(rows["request"], 0) :]
+
+
+def _reaching(key: Ints, request: Ints, n: Ints) -> tuple[Ints, Ints]:
+    """The first row of each request whose count is ``n`` or more: for which there is one, and the row.
+
+    ``key``: the rows' requests and counts, in order.
+    """
+    at = np.searchsorted(key, as_key(request, n))
+    inside = np.flatnonzero(at < len(key))
+    there = inside[key[at[inside]] < as_key(request[inside] + 1, 0)]  # else it is another request's
+    return there, at[there]
 
 
 def _cumulative(groups: Ints, values: Ints) -> Ints:

@@ -12,7 +12,7 @@ from gapmeter.analysis.ledger.critical_path import FAR, Intervals
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
 from gapmeter.analysis.ledger.index import WORKED, Events, Index
 from gapmeter.analysis.ledger.shares import Processes
-from gapmeter.analysis.ledger.trace import MISSING, MOST_TOKENS, Trace
+from gapmeter.analysis.ledger.trace import MISSING, Trace, as_key
 from gapmeter.records import Span
 
 _INGRESS = (Span.HTTP, Span.APPLICATION, Span.REQUEST)
@@ -322,7 +322,7 @@ class Maker(Parts):
         index = self.index
         if not len(index.entry_key):
             return (none := np.zeros(len(event), dtype=np.bool_)), none
-        key = self.events.request[event] * MOST_TOKENS + index.seqs[position]
+        key = as_key(self.events.request[event], index.seqs[position])
         at = np.minimum(np.searchsorted(index.entry_key, key), len(index.entry_key) - 1)
         own = index.entry_key[at] == key
         return own, own & index.entry_prompt[at]

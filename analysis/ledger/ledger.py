@@ -36,7 +36,7 @@ from gapmeter.analysis.ledger.portions import (
 )
 from gapmeter.analysis.ledger.shares import Sharer, Shares
 from gapmeter.analysis.ledger.support import support_of
-from gapmeter.analysis.ledger.trace import MISSING, MOST_TOKENS, Trace
+from gapmeter.analysis.ledger.trace import MISSING, Trace, as_key, from_key
 from gapmeter.analysis.requests.metrics import handed_ns
 from gapmeter.analysis.results.run import REFUSED, Supported
 from gapmeter.analysis.stages import OF_THE_CLIENT, STAGE_NAMES, STAGES, UNEXPLAINED, column
@@ -333,14 +333,14 @@ class _OwnSteps:
     def sums(self, causes: Causes) -> Floats:
         """Over the steps behind each event."""
         low, high, request = causes.first_seq, causes.last_seq, causes.request
-        begin = np.searchsorted(self.key, request * MOST_TOKENS + np.maximum(low, 0), side="left")
-        end = np.searchsorted(self.key, request * MOST_TOKENS + high, side="right")
+        begin = np.searchsorted(self.key, as_key(request, np.maximum(low, 0)), side="left")
+        end = np.searchsorted(self.key, as_key(request, high), side="right")
         return np.where(high >= low, self.total[np.maximum(end, begin)] - self.total[begin], 0).astype(np.float64)
 
 
 def _decode_steps(index: Index, seqs: Ints, ns: Ints | Floats) -> _OwnSteps:
     """Of steps ``seqs``, in order, ``ns`` each, where they decode."""
-    step = index.entry_key % MOST_TOKENS
+    _, step = from_key(index.entry_key)
     own = np.flatnonzero(~index.entry_prompt & np.isin(step, seqs))
     total = np.concatenate([[0], np.cumsum(ns[np.searchsorted(seqs, step[own])])])
     return _OwnSteps(index.entry_key[own], total)

@@ -20,11 +20,11 @@ from gapmeter.analysis.ledger.trace import (
     ENTRY,
     FIRST_PROCESS_CODE,
     FIRST_STEP_CODE,
-    MOST_TOKENS,
     REQUEST_SPAN,
     STEP_SPAN,
     AskedTokens,
     Trace,
+    as_key,
 )
 from gapmeter.records import RecordFile, Span, StepFlag, read_records
 from gapmeter.records.process import give_back_memory
@@ -223,7 +223,7 @@ def _request_spans(
         spans = np.concatenate([own for own, _, _ in parts]) if len(parts) > 1 else parts[0][0]
         request = np.concatenate([of[own["ref"]] for own, of, _ in parts])
         pids = np.repeat(np.array([pid for *_, pid in parts], np.int32), [len(own) for own, _, _ in parts])
-        order = np.argsort(request * MOST_TOKENS + spans["n"], kind="stable")
+        order = np.argsort(as_key(request, spans["n"]), kind="stable")
         if asked is not None and code in _OF_TOKENS:
             counts = request[order], spans["n"][order]
             asked = asked.with_chunks(*counts) if code == Span.EGRESS else asked

@@ -33,6 +33,16 @@ MOST_TOKENS = np.int64(1) << 40  # more tokens than any request has
 FIRST_STEP_CODE, FIRST_PROCESS_CODE = 100, 200
 
 
+def as_key(request: Ints, n: Ints | int) -> Ints:
+    """Requests, and of each one of its tokens, its steps or its moments, as one number each: in the order of both."""
+    return np.asarray(request * MOST_TOKENS + n, np.int64)
+
+
+def from_key(key: Ints) -> tuple[Ints, Ints]:
+    """What ``as_key`` was given."""
+    return np.divmod(key, MOST_TOKENS)
+
+
 @dataclass(frozen=True, slots=True)
 class AskedTokens:
     """Of which tokens of each request ledgers are made: of all (``every``), or up to ``first`` and from ``last`` on."""
