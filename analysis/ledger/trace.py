@@ -23,8 +23,8 @@ def _dtype(numbers: str, times: str = "") -> np.dtype[Any]:
     return np.dtype(fields, align=True)
 
 
-REQUEST_SPAN = _dtype("request n process", "queued start end")
-STEP_SPAN = _dtype("step code", "n start end")  # n may be a time as well
+REQUEST_SPAN = _dtype("request process", "n queued start end")  # n may be a time as well
+STEP_SPAN = _dtype("step code", "n start end")
 ENTRY = _dtype("step request tokens before cached flags")
 EMISSION = _dtype("step request tokens", "at")
 

@@ -448,6 +448,21 @@ def test_a_first_token_that_was_read_with_a_later_one_had_come_and_waited_for_th
     assert row["unexplained_ns"] == 0
 
 
+def test_a_template_counts_until_the_event_loop_went_on_even_if_that_was_seconds_later(tmp_path: Path) -> None:
+    late = 3_000_000_000
+
+    def api(writer: RecordWriter) -> None:
+        ref = writer.request("engine-r1", "r1")
+        writer.span(Span.INGRESS, ref, 1300, late + 2000)
+        writer.span(Span.TEMPLATE, ref, 1400, 1500, queued_ns=1350, n=late)
+        writer.span(Span.EGRESS, ref, late + 9500, late + 9700, n=1)
+
+    came = [late + 10_000, late + 20_000]
+    ledger = _ledger(tmp_path, api, lambda _: None, first_token_ns=came[0], last_token_ns=came[1], token_ns=came)
+    assert ledger.rows.iloc[0]["template_ns"] == 50 + 100 + late
+    assert ledger.rows.iloc[0]["ingress_ns"] == 50 + 500
+
+
 def test_each_prompt_of_a_list_is_tokenized_in_its_own_time(tmp_path: Path) -> None:
     def api(writer: RecordWriter) -> None:
         _api(writer)
