@@ -28,6 +28,14 @@ def ranges(first: Ints, after: Ints) -> tuple[Ints, Ints]:
     return whose, np.arange(len(whose)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
 
 
+def places(ordered: Ints, values: Ints) -> Ints:
+    """Where in ``ordered`` each value stands (the first of equal ones), -1 where it does not."""
+    if not len(ordered):
+        return np.full(len(values), -1)
+    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return np.where(ordered[at] == values, at, -1)
+
+
 class Ranked:
     """Values by rank: how many are smaller than each; of equal ones the earlier counts as smaller."""
 

@@ -21,7 +21,7 @@ import numpy as np
 from gapmeter_probe.records import DEVICE_PARTS
 from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Bools, Floats, Ints
+from gapmeter.analysis.arrays import Bools, Floats, Ints, places
 from gapmeter.records import RecordFile, Span
 from gapmeter.records.reader import Table
 
@@ -111,8 +111,8 @@ def _sampling_began(spans: Table, seqs: NDArray[Any]) -> Ints:
     refs, start = spans["ref"][order], spans["start_ns"][order]
     if not len(refs):
         return np.full(len(seqs), _UNKNOWN)
-    place = np.minimum(np.searchsorted(refs, seqs), len(refs) - 1)
-    return np.where(refs[place] == seqs, start[place], _UNKNOWN)
+    place = places(refs, seqs)
+    return np.where(place >= 0, start[place], _UNKNOWN)
 
 
 def _parts(step: Ints, host: Mapping[str, Ints], at: Mapping[str, Ints], width: Ints, sampling: Ints) -> Ints:

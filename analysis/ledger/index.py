@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints, ranges
+from gapmeter.analysis.arrays import Bools, Ints, places, ranges
 from gapmeter.analysis.ledger.launching import launch_waits
 from gapmeter.analysis.ledger.trace import (
     FIRST_PROCESS_CODE,
@@ -186,10 +186,8 @@ class Index:
         return positions
 
     def position(self, seq: Ints) -> Ints:
-        if not len(self.seqs):
-            return np.full(len(seq), MISSING)
-        at = np.minimum(np.searchsorted(self.seqs, seq), len(self.seqs) - 1)
-        return np.where(self.seqs[at] == seq, at, MISSING)
+        """Of steps by their number, or MISSING."""
+        return places(self.seqs, seq)
 
     @cached_property
     def _writes(self) -> tuple[Ints, Ints, Table]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints, ranges
+from gapmeter.analysis.arrays import Bools, Ints, places, ranges
 from gapmeter.analysis.ledger.classes import CLASS
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
@@ -322,7 +322,6 @@ class Maker(Parts):
         index = self.index
         if not len(index.entry_key):
             return (none := np.zeros(len(event), dtype=np.bool_)), none
-        key = as_key(self.events.request[event], index.seqs[position])
-        at = np.minimum(np.searchsorted(index.entry_key, key), len(index.entry_key) - 1)
-        own = index.entry_key[at] == key
+        at = places(index.entry_key, as_key(self.events.request[event], index.seqs[position]))
+        own = at >= 0
         return own, own & index.entry_prompt[at]

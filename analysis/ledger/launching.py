@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Floats, Ints
+from gapmeter.analysis.arrays import Bools, Floats, Ints, places
 from gapmeter.analysis.ledger.critical_path import covered, union
 from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.records import EntryFlag, Span
@@ -85,8 +85,8 @@ def _least(trace: Trace, step: Ints) -> Floats:
     if trace.least is None or not len(trace.least[0]):
         return np.zeros(len(step))
     steps, ns = trace.least
-    at = np.minimum(np.searchsorted(steps, step), len(steps) - 1)
-    return np.where(steps[at] == step, ns[at], 0.0)
+    at = places(steps, step)
+    return np.where(at >= 0, ns[at], 0.0)
 
 
 def launch_waits(trace: Trace) -> tuple[Ints, Floats]:
