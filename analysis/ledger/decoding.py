@@ -47,10 +47,10 @@ def stretches_of(
     first = np.where(first == MISSING, maker.first, first)
     known = (first != MISSING) & (step > first)
     first, step = np.where(known, first, 0), np.where(known, step, 0)
-    place, request = index.engine_of(step), maker.events.request
-    own = [np.searchsorted(index.entry_key, as_key(request, index.seqs[at])) for at in (first, step)]
-    since, until = index.over[first], index.untouched[step]
-    known &= (place == index.engine_of(first)) & (own[1] - own[0] == step - first)  # it is in every step between
+    steps, request = index.steps, maker.events.request
+    own = [np.searchsorted(index.entry_key, as_key(request, steps.seqs[at])) for at in (first, step)]
+    since, until, place = steps.over[first], steps.untouched[step], steps.engine_of(step)
+    known &= (place == steps.engine_of(first)) & (own[1] - own[0] == step - first)  # it is in every step between
     known &= (events.start <= since) & (since < until) & (until <= events.end)
     known &= (maker.scheduled <= since) & ((maker.arrived == MISSING) | (until <= maker.arrived))
     since, until = (np.where(known, at, events.end) for at in (since, until))
@@ -63,11 +63,11 @@ def stretches_of(
 
 def decode_steps(index: Index, start: Ints, end: Ints, place: int, dropped: frozenset[str]) -> Intervals:
     """What the steps of an engine do within windows for a request that is decoded in all of them."""
-    nobody = np.full(len(start), MISSING)
+    steps, nobody = index.steps, np.full(len(start), MISSING)
     parts = Parts(index, Events(nobody, nobody, start, end))
-    event, position = ranges(index.first_of(place, index.over, start), index.first_of(place, index.untouched, end))
+    event, position = ranges(steps.first_of(place, steps.over, start), steps.first_of(place, steps.untouched, end))
     none, never = np.zeros(len(event), np.bool_), np.full(len(event), FAR)
-    parts.steps(event, position, (~none, none), none, -never, (never, never))
+    parts.add_steps(event, position, (~none, none), none, -never, (never, never))
     return parts.whole(dropped)
 
 

@@ -1,29 +1,17 @@
-"""Looks a trace's rows up by request, by token and by step, for the events whose way is sought."""
+"""Looks a trace's rows up by request and by token, for the events whose way is sought."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints, places, ranges
-from gapmeter.analysis.ledger.launching import launch_waits
-from gapmeter.analysis.ledger.trace import (
-    FIRST_PROCESS_CODE,
-    FIRST_STEP_CODE,
-    MISSING,
-    MOST_TOKENS,
-    REQUEST_SPAN,
-    Trace,
-    as_key,
-    from_key,
-)
+from gapmeter.analysis.arrays import Ints, ranges
+from gapmeter.analysis.ledger.steps import Steps
+from gapmeter.analysis.ledger.trace import MISSING, MOST_TOKENS, REQUEST_SPAN, Trace, as_key, from_key
 from gapmeter.records import EntryFlag, Span
 from gapmeter.records.reader import Table
-
-WORKED = (Span.INPUT_PREP, Span.FORWARD, Span.SAMPLING, Span.DEVICE_STEP)  # of a step, who computes it is at these
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +32,16 @@ class Events:
 
 
 class Index:
-    """Looks a trace's rows up by request and code, by request and token, by step and code."""
+    """Looks a trace's rows up by request and code, by request and token, by request and step.
+
+    A request is its number: a row of the client's table, or of a further choice one behind these, whose row is in
+    ``rows``. In order are ``entry_key``, every request with each step that carried tokens of it (``entry_prompt``: of
+    its prompt), and ``emission_key``, every request with its tokens so far when a step made some (``emission_step``).
+    """
 
     def __init__(self, trace: Trace, requests: int) -> None:
-        self.rows = np.concatenate([np.arange(requests), trace.choices])  # of the client's table, by a request's number
+        self.steps = Steps(trace)
+        self.rows = np.concatenate([np.arange(requests), trace.choices])
         self.requests = len(self.rows)
         self._choices = trace.choices
         self._spans = {code: _without_strangers(spans) for code, spans in trace.request_spans.items()}
@@ -55,25 +49,6 @@ class Index:
         self.emission_key = as_key(emissions["request"], _cumulative(emissions["request"], emissions["tokens"]))
         self.emission_step = emissions["step"].copy()  # a column alone, without the others in memory
         self.scheduled_ns = np.sort(trace.steps["schedule_ns"])
-        self.seqs = np.unique(trace.steps["seq"].astype(np.int64))
-        last = np.searchsorted(self.seqs, trace.engine_steps, side="right").tolist() or [len(self.seqs)]
-        self.engines = list(zip([0, *last[:-1]], last, strict=True))  # by position: each engine's steps, from .. to
-        of = trace.step_spans["code"].astype(np.int16)
-        self.stamped = frozenset(np.unique(of).tolist())  # codes
-        self.step_spans, self.call_ends = dict[int, tuple[Ints, Ints]](), dict[int, Ints]()
-        for code in (code for code in Span if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE):
-            rows = trace.step_spans[of == code]
-            self.step_spans[code] = self._dense(rows, rows["end"])
-            if code in (Span.EXECUTE, Span.SAMPLE_CALL):
-                self.call_ends[code] = self._dense(rows, np.minimum(rows["end"], rows["start"] + rows["n"]))[1]
-        stays = trace.step_spans[of == Span.DEVICE_STEP]
-        stays = stays[np.isin(stays["step"], self.seqs)]
-        self.device_width = np.zeros(len(self.seqs), np.int64)  # how far a step's device stamps may be off
-        np.maximum.at(self.device_width, np.searchsorted(self.seqs, stays["step"]), stays["n"])
-        steps, waits = launch_waits(trace)
-        known = np.isin(steps, self.seqs)
-        self.computing = self.step_spans[Span.FORWARD][0].copy()  # from when on a step's forward does not wait any more
-        self.computing[np.searchsorted(self.seqs, steps[known])] += waits[known].astype(np.int64)
         entries = np.flatnonzero((trace.entries["request"] >= 0) & (trace.entries["tokens"] > 0))
         key = as_key(trace.entries["request"][entries], trace.entries["step"][entries])
         order = np.argsort(key, kind="stable")
@@ -86,25 +61,6 @@ class Index:
     def spans(self, code: int) -> Table:
         """Of one kind, by request and count."""
         return self._spans.get(code, np.empty(0, REQUEST_SPAN))
-
-    def _dense(self, rows: Table, ends: Ints) -> tuple[Ints, Ints]:
-        """Start and end of a step's spans, by the step's position in ``seqs``; several of one step are joined."""
-        if not len(rows):
-            none = np.broadcast_to(np.int64(MISSING), len(self.seqs))
-            return none, none
-        at = self.position(rows["step"])
-        known = at != MISSING
-        start = np.full(len(self.seqs), np.iinfo(np.int64).max)
-        end = np.full(len(self.seqs), MISSING)
-        np.minimum.at(start, at[known], rows["start"][known])
-        np.maximum.at(end, at[known], ends[known])
-        start[end == MISSING] = MISSING
-        return start, end
-
-    def computed_ns(self, steps: Ints) -> Ints:
-        """How long each step's forward lasted, without what it waited for its launch."""
-        at = np.searchsorted(self.seqs, steps)
-        return self.step_spans[Span.FORWARD][1][at] - self.computing[at]
 
     def located(self, events: Events) -> Events:
         """The events of requests with several choices as those of the choice whose token it was.
@@ -179,15 +135,11 @@ class Index:
         return self._keys[code]
 
     def step_of_token(self, events: Events) -> Ints:
-        """Position in ``seqs`` of the step that made each event's token, or MISSING."""
+        """The position of the step that made each event's token, or MISSING."""
         positions = np.full(len(events), MISSING)
         there, at = _reaching(self.emission_key, events.request, events.n)
-        positions[there] = self.position(self.emission_step[at])
+        positions[there] = self.steps.position(self.emission_step[at])
         return positions
-
-    def position(self, seq: Ints) -> Ints:
-        """Of steps by their number, or MISSING."""
-        return places(self.seqs, seq)
 
     @cached_property
     def _writes(self) -> tuple[Ints, Ints, Table]:
@@ -202,15 +154,13 @@ class Index:
         whose = self.rows[spans["request"][order]]
         return whose, _cumulative(whose, new[order]), spans[order]
 
-    # What every block of events asks of the steps, by position.
-
     @cached_property
     def first_step(self) -> Ints:
-        """Of each request, the first that carries tokens of it, or MISSING."""
+        """Of each request, the position of the first step that carries tokens of it, or MISSING."""
         out = np.full(self.requests, MISSING)
         request, step = from_key(self.entry_key)
         first = np.flatnonzero(np.diff(request, prepend=MISSING))
-        out[request[first]] = self.position(step[first])
+        out[request[first]] = self.steps.position(step[first])
         return out
 
     @cached_property
@@ -219,7 +169,7 @@ class Index:
         preempted = self.spans(Span.PREEMPT)
         request, step = from_key(self.entry_key)
         own = np.isin(request, preempted["request"])
-        scheduled = self.step_spans[Span.SCHEDULE][0][self.position(step[own])]
+        scheduled = self.steps.spans[Span.SCHEDULE][0][self.steps.position(step[own])]
         whose = np.concatenate([request[own], preempted["request"]])
         at = np.concatenate([scheduled, preempted["start"]])
         evicted = np.arange(len(whose)) >= len(scheduled)
@@ -232,90 +182,12 @@ class Index:
         return whose[rows[again]], at[rows[again]], at[after[again]]
 
     @cached_property
-    def made(self) -> Ints:
-        """When each one's tokens were there.
-
-        A device has them with their copy; of a step that it did not tell the times of, only the engine's update is
-        known to come after.
-        """
-        spans = self.step_spans
-        on_device = np.where(
-            spans[Span.DEVICE_COPY][1] != MISSING, spans[Span.DEVICE_COPY][1], spans[Span.DEVICE_SAMPLING][1]
-        )
-        made = np.maximum(np.where(on_device != MISSING, on_device, spans[Span.FORWARD][1]), spans[Span.SAMPLING][1])
-        made = np.where(self.untimed, np.maximum(made, spans[Span.UPDATE][0]), made)
-        return np.where(made == MISSING, spans[Span.WORKER][1], made)
-
-    @cached_property
-    def untimed(self) -> Bools:
-        """Which were put on a device that did not tell when it computed them."""
-        launched, began = (self.step_spans[code][0] for code in (Span.HOST_LAUNCH, Span.FORWARD))
-        return np.asarray((launched != MISSING) & (began == MISSING))
-
-    @cached_property
-    def over(self) -> Ints:
-        """By when each and all before it of its engine had ended."""
-        return self._so_far(self._ends)
-
-    @cached_property
-    def forwards_over(self) -> Ints:
-        """By when the forwards of each and of all before it of its engine had ended."""
-        ends = self.step_spans[Span.FORWARD][1]
-        return self._so_far(np.where(ends == MISSING, self._ends, ends))
-
-    @cached_property
-    def _ends(self) -> Ints:
-        return functools.reduce(np.maximum, [end for _, end in self.step_spans.values()])
-
-    @cached_property
-    def worked(self) -> Ints:
-        """By when a worker, and its device, were done with each and all before it of its engine."""
-        return self._so_far(functools.reduce(np.maximum, [self.step_spans[code][1] for code in WORKED]))
-
-    @cached_property
-    def begun(self) -> Ints:
-        """When each or the first after it of its engine began to be scheduled."""
-        return self._from_then_on(self.step_spans[Span.SCHEDULE][0])
-
-    @cached_property
-    def untouched(self) -> Ints:
-        """Until when nothing of each, nor of any after it of its engine, had begun."""
-        return functools.reduce(np.minimum, [self._from_then_on(start) for start, _ in self.step_spans.values()])
-
-    @cached_property
     def decoded_from(self) -> Ints:
-        """Of each request, its last step with a part of its prompt, or MISSING."""
+        """Of each request, the position of its last step with a part of its prompt, or MISSING."""
         out = np.full(self.requests, MISSING)
         request, step = from_key(self.entry_key[self.entry_prompt])
-        out[request] = self.position(step)  # in order: the last one stays
+        out[request] = self.steps.position(step)  # in order: the last one stays
         return out
-
-    def engine_of(self, position: Ints) -> Ints:
-        """The place of each step's engine."""
-        return np.searchsorted([begin for begin, _ in self.engines], position, side="right") - 1
-
-    def first_of(self, place: int, times: Ints, at: Ints) -> Ints:
-        """For each moment, an engine's first step whose time is then or later; behind its last where none is.
-
-        ``times``: ``over``, or another that is in order within an engine.
-        """
-        begin, end = self.engines[place]
-        return begin + np.searchsorted(times[begin:end], at)
-
-    def first_beside(self, position: Ints, times: Ints, at: Ints) -> Ints:
-        """``first_of`` for each moment in the engine of its own step; MISSING where it has none."""
-        found = np.full(len(position), MISSING)
-        for place, (begin, end) in enumerate(self.engines):
-            mine = (position >= begin) & (position < end)
-            found[mine] = self.first_of(place, times, at[mine])
-        return found
-
-    def _so_far(self, ends: Ints) -> Ints:
-        return np.concatenate([np.maximum.accumulate(ends[begin:end]) for begin, end in self.engines])
-
-    def _from_then_on(self, starts: Ints) -> Ints:
-        known = np.where(starts == MISSING, np.iinfo(np.int64).max, starts)
-        return np.concatenate([np.minimum.accumulate(known[begin:end][::-1])[::-1] for begin, end in self.engines])
 
 
 def _without_strangers(rows: Table) -> Table:

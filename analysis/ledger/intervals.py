@@ -10,8 +10,9 @@ from gapmeter.analysis.arrays import Bools, Ints, places, ranges
 from gapmeter.analysis.ledger.classes import CLASS
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
-from gapmeter.analysis.ledger.index import WORKED, Events, Index
+from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.shares import Processes
+from gapmeter.analysis.ledger.steps import WORKED
 from gapmeter.analysis.ledger.trace import MISSING, Trace, as_key
 from gapmeter.records import Span
 
@@ -74,7 +75,7 @@ class Parts:
         self.events = events
         self.parts: list[tuple[str, Intervals]] = []
         if index is not None:
-            self.index = index
+            self.index, self.steps = index, index.steps
 
     def add(self, name: str, start: Ints, end: Ints, event: Ints | None = None) -> None:
         """Rows of one class, cut to their events' windows; a row with a missing end or start is left out."""
@@ -90,7 +91,7 @@ class Parts:
         """All rows but those of some classes."""
         return Intervals.join([part for name, part in self.parts if name not in dropped])
 
-    def steps(
+    def add_steps(
         self, event: Ints, position: Ints, kinds: tuple[Bools, Bools], makes_it: Bools, since: Ints,
         until: tuple[Ints, Ints],
     ) -> None:  # fmt: skip
@@ -99,7 +100,7 @@ class Parts:
         ``makes_it``: whether a step makes the event's token. Before ``since`` nothing counts; work and the engine's own
         code each up to its ``until``.
         """
-        spans, (last_of_work, last_of_code) = self.index.step_spans, until
+        spans, (last_of_work, last_of_code) = self.steps.spans, until
         is_own, is_prompt = kinds
         own, others = np.flatnonzero(is_own), np.flatnonzero(~is_own)
         prompts, decodes = own[is_prompt[own]], own[~is_prompt[own]]
@@ -108,14 +109,14 @@ class Parts:
         def lay(
             name: str, code: Span, rows: Ints, until: Ints, ends: Ints | None = None, starts: Ints | None = None
         ) -> None:
-            if code not in self.index.stamped:
+            if code not in self.steps.stamped:
                 return
             sides = spans[code][0] if starts is None else starts, spans[code][1] if ends is None else ends
             start, end = (side[position[rows]] for side in sides)
             self.add(name, np.maximum(start, since[rows]), np.minimum(end, until[rows]), event[rows])
 
         for code in DEVICE_WORK:
-            starts = self.index.computing if code == Span.FORWARD else None
+            starts = self.steps.computing if code == Span.FORWARD else None
             lay("prefill", code, prompts, last_of_work, starts=starts)
             lay("decode", code, decodes, last_of_work, starts=starts)
         lay("launch_gap", Span.DEVICE_STEP, own, last_of_work)
@@ -123,7 +124,7 @@ class Parts:
         lay("sampling", Span.SAMPLING, own, last_of_work)
         for code in (Span.FORWARD, Span.DEVICE_STEP, Span.INPUT_PREP, Span.SAMPLING, Span.WORKER):
             lay("other_step", code, others, last_of_work)
-        unknown = np.flatnonzero(self.index.untimed[position])
+        unknown = np.flatnonzero(self.steps.untimed[position])
         put, updated = (spans[code][0][position[unknown]] for code in (Span.HOST_LAUNCH, Span.UPDATE))
         begun, ended = np.maximum(put, since[unknown]), np.minimum(updated, last_of_work[unknown])
         self.add("untimed", begun, ended, event[unknown])
@@ -132,7 +133,7 @@ class Parts:
         lay("engine_code", Span.OUTPUT_PUT, np.flatnonzero(~makes_it), last_of_code)
         lay("worker", Span.WORKER, own, last_of_code)
         for code in (Span.EXECUTE, Span.SAMPLE_CALL):
-            lay("executor_call", code, every, last_of_code, self.index.call_ends[code])
+            lay("executor_call", code, every, last_of_code, self.steps.call_ends[code])
             lay("executor", code, every, last_of_code)
         lay("loop", Span.LOOP, every, last_of_code)
 
@@ -166,9 +167,9 @@ class Maker(Parts):
 
     def seq_of(self, position: Ints) -> Ints:
         """Sequence numbers of steps given by position."""
-        if self.trace is None or not len(self.index.seqs):
+        if self.trace is None or not len(self.steps.seqs):
             return position
-        return np.where(position == MISSING, MISSING, self.index.seqs[np.minimum(position, len(self.index.seqs) - 1)])
+        return np.where(position == MISSING, MISSING, self.steps.seqs[position])
 
     def beside_steps(self) -> None:
         """All but the engine's steps."""
@@ -236,7 +237,7 @@ class Maker(Parts):
         self.causal("handoff → engine", hand["start"], receive["start"])
         self.causal("engine queue → engine", receive["start"], add["start"])
         self.first = index.first_step[who]
-        schedule, _ = index.step_spans[Span.SCHEDULE]
+        schedule, _ = self.steps.spans[Span.SCHEDULE]
         self.scheduled = np.where(self.first == MISSING, MISSING, schedule[self.first])
         self.add("queue", add["end"], self.scheduled)
         self.causal("scheduler queue → scheduled", add["end"], self.scheduled)
@@ -252,13 +253,12 @@ class Maker(Parts):
 
     def engine_steps(self) -> None:
         """From the first scheduling to the token's sampling, and on to the API server."""
-        index = self.index
+        steps, spans = self.steps, self.steps.spans
         ok = (self.step != MISSING) & (self.first != MISSING)
         self.joined &= ok
-        spans = index.step_spans
-        sampled = np.where(ok, index.made[self.step], MISSING)
+        sampled = np.where(ok, steps.made[self.step], MISSING)
         put_start, put_end = (np.where(ok, side[self.step], MISSING) for side in spans[Span.OUTPUT_PUT])
-        width = np.where(ok, index.device_width[self.step], 0)  # to which a device's stamps are known
+        width = np.where(ok, steps.device_width[self.step], 0)  # to which a device's stamps are known
         self.causal("sampled → output", np.where(sampled == MISSING, MISSING, sampled - width), put_end)
         launched, began = (
             np.where(ok, spans[code][0][self.step], MISSING) for code in (Span.HOST_LAUNCH, Span.FORWARD)
@@ -279,18 +279,18 @@ class Maker(Parts):
 
         Work of a step counts until the token is ``sampled``, the engine's own code until the token has ``left``.
         """
-        index, window = self.index, self.events
+        steps, window = self.steps, self.events
         low, self.low = (  # the first own step that is not over, or whose forward is not, when the window begins
-            np.where(ok, np.clip(index.first_beside(self.first, ended, window.start), self.first, self.step), MISSING)
-            for ended in (index.over, index.forwards_over)
+            np.where(ok, np.clip(steps.first_beside(self.first, ended, window.start), self.first, self.step), MISSING)
+            for ended in (steps.over, steps.forwards_over)
         )
-        last = np.minimum(self.step, index.first_beside(self.first, index.untouched, window.end) - 1)
+        last = np.minimum(self.step, steps.first_beside(self.first, steps.untouched, window.end) - 1)
         event, position = ranges(low, np.where(ok, last + 1, low))
         makes_it = position == self.step[event]
         last_of_work = np.where(makes_it, sampled[event], FAR)
         last_of_code = np.where(left[event] == MISSING, FAR, left[event])
         kinds = self._membership(event, position)
-        self.steps(event, position, kinds, makes_it, self.scheduled[event], (last_of_work, last_of_code))
+        self.add_steps(event, position, kinds, makes_it, self.scheduled[event], (last_of_work, last_of_code))
         self._before_own(ok)
         self._steps_after(ok, left)
 
@@ -299,22 +299,23 @@ class Maker(Parts):
 
         Where the device waits for their launches, so does the token.
         """
-        spans, upto = self.index.step_spans, self.index.first_beside(self.step, self.index.begun, left)
+        steps, spans = self.steps, self.steps.spans
+        upto = steps.first_beside(self.step, steps.begun, left)
         event, position = ranges(self.step + 1, np.where(ok, upto, 0))
-        waits = spans[Span.FORWARD][0][position], np.minimum(self.index.computing[position], left[event])
+        waits = spans[Span.FORWARD][0][position], np.minimum(steps.computing[position], left[event])
         self.add("launch_gap", *waits, event)
         elsewhere = spans[Span.EXECUTE][0][position] != MISSING  # a worker of its own may do what is in the call
         for code in (Span.SCHEDULE, Span.UPDATE, Span.EXECUTE, Span.SAMPLE_CALL, *_IN_CALL):
-            start, end = (side[position] for side in (spans[code][0], self.index.call_ends.get(code, spans[code][1])))
+            start, end = (side[position] for side in (spans[code][0], steps.call_ends.get(code, spans[code][1])))
             start = np.where(elsewhere, MISSING, start) if code in _IN_CALL else start
             self.add("engine_code", start, np.minimum(end, left[event]), event)
 
     def _before_own(self, ok: Bools) -> None:
         """Steps of others that a worker or a device is still at when an event's first own step is put behind them."""
-        first = self.index.first_beside(self.first, self.index.worked, self.scheduled + 1)
+        first = self.steps.first_beside(self.first, self.steps.worked, self.scheduled + 1)
         event, position = ranges(first, np.where(ok, self.first, first))
         for code in WORKED:
-            start, end = (side[position] for side in self.index.step_spans[code])
+            start, end = (side[position] for side in self.steps.spans[code])
             self.add("other_step", np.maximum(start, self.scheduled[event]), end, event)
 
     def _membership(self, event: Ints, position: Ints) -> tuple[Bools, Bools]:
@@ -322,6 +323,6 @@ class Maker(Parts):
         index = self.index
         if not len(index.entry_key):
             return (none := np.zeros(len(event), dtype=np.bool_)), none
-        at = places(index.entry_key, as_key(self.events.request[event], index.seqs[position]))
+        at = places(index.entry_key, as_key(self.events.request[event], self.steps.seqs[position]))
         own = at >= 0
         return own, own & index.entry_prompt[at]

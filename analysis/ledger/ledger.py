@@ -109,7 +109,7 @@ class LedgerInputs:
         index = Index(trace, len(requests)) if trace is not None else None
         excess = None
         if trace is not None and index is not None and fit is not None:
-            excess = _decode_steps(index, fit.seqs, np.minimum(fit.excess_ns, index.computed_ns(fit.seqs)))
+            excess = _decode_steps(index, fit.seqs, np.minimum(fit.excess_ns, index.steps.computed_ns(fit.seqs)))
         measured = requests["measured"].to_numpy(np.bool_)
         client = _client(requests, traced=trace is not None)
         return cls(requests, trace, index, client, unmeasured, fit, excess, Sharer(trace), measured)
