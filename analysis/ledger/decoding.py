@@ -18,7 +18,7 @@ from gapmeter.analysis.arrays import Bools, Ints, ranges
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals, Times
 from gapmeter.analysis.ledger.index import Events, Index
-from gapmeter.analysis.ledger.intervals import ClientStamps, Maker, Parts
+from gapmeter.analysis.ledger.intervals import ClientStamps, Maker, Parts, StepRows
 from gapmeter.analysis.ledger.portions import AT_ONCE, blocks
 from gapmeter.analysis.ledger.shares import SHARES, Processes, Sharer, Shares
 from gapmeter.analysis.ledger.trace import MISSING, Trace, as_key
@@ -67,7 +67,10 @@ def decode_steps(index: Index, start: Ints, end: Ints, place: int, dropped: froz
     parts = Parts(index, Events(nobody, nobody, start, end))
     event, position = ranges(steps.first_of(place, steps.over, start), steps.first_of(place, steps.untouched, end))
     none, never = np.zeros(len(event), np.bool_), np.full(len(event), FAR)
-    parts.add_steps(event, position, (~none, none), none, -never, (never, never))
+    rows = StepRows(
+        event, position, own=~none, prompt=none, makes_it=none, since=-never, work_until=never, code_until=never
+    )
+    parts.add_steps(rows)
     return parts.whole(dropped)
 
 

@@ -68,6 +68,25 @@ def build(
     return Causes(maker.whole(dropped), maker.joined, low, step, maker.gaps, maker.processes, maker.events.request)
 
 
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """Steps within events' windows, a row an event and a step, by its ``position``.
+
+    ``own``: the step has tokens of the event's request; ``prompt``: of its prompt; ``makes_it``: it makes the event's
+    token. Before ``since`` nothing counts, the work in the step up to ``work_until`` and the engine's own code up to
+    ``code_until``.
+    """
+
+    event: Ints
+    position: Ints
+    own: Bools
+    prompt: Bools
+    makes_it: Bools
+    since: Ints
+    work_until: Ints
+    code_until: Ints
+
+
 class Parts:
     """The intervals of one set of events, cut to their windows."""
 
@@ -91,51 +110,38 @@ class Parts:
         """All rows but those of some classes."""
         return Intervals.join([part for name, part in self.parts if name not in dropped])
 
-    def add_steps(
-        self, event: Ints, position: Ints, kinds: tuple[Bools, Bools], makes_it: Bools, since: Ints,
-        until: tuple[Ints, Ints],
-    ) -> None:  # fmt: skip
-        """Steps (of each row ``position``) as an event's: in which it is, and with its prompt (``kinds``).
+    def add_steps(self, rows: StepRows) -> None:
+        """What went on in steps, by whether they are the event's own."""
+        steps, spans, work, code = self.steps, self.steps.spans, rows.work_until, rows.code_until
+        own, others, every = np.flatnonzero(rows.own), np.flatnonzero(~rows.own), np.arange(len(rows.event))
+        prompts, decodes = own[rows.prompt[own]], own[~rows.prompt[own]]
 
-        ``makes_it``: whether a step makes the event's token. Before ``since`` nothing counts; work and the engine's own
-        code each up to its ``until``.
-        """
-        spans, (last_of_work, last_of_code) = self.steps.spans, until
-        is_own, is_prompt = kinds
-        own, others = np.flatnonzero(is_own), np.flatnonzero(~is_own)
-        prompts, decodes = own[is_prompt[own]], own[~is_prompt[own]]
-        every = np.arange(len(event))
+        def lay(name: str, span: Span, some: Ints, until: Ints, times: tuple[Ints, Ints] | None = None) -> None:
+            """``times``: of every step, in place of those of ``span``."""
+            if span in steps.stamped:
+                at, (start, end) = rows.position[some], times or spans[span]
+                begun, ended = np.maximum(start[at], rows.since[some]), np.minimum(end[at], until[some])
+                self.add(name, begun, ended, rows.event[some])
 
-        def lay(
-            name: str, code: Span, rows: Ints, until: Ints, ends: Ints | None = None, starts: Ints | None = None
-        ) -> None:
-            if code not in self.steps.stamped:
-                return
-            sides = spans[code][0] if starts is None else starts, spans[code][1] if ends is None else ends
-            start, end = (side[position[rows]] for side in sides)
-            self.add(name, np.maximum(start, since[rows]), np.minimum(end, until[rows]), event[rows])
-
-        for code in DEVICE_WORK:
-            starts = self.steps.computing if code == Span.FORWARD else None
-            lay("prefill", code, prompts, last_of_work, starts=starts)
-            lay("decode", code, decodes, last_of_work, starts=starts)
-        lay("launch_gap", Span.DEVICE_STEP, own, last_of_work)
-        lay("input_prep", Span.INPUT_PREP, own, last_of_work)
-        lay("sampling", Span.SAMPLING, own, last_of_work)
-        for code in (Span.FORWARD, Span.DEVICE_STEP, Span.INPUT_PREP, Span.SAMPLING, Span.WORKER):
-            lay("other_step", code, others, last_of_work)
-        unknown = np.flatnonzero(self.steps.untimed[position])
-        put, updated = (spans[code][0][position[unknown]] for code in (Span.HOST_LAUNCH, Span.UPDATE))
-        begun, ended = np.maximum(put, since[unknown]), np.minimum(updated, last_of_work[unknown])
-        self.add("untimed", begun, ended, event[unknown])
-        for code in (Span.SCHEDULE, Span.UPDATE, Span.HOST_LAUNCH):
-            lay("engine_code", code, every, last_of_code)
-        lay("engine_code", Span.OUTPUT_PUT, np.flatnonzero(~makes_it), last_of_code)
-        lay("worker", Span.WORKER, own, last_of_code)
-        for code in (Span.EXECUTE, Span.SAMPLE_CALL):
-            lay("executor_call", code, every, last_of_code, self.steps.call_ends[code])
-            lay("executor", code, every, last_of_code)
-        lay("loop", Span.LOOP, every, last_of_code)
+        for span in DEVICE_WORK:
+            times = steps.computing if span == Span.FORWARD else None
+            lay("prefill", span, prompts, work, times)
+            lay("decode", span, decodes, work, times)
+        lay("launch_gap", Span.DEVICE_STEP, own, work)
+        lay("input_prep", Span.INPUT_PREP, own, work)
+        lay("sampling", Span.SAMPLING, own, work)
+        for span in (Span.FORWARD, Span.DEVICE_STEP, Span.INPUT_PREP, Span.SAMPLING, Span.WORKER):
+            lay("other_step", span, others, work)
+        put, updated = spans[Span.HOST_LAUNCH][0], spans[Span.UPDATE][0]
+        lay("untimed", Span.HOST_LAUNCH, np.flatnonzero(steps.untimed[rows.position]), work, (put, updated))
+        for span in (Span.SCHEDULE, Span.UPDATE, Span.HOST_LAUNCH):
+            lay("engine_code", span, every, code)
+        lay("engine_code", Span.OUTPUT_PUT, np.flatnonzero(~rows.makes_it), code)
+        lay("worker", Span.WORKER, own, code)
+        for span in (Span.EXECUTE, Span.SAMPLE_CALL):
+            lay("executor_call", span, every, code, steps.calls[span])
+            lay("executor", span, every, code)
+        lay("loop", Span.LOOP, every, code)
 
 
 class Maker(Parts):
@@ -286,11 +292,15 @@ class Maker(Parts):
         )
         last = np.minimum(self.step, steps.first_beside(self.first, steps.untouched, window.end) - 1)
         event, position = ranges(low, np.where(ok, last + 1, low))
+        own, prompt = self._membership(event, position)
         makes_it = position == self.step[event]
-        last_of_work = np.where(makes_it, sampled[event], FAR)
-        last_of_code = np.where(left[event] == MISSING, FAR, left[event])
-        kinds = self._membership(event, position)
-        self.add_steps(event, position, kinds, makes_it, self.scheduled[event], (last_of_work, last_of_code))
+        rows = StepRows(
+            event, position, own, prompt, makes_it,
+            since=self.scheduled[event],
+            work_until=np.where(makes_it, sampled[event], FAR),
+            code_until=np.where(left == MISSING, FAR, left)[event],
+        )  # fmt: skip
+        self.add_steps(rows)
         self._before_own(ok)
         self._steps_after(ok, left)
 
@@ -302,11 +312,11 @@ class Maker(Parts):
         steps, spans = self.steps, self.steps.spans
         upto = steps.first_beside(self.step, steps.begun, left)
         event, position = ranges(self.step + 1, np.where(ok, upto, 0))
-        waits = spans[Span.FORWARD][0][position], np.minimum(steps.computing[position], left[event])
+        waits = spans[Span.FORWARD][0][position], np.minimum(steps.computing[0][position], left[event])
         self.add("launch_gap", *waits, event)
         elsewhere = spans[Span.EXECUTE][0][position] != MISSING  # a worker of its own may do what is in the call
         for code in (Span.SCHEDULE, Span.UPDATE, Span.EXECUTE, Span.SAMPLE_CALL, *_IN_CALL):
-            start, end = (side[position] for side in (spans[code][0], steps.call_ends.get(code, spans[code][1])))
+            start, end = (side[position] for side in steps.calls.get(code, spans[code]))
             start = np.where(elsewhere, MISSING, start) if code in _IN_CALL else start
             self.add("engine_code", start, np.minimum(end, left[event]), event)
 

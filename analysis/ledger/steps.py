@@ -20,9 +20,9 @@ class Steps:
     """The steps of all engines by number, ``seqs``; a step's place among these is its position.
 
     Every array has an element a step, in this order, and times are ns or MISSING. ``spans``: by what they time, their
-    starts and ends. ``call_ends``: when the calls of ``spans`` that an executor answers later had returned.
-    ``computing``: from when on a forward does not wait for its launch any more. ``device_width``: how far what a device
-    stamped may be off.
+    starts and ends. ``calls``: the same of calls that return before the executor's answer, to their return.
+    ``computing``: forwards without what they waited for their launch. ``device_width``: how far what a device stamped
+    may be off.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -31,20 +31,22 @@ class Steps:
         self.engines = list(zip([0, *last[:-1]], last, strict=True))  # each one's positions, from .. to
         codes = trace.step_spans["code"].astype(np.int16)
         self.stamped = frozenset(np.unique(codes).tolist())
-        self.spans, self.call_ends = dict[int, tuple[Ints, Ints]](), dict[int, Ints]()
+        self.spans, self.calls = dict[int, tuple[Ints, Ints]](), dict[int, tuple[Ints, Ints]]()
         for code in (code for code in Span if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE):
             rows = trace.step_spans[codes == code]
             self.spans[code] = self._joined(rows, rows["end"])
             if code in (Span.EXECUTE, Span.SAMPLE_CALL):
-                self.call_ends[code] = self._joined(rows, np.minimum(rows["end"], rows["start"] + rows["n"]))[1]
+                self.calls[code] = self._joined(rows, np.minimum(rows["end"], rows["start"] + rows["n"]))
         stays = trace.step_spans[codes == Span.DEVICE_STEP]
         at = self.position(stays["step"])
         self.device_width = np.zeros(len(self.seqs), np.int64)
         np.maximum.at(self.device_width, at[at != MISSING], stays["n"][at != MISSING])
         waited, waits_ns = launch_waits(trace)
         at = self.position(waited)
-        self.computing = self.spans[Span.FORWARD][0].copy()
-        self.computing[at[at != MISSING]] += waits_ns[at != MISSING].astype(np.int64)
+        start, end = self.spans[Span.FORWARD]
+        start = start.copy()
+        start[at[at != MISSING]] += waits_ns[at != MISSING].astype(np.int64)
+        self.computing = start, end
 
     def position(self, seq: Ints) -> Ints:
         """Of steps by their number, or MISSING."""
@@ -52,8 +54,8 @@ class Steps:
 
     def computed_ns(self, seq: Ints) -> Ints:
         """How long each step's forward lasted, without what it waited for its launch."""
-        at = np.searchsorted(self.seqs, seq)
-        return self.spans[Span.FORWARD][1][at] - self.computing[at]
+        start, end = self.computing
+        return (end - start)[np.searchsorted(self.seqs, seq)]
 
     def engine_of(self, position: Ints) -> Ints:
         """The place of each step's engine."""
