@@ -262,19 +262,22 @@ class Maker(Parts):
         steps, spans = self.steps, self.steps.spans
         ok = (self.step != MISSING) & (self.first != MISSING)
         self.joined &= ok
-        sampled = np.where(ok, steps.made[self.step], MISSING)
-        put_start, put_end = (np.where(ok, side[self.step], MISSING) for side in spans[Span.OUTPUT_PUT])
-        width = np.where(ok, steps.device_width[self.step], 0)  # to which a device's stamps are known
-        self.causal("sampled → output", np.where(sampled == MISSING, MISSING, sampled - width), put_end)
-        launched, began = (
-            np.where(ok, spans[code][0][self.step], MISSING) for code in (Span.HOST_LAUNCH, Span.FORWARD)
+
+        def of_step(values: Ints) -> Ints:
+            """Of the step that made each event's token."""
+            return np.where(ok, values[self.step], MISSING)
+
+        sampled, width = of_step(steps.made), of_step(steps.device_width)  # to which a device's stamps are known
+        (put_start, put_end), (send_start, send_end) = (
+            map(of_step, spans[code]) for code in (Span.OUTPUT_PUT, Span.OUTPUT_SEND)
         )
+        launched, began = (of_step(spans[code][0]) for code in (Span.HOST_LAUNCH, Span.FORWARD))
+        self.causal("sampled → output", np.where(sampled == MISSING, MISSING, sampled - width), put_end)
         self.causal("launched → forward", launched, np.where(began == MISSING, MISSING, began + width))
         self.causal("output → API server", put_start, self.arrived)
-        for name, code in (("output_put", Span.OUTPUT_PUT), ("output_send", Span.OUTPUT_SEND)):
-            start, end = (np.where(ok, side[self.step], MISSING) for side in spans[code])
+        for name, start, end in (("output_put", put_start, put_end), ("output_send", send_start, send_end)):
             self.add(name, start, np.minimum(end, np.where(self.arrived == MISSING, end, self.arrived)))
-        self.add("output_ready", sampled, np.where(end == MISSING, put_end, start))
+        self.add("output_ready", sampled, np.where(send_end == MISSING, put_end, send_start))
         self.add("output_transit", sampled, self.arrived)
         # An engine that is kept from its core inside the call that sends may return long after the token has arrived.
         over = (put_end == MISSING) | ((self.arrived != MISSING) & (self.arrived < put_end))
