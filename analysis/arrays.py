@@ -36,6 +36,15 @@ def places(ordered: Ints, values: Ints) -> Ints:
     return np.where(ordered[at] == values, at, -1)
 
 
+def changes(*columns: AnyArray) -> Bools:
+    """Which rows differ from the one before in any of these columns; the first does."""
+    new = np.zeros(len(columns[0]), np.bool_)
+    new[:1] = True
+    for column in columns:
+        new[1:] |= column[1:] != column[:-1]
+    return new
+
+
 class Ranked:
     """Values by rank: how many are smaller than each; of equal ones the earlier counts as smaller."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints, ranges
+from gapmeter.analysis.arrays import Bools, Ints, changes, ranges
 
 _CHUNK = 50_000  # intervals that are sorted at once: what the processor's caches hold
 _BITS = 62  # of a number in which each stands for a class
@@ -92,7 +92,7 @@ def sweep(
     beneath = np.isin(np.arange(classes), () if under is None else under)
     for event, start, length, owner, covers in _moments(intervals, events, classes, beneath):
         end = start + length
-        new = (np.diff(event, prepend=-1) != 0) | (np.diff(owner, prepend=-1) != 0)
+        new = changes(event, owner)
         new[1:] |= start[1:] > end[:-1]
         first = np.flatnonzero(new)
         last = np.append(first[1:], len(event)) - 1

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Ints, ranges
+from gapmeter.analysis.arrays import Ints, changes, ranges
 from gapmeter.analysis.ledger.steps import Steps
 from gapmeter.analysis.ledger.trace import MISSING, MOST_TOKENS, REQUEST_SPAN, Trace, as_key, from_key
 from gapmeter.records import EntryFlag, Span
@@ -148,7 +148,7 @@ class Index:
         spans = spans[spans["n"] > 0]
         spans = spans[np.lexsort((spans["start"], spans["request"]))]
         new = np.diff(spans["n"], prepend=0)
-        first = np.diff(spans["request"], prepend=MISSING) != 0
+        first = changes(spans["request"])
         new[first] = spans["n"][first]
         order = np.lexsort((spans["start"], self.rows[spans["request"]]))
         whose = self.rows[spans["request"][order]]
@@ -159,7 +159,7 @@ class Index:
         """Of each request, the position of the first step that carries tokens of it, or MISSING."""
         out = np.full(self.requests, MISSING)
         request, step = from_key(self.entry_key)
-        first = np.flatnonzero(np.diff(request, prepend=MISSING))
+        first = changes(request)
         out[request[first]] = self.steps.position(step[first])
         return out
 
@@ -209,7 +209,7 @@ def _reaching(key: Ints, request: Ints, n: Ints) -> tuple[Ints, Ints]:
 def _cumulative(groups: Ints, values: Ints) -> Ints:
     """Running sum of ``values`` within runs of equal ``groups``."""
     total = np.cumsum(values)
-    starts = np.flatnonzero(np.diff(groups, prepend=np.int64(MISSING - 1)))
+    starts = np.flatnonzero(changes(groups))
     before = np.zeros(len(groups), dtype=np.int64)
-    before[starts] = np.diff(total[starts] - values[starts], prepend=np.int64(0)) if len(starts) else 0
+    before[starts] = np.diff(total[starts] - values[starts], prepend=np.int64(0))
     return np.asarray(total - np.cumsum(before), dtype=np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Bools, Floats, Ints
+from gapmeter.analysis.arrays import Bools, Floats, Ints, changes
 from gapmeter.analysis.ledger.cores import CoreUse
 from gapmeter.analysis.ledger.critical_path import covered
 from gapmeter.records import EntryFlag, Span
@@ -54,14 +54,14 @@ class AskedTokens:
     def with_chunks(self, request: Ints, n: Ints) -> AskedTokens:
         """The same, and all tokens that left with the first one. Of writes by request and count: these."""
         known = np.flatnonzero((request >= 0) & (n > 0))
-        begins = known[np.diff(request[known], prepend=-1) != 0]
+        begins = known[changes(request[known])]
         first = self.first.copy()
         first[request[begins]] = np.maximum(first[request[begins]], n[begins])
         return replace(self, first=first)
 
     def carried_by(self, request: Ints, n: Ints) -> Bools:
         """Which spans a search by tokens finds. Of spans of one kind by request and count: these."""
-        before = np.where(np.diff(request, prepend=-1) == 0, np.roll(n, 1), 0)
+        before = np.where(changes(request), 0, np.roll(n, 1))
         return self.every[request] | (before < self.first[request]) | (n >= self.last[request])
 
 
