@@ -45,6 +45,12 @@ def changes(*columns: AnyArray) -> Bools:
     return new
 
 
+def running_sums(groups: AnyArray, values: Ints) -> Ints:
+    """The sum of ``values`` up to each row, from where its run of equal ``groups`` began."""
+    total, first = np.cumsum(values, dtype=np.int64), np.flatnonzero(changes(groups))
+    return total - np.repeat(total[first] - values[first], np.diff(first, append=len(total)))
+
+
 class Ranked:
     """Values by rank: how many are smaller than each; of equal ones the earlier counts as smaller."""
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Ints, changes, ranges
+from gapmeter.analysis.arrays import Ints, changes, ranges, running_sums
 from gapmeter.analysis.ledger.steps import Steps
 from gapmeter.analysis.ledger.trace import MISSING, MOST_TOKENS, REQUEST_SPAN, Trace, as_key, from_key
 from gapmeter.records import EntryFlag, Span
@@ -46,7 +46,7 @@ class Index:
         self._choices = trace.choices
         self._spans = {code: _without_strangers(spans) for code, spans in trace.request_spans.items()}
         emissions = _without_strangers(trace.emissions)
-        self.emission_key = as_key(emissions["request"], _cumulative(emissions["request"], emissions["tokens"]))
+        self.emission_key = as_key(emissions["request"], running_sums(emissions["request"], emissions["tokens"]))
         self.emission_step = emissions["step"].copy()  # a column alone, without the others in memory
         self.scheduled_ns = np.sort(trace.steps["schedule_ns"])
         entries = np.flatnonzero((trace.entries["request"] >= 0) & (trace.entries["tokens"] > 0))
@@ -152,7 +152,7 @@ class Index:
         new[first] = spans["n"][first]
         order = np.lexsort((spans["start"], self.rows[spans["request"]]))
         whose = self.rows[spans["request"][order]]
-        return whose, _cumulative(whose, new[order]), spans[order]
+        return whose, running_sums(whose, new[order]), spans[order]
 
     @cached_property
     def first_step(self) -> Ints:
@@ -204,12 +204,3 @@ def _reaching(key: Ints, request: Ints, n: Ints) -> tuple[Ints, Ints]:
     inside = np.flatnonzero(at < len(key))
     there = inside[key[at[inside]] < as_key(request[inside] + 1, 0)]  # else it is another request's
     return there, at[there]
-
-
-def _cumulative(groups: Ints, values: Ints) -> Ints:
-    """Running sum of ``values`` within runs of equal ``groups``."""
-    total = np.cumsum(values)
-    starts = np.flatnonzero(changes(groups))
-    before = np.zeros(len(groups), dtype=np.int64)
-    before[starts] = np.diff(total[starts] - values[starts], prepend=np.int64(0))
-    return np.asarray(total - np.cumsum(before), dtype=np.int64)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import AnyArray, Bools, Ints, each_of
+from gapmeter.analysis.arrays import AnyArray, Bools, Ints, changes, each_of, running_sums
 from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.shares import Shares
 from gapmeter.analysis.ledger.trace import AskedTokens
@@ -120,12 +120,11 @@ def gaps_between(requests: pd.DataFrame, good: Ints, drawn: Ints, index: Index |
         places = drawn[low : low + _REQUESTS]
         some = good[places]
         whose, at_ns, tokens = arrivals_of(requests.iloc[some], np.ones(len(some), np.bool_))
-        so_far = np.cumsum(tokens)
-        so_far -= (so_far - tokens)[np.searchsorted(whose, whose)]
-        later = np.flatnonzero(whose[1:] == whose[:-1]) + 1
+        n = running_sums(whose, tokens)
+        later = np.flatnonzero(~changes(whose))
         _, nth = each_of(np.bincount(whose[later], minlength=len(some)))
-        events = _counted(requests, Events(some[whose[later]], so_far[later], at_ns[later - 1], at_ns[later]), index)
-        names = {"request_id": places[whose[later]], "k": nth + 1, "tokens": so_far[later] - so_far[later - 1]}
+        events = _counted(requests, Events(some[whose[later]], n[later], at_ns[later - 1], at_ns[later]), index)
+        names = {"request_id": places[whose[later]], "k": nth + 1, "tokens": n[later] - n[later - 1]}
         narrow = {name: values.astype(np.int32) for name, values in names.items()}
         yield Portion(events, narrow | {"end_ns": events.end})
 

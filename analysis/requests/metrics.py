@@ -149,7 +149,7 @@ def receive_waits_ns(requests: pd.DataFrame) -> tuple[Floats, int]:
 def token_gaps(requests: pd.DataFrame, rows: Bools) -> Gaps:
     """The gaps of the requests that ``rows`` marks. Tokens that arrived together are one arrival."""
     whose, at_ns, tokens = arrivals_of(requests, rows)
-    between = np.flatnonzero(whose[1:] == whose[:-1]) + 1
+    between = np.flatnonzero(~changes(whose))
     between = between[np.argsort(at_ns[between], kind="stable")]
     return Gaps(
         whose[between], at_ns[between], (at_ns[between] - at_ns[between - 1]).astype(np.float64), tokens[between]
@@ -269,7 +269,7 @@ def itl_p99_ns(requests: pd.DataFrame) -> Floats:
     if "itl_p99_ns" in requests:
         return numbers_of(requests, "itl_p99_ns")
     whose, at_ns, _ = arrivals_of(requests, np.ones(len(requests), np.bool_))
-    later = np.flatnonzero(whose[1:] == whose[:-1]) + 1
+    later = np.flatnonzero(~changes(whose))
     row, gap_ns = whose[later], at_ns[later] - at_ns[later - 1]
     first = np.flatnonzero(changes(row))
     counts = np.diff(first, append=len(row))
