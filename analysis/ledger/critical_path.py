@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Bools, Ints, changes, ranges
 
@@ -159,28 +160,37 @@ def _moments(
         time = np.concatenate([intervals.start[rows], intervals.end[rows]])
         order = _in_order(event, time)
         begins = order < len(rows)
-        event, time, step = event[order], time[order], np.where(begins, 1, -1)
+        event, time = event[order], time[order]
         cls = intervals.cls[rows].astype(np.int16)[np.where(begins, order, order - len(rows))]
-        # Of each class alone: from which to which moment it was active. All that it began it has ended by its last.
-        place = np.argsort(cls, kind="stable")
-        active = np.flatnonzero(np.cumsum(step[place]) > 0)
-        since, until, whose = place[active], place[active + 1], cls[place[active]]
-        owner, covers = np.full(len(order), classes), np.zeros(len(order), np.bool_)
-        for first in range(0, classes, _BITS):
-            mine = slice(*np.searchsorted(whose, (first, first + _BITS)))
-            bit = 1 << (whose[mine] - first).astype(np.int64)
-            change = np.zeros(len(order), np.int64)
-            change[since[mine]] = bit
-            change[until[mine]] -= bit
-            at_work = np.cumsum(change)  # the classes that are active from each moment on, a bit each
-            lowest = np.frexp((at_work & -at_work).astype(np.float64))[1] - 1
-            np.copyto(owner, first + lowest, where=(owner == classes) & (at_work != 0))
-            covers |= (at_work & sum(1 << bit for bit in np.flatnonzero(beneath[first : first + _BITS]).tolist())) != 0
+        owner, covers = _active(cls, begins, classes, beneath)
         length = np.diff(time, append=time[-1])
         length[:-1][np.diff(event) != 0] = 0
         kept = (owner < classes) & (length > 0)
         if kept.any():
             yield event[kept], time[kept], length[kept], owner[kept], covers[kept]
+
+
+def _active(cls: NDArray[np.int16], begins: Bools, classes: int, beneath: Bools) -> tuple[Ints, Bools]:
+    """From each moment on, the class that owns (``classes``, where none is active), and whether one of ``beneath`` is.
+
+    The moments are in order; at each an interval of a class begins or ends.
+    """
+    # Of each class alone: from which to which moment it was active. All that it began it has ended by its last.
+    place = np.argsort(cls, kind="stable")
+    active = np.flatnonzero(np.cumsum(np.where(begins[place], 1, -1)) > 0)
+    since, until, whose = place[active], place[active + 1], cls[place[active]]
+    owner, covers = np.full(len(cls), classes), np.zeros(len(cls), np.bool_)
+    for first in range(0, classes, _BITS):
+        mine = slice(*np.searchsorted(whose, (first, first + _BITS)))
+        bit = 1 << (whose[mine] - first).astype(np.int64)
+        change = np.zeros(len(cls), np.int64)
+        change[since[mine]] = bit
+        change[until[mine]] -= bit
+        at_work = np.cumsum(change)  # the classes that are active from each moment on, a bit each
+        lowest = np.frexp((at_work & -at_work).astype(np.float64))[1] - 1
+        np.copyto(owner, first + lowest, where=(owner == classes) & (at_work != 0))
+        covers |= (at_work & sum(1 << bit for bit in np.flatnonzero(beneath[first : first + _BITS]).tolist())) != 0
+    return owner, covers
 
 
 def _in_order(event: Ints, time: Ints) -> Ints:
