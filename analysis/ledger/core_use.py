@@ -59,8 +59,7 @@ def _all_of(reason: int, times: Times) -> Stretches:
 
 def _in_order(reasons: Sequence[Times]) -> Stretches:
     """Where several hold, the first; each one's place is its number."""
-    rows = [Intervals(np.zeros(len(start), np.int64), start, end, np.full(len(start), number))
-            for number, (start, end) in enumerate(reasons)]  # fmt: skip
+    rows = [Intervals.of_one(number, *times) for number, times in enumerate(reasons)]
     whole = pieces(Intervals.join(rows), 1, len(reasons))
     return Stretches(whole.start, whole.end, whole.cls.astype(np.int16))
 

@@ -34,6 +34,15 @@ class Intervals:
         names = ("event", "start", "end", "cls")
         return cls(*(np.concatenate([np.empty(0, np.int64), *(getattr(part, n) for part in parts)]) for n in names))
 
+    @classmethod
+    def of_one(cls, which: Ints | int, start: Ints, end: Ints) -> Intervals:
+        """Rows of a single event, 0, of one class or of each its own."""
+        return cls(np.zeros(len(start), np.int64), start, end, np.broadcast_to(which, len(start)))
+
+    def rows(self, which: Bools) -> Intervals:
+        """Some of them."""
+        return Intervals(self.event[which], self.start[which], self.end[which], self.cls[which])
+
     def outside(self, start: Ints, end: Ints) -> Intervals:
         """The parts of these rows that lie in none of given stretches (in order, none overlapping)."""
         row, low, high = outside(self.start, self.end, start, end)

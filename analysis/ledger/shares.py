@@ -210,9 +210,7 @@ class _Kept:
 
 def _known(owned: Intervals) -> Intervals:
     known = _KNOWN[owned.cls]
-    if known.all():
-        return owned
-    return Intervals(owned.event[known], owned.start[known], owned.end[known], owned.cls[known])
+    return owned if known.all() else owned.rows(known)
 
 
 def _code(cls: Class, why: Reason | None) -> int:

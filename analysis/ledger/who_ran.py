@@ -343,9 +343,9 @@ class _Window:
 
     def _join(self, *cores: Intervals, lock: Times | None = None, work: Times | None = None) -> Stretches:
         """One list of the window's stretches; of several reasons a wait for a core comes first, then the lock."""
-        rows, known = list(cores), len(self.threads.culprits)
-        rows += [_of_class(number, *times) for number, times in ((known, lock), (known + 1, work)) if times is not None]
-        whole = pieces(Intervals.join(rows), 1, known + 2)
+        known = len(self.threads.culprits)
+        others = [Intervals.of_one(known + at, *times) for at, times in enumerate((lock, work)) if times is not None]
+        whole = pieces(Intervals.join([*cores, *others]), 1, known + 2)
         start, end = (np.clip(at, self.low, self.high) for at in (whole.start, whole.end))
         inside = end > start
         return Stretches(start[inside], end[inside], whole.cls[inside].astype(np.int16))
@@ -363,9 +363,9 @@ class _Window:
             _, at, low, high = overlaps(*waits, *ran)
             left = outside(*waits, *ran)[1:]
             parts += [
-                _of_class(self.work.cls[rows[at]], low, high),
-                _of_class(self.threads.limit, *overlaps(*left, *self.watched.limited)[2:]),
-                _of_class(self.threads.unknown, *outside(*left, *self.watched.limited)[1:]),
+                Intervals.of_one(self.work.cls[rows[at]], low, high),
+                Intervals.of_one(self.threads.limit, *overlaps(*left, *self.watched.limited)[2:]),
+                Intervals.of_one(self.threads.unknown, *outside(*left, *self.watched.limited)[1:]),
             ]
         return Intervals.join(parts)
 
@@ -387,9 +387,8 @@ class _Window:
     @cached_property
     def _at_limit(self) -> Intervals:
         """When one of the main threads was off its core at the control group's limit: then all were."""
-        rows = self._preempted(self.threads.main.values())
-        at = rows.cls == self.threads.limit
-        return Intervals(rows.event[at], rows.start[at], rows.end[at], rows.cls[at])
+        waits = self._preempted(self.threads.main.values())
+        return waits.rows(waits.cls == self.threads.limit)
 
     @cached_property
     def _carries(self) -> Bools:
@@ -397,8 +396,3 @@ class _Window:
         working = itertools.chain(self.threads.main.values(), self.threads.helping, *self.threads.pool.values())
         own = np.isin(self.runs["pid"][self.work.event], list(self.threads.kind))
         return own & ~np.isin(self.tid, list(working))
-
-
-def _of_class(cls: Ints | int, start: Ints, end: Ints) -> Intervals:
-    """Rows of event 0, of one class or of each its own."""
-    return Intervals(np.zeros(len(start), np.int64), start, end, np.broadcast_to(cls, len(start)))
