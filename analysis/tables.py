@@ -142,7 +142,7 @@ def steps_table(trace: Trace) -> pd.DataFrame:
         }
     ).set_index("step")
     # vLLM's scheduler does not know it yet: its workers record it.
-    prepared = trace.step_spans[trace.step_spans["code"] == Span.INPUT_PREP]
+    prepared = trace.spans_of(Span.INPUT_PREP)
     batch = pd.Series(prepared["n"].astype(np.int64) & _PADDED, prepared["step"]).groupby(level=0).max()
     table["padded"] = np.maximum(table["padded"], batch.reindex(table.index, fill_value=0))
     entries = pd.DataFrame({n: trace.entries[n] for n in ("step", "tokens", "flags")})
@@ -152,7 +152,7 @@ def steps_table(trace: Trace) -> pd.DataFrame:
     table["prompt_tokens"] = entries[prompt].groupby("step")["tokens"].sum()
     table["decode_tokens"] = entries[~prompt].groupby("step")["tokens"].sum()
     for code in Span:
-        rows = trace.step_spans[trace.step_spans["code"] == code]
+        rows = trace.spans_of(code)
         if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE and len(rows):
             spans = pd.DataFrame({n: rows[n] for n in ("step", "start", "end")}).groupby("step")
             table[f"{code.name.lower()}_start_ns"] = spans["start"].min()

@@ -111,7 +111,5 @@ def _kernels(trace: Trace, found: Forwards) -> KernelUse | None:
 
 def step_sampling_ns(trace: Trace, steps: Ints) -> Floats:
     """How long the device sampled in each of ``steps`` (in order), ns."""
-    rows = trace.step_spans[trace.step_spans["code"] == Span.DEVICE_SAMPLING]
-    rows = rows[np.isin(rows["step"], steps)]
-    lasted = (rows["end"] - rows["start"]).astype(np.float64)
-    return np.bincount(np.searchsorted(steps, rows["step"]), lasted, len(steps)).astype(np.float64)
+    spans, at = trace.within_steps(Span.DEVICE_SAMPLING, steps)
+    return np.bincount(at, spans["end"] - spans["start"], len(steps)).astype(np.float64)

@@ -44,9 +44,8 @@ class Forwards:
 
 def timed_forwards(trace: Trace) -> Forwards:
     """Of all steps, in the order of their start."""
-    spans = trace.step_spans
-    forward = spans[(spans["code"] == Span.FORWARD) & (spans["n"] == 1)]
-    launch = spans[spans["code"] == Span.HOST_LAUNCH]
+    forward, launch = trace.spans_of(Span.FORWARD), trace.spans_of(Span.HOST_LAUNCH)
+    forward = forward[forward["n"] == 1]
     launch = launch[np.argsort(launch["step"], kind="stable")]
     forward = forward[np.isin(forward["step"], launch["step"])]
     start, end = forward["start"].astype(np.int64), forward["end"].astype(np.int64)
@@ -63,7 +62,7 @@ def timed_forwards(trace: Trace) -> Forwards:
                 sampled |= mine & (start >= window["start_ns"]) & (end <= window["end_ns"])
         ran_ns = covered(start, end, *union(kernels["start_ns"], kernels["end_ns"]))
         busy_ns = np.maximum(busy_ns, ran_ns * mine)  # of several ranks the busiest
-    prepared = trace.step_spans[trace.step_spans["code"] == Span.INPUT_PREP]
+    prepared = trace.spans_of(Span.INPUT_PREP)
     graph = np.isin(forward["step"], prepared["step"][prepared["n"] >> 30 == _WHOLE_GRAPH])
     prompts = trace.entries["step"][(trace.entries["flags"] & EntryFlag.PROMPT) != 0]
     called = launch["start"] + launch["n"]  # when the graph had been launched, where that is told; logits may follow

@@ -219,8 +219,7 @@ def _unmeasured(trace: Trace | None) -> frozenset[str]:
         missing |= engine
     known = trace.cores.known_from if trace.cores is not None else "spans"
     missing |= {"switches": set[str](), "sums": {"lock_wait"}, "spans": {"core_wait", "lock_wait"}}[known]
-    computed = trace.step_spans["code"] == Span.FORWARD
-    if trace.on_device and not (trace.step_spans["n"][computed] == 1).any():  # it did not tell its own times
+    if trace.on_device and not (trace.spans_of(Span.FORWARD)["n"] == 1).any():  # it did not tell its own times
         missing |= {"launch_gap"}
     return missing
 

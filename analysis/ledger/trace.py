@@ -110,8 +110,7 @@ class Trace:
     @property
     def on_device(self) -> bool:
         """Whether a device computes the forwards: it goes on while the host's thread has no core."""
-        forwards = self.step_spans["n"][self.step_spans["code"] == Span.FORWARD]
-        return bool(forwards.any() or (self.step_spans["code"] == Span.HOST_LAUNCH).any())
+        return bool(self.spans_of(Span.FORWARD)["n"].any() or len(self.spans_of(Span.HOST_LAUNCH)))
 
     @property
     def logits_in_sampling(self) -> bool:
@@ -121,8 +120,7 @@ class Trace:
     @property
     def untimed_steps(self) -> Ints:
         """Steps that were put on a device, and of which it is not known when it computed them."""
-        steps, codes = self.step_spans["step"], self.step_spans["code"]
-        return np.setdiff1d(steps[codes == Span.HOST_LAUNCH], steps[codes == Span.FORWARD])
+        return np.setdiff1d(self.spans_of(Span.HOST_LAUNCH)["step"], self.spans_of(Span.FORWARD)["step"])
 
     def without_tokens(self) -> Trace:
         """What is asked once the ledgers are made: without what is there for every token, or that only they need."""
@@ -131,6 +129,16 @@ class Trace:
         if cores is not None:
             cores = replace(cores, of={key: kept for key, kept in cores.of.items() if key[0] == "forward"})
         return replace(self, request_spans=spans, emissions=self.emissions[:0].copy(), cores=cores)
+
+    def spans_of(self, code: Span) -> Table:
+        """Those of ``step_spans`` that time one thing."""
+        return self.step_spans[self.step_spans["code"] == code]
+
+    def within_steps(self, code: Span, steps: Ints) -> tuple[Table, Ints]:
+        """``spans_of`` the given steps (in order), and the place of each one's step among these."""
+        spans = self.spans_of(code)
+        spans = spans[np.isin(spans["step"], steps)]
+        return spans, np.searchsorted(steps, spans["step"])
 
     def belong_to(self, steps: Ints, process: int) -> Bools:
         """Which steps are those of a process's engine; all of them where that is not known."""
@@ -156,15 +164,11 @@ class Trace:
         entries = self.entries[self.entries["tokens"] > 0]
         seqs, at = np.unique(entries["step"], return_inverse=True)
         prompt = (entries["flags"] & EntryFlag.PROMPT) != 0
-        forwards = self.step_spans[self.step_spans["code"] == Span.FORWARD]
-        forwards = forwards[np.isin(forwards["step"], seqs)]
-        of_step = np.searchsorted(seqs, forwards["step"])
-        start_ns = np.zeros(len(seqs), np.int64)
-        start_ns[of_step] = forwards["start"]
-        launched = self.step_spans[self.step_spans["code"] == Span.INPUT_PREP]
-        launched = launched[np.isin(launched["step"], seqs)]
-        graph = np.zeros(len(seqs), np.int64)
-        graph[np.searchsorted(seqs, launched["step"])] = launched["n"] >> 30
+        (forwards, of_step), (launched, of_launch) = (
+            self.within_steps(code, seqs) for code in (Span.FORWARD, Span.INPUT_PREP)
+        )
+        start_ns, graph = np.zeros(len(seqs), np.int64), np.zeros(len(seqs), np.int64)
+        start_ns[of_step], graph[of_launch] = forwards["start"], launched["n"] >> 30
         lasted_ns = forwards["end"] - forwards["start"]
         if self.cores is not None and not self.on_device:
             for (kind, pid), waits in self.cores.of.items():
