@@ -20,8 +20,18 @@ _STAGE = {stage.name: number for number, stage in enumerate(STAGES)}
 _KNOWN = np.array([cls.stage in _STAGE for cls in CLASSES])  # what is not is nobody's: unexplained
 _BUSY = np.array([bool(cls.busy) for cls in CLASSES])
 _TRANSIT, _ENCLOSING = (np.array([getattr(cls, name) for cls in CLASSES]) for name in ("transit", "enclosing"))
-_Moment = tuple[Ints, Ints]
 SHARES = len(STAGES) + 3  # columns of Shares.ns
+
+
+class _Moments(NamedTuple):
+    """Of each of some intervals a moment, ns, and the stretch that had last begun by then (before any the first)."""
+
+    at: Ints
+    stretch: Ints
+
+    def rows(self, which: Ints) -> _Moments:
+        """Some of them."""
+        return _Moments(self.at[which], self.stretch[which])
 
 
 class Processes(NamedTuple):
@@ -94,8 +104,7 @@ class Sharer:
             often = counted[owned.event[rows]]
             of_it = np.flatnonzero(often)
             if len(of_it):
-                counted_from, counted_to = ((at[of_it], stretch[of_it]) for at, stretch in (begin, end))
-                by_reason += kept.by_reason(counted_from, counted_to, often[of_it])
+                by_reason += kept.by_reason(begin.rows(of_it), end.rows(of_it), often[of_it])
             cls, first = owned.cls[rows], owned.event[rows] * len(STAGES)
             waited = ((CORE, first + _STAGE["core_wait"]), (LOCK, first + _STAGE["lock_wait"]))
             for what, stage in (*waited, (WORK, first + busy[cls])):
@@ -159,10 +168,7 @@ class Sharer:
 
 
 class _Kept:
-    """How long each reason had kept a thread until any moment: how long between two is a difference.
-
-    A moment is ns, and the number of the last stretch that had begun (the first, before it).
-    """
+    """How long each reason had kept a thread until any moment: how long between two is a difference."""
 
     def __init__(self, stretches: Stretches, reasons: tuple[Reason, ...]) -> None:
         self._start, self._end, self._reason = stretches.start, stretches.end, stretches.reason
@@ -173,39 +179,44 @@ class _Kept:
         # How long those up to each stretch were, with it.
         self._so_far = {what: np.cumsum(length * self._of[what][self._reason]) for what in kinds}
 
-    def met(self, start: Ints, end: Ints) -> tuple[Ints, _Moment, _Moment]:
+    def met(self, start: Ints, end: Ints) -> tuple[Ints, _Moments, _Moments]:
         """Of intervals those that a stretch meets, and their starts and ends."""
         if not len(self._start):
-            return (none := np.empty(0, np.int64)), (none, none), (none, none)
+            return (none := np.empty(0, np.int64)), _Moments(none, none), _Moments(none, none)
         first, last = (np.maximum(np.searchsorted(self._start, at, side="right") - 1, 0) for at in (start, end))
         met = np.flatnonzero((first < last) | ((self._end[first] > start) & (self._start[first] < end)))
-        return met, (start[met], first[met]), (end[met], last[met])
+        return met, _Moments(start, first).rows(met), _Moments(end, last).rows(met)
 
-    def between(self, what: str, begin: _Moment, end: _Moment) -> Ints | None:
+    def between(self, what: str, begin: _Moments, end: _Moments) -> Ints | None:
         """For how many ns a kind of reason kept it; None: never did."""
         if what not in self._so_far:
             return None
         so_far, of = self._so_far[what], self._of[what]
-        until_end, until_begin = (so_far[at[1]] - of[self._reason[at[1]]] * self._left(at) for at in (end, begin))
-        return np.asarray(until_end - until_begin, np.int64)
 
-    def by_reason(self, begin: _Moment, end: _Moment, often: Bools | Ints) -> Ints:
+        def until(when: _Moments) -> Ints:
+            return np.asarray(so_far[when.stretch] - of[self._reason[when.stretch]] * self._left(when), np.int64)
+
+        return until(end) - until(begin)
+
+    def by_reason(self, begin: _Moments, end: _Moments, often: Bools | Ints) -> Ints:
         """Over all intervals, each counted so often, for how many ns each reason kept it."""
-        low, high = int(begin[1].min()), int(end[1].max()) + 1
-        begun, ended = (np.bincount(at[1] - low, often, high - low) for at in (begin, end))
+        low, high = int(begin.stretch.min()), int(end.stretch.max()) + 1
+        begun, ended = (np.bincount(when.stretch - low, often, high - low) for when in (begin, end))
         whole = np.cumsum(begun - ended) * (self._end[low:high] - self._start[low:high])
         ns = np.bincount(self._reason[low:high], whole, self._reasons)
-        for at, sign in ((end, 1), (begin, -1)):
-            ns += sign * np.bincount(self._reason[at[1]], self._passed(at) * often, self._reasons)
+        for when, sign in ((end, 1), (begin, -1)):
+            ns += sign * np.bincount(self._reason[when.stretch], self._passed(when) * often, self._reasons)
         return ns.astype(np.int64)
 
-    def _passed(self, at: _Moment) -> Ints:
+    def _passed(self, when: _Moments) -> Ints:
         """How much of the last stretch."""
-        return np.asarray(np.maximum(np.minimum(at[0], self._end[at[1]]) - self._start[at[1]], 0), np.int64)
+        start, end = self._start[when.stretch], self._end[when.stretch]
+        return np.asarray(np.maximum(np.minimum(when.at, end) - start, 0), np.int64)
 
-    def _left(self, at: _Moment) -> Ints:
+    def _left(self, when: _Moments) -> Ints:
         """How much of it is to come."""
-        return np.asarray(np.maximum(self._end[at[1]] - np.maximum(at[0], self._start[at[1]]), 0), np.int64)
+        start, end = self._start[when.stretch], self._end[when.stretch]
+        return np.asarray(np.maximum(end - np.maximum(when.at, start), 0), np.int64)
 
 
 def _known(owned: Intervals) -> Intervals:
