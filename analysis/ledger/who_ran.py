@@ -328,16 +328,11 @@ class _Window:
 
     def _gaps(self, tids: Iterable[int]) -> tuple[Ints, Ints, Ints, Bools]:
         """Between each run of these threads and its next: start, end, core of the former, whether it was preempted."""
-        start, end, cpu, preempted = ([np.empty(0, kind)] for kind in (np.int64, np.int64, np.int64, np.bool_))
-        for tid in tids:
-            mine = self.runs[self.runs["tid"] == tid]
-            start.append(mine["end"][:-1])
-            end.append(mine["start"][1:])
-            cpu.append(mine["cpu"][:-1])
-            preempted.append(mine["preempted"][:-1])
-        begun, ended = np.concatenate(start), np.concatenate(end)
-        known = covered(begun, ended, *self.watched.lost) == 0
-        return begun[known], ended[known], np.concatenate(cpu)[known], np.concatenate(preempted)[known]
+        none, every = np.empty(0, np.int64), [np.flatnonzero(self.runs["tid"] == tid) for tid in tids]
+        former = self.runs[np.concatenate([none, *(rows[:-1] for rows in every)])]
+        later = self.runs[np.concatenate([none, *(rows[1:] for rows in every)])]
+        known = covered(former["end"], later["start"], *self.watched.lost) == 0
+        return former["end"][known], later["start"][known], former["cpu"][known], former["preempted"][known]
 
     # -- reasons
 
