@@ -114,6 +114,20 @@ class LedgerInputs:
         client = _client(requests, traced=trace is not None)
         return cls(requests, trace, index, client, unmeasured, fit, excess, Sharer(trace), measured)
 
+    @property
+    def spoilt(self) -> frozenset[str]:
+        """Classes whose time an unmeasured stage spoils."""
+        return frozenset(name for stage in self.unmeasured for name in _SPOILS.get(stage, ()))
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """Classes that may own no time: these, and those of unmeasured stages."""
+        return self.spoilt | {c.name for c in CLASSES if c.stage in self.unmeasured}
+
+    def causes(self, events: Events) -> Causes:
+        """What led to events."""
+        return build(self.trace, self.client, events, self.dropped, self.index)
+
 
 def make_ledger(inputs: LedgerInputs) -> Ledger:
     """Ledgers of all requests that succeeded."""
@@ -169,12 +183,11 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
     requests = inputs.requests
     rows = np.flatnonzero(shown & answered(requests))
     events = last_tokens(requests, rows, inputs.index)
-    _, dropped = _dropped(inputs.unmeasured)
     stages, kinds = list(STAGE_NAMES), ["measured", "transit", UNEXPLAINED]
     parts = []
     for low, high in blocks(inputs.index, (events.start, events.end)):
         block = events.rows(low, high)
-        causes = build(inputs.trace, inputs.client, block, dropped, inputs.index)
+        causes = inputs.causes(block)
         owned = inputs.sharer.cut(causes.intervals, causes.processes)
         owned = with_holes(owned, block.start, block.end)
         named = owned.cls >= 0
@@ -229,9 +242,8 @@ def _shares_of_decoding(inputs: LedgerInputs, events: Events) -> KnownShares | N
     trace, index = inputs.trace, inputs.index
     if trace is None or index is None or not trace.has_engine:
         return None
-    _, dropped = _dropped(inputs.unmeasured)
-    found = stretches_of(trace, index, inputs.client, events, dropped)
-    shares = decoded(index, inputs.sharer, found, inputs.measured[events.request], dropped)
+    found = stretches_of(trace, index, inputs.client, events, inputs.dropped)
+    shares = decoded(index, inputs.sharer, found, inputs.measured[events.request], inputs.dropped)
     return KnownShares(found.since, found.until, shares)
 
 
@@ -269,12 +281,10 @@ def _in_turn(inputs: LedgerInputs, blocks: Iterable[Portion]) -> Iterator[_Table
 
 def _shares(inputs: LedgerInputs, portion: Portion) -> tuple[Causes, Shares]:
     """What led to events, and whose their time is: to what is known, and from there."""
-    _, dropped = _dropped(inputs.unmeasured)
 
     def of(events: Events) -> tuple[Causes, Shares]:
-        causes = build(inputs.trace, inputs.client, events, dropped, inputs.index)
-        counted = inputs.measured[events.request]
-        return causes, inputs.sharer.shares(causes.intervals, causes.processes, counted)
+        causes = inputs.causes(events)
+        return causes, inputs.sharer.shares(causes.intervals, causes.processes, inputs.measured[events.request])
 
     known = portion.known
     if known is None:
@@ -285,8 +295,7 @@ def _shares(inputs: LedgerInputs, portion: Portion) -> tuple[Causes, Shares]:
 
 
 def _table(inputs: LedgerInputs, block: Portion) -> _Tables:
-    unmeasured, events = inputs.unmeasured, block.events
-    spoilt, _ = _dropped(unmeasured)
+    unmeasured, spoilt, events = inputs.unmeasured, inputs.spoilt, block.events
     causes, shares = _shares(inputs, block)
     total = events.end - events.start
     by_stage = shares.by_stage
@@ -314,12 +323,6 @@ def _table(inputs: LedgerInputs, block: Portion) -> _Tables:
     }
     below = {name: gap[gap < 0] for name, gap in causes.gaps.items()}
     return _Tables({name: folded(values) for name, values in table.items()}, below, shares.held)
-
-
-def _dropped(unmeasured: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Classes that an unmeasured stage spoils, and all that may own no time."""
-    spoilt = frozenset(name for stage in unmeasured for name in _SPOILS.get(stage, ()))
-    return spoilt, spoilt | {c.name for c in CLASSES if c.stage in unmeasured}
 
 
 @dataclass(frozen=True, slots=True)
