@@ -45,10 +45,16 @@ def changes(*columns: AnyArray) -> Bools:
     return new
 
 
+def runs(begins: Bools) -> tuple[Ints, Ints]:
+    """The first and the last row of each run of rows, by which of them begin one."""
+    first = np.flatnonzero(begins)
+    return first, np.append(first[1:], len(begins))[: len(first)] - 1
+
+
 def running_sums(groups: AnyArray, values: Ints) -> Ints:
     """The sum of ``values`` up to each row, from where its run of equal ``groups`` began."""
-    total, first = np.cumsum(values, dtype=np.int64), np.flatnonzero(changes(groups))
-    return total - np.repeat(total[first] - values[first], np.diff(first, append=len(total)))
+    total, (first, last) = np.cumsum(values, dtype=np.int64), runs(changes(groups))
+    return total - np.repeat(total[first] - values[first], last - first + 1)
 
 
 class Ranked:

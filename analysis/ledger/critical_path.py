@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Bools, Ints, changes, ranges
+from gapmeter.analysis.arrays import Bools, Ints, changes, ranges, runs
 
 _CHUNK = 50_000  # intervals that are sorted at once: what the processor's caches hold
 _BITS = 62  # of a number in which each stands for a class
@@ -74,8 +74,8 @@ def union(start: Ints, end: Ints) -> Times:
         return start, end
     order = np.argsort(start, kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order])
-    first = np.flatnonzero(np.concatenate([[True], start[1:] > end[:-1]]))
-    return start[first], end[np.append(first[1:] - 1, len(end) - 1)]
+    first, last = runs(np.append(True, start[1:] > end[:-1]))
+    return start[first], end[last]
 
 
 def at_least(count: int, start: Ints, end: Ints) -> Times:
@@ -83,7 +83,7 @@ def at_least(count: int, start: Ints, end: Ints) -> Times:
     moments, going_on = np.concatenate([start, end]), np.repeat([1, -1], [len(start), len(end)])
     order = np.argsort(moments, kind="stable")  # in order but for a few, mostly
     moments = moments[order]
-    last = np.flatnonzero(np.append(moments[1:] != moments[:-1], True)[: len(moments)])
+    _, last = runs(changes(moments))
     enough = np.cumsum(going_on[order])[last] >= count
     turns = moments[last[np.diff(enough, prepend=False)]]
     return turns[::2], turns[1::2]
@@ -104,8 +104,7 @@ def sweep(
         end = start + length
         new = changes(event, owner)
         new[1:] |= start[1:] > end[:-1]
-        first = np.flatnonzero(new)
-        last = np.append(first[1:], len(event)) - 1
+        first, last = runs(new)
         parts.append(Intervals(event[first], start[first], end[last], owner[first]))
         if over is not None:
             hid = np.isin(owner, over) & covers

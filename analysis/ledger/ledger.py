@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints, changes
+from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints, changes, runs
 from gapmeter.analysis.ledger.classes import CLASSES
 from gapmeter.analysis.ledger.columns import Columns, folded
 from gapmeter.analysis.ledger.cores import Culprit
@@ -193,8 +193,7 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
         named = owned.cls >= 0
         stage, kind = np.where(named, owned.cls // 2, len(stages) - 1), np.where(named, owned.cls % 2, len(kinds) - 1)
         codes = owned.event, stage, kind  # waits for a core behind one and behind another are one stretch
-        first = np.flatnonzero(changes(*codes))
-        last = np.append(first[1:], len(stage))[: len(first)] - 1
+        first, last = runs(changes(*codes))
         whose, *of = (code[first] for code in codes)
         narrow = ((low + whose).astype(np.int32), *(code.astype(np.int8) for code in of))
         parts.append((*narrow, owned.start[first], owned.end[last]))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints, changes
+from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints, changes, runs
 from gapmeter.analysis.results.requests import ENDED_BY_US
 from gapmeter.analysis.stats.hdr import at_rank, nearest_rank
 from gapmeter.analysis.stats.series import Series, time_blocks
@@ -271,8 +271,8 @@ def itl_p99_ns(requests: pd.DataFrame) -> Floats:
     whose, at_ns, _ = arrivals_of(requests, np.ones(len(requests), np.bool_))
     later = np.flatnonzero(~changes(whose))
     row, gap_ns = whose[later], at_ns[later] - at_ns[later - 1]
-    first = np.flatnonzero(changes(row))
-    counts = np.diff(first, append=len(row))
+    first, last = runs(changes(row))
+    counts = last - first + 1
     own = np.full(len(requests), np.nan)
     if len(row):
         own[row[first]] = np.maximum.reduceat(gap_ns, first)
