@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Ints, changes, ranges, running_sums
+from gapmeter.analysis.arrays import Bools, Ints, changes, places, ranges, running_sums
 from gapmeter.analysis.ledger.steps import Steps
 from gapmeter.analysis.ledger.trace import MISSING, MOST_TOKENS, REQUEST_SPAN, Trace, as_key, from_key
 from gapmeter.records import EntryFlag, Span
@@ -140,6 +140,14 @@ class Index:
         there, at = _reaching(self.emission_key, events.request, events.n)
         positions[there] = self.steps.position(self.emission_step[at])
         return positions
+
+    def carried(self, request: Ints, position: Ints) -> tuple[Bools, Bools]:
+        """Whether each step, by position, had tokens of a request, and whether of its prompt."""
+        if not len(self.entry_key):
+            return (none := np.zeros(len(request), np.bool_)), none
+        at = places(self.entry_key, as_key(request, self.steps.seqs[position]))
+        own = at >= 0
+        return own, own & self.entry_prompt[at]
 
     @cached_property
     def _writes(self) -> tuple[Ints, Ints, Table]:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints, places, ranges
+from gapmeter.analysis.arrays import Bools, Ints, ranges
 from gapmeter.analysis.ledger.classes import CLASS
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
 from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.shares import Processes
 from gapmeter.analysis.ledger.steps import WORKED
-from gapmeter.analysis.ledger.trace import MISSING, Trace, as_key
+from gapmeter.analysis.ledger.trace import MISSING, Trace
 from gapmeter.records import Span
 
 _INGRESS = (Span.HTTP, Span.APPLICATION, Span.REQUEST)
@@ -64,8 +64,8 @@ def build(
     maker.beside_steps()
     if trace is not None and trace.has_engine:
         maker.engine_steps()
-    low, step = maker.seq_of(maker.low), maker.seq_of(maker.step)
-    return Causes(maker.whole(dropped), maker.joined, low, step, maker.gaps, maker.processes, maker.events.request)
+    steps = maker.seq_of(maker.behind), maker.seq_of(maker.step)
+    return Causes(maker.whole(dropped), maker.joined, *steps, maker.gaps, maker.processes, maker.events.request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +145,20 @@ class Parts:
 
 
 class Maker(Parts):
-    """Collects the intervals that led to tokens; each method adds one part of the way."""
+    """Collects the intervals that led to tokens; each method adds one part of the way.
+
+    Its arrays have an element an event, as what is looked up for them; ``event`` in a method numbers these, a row an
+    event and a span, a step or an eviction. ``row``: of the client's table. ``first``, ``behind`` and ``step`` are
+    positions of steps: the first with tokens of the request, the first whose forward is behind the event, and the one
+    that made its token.
+    """
 
     def __init__(self, trace: Trace | None, index: Index | None, client: ClientStamps, events: Events) -> None:
         super().__init__(index, events)
         self.client, self.trace, self.row = client, trace, events.request
         self.gaps: dict[str, Ints] = {}
         self.joined = np.ones(len(events), dtype=np.bool_)
-        self.low = self.step = np.full(len(events), MISSING)
+        self.behind = self.step = np.full(len(events), MISSING)
         self.processes = Processes(np.full(len(events), MISSING), np.full(len(events), MISSING))
         if index is not None:
             last = events.n if client.together is None else np.where(events.n == 1, client.together[self.row], events.n)
@@ -289,13 +295,13 @@ class Maker(Parts):
         Work of a step counts until the token is ``sampled``, the engine's own code until the token has ``left``.
         """
         steps, window = self.steps, self.events
-        low, self.low = (  # the first own step that is not over, or whose forward is not, when the window begins
+        low, self.behind = (  # the first own step that is not over, or whose forward is not, when the window begins
             np.where(ok, np.clip(steps.first_beside(self.first, ended, window.start), self.first, self.step), MISSING)
             for ended in (steps.over, steps.forwards_over)
         )
         last = np.minimum(self.step, steps.first_beside(self.first, steps.untouched, window.end) - 1)
         event, position = ranges(low, np.where(ok, last + 1, low))
-        own, prompt = self._membership(event, position)
+        own, prompt = self.index.carried(self.events.request[event], position)
         makes_it = position == self.step[event]
         rows = StepRows(
             event, position, own, prompt, makes_it,
@@ -330,12 +336,3 @@ class Maker(Parts):
         for code in WORKED:
             start, end = (side[position] for side in self.steps.spans[code])
             self.add("other_step", np.maximum(start, self.scheduled[event]), end, event)
-
-    def _membership(self, event: Ints, position: Ints) -> tuple[Bools, Bools]:
-        """Whether each (event, step) pair is an own step, and whether it carries the prompt."""
-        index = self.index
-        if not len(index.entry_key):
-            return (none := np.zeros(len(event), dtype=np.bool_)), none
-        at = places(index.entry_key, as_key(self.events.request[event], self.steps.seqs[position]))
-        own = at >= 0
-        return own, own & index.entry_prompt[at]
