@@ -25,6 +25,7 @@ from gapmeter.analysis.ledger.trace import (
     AskedTokens,
     Trace,
     as_key,
+    engines_of,
 )
 from gapmeter.records import RecordFile, Span, StepFlag, read_records
 from gapmeter.records.process import give_back_memory
@@ -194,11 +195,11 @@ def _ranks_apart_ns(processes: Sequence[RecordedProcess]) -> Ints:
 def _untimed(steps: Table, step_spans: Table, last: Sequence[int]) -> frozenset[str]:
     """The stages within steps that an engine had, and nobody timed: no worker recorded, or no device told its times."""
     seqs = np.unique(steps["seq"][(steps["code"] & StepFlag.EMPTY) == 0])
-    working = np.bincount(np.searchsorted(last, seqs), minlength=len(last)) > _IN_FLIGHT
+    working = np.bincount(engines_of(seqs, last), minlength=len(last)) > _IN_FLIGHT
     unmeasured = set[str]()
     for codes, stages in _TIMES.items():
         of = step_spans["step"][np.isin(step_spans["code"], codes)]
-        timed = np.bincount(np.searchsorted(last[:-1], of), minlength=len(last)) > 0
+        timed = np.bincount(engines_of(of, last), minlength=len(last)) > 0
         unmeasured.update(stages if (working & ~timed).any() else ())
     return frozenset(unmeasured)
 

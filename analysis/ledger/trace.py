@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,11 @@ EMISSION = _dtype("step request tokens", "at")
 MISSING = -1
 MOST_TOKENS = np.int64(1) << 40  # more tokens than any request has
 FIRST_STEP_CODE, FIRST_PROCESS_CODE = 100, 200
+
+
+def engines_of(steps: Ints, engine_steps: Sequence[int]) -> Ints:
+    """The place of each step's engine, by the last step of each; beyond these it is the last engine's."""
+    return np.searchsorted(engine_steps[:-1], steps)
 
 
 def as_key(request: Ints, n: Ints | int) -> Ints:
@@ -150,7 +155,7 @@ class Trace:
         """``step_spans``, apart for each engine: they compute side by side."""
         if len(self.engine_steps) < 2:
             return [self.step_spans]
-        engine = np.searchsorted(self.engine_steps[:-1], self.step_spans["step"])
+        engine = engines_of(self.step_spans["step"], self.engine_steps)
         return [self.step_spans[engine == one] for one in range(len(self.engine_steps))]
 
     def step_loads(self) -> pd.DataFrame:

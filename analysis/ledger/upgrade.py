@@ -23,6 +23,7 @@ import pandas as pd
 from gapmeter.analysis.arrays import Bools, Floats, Ranked
 from gapmeter.analysis.ledger.critical_path import union
 from gapmeter.analysis.ledger.tail import FEWEST, FEWEST_SLOW, stage_parts, stages_in, typical
+from gapmeter.analysis.ledger.trace import engines_of
 from gapmeter.analysis.requests.figures import LEDGER_OF, finite_ms
 from gapmeter.analysis.results.distribution import MainPercentiles, percentile_key
 from gapmeter.analysis.results.latency import Compute, ComputeBand, ComputeShares, PartShare, Upgrade, UpgradeBracket
@@ -131,7 +132,7 @@ def _busy_share(steps: pd.DataFrame | None, engine_steps: Sequence[int]) -> floa
     if len(forwards) < 2:
         return None
     start, end = (forwards[f"forward_{side}_ns"].to_numpy(np.int64) for side in ("start", "end"))
-    engine, busy_ns = np.searchsorted(engine_steps[:-1], forwards["step"]), 0
+    engine, busy_ns = engines_of(forwards["step"].to_numpy(), engine_steps), 0
     for one in range(engines := max(len(engine_steps), 1)):
         begun, ended = union(start[engine == one], end[engine == one])
         busy_ns += int((ended - begun).sum())
