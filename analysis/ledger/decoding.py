@@ -21,7 +21,7 @@ from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.intervals import ClientStamps, Maker, Parts, StepRows
 from gapmeter.analysis.ledger.portions import AT_ONCE, blocks
 from gapmeter.analysis.ledger.shares import SHARES, Processes, Sharer, Shares
-from gapmeter.analysis.ledger.trace import MISSING, Trace, as_key
+from gapmeter.analysis.ledger.trace import MISSING, Trace, as_key, filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,7 @@ def stretches_of(
     """Where ``Maker`` would lay nothing but the steps of ``decode_steps``."""
     maker = Maker(trace, index, client, events)
     maker.beside_steps()
-    first, step = index.decoded_from[maker.events.request], maker.step
-    first = np.where(first == MISSING, maker.first, first)
+    first, step = filled(index.decoded_from[maker.events.request], maker.first), maker.step
     known = (first != MISSING) & (step > first)
     first, step = np.where(known, first, 0), np.where(known, step, 0)
     steps, request = index.steps, maker.events.request
@@ -52,7 +51,7 @@ def stretches_of(
     since, until, place = steps.over[first], steps.untouched[step], steps.engine_of(step)
     known &= (place == steps.engine_of(first)) & (own[1] - own[0] == step - first)  # it is in every step between
     known &= (events.start <= since) & (since < until) & (until <= events.end)
-    known &= (maker.scheduled <= since) & ((maker.arrived == MISSING) | (until <= maker.arrived))
+    known &= (maker.scheduled <= since) & (until <= filled(maker.arrived, FAR))
     since, until = (np.where(known, at, events.end) for at in (since, until))
     between = Maker(trace, index, client, Events(events.request, events.n, since, until))
     between.beside_steps()

@@ -13,7 +13,7 @@ from gapmeter.analysis.ledger.device_time import DEVICE_WORK
 from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.shares import Processes
 from gapmeter.analysis.ledger.steps import WORKED
-from gapmeter.analysis.ledger.trace import MISSING, Trace
+from gapmeter.analysis.ledger.trace import MISSING, Trace, filled
 from gapmeter.records import Span
 
 _INGRESS = (Span.HTTP, Span.APPLICATION, Span.REQUEST)
@@ -219,7 +219,7 @@ class Maker(Parts):
             self.add(name, np.where(inline, MISSING, span["start"]), span["end"], event)
             self.add(f"{name}_back", np.where(inline, MISSING, span["end"]), span["end"] + span["n"], event)
             self.add(f"{name}_inline", np.where(inline, span["start"], MISSING), span["end"], event)
-        self.arrived = np.where(self.receive["start"] != MISSING, self.receive["start"], self.detokenize["queued"])
+        self.arrived = filled(self.receive["start"], self.detokenize["queued"])
         self.add("output_receive", self.receive["start"], self.receive["end"])
         self.add("detokenize", self.detokenize["queued"], self.detokenize["end"])
         written = np.minimum(self.egress["end"], self.events.end)
@@ -236,13 +236,11 @@ class Maker(Parts):
         """From the hand-over to the first scheduling, and while preempted: the scheduler's state decides."""
         who, index = self.events.request, self.index
         hand, receive, add = (index.of_request(code)[who] for code in (Span.HANDOFF, Span.CORE_RECEIVE, Span.CORE_ADD))
-        engine = np.where(add["process"] != MISSING, add["process"], receive["process"])
-        self.processes = self.processes._replace(engine=engine)
-        handed = np.where(receive["start"] != MISSING, np.minimum(hand["end"], receive["start"]), hand["end"])
-        self.add("handoff", hand["start"], handed)
+        self.processes = self.processes._replace(engine=filled(add["process"], receive["process"]))
+        self.add("handoff", hand["start"], np.minimum(hand["end"], filled(receive["start"], FAR)))
         self.add("handoff_transit", hand["start"], receive["start"])
-        taken = add["start"] != MISSING  # the engine may take it before the call that queued it has returned
-        queued = np.where(taken, np.minimum(receive["end"], add["start"]), receive["end"])
+        # The engine may take it before the call that queued it has returned.
+        queued = np.minimum(receive["end"], filled(add["start"], FAR))
         self.add("handoff_receive", receive["start"], queued)
         self.add("engine_wait", queued, add["start"])
         self.add("engine_code", add["start"], add["end"])
@@ -282,8 +280,8 @@ class Maker(Parts):
         self.causal("launched → forward", launched, np.where(began == MISSING, MISSING, began + width))
         self.causal("output → API server", put_start, self.arrived)
         for name, start, end in (("output_put", put_start, put_end), ("output_send", send_start, send_end)):
-            self.add(name, start, np.minimum(end, np.where(self.arrived == MISSING, end, self.arrived)))
-        self.add("output_ready", sampled, np.where(send_end == MISSING, put_end, send_start))
+            self.add(name, start, np.minimum(end, filled(self.arrived, FAR)))
+        self.add("output_ready", sampled, filled(send_start, put_end))
         self.add("output_transit", sampled, self.arrived)
         # An engine that is kept from its core inside the call that sends may return long after the token has arrived.
         over = (put_end == MISSING) | ((self.arrived != MISSING) & (self.arrived < put_end))
@@ -307,7 +305,7 @@ class Maker(Parts):
             event, position, own, prompt, makes_it,
             since=self.scheduled[event],
             work_until=np.where(makes_it, sampled[event], FAR),
-            code_until=np.where(left == MISSING, FAR, left)[event],
+            code_until=filled(left, FAR)[event],
         )  # fmt: skip
         self.add_steps(rows)
         self._before_own(ok)

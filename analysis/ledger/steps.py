@@ -9,7 +9,7 @@ import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints, places
 from gapmeter.analysis.ledger.launching import launch_waits
-from gapmeter.analysis.ledger.trace import FIRST_PROCESS_CODE, FIRST_STEP_CODE, MISSING, Trace
+from gapmeter.analysis.ledger.trace import FIRST_PROCESS_CODE, FIRST_STEP_CODE, MISSING, Trace, filled
 from gapmeter.records import Span
 from gapmeter.records.reader import Table
 
@@ -87,12 +87,10 @@ class Steps:
         known to come after.
         """
         spans = self.spans
-        on_device = np.where(
-            spans[Span.DEVICE_COPY][1] != MISSING, spans[Span.DEVICE_COPY][1], spans[Span.DEVICE_SAMPLING][1]
-        )
-        made = np.maximum(np.where(on_device != MISSING, on_device, spans[Span.FORWARD][1]), spans[Span.SAMPLING][1])
+        on_device = filled(spans[Span.DEVICE_COPY][1], spans[Span.DEVICE_SAMPLING][1])
+        made = np.maximum(filled(on_device, spans[Span.FORWARD][1]), spans[Span.SAMPLING][1])
         made = np.where(self.untimed, np.maximum(made, spans[Span.UPDATE][0]), made)
-        return np.where(made == MISSING, spans[Span.WORKER][1], made)
+        return filled(made, spans[Span.WORKER][1])
 
     @cached_property
     def untimed(self) -> Bools:
@@ -108,8 +106,7 @@ class Steps:
     @cached_property
     def forwards_over(self) -> Ints:
         """By when the forwards of each and of all before it of its engine had ended."""
-        ends = self.spans[Span.FORWARD][1]
-        return self._so_far(np.where(ends == MISSING, self._ends, ends))
+        return self._so_far(filled(self.spans[Span.FORWARD][1], self._ends))
 
     @cached_property
     def worked(self) -> Ints:
@@ -148,5 +145,5 @@ class Steps:
         return np.concatenate([np.maximum.accumulate(ends[begin:end]) for begin, end in self.engines])
 
     def _from_then_on(self, starts: Ints) -> Ints:
-        known = np.where(starts == MISSING, np.iinfo(np.int64).max, starts)
-        return np.concatenate([np.minimum.accumulate(known[begin:end][::-1])[::-1] for begin, end in self.engines])
+        starts = filled(starts, np.iinfo(np.int64).max)
+        return np.concatenate([np.minimum.accumulate(starts[begin:end][::-1])[::-1] for begin, end in self.engines])

@@ -33,6 +33,11 @@ MOST_TOKENS = np.int64(1) << 40  # more tokens than any request has
 FIRST_STEP_CODE, FIRST_PROCESS_CODE = 100, 200
 
 
+def filled(values: Ints, otherwise: Ints | int) -> Ints:
+    """The values; where one is MISSING, ``otherwise``."""
+    return np.where(values == MISSING, otherwise, values)
+
+
 def engines_of(steps: Ints, engine_steps: Sequence[int]) -> Ints:
     """The place of each step's engine, by the last step of each; beyond these it is the last engine's."""
     return np.searchsorted(engine_steps[:-1], steps)
