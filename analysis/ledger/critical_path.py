@@ -39,8 +39,8 @@ class Intervals:
         """Rows of a single event, 0, of one class or of each its own."""
         return cls(np.zeros(len(start), np.int64), start, end, np.broadcast_to(which, len(start)))
 
-    def rows(self, which: Bools) -> Intervals:
-        """Some of them."""
+    def rows(self, which: Bools | Ints) -> Intervals:
+        """Some of them, or in another order."""
         return Intervals(self.event[which], self.start[which], self.end[which], self.cls[which])
 
     def outside(self, start: Ints, end: Ints) -> Intervals:

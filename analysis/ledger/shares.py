@@ -132,25 +132,21 @@ class Sharer:
         """The same row by row, cut where a reason begins or ends; ``cls``: twice the stage, and one more in transit."""
         owned = _known(pieces(intervals, len(processes.engine), len(CLASSES)))
         alone = np.ones(len(owned.event), np.bool_)
-        row, start, end, why = [], [], [], []
+        parts = list[Intervals]()  # of rows in place of events, by reasons in place of classes, -1 where none
         for key, at in self._by_thread(processes, owned):
             stretches = self._use.of[key]
             alone[at] = False
             near = np.unique(overlaps(owned.start[at], owned.end[at], stretches.start, stretches.end)[1])
             turns = np.stack([stretches.start[near], stretches.end[near]], axis=1).ravel()  # also what lies between
             of, one, low, high = overlaps(owned.start[at], owned.end[at], np.append(-FAR, turns), np.append(turns, FAR))
-            kept = high > low
-            row.append(at[of[kept]])
-            start.append(low[kept])
-            end.append(high[kept])
-            inside = one[kept] % 2 == 1
-            why.append(np.where(inside, np.append(stretches.reason[near], -1)[one[kept] // 2], -1))
+            why = np.where(one % 2 == 1, np.append(stretches.reason[near], -1)[one // 2], -1)
+            parts.append(Intervals(at[of], low, high, why).rows(high > low))
         rest = np.flatnonzero(alone)
-        rows, begun = np.concatenate([rest, *row]), np.concatenate([owned.start[rest], *start])
-        ended, reason = np.concatenate([owned.end[rest], *end]), np.concatenate([np.full(len(rest), -1), *why])
-        order = np.argsort(rows, kind="stable")  # each row's are in order
-        rows = rows[order]
-        return Intervals(owned.event[rows], begun[order], ended[order], self._code[owned.cls[rows], reason[order]])
+        parts.append(Intervals(rest, owned.start[rest], owned.end[rest], np.full(len(rest), -1)))
+        whole = Intervals.join(parts)
+        whole = whole.rows(np.argsort(whole.event, kind="stable"))  # each row's are in order
+        code = self._code[owned.cls[whole.event], whole.cls]
+        return Intervals(owned.event[whole.event], whole.start, whole.end, code)
 
     def _by_thread(self, processes: Processes, owned: Intervals) -> Iterator[tuple[tuple[str, int], Ints]]:
         """Whose stretches may have kept which rows' threads."""
