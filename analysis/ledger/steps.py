@@ -67,7 +67,7 @@ class Steps:
         ``times``: ``over``, or another that is in order within an engine.
         """
         begin, end = self.engines[place]
-        return begin + np.searchsorted(times[begin:end], at)
+        return np.asarray(begin + np.searchsorted(times[begin:end], at))
 
     def first_beside(self, position: Ints, times: Ints, at: Ints) -> Ints:
         """``first_of`` for each moment in the engine of its own step; MISSING where it has none."""

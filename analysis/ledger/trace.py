@@ -142,7 +142,8 @@ class Trace:
 
     def spans_of(self, code: Span) -> Table:
         """Those of ``step_spans`` that time one thing."""
-        return self.step_spans[self.step_spans["code"] == code]
+        spans: Table = self.step_spans[self.step_spans["code"] == code]
+        return spans
 
     def within_steps(self, code: Span, steps: Ints) -> tuple[Table, Ints]:
         """``spans_of`` the given steps (in order), and the place of each one's step among these."""
