@@ -126,7 +126,9 @@ def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:
     ]
     for lane, name, open_source in openers:
         try:
-            lane.sources.append(open_source() if here or name not in _DEVICES else _elsewhere())
+            if name in _DEVICES and not here:
+                raise Absent("the server is on another machine, and the devices of this one are not its own")
+            lane.sources.append(open_source())
         except Absent as absent:
             journal.note("absent", source=name, why=str(absent))
             if name == "switches":
@@ -136,10 +138,6 @@ def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:
     else:
         journal.note("absent", source="engine", why="telemetry.metrics_every is 0")
     return [lane for lane in (fast, pcie, engine) if lane.sources]
-
-
-def _elsewhere() -> Source:
-    raise Absent("the server is on another machine, and the devices of this one are not its own")
 
 
 def sample(lane: Lane, journal: Journal, over: threading.Event) -> None:

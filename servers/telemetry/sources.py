@@ -48,7 +48,7 @@ def is_here(url: str) -> bool:
     local = {address.address for all_of in psutil.net_if_addrs().values() for address in all_of}
     try:
         found = {str(address[0]) for *_, address in socket.getaddrinfo(urlsplit(url).hostname, None)}
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for what is no name
         return False
     return any(one in local or ip_address(one).is_loopback or ip_address(one).is_unspecified for one in found)
 

@@ -116,7 +116,9 @@ def test_an_instance_that_is_not_there_hides_every_gpu(library: Path) -> None:
     assert "hides every GPU" in read(library, "divided", CUDA_VISIBLE_DEVICES="MIG-77")["absent"]
 
 
-@pytest.mark.parametrize(("host", "here"), [("127.0.0.1", True), ("localhost", True), ("192.0.2.1", False)])
+@pytest.mark.parametrize(
+    ("host", "here"), [("127.0.0.1", True), ("localhost", True), ("192.0.2.1", False), ("a..b", False)]
+)
 def test_this_machine_s_gpus_are_not_taken_for_those_of_a_server_on_another(
     library: Path, host: str, here: bool, tmp_path: Path
 ) -> None:
