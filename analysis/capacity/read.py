@@ -122,15 +122,18 @@ def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], 
     never = [slo for slo, count in zip(slos, counts, strict=True) if not count.count]
     if never and not invalid:
         invalid = never_occurred(never[0].metric, never[0].percentile)
-    took = request_values_ns(measured, "e2e")
-    known = bool(len(took)) and not np.isnan(took).any()  # one that failed may have stayed long, or not at all
-    due = stamps_ns(measured, "due_ns").astype(float)
+    took, due = request_values_ns(measured, "e2e"), stamps_ns(measured, "due_ns").astype(float)
+    took = np.where(succeeded(measured), took, math.inf)
+    lost = float(np.isinf(took).mean()) if len(took) else 1.0
+    # Who refuses requests because the server is full refuses more than may fail, and keeps up with any rate.
+    full = served_by(due, due + took) if lost <= min(promise.share for promise in promises_of(slos)) else None
     return Outcome(
         tuple(_kept(count, slo, lateness) for slo, count in zip(slos, counts, strict=True)),
         int(issued(final(requests)).sum()), len(measured), note.seconds,
-        good=good, good_n_eff=worth, looks=note.ended, served=served_by(due, due + took) if known else None,
+        good=good, good_n_eff=worth, looks=note.ended, served=full,
         pace=pace_of(request_values_ns(measured, "tpot")),
-        in_flight=note.rate * float(took.mean()) / 1e9 if known else math.inf,  # Little's law
+        # Little's law; infinite where one failed, which may have stayed long, or not at all.
+        in_flight=note.rate * float(took.mean()) / 1e9 if len(took) else math.inf,
         invalid=invalid or ("it was interrupted" if note.interrupted else ""), client_limit=client,
         died=note.died or "", interrupted=note.interrupted, name=note.folder, refused_all=_refused_all(measured),
         bunched=max(1.0, ((evidence.count_dispersion or 1.0) + _SERVICES) / (1.0 + _SERVICES)),
@@ -255,5 +258,4 @@ def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
             float((values > limit).sum()), len(values), worth(values, percentile), bursts=bursts_of(values, limit),
             log_level=log_level(values, percentile, limit),
         )  # fmt: skip
-    count = count_values(values[known], stamps_ns(requests, "due_ns")[known].astype(float), limit, percentile, rate)
-    return replace(count, stable=1.0) if failed.any() else count  # who refuses requests completes fewer of them
+    return count_values(values[known], stamps_ns(requests, "due_ns")[known].astype(float), limit, percentile, rate)

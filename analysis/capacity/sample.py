@@ -23,7 +23,10 @@ _TRIMMED = 0.05  # of the completions at either end: a full server is looked at
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Requests completed per second, with the standard error of the logarithm; ``saturated``: the queue grew."""
+    """Requests per second that a server kept up with, with the standard error of the logarithm.
+
+    ``saturated``: the queue grew.
+    """
 
     rate: float
     error: float
@@ -35,7 +38,8 @@ def chance_if_stable(values: Floats, due_ns: Floats, limit: float, rate: float) 
 
     ``values``: from due to done, ns, in the order of ``due_ns``, asked for at ``rate`` a second. A stable queue
     completes as many, so a batch of completions takes size / rate on average: Student's t over up to 20 batches. That
-    takes the rate asked for, not the arrivals that came: a burst of them makes a queue, but no slow completions.
+    takes the rate asked for, not the arrivals that came: a burst of them makes a queue, but no slow completions. Of
+    requests some of which failed, the rate of the others.
     """
     done = (due_ns + values)[np.isfinite(values)]
     batches = min(_MOST_BATCHES, len(done) // _BATCH)
@@ -46,7 +50,7 @@ def chance_if_stable(values: Floats, due_ns: Floats, limit: float, rate: float) 
     deviation = float(spans.std(ddof=1))
     if not deviation:
         return 1.0
-    t = (float(spans.mean()) - size * 1e9 / rate) / (deviation / math.sqrt(batches))
+    t = (float(spans.mean()) - size * 1e9 / rate * len(values) / len(done)) / (deviation / math.sqrt(batches))
     return float(special.stdtr(batches - 1, -t))
 
 
@@ -78,10 +82,10 @@ def log_level(
 
 
 def served_by(due_ns: Floats, done_ns: Floats) -> Served | None:
-    """What a server completed per second, of requests in the order in which they were due; inf: never completed.
+    """What a server kept up with, of requests in the order in which they were due; inf: never completed.
 
-    The middle of the completions counts; the error is that of batches of them. The queue grew where latencies rose
-    with the due time throughout.
+    The middle of the completions counts; the error is that of batches of them. Those that failed are counted with them
+    in proportion. The queue grew where latencies rose with the due time throughout.
     """
     known = np.isfinite(done_ns)
     due, done = due_ns[known], np.sort(done_ns[known])
@@ -97,7 +101,7 @@ def served_by(due_ns: Floats, done_ns: Floats) -> Served | None:
     took, third = done_ns[known] - due, len(due) // 3
     rise = (took[-third:].mean() - took[:third].mean()) / (due[-third:].mean() - due[:third].mean())
     in_line = float(np.corrcoef(dependence.ranks_of(due), dependence.ranks_of(took))[0, 1]) if np.ptp(took) else 0.0
-    rate = 1e9 * (len(middle) - 1) / float(middle[-1] - middle[0])
+    rate = 1e9 * (len(middle) - 1) / float(middle[-1] - middle[0]) * len(done_ns) / len(done)
     return Served(rate, error, rise > _GROWS and in_line > _IN_LINE)
 
 

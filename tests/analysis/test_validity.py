@@ -435,6 +435,25 @@ def test_a_trial_keeps_an_slo_on_errors_only_if_it_would_with_every_resent_reque
     assert trial_verdict(requests, POISSON, slo("errors", None, 0.01)) == verdict
 
 
+@pytest.mark.parametrize(("failing", "known"), [(0.0, True), (0.03, True), (0.3, False)])
+def test_a_trial_shows_that_the_server_is_full_though_some_requests_failed(failing: float, known: bool) -> None:
+    """A place that takes 100 ms for each, asked for 20 a second. Who fails more than may fail may have refused them."""
+    requests, rng = poisson_run(400), np.random.default_rng(1)
+    failed, took = rng.random(400) < failing, rng.integers(80 * MS, 120 * MS, 400)
+    due, done = requests["due_ns"].to_numpy(), np.zeros(400, dtype=np.int64)
+    for at in np.flatnonzero(~failed):
+        done[at] = max(due[at], done.max()) + took[at]
+    requests = requests.assign(
+        first_token_ns=np.where(failed, due + MS, done), last_token_ns=np.where(failed, due + MS, done),
+        outcome=np.where(failed, "cut", "ok"),
+    )  # fmt: skip
+    found = trial(requests, POISSON, slo("e2e", 90, 5_000), slo("errors", None, 0.05)).outcome
+    assert (found.served is not None and found.served.saturated) is known
+    if found.served:
+        assert found.served.rate == pytest.approx(10 / (1 - failing), rel=0.03)
+        assert found.counts[0].stable < 0.01, "fewer completed than were asked for, beside those that failed"
+
+
 def test_a_trial_in_which_an_slo_s_metric_never_occurred_is_no_measurement() -> None:
     """Answers of one token have no TPOT: whatever the rate, nobody would know whether its limit is kept."""
     requests = poisson_run()
