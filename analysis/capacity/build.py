@@ -214,13 +214,14 @@ def _trial(goal: Goal, number: int, trial: Trial) -> TrialResult:
 
 
 def _point(trial: Trial) -> RatePoint:
-    """Goodput at one rate; its interval is that of the share of good requests, at the rate asked for."""
-    outcome, rate, share, ends = trial.outcome, trial.rate, None, None
+    """Goodput at one rate: the share of good requests, and its interval, of what was asked for or could be served."""
+    outcome, share, ends = trial.outcome, None, None
+    rate = outcome.served.rate if outcome.served and is_overloaded(trial) else trial.rate
     if outcome.measured:
         share = outcome.good / outcome.measured
         ends = share_bounds(share * outcome.good_n_eff, outcome.good_n_eff)
     return RatePoint(
-        rate=rate, good_share=share, goodput_per_s=None if share is None else share * rate,
+        rate=trial.rate, good_share=share, goodput_per_s=None if share is None else share * rate,
         goodput_ci=ends and (ends[0] * rate, ends[1] * rate), verdict=trial.verdict, n=outcome.measured,
     )  # fmt: skip
 

@@ -564,6 +564,15 @@ def test_a_fleet_is_planned_for_a_target_from_a_rate_that_holds(
     assert found.replicas == (found.planning.replicas if found.planning else None)
 
 
+def test_the_goodput_of_an_overload_is_a_part_of_what_the_server_completes(tmp_path: Path) -> None:
+    """Of 30 a second it completes 15; before the queue is long all are within their limits."""
+    manifest = SearchManifest.read(write_search(tmp_path / "search", 10.0, 8.0, 12.0))
+    tried = trial(10, HOLDS), trial(30, FAILS, **FULL)
+    found = build_search(goal_of(manifest), [MeasuredTrial(each, None) for each in tried], manifest)
+    assert [point.goodput_per_s for point in found.curve] == [10.0, 15.0]
+    assert found.curve[1].goodput_ci == pytest.approx((15 * 0.025 ** (1 / 100), 15))
+
+
 def test_below_the_client_s_own_limit_the_highest_rate_that_may_hold_is_looked_for() -> None:
     limited = {"invalid": "the load tester was late", "client_limit": True}
 
