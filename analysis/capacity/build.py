@@ -10,7 +10,7 @@ from typing import Final
 from gapmeter.analysis.capacity.curve import Posterior
 from gapmeter.analysis.capacity.read import BURSTS, MeasuredTrial, goal_of, read_trials
 from gapmeter.analysis.capacity.search import Goal, held_rate, is_overloaded, posterior, valid_of
-from gapmeter.analysis.capacity.trial import Trial
+from gapmeter.analysis.capacity.trial import SURE, Trial, chance_if_broken
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
 from gapmeter.analysis.judge.words import STRANGERS
 from gapmeter.analysis.numbers import rate
@@ -94,6 +94,8 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
     valid = valid_of(trials)
     spent, seconds = sum(trial.outcome.requests for trial in trials), sum(trial.outcome.seconds for trial in trials)
     known = posterior(goal, valid) if ended not in (UNMEETABLE, CLIENT) else None
+    if known and ended != FOUND and _fails_too_many(goal, valid, known.interval(goal.confidence)[1]):
+        known = None
     held = held_rate(valid)
     rate, low, high = _estimate(goal, valid, known, held)
     binding = _binding(goal, measured, rate or high or 0.0)
@@ -131,6 +133,18 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
         posterior=known
         and Density(rates=tuple(math.exp(edge) for edge in known.edges), masses=tuple(map(float, known.masses))),
     )
+
+
+def _fails_too_many(goal: Goal, valid: Sequence[Trial], high: float) -> bool:
+    """Whether no trial kept an SLO on errors, and those up to ``high`` broke it together: lower rates may, too."""
+    for at, promise in enumerate(goal.promises):
+        if promise.metric != "errors":
+            continue
+        counts = [trial.outcome.counts[at] for trial in valid if trial.rate <= high]
+        kept = any(chance_if_broken(count, promise.share) <= 1 - SURE for count in counts)
+        if not kept and sum(count.over for count in counts) > promise.share * sum(count.count for count in counts):
+            return True
+    return False
 
 
 def _is_disturbed(each: MeasuredTrial) -> bool:

@@ -41,7 +41,7 @@ from gapmeter.analysis.capacity.trial import (
     plan_looks,
     values_to_hold,
 )
-from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED, Fleet
+from gapmeter.analysis.results.capacity import BUDGET, FAILS, HOLDS, UNDECIDED, Fleet
 from gapmeter.analysis.results.manifest import SearchManifest
 from tests.kit.runs import slo, timed
 from tests.kit.searches import write_search
@@ -562,6 +562,24 @@ def test_a_fleet_is_planned_for_a_target_from_a_rate_that_holds(
     found = build_search(goal_of(manifest), [MeasuredTrial(trial(10, verdict), None)], manifest)
     assert (found.held, found.planning is not None) == (10.0 if verdict == HOLDS else None, planned)
     assert found.replicas == (found.planning.replicas if found.planning else None)
+
+
+@pytest.mark.parametrize(("failed", "estimated"), [(8, False), (1, True)])
+def test_where_no_rate_kept_a_limit_on_errors_and_all_together_broke_it_there_is_no_estimate(
+    tmp_path: Path, failed: int, estimated: bool
+) -> None:
+    """2 % fail at every rate, where 1 % may: half of the lowest rate tried is no end of an interval."""
+    path, slos = write_search(tmp_path / "search", 10.0, 8.0, 12.0), (slo("errors", None, 0.01),)
+    manifest = SearchManifest.read(path).model_copy(update={"slo": slos})
+    manifest = manifest.model_copy(update={"capacity": manifest.capacity.model_copy(update={"ended": BUDGET})})
+    counts = [Count(12, 400, 400), Count(failed, 400, 400), Count(0, 60, 60)]
+    tried = [
+        trial(rate, FAILS if rate == 40 else UNDECIDED, counts=(each,), measured=each.count)
+        for rate, each in zip([40, 20, 10], counts, strict=True)
+    ]
+    found = build_search(goal_of(manifest), [MeasuredTrial(each, None) for each in tried], manifest)
+    assert ((found.rate, found.low) == (None, None)) is not estimated
+    assert (found.high or 0) <= 40
 
 
 def test_the_goodput_of_an_overload_is_a_part_of_what_the_server_completes(tmp_path: Path) -> None:
