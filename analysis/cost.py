@@ -37,7 +37,7 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.device.devices import CPU, UnknownDevice, catalogue, find_device, recognize
-from gapmeter.analysis.requests.metrics import numbers_of, succeeded
+from gapmeter.analysis.requests.metrics import ended_by_us, numbers_of, succeeded
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import (
     Cost,
@@ -105,10 +105,11 @@ def describe_search(
 ) -> Economy:
     """Cost, efficiency and value of a search that found ``low`` to ``high``; ``manifest``: that of one of its trials.
 
-    Tokens of a request are those of the longest trial. Energy and goodput are those of the trial at the highest rate
-    that held and lies within the answer, since both follow the load. Raises ValueError without trials.
+    Tokens of a request are those of the longest trial that held, else of the longest: an overload may refuse most
+    requests. Energy and goodput are those of the trial at the highest rate that held and lies within the answer, since
+    both follow the load. Raises ValueError without trials.
     """
-    tokens = max(trials, key=lambda trial: trial.result.counts.measured).result.tokens_per_request
+    tokens = max(trials, key=lambda trial: (trial.held, trial.result.counts.measured)).result.tokens_per_request
     cost = describe_cost(searched_rate(low, high), tokens, manifest)
     held = [trial for trial in trials if trial.held and (high is None or trial.rate <= high)]
     best = max(held, key=lambda trial: trial.rate).result if held else None
@@ -202,9 +203,14 @@ def offered_rate(
 
 
 def describe_tokens(measured: pd.DataFrame) -> TokensPerRequest:
-    """Mean and interval of output, prompt and both over successes; None where any request's are unknown, or few are."""
-    good = measured[succeeded(measured)]
-    output, prompt = (numbers_of(good, f"{side}_tokens") for side in ("output", "prompt"))
+    """Mean and interval of output, prompt and both; None where any success's are unknown, or few are.
+
+    One that the server failed is paid for, too, and brought none.
+    """
+    asked = measured[~ended_by_us(measured)]
+    output, prompt = (
+        np.where(succeeded(asked), numbers_of(asked, f"{side}_tokens"), 0.0) for side in ("output", "prompt")
+    )
 
     def interval(tokens: Floats) -> Interval | None:
         if len(tokens) < 2 or np.isnan(tokens).any():

@@ -18,7 +18,7 @@ class Interval(Result):
 
 
 class TokensPerRequest(Result):
-    """Means over the requests that succeeded; None where any did not tell."""
+    """Means over requests, those that failed with none; None where any that succeeded did not tell."""
 
     output: Interval | None
     prompt: Interval | None

@@ -242,9 +242,9 @@ def test_a_search_that_found_no_rate_has_no_cost() -> None:
     no_cost(searched_rate(None, 3.0), "no rate was found")
 
 
-def test_tokens_per_request_are_means_over_successes_with_student_s_interval() -> None:
+def test_tokens_per_request_are_means_with_student_s_interval_and_a_failed_request_is_paid_for_too() -> None:
     measured = pd.DataFrame(
-        {"outcome": ["ok"] * 4 + ["timeout"], "output_tokens": [10, 12, 14, 16, 1], "prompt_tokens": [5] * 4 + [9]}
+        {"outcome": ["ok"] * 4 + ["aborted"], "output_tokens": [10, 12, 14, 16, 1], "prompt_tokens": [5] * 4 + [9]}
     )
     found = describe_tokens(measured)
     assert found.output is not None and found.total is not None and found.output.high is not None
@@ -253,6 +253,9 @@ def test_tokens_per_request_are_means_over_successes_with_student_s_interval() -
     assert found.output.high - 13.0 >= 3.182 * math.sqrt(20 / 3) / 2 - 1e-3  # t(3) at 97.5 %, tau at least 1
     one_unknown = measured.assign(output_tokens=[10, None, 14, 16, 1])
     assert describe_tokens(one_unknown).output is None
+    failed = describe_tokens(measured.assign(outcome=["ok"] * 4 + ["cut"]))
+    assert failed.output is not None and failed.total is not None
+    assert (failed.output.value, failed.total.value) == (52 / 5, 72 / 5), "of what it had brought, too, nothing counts"
 
 
 def window(joules: float, low: float | None, high: float | None, idle: float | None, source: str) -> EnergyWindow:
@@ -300,7 +303,7 @@ def test_a_search_for_capacity_has_a_cost_between_both_ends_and_the_value_of_its
     trials = [
         SearchTrial(4.0, True, trial(100, 0.99, 4.0, None)),
         SearchTrial(7.0, True, trial(900, 0.97, 7.0, longest)),
-        SearchTrial(9.0, False, trial(50, 0.5, 9.0, None)),
+        SearchTrial(9.0, False, trial(2000, 0.5, 9.0, None)),  # an overload, which refused most of them
     ]
     found = describe_search(6.5, 8.0, manifest({"usd_per_hour": 3.6}), trials)
     assert isinstance(found.cost, Cost)
