@@ -223,17 +223,19 @@ def describe_tokens(measured: pd.DataFrame) -> TokensPerRequest:
 
 def price_of(manifest: Manifest) -> Price:
     """The price that a run's manifest leads to. Raises NoPrice."""
-    asked, gpus = manifest.asked.cost, manifest.hardware.gpus
+    asked, gpus, here = manifest.asked.cost, manifest.hardware.gpus, manifest.is_server_here
     attached = manifest.asked.server.engine == "attach"
-    own = None if attached else recognize(gpus[0]) if gpus else catalogue()[CPU]  # what a launched server ran on
+    own = None if not here else recognize(gpus[0]) if gpus else catalogue()[CPU]  # what the server ran on
     device = own
     if asked.gpu is not None:
         try:
             device = find_device(asked.gpu)
         except UnknownDevice as error:  # written by a version with another catalogue
             raise NoPrice(str(error)) from error
-    elif attached:
+    elif not here:
         raise NoPrice("the attached server's device is unknown; set cost.gpu, for example H100-SXM")
+    elif attached and len(gpus) > 1 and not asked.gpus_per_replica:
+        raise NoPrice(f"nobody knows how many of {len(gpus)} GPUs the attached server has; set cost.gpus_per_replica")
     label = device.key if device is not None else gpus[0].partition(",")[0]
     units = _gpus(manifest)
     if asked.usd_per_hour is not None:
@@ -260,10 +262,11 @@ def price_of(manifest: Manifest) -> Price:
 
 
 def hardware_units(manifest: Manifest) -> tuple[int, Unit]:
-    """How many of what a server was measured on; one server where nobody said what somebody else's has."""
+    """How many of what a server was measured on; one server where nobody knows what somebody else's has."""
     asked = manifest.asked.cost
     if manifest.asked.server.engine == "attach":
-        return (_gpus(manifest), "GPU") if asked.gpus_per_replica or _is_gpu(asked.gpu) else (1, "server")
+        has_one = asked.gpu is None and manifest.is_server_here and len(manifest.hardware.gpus) == 1
+        return (_gpus(manifest), "GPU") if asked.gpus_per_replica or _is_gpu(asked.gpu) or has_one else (1, "server")
     return (_gpus(manifest), "GPU") if manifest.hardware.gpus else (_cores(manifest), "core")
 
 

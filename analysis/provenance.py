@@ -7,7 +7,6 @@ import importlib.metadata
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from gapmeter.analysis.numbers import plain, rate
 from gapmeter.analysis.results.manifest import Hardware, Manifest, ManifestBase, SearchManifest, SweepManifest
@@ -15,7 +14,6 @@ from gapmeter.analysis.results.requests import LoadFacts
 from gapmeter.analysis.results.run import INVALID, UNKNOWN, MadeBy, Provenance, RunFigures
 
 _CODE_OF_FIGURES = ("analysis", "records", "report")  # the last: of the words among them, and of pages
-_HERE = ("localhost", "127.0.0.1", "::1")
 
 
 def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
@@ -74,10 +72,8 @@ def engine_words(manifest: Manifest) -> str:
 
 
 def device_words(manifest: ManifestBase) -> str:
-    """What the server ran on: this machine, but nobody knows what of a server with another machine's address."""
-    server = manifest.scenario["server"]
-    here = server["engine"] != "attach" or urlsplit(server.get("url") or "").hostname in _HERE
-    return hardware_words(manifest.hardware) if here else UNKNOWN
+    """What the server ran on: this machine, but nobody knows what of a server on another."""
+    return hardware_words(manifest.hardware) if manifest.is_server_here else UNKNOWN
 
 
 def hardware_words(hardware: Hardware) -> str:

@@ -238,9 +238,9 @@ def _notes(rows: Sequence[CostRow], found: Sequence[Found]) -> Iterable[str]:
     for row in rows:
         if row.price and row.price.measured_on:
             yield f"{row.name} is priced as {row.price.device}, but was measured on {row.price.measured_on}"
-    first, launched = found[0], [one for one in found if one.scenario["server"]["engine"] != "attach"]
-    if any(one.hardware.gpus for one in launched):
-        hosts = dict.fromkeys(f"{one.hardware.cpu}, {one.hardware.cores} cores" for one in launched)
+    first, ours = found[0], [one for one in found if one.is_server_here]
+    if any(one.hardware.gpus for one in ours):
+        hosts = dict.fromkeys(f"{one.hardware.cpu}, {one.hardware.cores} cores" for one in ours)
         if len(hosts) > 1:
             yield f"the machines differ in more than their GPUs: {' | '.join(hosts)}"
     for row, one in zip(rows[1:], found[1:], strict=True):

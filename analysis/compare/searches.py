@@ -62,6 +62,7 @@ class Found:
     scenario: Mapping[str, Any]
     slos: frozenset[str]
     hardware: Hardware
+    is_server_here: bool
     provenance: Provenance
     capacity: HeldRate
     price: Price | None = None
@@ -79,8 +80,8 @@ class Found:
 
     @property
     def device(self) -> str:
-        """Of a server that somebody else runs it is the one that is paid for, where that was said."""
-        if self.scenario["server"]["engine"] != "attach":
+        """Of a server on another machine it is the one that is paid for, where that was said."""
+        if self.is_server_here:
             return hardware_words(self.hardware)
         return f"{self.price.units} x {self.price.device}, as priced" if self.price else "unknown (attached)"
 
@@ -107,6 +108,7 @@ def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> 
         scenario={**manifest.scenario, "load": load if load["arrivals"] in BURSTS else {**load, **_POISSON}},
         slos=frozenset(map(_limit, manifest.slo)),
         hardware=manifest.hardware,
+        is_server_here=manifest.is_server_here,
         provenance=result.provenance,
         capacity=HeldRate(
             rate=search.rate, low=search.low, high=search.high, confidence=search.confidence, held=search.held,
@@ -151,6 +153,7 @@ def _of_one(manifest: Manifest, result: RunResult) -> Found:
         scenario=manifest.scenario,
         slos=frozenset(map(_limit, manifest.slo)),
         hardware=manifest.hardware,
+        is_server_here=manifest.is_server_here,
         provenance=result.provenance,
         capacity=HeldRate(rate=None, low=None, high=None, held=None, confidence=CONFIDENCE, why=""),
         price=price,

@@ -139,7 +139,7 @@ def _missing(trace: Trace | None, manifest: Manifest) -> str:
     if engine == "simulated":
         return "the simulated engine computes nothing"
     if engine == "attach":
-        return "of an attached server neither the model's size nor the device is known"
+        return "the size of an attached server's model is not known"
     if manifest.target.weights is None:
         return "the model's folder does not tell its size"
     if trace is None or not trace.has_engine:

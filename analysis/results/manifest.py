@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError
 
@@ -17,6 +18,7 @@ from gapmeter.scenarios.model import Scenario
 from gapmeter.scenarios.plain_file import read_plain
 from gapmeter.scenarios.slo import Slo
 
+_LOCALHOST = ("localhost", "127.0.0.1", "::1")
 Status = Literal["running", "complete", "incomplete", "interrupted"]  # interrupted: of a study
 
 
@@ -227,6 +229,7 @@ class ManifestBase(ResultFile):
 
     ``scenario``: the resolved scenario as it could stand in a file, with every key; ``asked``: the same as values.
     ``contents``: 12 hex digits of the SHA-256 of what each file that it names held, by key; None without such a file.
+    ``server_here``: the server ran on this machine, found out when it was asked; None from an older version.
     """
 
     FILE: ClassVar[str] = "manifest.json"
@@ -245,6 +248,7 @@ class ManifestBase(ResultFile):
     git: Git | None
     ended_because: str | None = left_out()
     contents: Mapping[str, str] | None = left_out()
+    server_here: bool | None = left_out()
     _path: Path = Path(FILE)  # where it was read from
 
     @classmethod
@@ -252,6 +256,13 @@ class ManifestBase(ResultFile):
         found = super().parse(text, path)
         found._path = path
         return found
+
+    @property
+    def is_server_here(self) -> bool:
+        """Whether ``hardware`` is the server's; of a server that an older version attached to, as its address reads."""
+        server = self.scenario["server"]
+        by_name = server["engine"] != "attach" or urlsplit(server.get("url") or "").hostname in _LOCALHOST
+        return by_name if self.server_here is None else self.server_here
 
     @cached_property
     def asked(self) -> Scenario:

@@ -75,20 +75,21 @@ def _last_words(log: IO[bytes]) -> str:
 
 @contextlib.contextmanager
 def telemetry(
-    folder: RunFolder, asked: Telemetry, process: ServerProcess | None, url: str, generator: Sequence[int],
-    api_key: str | None, say: Say,
+    folder: RunFolder, asked: Telemetry, process: ServerProcess | None, url: str, server_here: bool,
+    generator: Sequence[int], api_key: str | None, say: Say,
 ) -> Iterator[None]:  # fmt: skip
     """Sample into the run's folder for as long as the block lasts; nothing when ``asked.hz`` is 0.
 
-    ``process`` is the server that we launched (None: the one that listens at ``url``), ``generator`` the cores to keep
-    off. A sampler that cannot start, or dies, is reported and never ends the run.
+    ``process`` is the server that we launched (None: the one that listens at ``url``); ``server_here``: it is on this
+    machine. ``generator``: the cores to keep off. A sampler that cannot start, or dies, is reported and never
+    ends the run.
     """
     if not asked.hz:
         yield
         return
     pids = listeners(url) if process is None else (process.pid,)
     where, cores = str(folder.telemetry), cores_except(generator)
-    settings = SamplerSettings(where, asked.hz, asked.metrics_every_ns, url, pids, (os.getpid(),), cores)
+    settings = SamplerSettings(where, asked.hz, asked.metrics_every_ns, url, server_here, pids, (os.getpid(),), cores)
     path = folder.logs / "sampler.log"
     with path.open("wb") as log, companion(
         "gapmeter.servers.telemetry.sampler", settings.to_json(), log, grace_s=_SAMPLER_LEAVES_S,

@@ -22,6 +22,7 @@ from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
 from gapmeter.report.command import Command
 from gapmeter.scenarios import Scenario
+from gapmeter.servers.telemetry.sources import is_here
 
 if TYPE_CHECKING:
     from gapmeter.analysis.results.regression import Regression
@@ -51,6 +52,7 @@ def describe(scenario: Scenario, command: Command, keys: Keys) -> dict[str, Any]
         "hardware": describe_hardware(),
         "versions": describe_versions(),
         "git": {"commit": commit, "changed": changed} if commit else None,
+        "server_here": scenario.server.engine != "attach" or is_here(scenario.server.url or ""),
     }
 
 

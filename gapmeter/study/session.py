@@ -219,8 +219,8 @@ class Session:
         log, suspended_before_ns = ServerLog(self.process, folder), suspended_ns()
         try:
             with telemetry(
-                folder, scenario.telemetry, self.process, target.about.url, placement.generator, self.options.api_key,
-                self.say,
+                folder, scenario.telemetry, self.process, target.about.url, manifest.value.is_server_here,
+                placement.generator, self.options.api_key, self.say,
             ):  # fmt: skip
                 outcome = load.run(begun)
             status = "incomplete" if outcome.ended_because else "complete"

@@ -21,7 +21,7 @@ from pathlib import Path
 from gapmeter.servers.telemetry import Absent, Journal, ReadFailed, Source
 from gapmeter.servers.telemetry.gpu import PCIE_READINGS, READINGS, open_gpus
 from gapmeter.servers.telemetry.schedstat import Schedstat
-from gapmeter.servers.telemetry.sources import CpuLimits, EngineMetrics, Processes, Rapl, is_here
+from gapmeter.servers.telemetry.sources import CpuLimits, EngineMetrics, Processes, Rapl
 from gapmeter.servers.telemetry.switches import Switches, open_switches
 
 _NICE = 10
@@ -43,6 +43,7 @@ class SamplerSettings:
     hz: float
     metrics_every_ns: int
     url: str
+    server_here: bool
     pids: Sequence[int]
     beside: Sequence[int]
     cores: Sequence[int]
@@ -114,7 +115,6 @@ def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:
     fast = Lane("fast", every_ns)
     pcie = Lane("pcie", max(_PCIE_EVERY_NS, every_ns))
     engine = Lane("engine", max(settings.metrics_every_ns, 1))
-    here = is_here(settings.url)
     named = os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")
     openers: list[tuple[Lane, str, Callable[[], Source]]] = [
         (fast, "gpu", lambda: open_gpus(*named, "gpu", READINGS)),
@@ -126,7 +126,7 @@ def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:
     ]
     for lane, name, open_source in openers:
         try:
-            if name in _DEVICES and not here:
+            if name in _DEVICES and not settings.server_here:
                 raise Absent("the server is on another machine, and the devices of this one are not its own")
             lane.sources.append(open_source())
         except Absent as absent:

@@ -8,6 +8,7 @@ took.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import socket
@@ -43,6 +44,7 @@ _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _LOOK_AGAIN_NS = 1_000_000_000  # for new children: walking the tree costs more than a sample
 
 
+@functools.cache  # all that a run asks it for is told the same
 def is_here(url: str) -> bool:
     """Whether an address is one of this machine's own; one that is passed on from here to another looks like it."""
     local = {address.address for all_of in psutil.net_if_addrs().values() for address in all_of}

@@ -20,6 +20,7 @@ from gapmeter.analysis.cost import (
     describe_search,
     describe_tokens,
     describe_value,
+    hardware_units,
     offered_rate,
     price_of,
     searched_rate,
@@ -61,13 +62,16 @@ ONE = price()
 UNSTEADY = kit.steady("unsteady")
 
 
-def manifest(cost: dict[str, Any] | None = None, gpus: tuple[str, ...] = (), **server: Any) -> Manifest:
+def manifest(
+    cost: dict[str, Any] | None = None, gpus: tuple[str, ...] = (), here: bool | None = None, **server: Any
+) -> Manifest:
     """One that a price comes from."""
     settings = {"gpu": None, "usd_per_hour": None, "gpus_per_replica": 1, "utilisation": 0.8, **(cost or {})}
     return kit.manifest(
         scenario={"cost": settings, "server": {"engine": "vllm", "precision": "bfloat16", **server}},
         hardware={"cores": 8, "gpus": list(gpus)},
         placement={"server": [2, 3, 4]},
+        server_here=here,
     )
 
 
@@ -172,6 +176,20 @@ def test_nobody_knows_the_price_of_a_gpu_outside_the_catalogue_or_of_somebody_el
     with pytest.raises(NoPrice, match=r"how many cores the attached server has; set cost\.usd_per_hour"):
         price_of(manifest({"gpu": "CPU"}, engine="attach"))
     assert price_of(manifest({"gpu": "CPU", "usd_per_hour": 0.5}, engine="attach")).usd_per_hour == 0.5
+
+
+def test_a_server_that_was_attached_to_on_this_machine_costs_what_the_machine_s_gpu_does() -> None:
+    attached = {"engine": "attach", "url": "http://192.168.0.7:8000", "here": True}
+    one = manifest({"gpus_per_replica": None}, (H100,), **attached)
+    found = price_of(one)
+    assert (found.device, found.units, found.measured_on) == ("H100-SXM", 1, "")
+    assert hardware_units(one) == (1, "GPU")
+    two = manifest({"gpus_per_replica": None}, (H100, H100), **attached)
+    with pytest.raises(NoPrice, match=r"how many of 2 GPUs .* set cost\.gpus_per_replica"):
+        price_of(two)
+    assert hardware_units(two) == (1, "server")
+    with pytest.raises(NoPrice, match=r"how many cores the attached server has"):
+        price_of(manifest(**attached))
 
 
 def test_a_capacity_search_gives_both_ends_of_the_rate() -> None:

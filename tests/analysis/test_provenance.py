@@ -52,14 +52,18 @@ def test_so_is_it_in_a_study_of_an_attached_server(tmp_path: Path, named: str | 
 
 
 @pytest.mark.parametrize(
-    ("url", "hardware"),
+    ("url", "noted", "hardware"),
     [
-        ("http://127.0.0.1:8000", "A processor, 2 cores"), ("http://[::1]:8000/v1", "A processor, 2 cores"),
-        ("https://llm.example", "unknown"),
+        ("http://192.168.0.7:8000", True, "A processor, 2 cores"), ("http://127.0.0.1:8000", False, "unknown"),
+        ("http://127.0.0.1:8000", None, "A processor, 2 cores"), ("http://[::1]:8000/v1", None, "A processor, 2 cores"),
+        ("https://llm.example", None, "unknown"),
     ],
 )  # fmt: skip
-def test_the_load_tester_s_machine_is_no_device_of_a_server_elsewhere(run: Any, url: str, hardware: str) -> None:
-    about = manifest(scenario={"server": {"engine": "attach", "url": url}}, target={"url": url})
+def test_the_load_tester_s_machine_is_no_device_of_a_server_elsewhere(
+    run: Any, url: str, noted: bool | None, hardware: str
+) -> None:
+    server = {"engine": "attach", "url": url}
+    about = manifest(scenario={"server": server}, target={"url": url}, server_here=noted)
     assert provenance_of(about, RunResult.read(run.path)).hardware == hardware
 
 

@@ -12,10 +12,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from gapmeter.keys import Keys
 from gapmeter.records import RecordWriter, RunFolder, Span
+from gapmeter.report.command import Command
+from gapmeter.scenarios import load_scenario
 from gapmeter.servers.launch import Service, free_port, launch
 from gapmeter.servers.models import resolve_model
 from gapmeter.servers.simulated import simulated_command
+from gapmeter.study.conclusion import describe
 from gapmeter.study.load import ProbeFolder
 from tests.kit.command import SHORT, Done, at_once, gapmeter
 from tests.kit.servers import answering, faulty
@@ -223,3 +227,9 @@ def test_an_api_key_is_nowhere_in_the_runs_folder(scenes: dict[str, Future[Done]
     assert len(files) > 5
     assert [file for file in files if KEY.encode() in file.read_bytes()] == []
     assert "--api-key" not in json.loads(done.folder.manifest.read_text())["command"]
+
+
+@pytest.mark.parametrize(("host", "here"), [("127.0.0.2", True), ("192.0.2.1", False)])
+def test_a_manifest_says_whether_the_server_that_was_asked_is_on_this_machine(host: str, here: bool) -> None:
+    scenario = load_scenario("smoke", ["server.engine=attach", f"server.url=http://{host}:8000"])
+    assert describe(scenario, Command.of("run", "smoke"), Keys.within({}, None))["server_here"] is here

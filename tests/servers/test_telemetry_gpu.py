@@ -15,6 +15,7 @@ import pytest
 from gapmeter.analysis.device.telemetry import read_telemetry
 from gapmeter.records import RunFolder
 from gapmeter.servers.telemetry.sampler import SamplerSettings
+from gapmeter.servers.telemetry.sources import is_here
 
 SOURCE = Path(__file__).parents[1] / "kit" / "nvml.c"
 COMPILER = shutil.which("cc") or shutil.which("gcc")
@@ -124,7 +125,8 @@ def test_this_machine_s_gpus_are_not_taken_for_those_of_a_server_on_another(
 ) -> None:
     folder = tmp_path / "telemetry"
     folder.mkdir()
-    settings = SamplerSettings(str(folder), 20.0, 0, f"http://{host}:9", (), (), ())
+    url = f"http://{host}:9"
+    settings = SamplerSettings(str(folder), 20.0, 0, url, is_here(url), (), (), ())
     command = [sys.executable, "-P", "-m", "gapmeter.servers.telemetry.sampler", settings.to_json()]
     environment = os.environ | {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": "alike"}
     subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=True, start_new_session=True)

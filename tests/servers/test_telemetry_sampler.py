@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def sampler(folder: Path, url: str, pids: tuple[int, ...]) -> Iterator[subprocess.Popen[bytes]]:
     """A sampler that samples already; it is ended by closing its standard input."""
     (folder / "telemetry").mkdir()
-    settings = SamplerSettings(str(folder / "telemetry"), 1e9 / EVERY_NS, 100_000_000, url, pids, (), ())
+    settings = SamplerSettings(str(folder / "telemetry"), 1e9 / EVERY_NS, 100_000_000, url, True, pids, (), ())
     command = [sys.executable, "-P", "-m", "gapmeter.servers.telemetry.sampler", settings.to_json()]
     # In a session of its own, as a run starts it: it takes weight from its whole session, which else is the tests'.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
