@@ -7,7 +7,7 @@ interval exist (``stats.series``); the interval is drawn as a band, an objective
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,18 +118,22 @@ def named_of(figures: Distribution, key: str) -> list[NamedPercentile]:
 
 def curve_of(
     metric: str, values: Series, named: Sequence[NamedPercentile], limits: Sequence[tuple[float, float, str]] = (),
-    sent: Series | None = None, points: int = 400,
+    sent: Series | None = None, points: int = 400, refused: Callable[[float], bool] = lambda _: False,
 ) -> Curve | None:  # fmt: skip
     """The supported part of a metric's distribution, ``values`` in ns; None when not even the median is supported.
 
-    Requests that were never answered count as infinite: where they begin, the curve ends.
+    Requests that were never answered count as infinite: where they begin, the curve ends. It is interrupted at
+    percentiles that are ``refused``.
     """
     found = [(percentile, e.known) for percentile, e in values.curve(points) if math.isfinite(e.known[0])]
+    while found and refused(found[-1][0]):
+        found.pop()
     answered = values.ordered[np.isfinite(values.ordered)]
     if len(found) < 2 or found[-1][0] < 50:
         return None
     p = np.array([percentile / 100 for percentile, _ in found])
-    value_ms, low_ms, high_ms = np.array([known for _, known in found]).T / 1e6
+    stands = np.array([not refused(percentile) for percentile, _ in found])
+    value_ms, low_ms, high_ms = np.where(stands, np.array([known for _, known in found]).T / 1e6, np.nan)
     sent_ms = None
     if sent is not None and sent.count:
         rank = np.minimum(np.ceil(p * sent.count).astype(int), len(sent.ordered)) - 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
+from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.judge.words import late_words
 from gapmeter.analysis.numbers import count, duration, over, share
 from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of, stage_values_ns
@@ -26,7 +28,8 @@ from gapmeter.scenarios.slo import BETWEEN_TOKENS, LATENCIES
 
 _LEAD = (
     "Counted from when a request was due. The axis spaces 90, 99 and 99.9 evenly; a curve ends where the sample can no "
-    "longer support a percentile. Shaded: the 95 % interval. Heavy dashes: the objective."
+    "longer support a percentile, and is left out where the load tester's lateness refuses one. Shaded: the 95 % "
+    "interval. Heavy dashes: the objective."
 )
 _NOTE = (
     "Over requests that succeeded, unless it says otherwise: with failures at their time-out, each of them counts as "
@@ -48,11 +51,17 @@ def percentiles(run: ReportedRun) -> Section:
         if known.with_failures is not None:
             figures, key = known.with_failures, f"{key}.with_failures"
         sent = None if metric in BETWEEN_TOKENS else run.series(metric, "sent")
-        curve = curve_of(metric.upper(), values, named_of(figures, key), limits_of(result, metric), sent)
+        late = partial(ReportedLateness([result]).refused_ns, metric)
+        curve = curve_of(
+            metric.upper(), values, named_of(figures, key), limits_of(result, metric), sent,
+            refused=lambda percentile, late=late: late(percentile) is not None,
+        )  # fmt: skip
         if curve is None:
             none = f"{values.count:,} sample{'s support' if values.count > 1 else ' supports'} no percentile."
             if not np.isfinite(values.ordered).any():
                 none = "No request succeeded, so there is nothing to draw." if values.count else "Nothing to count."
+            if late(50.0) is not None:
+                none = f"Refused: {late_words(late(50.0) / 1e6)}."
             curves.append([doc.Heading(metric.upper()), Paragraph(none, "quiet")])
         else:
             caption = curve.caption() + ("; thin and dashed: counted from when it was sent" if sent else "")

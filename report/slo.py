@@ -72,7 +72,7 @@ def brief_answer(answer: SloAnswer) -> str:
         value += f" ({count(_failed(answer))} of {count(answer.count)})"
     elif answer.among_failures:
         value = f"has {value} ({_failures(answer)})"
-    elif answer.status == PASS and answer.at_most is not None and answer.value is None:
+    elif answer.status == PASS and answer.at_most is not None and (answer.value is None or answer.late is not None):
         value = at_most(answer.at_most)
     elif answer.status == FAIL and answer.value is None and answer.low is not None:
         value = f"{value}, at least {_time(answer.low)}" if answer.basis == "interval" else value
@@ -155,6 +155,9 @@ def _latency(answer: SloAnswer) -> str:
     if answer.among_failures:
         least = f", and is at least {_time(answer.low)}" if answer.low is not None else ""
         return f"{name} is undefined, since {_failures(answer)}{least} ({size})"
+    if answer.late is not None:
+        most = f"; it is {bound}" if (bound := at_most(answer.at_most)) else ""
+        return f"{name} refused, since {late_words(answer.late)}{most} ({size})"
     if answer.value is not None:
         # An end above the value that is no number is one that answers which never came reach.
         value, low, high = (_time(ms if ms is not None else math.inf) for ms in (answer.value, answer.low, answer.high))
@@ -200,7 +203,7 @@ def slo_value(slo: SloAnswer) -> str:
 def slo_interval(slo: SloAnswer) -> str:
     """Its 95 % interval; where it lacks an end the bound that there is, but where it is missed the lower end."""
     if slo.late is not None:
-        return DASH
+        return at_most(slo.at_most) or DASH
     if slo.unit == "share":
         return f"{share(slo.low)} .. {share(slo.high)}"
     if slo.basis == "share" and slo.beyond and (slo.low or 0.0) <= slo.limit:  # what decides, not an end that may not
@@ -214,11 +217,11 @@ def gauge(slo: SloAnswer) -> Gauge:
     """How sure an SLO is, beside its limit. Its band ends at what is proven: a bound, or a limit far away."""
     limit = Figure(slo.limit, slo.unit)
     value = slo.value if slo.value is not None or slo.infinite else slo.sample
-    high = slo.high
+    value, low, high = (None, None, None) if slo.late is not None else (value, slo.low, slo.high)
     if high is None:
         high = slo.at_most.ms if slo.at_most else slo.limit if slo.basis == "far" else None
     return Gauge(
-        _ANSWERS[slo.status], slo.text, slo_value(slo), slo_interval(slo), limit, value, slo.low, high, slo.infinite,
+        _ANSWERS[slo.status], slo.text, slo_value(slo), slo_interval(slo), limit, value, low, high, slo.infinite,
     )  # fmt: skip
 
 
@@ -277,6 +280,7 @@ def _missing(result: RunResult, slo: SloAnswer) -> str:
     if slo.status == INVALID:
         return "never occurred" if slo.late is None else late_words(slo.late)
     none = f"{_failures(slo)}: p{slo.percentile:g} has no value" if slo.among_failures else ""
+    none = none if slo.late is None else late_words(slo.late)
     return "; ".join(filter(None, (none, _needed(result, slo) if slo.status == INCONCLUSIVE else "")))
 
 

@@ -199,11 +199,11 @@ def without_refused(found: Distribution, metric: str, lateness: AnyLateness, ori
     for p, each in found.percentiles.items():
         if not each.infinite and (ns := lateness.refused_ns(metric, p)) is not None:
             only_adds = origin == "due" and not shortens(metric, p)
-            percentiles[p] = Percentile(late_ms=ns / 1e6, at_most=_upper_bound(each) if only_adds else None)
+            percentiles[p] = Percentile(late_ms=ns / 1e6, at_most=upper_bound(each) if only_adds else None)
     return found.model_copy(update={"percentiles": percentiles})
 
 
-def _upper_bound(one: Percentile) -> AtMost | None:
+def upper_bound(one: Percentile) -> AtMost | None:
     """Its interval's upper end, or what bounds it where it has no interval."""
     high = one.ci_ms[1] if one.ci_ms else None
     return one.at_most if high is None else AtMost(ms=high, confidence=(1 + CONFIDENCE) / 2)

@@ -72,8 +72,8 @@ def _graded(
 def _instrument(evidence: Evidence, answers: Sequence[SloAnswer], lateness: Lateness) -> Iterator[Check]:
     """How late and how busy the load tester was, against what it measured."""
     # Of two limits on one percentile, the one that is not judged counts.
-    by_late = sorted(answers, key=lambda each: each.late is not None)
-    about = {(each.metric, each.percentile): each.late is not None for each in by_late if each.percentile is not None}
+    by_late = sorted(answers, key=lambda each: each.unjudged)
+    about = {(each.metric, each.percentile): each.unjudged for each in by_late if each.percentile is not None}
     about = about or {(metric, 99.0): True for metric in LATENCIES}
     percentiles = sorted({*PERCENTILES, *(percentile for _, percentile in about)})
     always = [(metric, percentile) for metric in LATENCIES for percentile in percentiles]

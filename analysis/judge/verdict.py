@@ -24,10 +24,10 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Bools
-from gapmeter.analysis.judge.lateness import AnyLateness, ReportedLateness, moves_ns
+from gapmeter.analysis.judge.lateness import AnyLateness, ReportedLateness, moves_ns, shortens, upper_bound
 from gapmeter.analysis.requests.figures import at_most_ms, finite_ms
 from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, resent_once, succeeded, window_s
-from gapmeter.analysis.results.distribution import KnownPercentile, Needs
+from gapmeter.analysis.results.distribution import KnownPercentile, Needs, Percentile
 from gapmeter.analysis.results.latency import Anatomy, explained_by
 from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Basis, FarBelow, SloAnswer, Verdict
@@ -72,9 +72,9 @@ def judge(
 def _with_outage(answer: SloAnswer, outage: Outage | None, slo: Slo) -> SloAnswer:
     """A limit that this run did not keep, since the server failed for a time, is missed, and not undecided."""
     allowed = answer.limit if slo.percentile is None else 1 - slo.percentile / 100
-    if outage is None or not (answer.status == INCONCLUSIVE or answer.late is not None):
+    if outage is None or not (answer.status == INCONCLUSIVE or answer.unjudged):
         return answer
-    beyond = answer.beyond or 0 if answer.late is None else outage.requests  # which no lateness has added to
+    beyond = outage.requests if answer.unjudged else answer.beyond or 0  # the former no lateness has added to
     if beyond <= allowed * answer.count:
         return answer
     decided = {"status": FAIL, "basis": "outage", "outage": outage, "needs": None, "late": None}
@@ -106,6 +106,13 @@ def _judge_latency(
         growth = growth_to_decide(over, values.count, n_eff, 1 - percentile / 100, values.plain(percentile))
     missing = values.more_values(percentile) if values.count else 0
     value = estimate.value if estimate.supported else None
+    infinite = math.inf in (value, estimate.low)
+    at_most = at_most_ms(values, percentile) if not estimate.supported else None
+    if not infinite and (refused_ns := lateness.refused_ns(slo.metric, percentile)) is not None:
+        late_ns = late_ns or refused_ns
+        ends = (finite_ms(estimate.low), finite_ms(estimate.high)) if estimate.supported else None
+        known = Percentile(ci_ms=ends, at_most=at_most)
+        at_most = None if shortens(slo.metric, percentile) else upper_bound(known)
     return SloAnswer(
         text=slo.text,
         metric=slo.metric,
@@ -118,9 +125,9 @@ def _judge_latency(
         low=finite_ms(estimate.low),
         high=finite_ms(estimate.high),
         sample=finite_ms(estimate.value),
-        at_most=at_most_ms(values, percentile) if not estimate.supported else None,
+        at_most=at_most,
         highest=_highest_known(values, percentile) if not estimate.supported else None,
-        infinite=math.inf in (value, estimate.low),
+        infinite=infinite,
         beyond=over,
         count=values.count,
         n_eff=n_eff,

@@ -68,8 +68,8 @@ class SloAnswer(Result):
     ``estimable_with``: what would give the interval both ends, ``needs`` what would settle an INCONCLUSIVE.
     ``stage`` and ``owner``: what explains the slow requests, where a ledger tells. ``beyond_half`` and ``far``: how
     many requests exceeded half the limit, or that part of it which tells most, where that decided. ``late``: what of
-    the value may be the load tester's own lateness, where it is not judged for that; ``may_be_late``: the same wherever
-    it is worth speaking of. ``outage``: what decided, where that is the basis.
+    the value may be the load tester's own lateness, where the value is refused or not judged for that; ``may_be_late``:
+    the same, in ms, wherever it is worth speaking of. ``outage``: what decided, where that is the basis.
     ``resent``: how many requests were sent a second time, where the answer is open for these.
     """
 
@@ -105,6 +105,11 @@ class SloAnswer(Result):
     @property
     def unit(self) -> Literal["ms", "share"]:
         return "share" if self.metric == "errors" else "ms"
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether lateness may have decided it."""
+        return self.status == INVALID and self.late is not None
 
     @property
     def among_failures(self) -> bool:

@@ -22,6 +22,7 @@ from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor, 
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, RunWarning
 from gapmeter.analysis.tables import GeneratorFile, every_beat
 from gapmeter.records.request import Flag
+from gapmeter.report.slo import gauge, slo_interval, slo_sentence, slo_value
 from gapmeter.report.trust import floor_sentence
 from gapmeter.scenarios.slo import Slo
 from tests.kit.results import manifest
@@ -335,6 +336,18 @@ def test_what_a_figure_is_refused_for_is_no_less_than_what_else_of_it_may_be_lat
     assert lateness.refused_ns("ttft", 99) == lateness.may_be_ns("ttft", 99) == 1.8 * MS
     (answer,) = judge((slo("ttft", 99, 5.3),), requests, {}, lateness=lateness)
     assert (answer.status, answer.late) == ("INVALID", 1.8)
+
+
+@pytest.mark.parametrize("limit_ms", [1, 400])
+def test_a_refused_figure_that_decides_its_limit_even_so_is_shown_as_refused(limit_ms: int) -> None:
+    """TTFT is 320 ms at most, of which up to 60 ms is lag: more than a tenth."""
+    requests = poisson_run(lag_ms=60)
+    requests["first_token_ns"] = requests["sent_ns"] + np.resize([200 * MS, 260 * MS], len(requests))
+    (answer,) = judge((slo("ttft", 99, limit_ms),), requests, {}, lateness=lateness_of(requests, None))
+    assert (answer.status, answer.late) == ("FAIL" if limit_ms == 1 else "PASS", 60.0)
+    assert (slo_value(answer), slo_interval(answer)) == ("refused", "at most 320 ms (98 % sure)")
+    assert gauge(answer).value is None
+    assert "p99 TTFT refused, since up to 60.0 ms of it may be" in slo_sentence(answer)
 
 
 @pytest.mark.parametrize(("limit_ms", "verdict"), [(310, "fails"), (335, "invalid"), (400, "holds")])

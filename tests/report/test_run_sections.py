@@ -18,6 +18,7 @@ from gapmeter.analysis.results.device import Telemetry, Utilisation
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import FailureExample, Outage, PeerDefinitions, PeerFigures
 from gapmeter.analysis.results.run import RunResult
+from gapmeter.analysis.stats.series import Series
 from gapmeter.records import RunFolder
 from gapmeter.report import compute, cost, failures, html, percentiles, run, slo, terminal, trust
 from gapmeter.report.device import levels_of
@@ -298,3 +299,16 @@ def test_a_steady_run_is_not_called_a_capacity(well: RunFolder) -> None:
         steady = result.steady.model_copy(update={"valid_for_capacity": valid})
         section = trust.sustained(result.model_copy(update={"steady": steady}))
         assert section is not None and told in section.lead
+
+
+def test_a_curve_is_interrupted_where_a_percentile_is_refused() -> None:
+    values = Series(np.random.default_rng(1).exponential(20e6, 3000))
+    whole = percentiles.curve_of("TTFT", values, [])
+    middle = percentiles.curve_of("TTFT", values, [], refused=lambda percentile: 80 < percentile < 90)
+    tail = percentiles.curve_of("TTFT", values, [], refused=lambda percentile: percentile > 90)
+    assert whole is not None and middle is not None and tail is not None
+    drawn = [float(p) for p in middle.p[np.isfinite(middle.value_ms)]]
+    assert drawn == [p for p in whole.p.tolist() if not 0.8 < p < 0.9]
+    assert tail.p[-1] <= 0.9 < whole.p[-1]
+    assert str(middle.draw("c", None)).count('class="curve"') == 2 > str(whole.draw("c", None)).count('class="curve"')
+    assert percentiles.curve_of("TTFT", values, [], refused=lambda _: True) is None
