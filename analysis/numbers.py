@@ -63,7 +63,7 @@ def bounds(low: float | None, high: float | None) -> str:
     return f"{significant(in_unit(low, unit)[0])} .. {significant(in_unit(high, unit)[0])} {unit}"
 
 
-def share(fraction: float | None) -> str:
+def share(fraction: float | None, digits: int = 2) -> str:
     """A fraction as per cent: 0.8612 -> 86 %, 0.0002 -> 0.02 %; next to nothing, and all but a little, as such."""
     if fraction is None or not math.isfinite(fraction):
         return DASH
@@ -74,7 +74,7 @@ def share(fraction: float | None) -> str:
         return "< 0.01 %"
     if 99.95 <= percent < 100 - 1e-9:  # which else were 100 %
         return "> 99.9 %"
-    return f"{significant(percent, 2 if abs(percent) < 99.5 else 3)} %"
+    return f"{significant(percent, digits if abs(percent) < 99.5 else digits + 1)} %"
 
 
 def count(value: float | None) -> str:

@@ -101,7 +101,7 @@ def slo_sentence(answer: SloAnswer, changed: str = "") -> str:
     """What was found of one SLO, and what that says of its limit; ``changed``: why more requests may not decide it."""
     if answer.metric == "errors":
         said = f"{count(_failed(answer))} of {count(answer.count)} requests failed"
-        said += f" ({share(answer.value)}, 95 % interval {slo_interval(answer)})" if answer.count else ""
+        said += f" ({slo_value(answer)}, 95 % interval {slo_interval(answer)})" if answer.count else ""
         limit = f"the limit of {share(answer.limit)}"
     else:
         said, limit = _latency(answer), f"the limit of {_time(answer.limit)}"
@@ -160,8 +160,8 @@ def _latency(answer: SloAnswer) -> str:
         return f"{name} refused, since {late_words(answer.late)}{most} ({size})"
     if answer.value is not None:
         # An end above the value that is no number is one that answers which never came reach.
-        value, low, high = (_time(ms if ms is not None else math.inf) for ms in (answer.value, answer.low, answer.high))
-        return f"{name} {value}, 95 % interval {low} .. {high} ({size})"
+        low, high = (_time(ms if ms is not None else math.inf) for ms in (answer.low, answer.high))
+        return f"{name} {slo_value(answer)}, 95 % interval {low} .. {high} ({size})"
     if answer.status == INCONCLUSIVE and answer.needs is None and (needs := answer.estimable_with):
         span = f", {about}," if (about := about_minutes(needs)) else ""
         size += f"; an estimate needs {more_requests(needs)}{span} like these"
@@ -188,15 +188,19 @@ def _time(ms: float) -> str:
 
 
 def slo_value(slo: SloAnswer) -> str:
-    """What was measured for an SLO; ``~`` marks what the sample has where it does not support the percentile."""
+    """What was measured for an SLO; ``~`` marks what the sample has where it does not support the percentile.
+
+    One that misses its limit by little has as many digits as tell it from that.
+    """
     if slo.late is not None:
         return "refused"
-    if slo.unit == "share":
-        return share(slo.value)
     if slo.among_failures:
         return "no value"
+    words, digits = (share, 2) if slo.unit == "share" else (duration, 3)
     if slo.value is not None:
-        return duration(slo.value)
+        while slo.status == FAIL and slo.value > slo.limit and words(slo.value, digits) == words(slo.limit, digits):
+            digits += 1
+        return words(slo.value, digits)
     return DASH if slo.sample is None else f"~{duration(slo.sample)}"
 
 

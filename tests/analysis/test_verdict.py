@@ -14,7 +14,7 @@ from scipy import stats
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, SloAnswer, Verdict
 from gapmeter.analysis.stats.series import Series
-from gapmeter.report.slo import slo_interval, slo_sentence
+from gapmeter.report.slo import slo_interval, slo_sentence, slo_value
 from gapmeter.scenarios.slo import Slo
 from tests.kit.runs import slo
 
@@ -355,3 +355,13 @@ def test_what_stands_beside_an_answer_is_the_end_that_decided_it() -> None:
     within = one(slo("ttft", 1, 45), answers(np.linspace(20, 40, 30)))
     assert (within.status, within.low) == (PASS, None)
     assert slo_interval(within).startswith("at most ")
+
+
+def test_a_limit_that_is_missed_by_little_is_told_from_the_value() -> None:
+    missed, met = (one(slo("ttft", 50, limit), answers([200.3] * 400)) for limit in (200, 200.4))
+    assert (missed.status, slo_value(missed)) == (FAIL, "200.3 ms")
+    assert "p50 TTFT 200.3 ms" in slo_sentence(missed)
+    assert (met.status, slo_value(met)) == (PASS, "200 ms")
+    errors = one(slo("errors", None, 0.01), answers([1.0] * 90, failed=10))
+    assert (errors.status, slo_value(errors)) == (FAIL, "10 %")
+    assert slo_value(errors.model_copy(update={"value": 0.01004})) == "1.004 %"
