@@ -67,7 +67,7 @@ class Curves:
         return point.metrics[self.metric].at_level(self.level).value_ms
 
     def height(self, point: Point) -> float | None:
-        """Where a point is drawn: at its percentile, or where its sample supports none, with a ? at its mean."""
+        """Where a point is drawn: at its percentile, or where there is none, with a ? at its mean."""
         value = self.value(point)
         return point.metrics[self.metric].mean_ms if value is None else value
 
@@ -100,7 +100,9 @@ class Curves:
         value, ends, tokens = self.value(point), self.interval(point), point.tokens_per_s
         y = self.height(point) or 0.0
         if value is None:
-            title = f"{point.label}: {self.name} not estimable, mean {duration(y)}, {point.verdict}"
+            refused = point.metrics[self.metric].at_level(self.level).late_ms is not None
+            why = "refused" if refused else "not estimable"
+            title = f"{point.label}: {self.name} {why}, mean {duration(y)}, {point.verdict}"
             return Dot(x, y, css="strong halo", title=title, sign="?")
         known = f" ({bounds(*ends)})" if ends else ""
         rate = significant(tokens) if tokens else DASH

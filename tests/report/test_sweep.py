@@ -123,6 +123,17 @@ def test_the_page_marks_the_knee_what_is_not_valid_and_what_no_sample_supports(s
     assert "1 server, started one after the other" in page
 
 
+def test_a_point_whose_percentile_is_refused_is_not_called_one_that_no_sample_supports(swept: SweepResult) -> None:
+    *others, third, lost = swept.sweep.points
+    assert isinstance(third, Point)
+    late = third.metrics["ttft"].model_copy(update={"percentiles": {90.0: Percentile(late_ms=7.5)}})
+    third = third.model_copy(update={"metrics": {**third.metrics, "ttft": late}})
+    sweep = swept.sweep.model_copy(update={"points": (*others, third, lost)})
+    page = html.page(document(swept.model_copy(update={"sweep": sweep}), manifest()))
+    assert "p90 TTFT refused, mean 70.0 ms" in page
+    assert "p90 TTFT not estimable" not in page
+
+
 def test_the_words_of_its_file_are_those_of_its_page(swept: SweepResult) -> None:
     words = words_of(swept)
     assert list(words.headline) == headline(swept.sweep, "CPU")
