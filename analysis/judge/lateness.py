@@ -191,16 +191,18 @@ def moves_ns(lateness: AnyLateness, metric: str, percentile: float, *, holds: bo
 
 
 def without_refused(found: Distribution, metric: str, lateness: AnyLateness, origin: str = "due") -> Distribution:
-    """Without the percentiles that are refused; where lateness can only have added to one, an upper bound stays.
+    """Without the percentiles that are refused, and the mean if they brought too much of it.
 
-    What answers that never came reach is no matter of lateness.
+    Where lateness can only have added to a percentile, an upper bound stays. What answers that never came
+    reach is no matter of lateness.
     """
     percentiles = dict(found.percentiles)
     for p, each in found.percentiles.items():
         if not each.infinite and (ns := lateness.refused_ns(metric, p)) is not None:
             only_adds = origin == "due" and not shortens(metric, p)
             percentiles[p] = Percentile(late_ms=ns / 1e6, at_most=upper_bound(each) if only_adds else None)
-    return found.model_copy(update={"percentiles": percentiles})
+    kept = found.model_copy(update={"percentiles": percentiles})
+    return kept if kept.mean_late_ms is None else kept.model_copy(update={"mean_ms": None})
 
 
 def upper_bound(one: Percentile) -> AtMost | None:

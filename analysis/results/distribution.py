@@ -85,7 +85,8 @@ class Percentile(Result):
 class Distribution(Result):
     """Values of one thing over the measured requests. ``max_ms`` and ``mean_ms`` are of those that are finite.
 
-    ``n_eff``: how many independent values they are worth, from p95 on.
+    ``mean_ms`` is None where refused percentiles brought too much of it. ``n_eff``: how many independent values they
+    are worth, from p95 on.
     """
 
     percentiles: Mapping[float, Percentile]

@@ -227,13 +227,11 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
 def _distribution(
     frames: Frames, values: Series, metric: str, asked: Sequence[float], seconds: float, lateness: ReportedLateness
 ) -> PointDistribution:
-    """A metric's distribution, without the percentiles that one of the runs refuses, and without a mean then."""
+    """A metric's distribution, without the percentiles and the mean that one of the runs refuses."""
     requests = len(frames.measured)
     each, lasts = (values.count / requests, seconds / requests) if requests else (1.0, 0.0)
     found = without_refused(distribution(values, asked, each, lasts), metric, lateness)
-    if found.mean_late_ms is not None:
-        return PointDistribution(**dict(found.model_copy(update={"mean_ms": None})), mean_ci_ms=None)
-    mean = mean_level(frames, metric)
+    mean = mean_level(frames, metric) if found.mean_late_ms is None else None
     return PointDistribution(**dict(found), mean_ci_ms=mean.estimate.known[1:] if mean else None)
 
 

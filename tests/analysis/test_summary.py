@@ -279,7 +279,8 @@ def test_no_part_of_a_run_shows_a_percentile_that_the_run_refuses(frames: Frames
     held = replace(EVIDENCE, loop="closed", concurrency=4, client_loop_lag_ns=np.full(100, 500e6))
     requests = frames.requests.assign(turn=np.arange(len(frames.requests)) % 3 + 1)
     late = build_figures(RunTables(requests), SLOS, held)
-    assert late.metrics["ttft"].p50_ms is None
+    assert (late.metrics["ttft"].p50_ms, late.metrics["ttft"].mean_ms) == (None, None)
+    assert late.metrics["ttft"].mean_late_ms is not None
     assert [turn.ttft and turn.ttft.at(50.0).late_ms for turn in late.turns] == [500] * 3
     assert late.closed_loop and (told := late.closed_loop.corrected)
     assert (told.ttft.p50_ms, told.e2e.p50_ms) == (None, None)
