@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
 
@@ -335,13 +337,13 @@ def _row(letter: str, side: Side) -> SideRow:
         engine=result.provenance.engine,
         load=result.provenance.load,
         digest=manifest.scenario_digest,
-        verdict=result.verdict,
+        verdict=_verdicts([each.result.verdict for each in side.runs]),
         requests=side.requests,
         figures={
             f"{metric}_{percentile_key(p)}": _estimate(side, series[metric], metric, p) for metric, p in _IN_TABLE
         },
-        cost=_first_known((each.result.cost for each in side.runs), "per_request_usd"),
-        energy=_first_known((each.result.energy for each in side.runs), "per_request_j", _NO_ENERGY),
+        cost=_of_all([each.result.cost for each in side.runs], "per_request_usd"),
+        energy=_of_all([each.result.energy for each in side.runs], "per_request_j", _NO_ENERGY),
     )
 
 
@@ -357,13 +359,21 @@ def _estimate(side: Side, series: Series, metric: str, percentile: float) -> Sid
     return SideEstimate(value_ms=value, ci_ms=(low, high), why="")
 
 
-def _first_known(runs: Iterable[AnyCost | AnyEnergy], figure: str, why: str = "") -> SidePart:
-    """A figure of the first run that has it; else why the last has not."""
-    for each in runs:
-        if (value := getattr(each, figure)) is not None:
-            return SidePart(value=value, ci=getattr(each, f"{figure}_ci"), why="")
-        why = each.reason or why
-    return SidePart(value=None, ci=None, why=why)
+def _of_all(runs: Sequence[AnyCost | AnyEnergy], figure: str, why: str = "") -> SidePart:
+    """The runs' median, from the lowest to the highest end of theirs; none, and why, where one of them has none."""
+    lacking = [each for each in runs if getattr(each, figure) is None]
+    if lacking:
+        of = f" (in {len(lacking)} of {len(runs)} runs)" if len(runs) > 1 else ""
+        return SidePart(value=None, ci=None, why=f"{lacking[0].reason or why}{of}")
+    lows, highs = zip(*(getattr(each, f"{figure}_ci") for each in runs), strict=True)
+    ci = (None if None in lows else min(lows), None if None in highs else max(highs))
+    return SidePart(value=statistics.median(getattr(each, figure) for each in runs), ci=ci, why="")
+
+
+def _verdicts(verdicts: Sequence[str]) -> str:
+    """The runs' verdict; where they differ each with its number, the most frequent first."""
+    counts = Counter(verdicts).most_common()
+    return counts[0][0] if len(counts) == 1 else ", ".join(f"{many} {verdict}" for verdict, many in counts)
 
 
 def _spread(rows: Sequence[SideRow]) -> DeviceSpread:

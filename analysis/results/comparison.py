@@ -258,7 +258,10 @@ class SideEstimate(Result):
 
 
 class SidePart(Result):
-    """A figure that only some runs have, with its interval; ``why`` this one has none."""
+    """A figure that only some runs have, with its interval; ``why`` this one has none.
+
+    Of several runs it is their median, and from the lowest to the highest end of their intervals.
+    """
 
     value: Number
     ci: tuple[Number, Number] | None
@@ -266,7 +269,10 @@ class SidePart(Result):
 
 
 class SideRow(Result):
-    """One side in the table of all; ``figures`` are by name, such as ``ttft_p99``."""
+    """One side in the table of all; ``figures`` are by name, such as ``ttft_p99``.
+
+    ``verdict``: the runs', such as PASS; where they differ how many have which, such as ``2 PASS, 1 FAIL``.
+    """
 
     name: str
     runs: tuple[str, ...]

@@ -43,7 +43,9 @@ from gapmeter.analysis.results.comparison import (
     FailedShares,
     MetricComparison,
     PairComparison,
+    SideRow,
 )
+from gapmeter.analysis.results.cost import Cost, NoCost
 from gapmeter.analysis.results.distribution import Distribution, Percentile
 from gapmeter.analysis.results.regression import NOT_ESTIMABLE, REGRESSED, UNDECIDED, WITHIN, Regression
 from gapmeter.analysis.results.trust import Floor
@@ -389,6 +391,24 @@ def test_more_than_two_runs_share_one_family_and_one_table(folders: list[Path]) 
     assert result.method is not None and result.method.family > 9
     assert result.table is not None
     assert [row.name for row in result.table.rows] == ["A", "B", "C"]
+
+
+def test_a_side_of_several_runs_has_the_cost_the_energy_and_the_verdict_of_all_of_them(folders: list[Path]) -> None:
+    runs = [read_run(path) for path in folders]
+    cheap = Cost.model_construct(per_request_usd=2.0, per_request_usd_ci=(1.0, 3.0), reason=None)
+    dear = Cost.model_construct(per_request_usd=6.0, per_request_usd_ci=(4.0, None), reason=None)
+    none = NoCost(status="none", reason="an SLO is missed", per_request_usd=None)
+
+    def row(*costs: Cost | NoCost) -> SideRow:
+        own = zip(costs, runs, ("PASS", "FAIL", "PASS"), strict=False)
+        each = [(run, run.result.model_copy(update={"cost": cost, "verdict": verdict})) for cost, run, verdict in own]
+        return build._row("A", Side(tuple(replace(run, result=result) for run, result in each)))
+
+    several = row(cheap, dear, cheap)
+    assert (several.cost.value, several.cost.ci, several.verdict) == (2.0, (1.0, None), "2 PASS, 1 FAIL")
+    assert (row(dear).cost.ci, row(dear).verdict) == ((4.0, None), "PASS")
+    lacking = row(cheap, none).cost
+    assert (lacking.value, lacking.why) == (None, "an SLO is missed (in 1 of 2 runs)")
 
 
 def test_identical_devices_are_told_how_far_they_lie_apart(tmp_path: Path) -> None:
