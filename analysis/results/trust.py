@@ -15,7 +15,11 @@ UNMEASURED: Final = "unmeasured"
 
 
 class Check(Result):
-    """One rule: what was found, what it may be, and the plain sentence. ``value`` None where unmeasured."""
+    """One rule: what was found, what it may be, and the plain sentence. ``value`` None where unmeasured.
+
+    ``value`` and ``limit`` are in the rule's unit: ns for ``lag``, ``loop_lag`` and ``awake``, else a share,
+    a ratio or a number.
+    """
 
     rule: str
     status: CheckStatus
