@@ -47,7 +47,7 @@ class Evidence:
     client_cpu_share: float | None = None
     client_loop_lag_ns: Floats | None = None
     records_dropped: int = 0
-    cores_shared: bool | None = None
+    cores_shared: bool | None = None  # None: the server is on this machine, and not placed by us
     output_enforced: bool = True
     prompt_exact: bool = True
     canary_spread: float | None = None
@@ -91,7 +91,7 @@ def evidence_of(
         client_cpu_share=max((share for g in generators if (share := g.cpu_share()) is not None), default=None),
         client_loop_lag_ns=lag_ns if len(lag_ns) else None,
         records_dropped=sum(g.dropped for g in generators),
-        cores_shared=manifest.placement.shared,
+        cores_shared=manifest.placement.shared if manifest.placement.server or not manifest.is_server_here else None,
         output_enforced=plan.output_enforced,
         prompt_exact=plan.prompt_tokens_exact,
         canary_spread=max((float(np.percentile(each, 95) / np.median(each)) for each in canaries), default=None),

@@ -97,7 +97,9 @@ def _instrument(evidence: Evidence, answers: Sequence[SloAnswer], lateness: Late
     else:
         text = f"the busiest generator process used {share(cpu)} of a core (warning from {share(CPU_SHARES[0])})"
         yield _graded("client_cpu", cpu, CPU_SHARES, text)
-    if (shared := evidence.cores_shared) is not None:
+    if (shared := evidence.cores_shared) is None:
+        yield unmeasured("cores", "nobody knows on which cores of this machine the attached server ran")
+    else:
         text = "server and load tester shared cores" if shared else "the load tester had its own cores"
         yield _graded("cores", float(shared), (0.0, 0.0), text, only_warn=True)
     if (spread := evidence.canary_spread) is not None:

@@ -161,6 +161,7 @@ def test_sound_poisson_runs_are_hardly_ever_refused() -> None:
         ({"client_loop_lag_ns": np.append(np.full(500, 0.1e6), 400e6)}, "loop_lag", WARN),
         ({"suspended_ns": 3_000_000_000}, "awake", BROKEN),
         ({"cores_shared": True}, "cores", WARN),
+        ({"cores_shared": None}, "cores", UNMEASURED),
         ({"canary_spread": 1.5}, "machine", WARN),
         ({"records_dropped": 1}, "records", BROKEN),
         ({"incomplete": "the generator was killed"}, "complete", BROKEN),
@@ -336,6 +337,15 @@ def test_what_a_figure_is_refused_for_is_no_less_than_what_else_of_it_may_be_lat
     assert lateness.refused_ns("ttft", 99) == lateness.may_be_ns("ttft", 99) == 1.8 * MS
     (answer,) = judge((slo("ttft", 99, 5.3),), requests, {}, lateness=lateness)
     assert (answer.status, answer.late) == ("INVALID", 1.8)
+
+
+@pytest.mark.parametrize(("here", "shared"), [(True, None), (False, False)])
+def test_nobody_knows_the_cores_of_a_server_attached_to_on_this_machine(here: bool, shared: bool | None) -> None:
+    server = {"engine": "attach", "url": "http://192.168.0.7:8000"}
+    about = manifest(scenario={"server": server}, placement={"server": [], "shared": False}, server_here=here)
+    requests = poisson_run().assign(measured=True)
+    assert evidence_of(about, (), requests, ()).cores_shared is shared
+    assert evidence_of(manifest(), (), requests, ()).cores_shared is not None
 
 
 @pytest.mark.parametrize("limit_ms", [1, 400])
