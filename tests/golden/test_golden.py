@@ -30,6 +30,8 @@ moved. ``failures`` and ``sweep``: percentiles that lateness refuses came to kee
 ``vllm`` and ``gpu``: ``padded`` in steps.parquet came to be what vLLM's workers record. ``sweep``: a minus became a
 hyphen. ``failures``: the upper end of an SLO on errors came to know in how many bursts they came.
 On 2026-11-27 all followed when goodput became a part of the throughput: no other figure changed.
+``attached`` and ``failures`` followed then, whose server was attached to on the same machine: its cores are unknown,
+and the words on its cost say so.
 """
 
 from __future__ import annotations
