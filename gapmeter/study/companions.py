@@ -23,10 +23,8 @@ from gapmeter.machine.hardware import cores_except
 from gapmeter.options import LocustPageOptions, Say
 from gapmeter.records import RunFolder
 from gapmeter.scenarios.model import Telemetry
-from gapmeter.servers.launch import ServerProcess
 from gapmeter.servers.telemetry import Journal
 from gapmeter.servers.telemetry.sampler import API_KEY, SamplerSettings
-from gapmeter.study.target import listeners
 
 _READY_S = 20.0
 _SAMPLER_LEAVES_S, _PAGE_LEAVES_S = 3.0, 8.0
@@ -75,19 +73,17 @@ def _last_words(log: IO[bytes]) -> str:
 
 @contextlib.contextmanager
 def telemetry(
-    folder: RunFolder, asked: Telemetry, process: ServerProcess | None, url: str, server_here: bool,
-    generator: Sequence[int], api_key: str | None, say: Say,
+    folder: RunFolder, asked: Telemetry, pids: Sequence[int], url: str, server_here: bool, generator: Sequence[int],
+    api_key: str | None, say: Say,
 ) -> Iterator[None]:  # fmt: skip
     """Sample into the run's folder for as long as the block lasts; nothing when ``asked.hz`` is 0.
 
-    ``process`` is the server that we launched (None: the one that listens at ``url``); ``server_here``: it is on this
-    machine. ``generator``: the cores to keep off. A sampler that cannot start, or dies, is reported and never
-    ends the run.
+    ``pids`` are the roots of the server's process trees; ``server_here``: it is on this machine. ``generator``: the
+    cores to keep off. A sampler that cannot start, or dies, is reported and never ends the run.
     """
     if not asked.hz:
         yield
         return
-    pids = listeners(url) if process is None else (process.pid,)
     where, cores = str(folder.telemetry), cores_except(generator)
     settings = SamplerSettings(where, asked.hz, asked.metrics_every_ns, url, server_here, pids, (os.getpid(),), cores)
     path = folder.logs / "sampler.log"

@@ -196,6 +196,13 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
+def _has_mapped(pid: str, path: Path) -> bool:
+    try:
+        return str(path.resolve()) in Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:  # it has ended, or is not ours to look at
+        return False
+
+
 class ServerLog:
     """What the server logs from now on, where its log lies in another folder than the load's."""
 
@@ -223,6 +230,12 @@ class ProbeFolder:
         """A load begins."""
         for file in self._all():
             file.begin()
+
+    def recording(self) -> tuple[int, ...]:
+        """The local processes that record here now: ids in the files' names, of processes that have the file mapped."""
+        named = [(path.name.split("-")[1:2], path) for path in (file.path for file in self._all())]
+        pids = {int(pid[0]) for pid, path in named if pid and pid[0].isdigit() and _has_mapped(pid[0], path)}
+        return tuple(sorted(pids))
 
     def settle(self, patience_s: float) -> bool:
         """Wait until no step has been recorded for a moment; False when there still are some at the end."""

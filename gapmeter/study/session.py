@@ -38,7 +38,7 @@ from gapmeter.study.companions import LocustPage, telemetry
 from gapmeter.study.conclusion import Conclusion, OpenManifest, conclude, describe
 from gapmeter.study.load import Load, ProbeFolder, ServerLog, StopWhen
 from gapmeter.study.target import Target as LaunchTarget
-from gapmeter.study.target import find_probe_folder, prepare_target, running
+from gapmeter.study.target import find_probe_folder, listeners, prepare_target, running
 
 # How long a server is waited for until it does nothing more; others may be asking one that is not ours all the time.
 _OURS_SETTLES_S, _THEIRS_SETTLES_S = 10.0, 1.0
@@ -219,7 +219,7 @@ class Session:
         log, suspended_before_ns = ServerLog(self.process, folder), suspended_ns()
         try:
             with telemetry(
-                folder, scenario.telemetry, self.process, target.about.url, manifest.value.is_server_here,
+                folder, scenario.telemetry, self._server_pids(), target.about.url, manifest.value.is_server_here,
                 placement.generator, self.options.api_key, self.say,
             ):  # fmt: skip
                 outcome = load.run(begun)
@@ -235,6 +235,17 @@ class Session:
                 manifest.note_plan(clock_offsets_ns=offsets_ns)
             log.take(self.keys)
             self._take_records(manifest)
+
+    def _server_pids(self) -> tuple[int, ...]:
+        """The roots of the server's process trees; none where it is elsewhere.
+
+        Of somebody else's server those that listen at its address, unless others record: a proxy listens before it.
+        """
+        if self.process is not None:
+            return (self.process.pid,)
+        listening = listeners(self.target.about.url)
+        recording = self.probes.recording() if self.probes else ()
+        return listening if not recording or set(listening) & set(recording) else recording
 
     def _take_records(self, manifest: OpenManifest) -> None:
         if not self.probes or not manifest.has_begun:

@@ -22,7 +22,7 @@ from gapmeter.servers.simulated import simulated_command
 from gapmeter.study.conclusion import describe
 from gapmeter.study.load import ProbeFolder
 from tests.kit.command import SHORT, Done, at_once, gapmeter
-from tests.kit.servers import answering, faulty
+from tests.kit.servers import answering, faulty, passing_on
 
 pytestmark = pytest.mark.whole_run
 
@@ -203,6 +203,14 @@ def test_a_local_server_says_itself_where_its_probe_writes(scenes: dict[str, Fut
     table = pd.read_parquet(found / "ledger.parquet")
     assert table["prefill_ns"].notna().all()
     assert list((found / "probe").glob("*.gap.zst"))
+
+
+def test_behind_a_proxy_the_servers_processes_are_those_that_record(tmp_path: Path) -> None:
+    probe = tmp_path / "probe"
+    with simulated(tmp_path / "server", {"GAPMETER_PROBE_DIR": str(probe)}) as url, passing_on(url) as proxy:
+        done = gapmeter(*ATTACH, "--url", proxy, "--probe-dir", str(probe), runs=tmp_path / "runs")
+    names = {process["name"] for process in done.summary["telemetry"]["processes"]}
+    assert names and all("gapmeter.servers.simulated" in name for name in names), names
 
 
 def test_records_of_a_server_that_ran_earlier_are_left_where_they_are(tmp_path: Path) -> None:

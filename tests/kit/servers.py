@@ -171,6 +171,35 @@ def answering(
 
 
 @contextlib.contextmanager
+def passing_on(url: str) -> Iterator[str]:
+    """A proxy in this process, before the local server at ``url``; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connections: list[socket.socket] = []
+
+        def pass_on(source: socket.socket, target: socket.socket) -> None:
+            with contextlib.suppress(OSError):  # one side has left
+                while data := source.recv(65536):
+                    target.sendall(data)
+                target.shutdown(socket.SHUT_WR)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # the listener is closed at the end, or the server has ended
+                while True:
+                    here, _ = listener.accept()
+                    connections.append(here)
+                    there = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+                    connections.append(there)
+                    for ends in ((here, there), (there, here)):
+                        threading.Thread(target=pass_on, args=ends, daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        for connection in connections:
+            connection.close()
+
+
+@contextlib.contextmanager
 def null_process(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """As users start it: the process and its port."""
     command = [sys.executable, "-P", "-m", "gapmeter.servers.null", "--with-parent", *options]
