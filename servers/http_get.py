@@ -7,12 +7,15 @@ import http.client
 import os
 import socket
 import ssl
+import sys
 import threading
+import time
 import urllib.request
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 MOST_BYTES = 1 << 20
+_MIN_RTT_AT = 148  # tcpi_min_rtt, in µs, in <linux/tcp.h>'s struct tcp_info
 _UNKNOWN_AUTHORITY = "name a file with its authority's certificate in SSL_CERT_FILE"
 _OF_CERTIFICATES = {  # OpenSSL's words for what no authority mends
     "certificate has expired": "have it renewed there, or set the clock here",
@@ -32,12 +35,13 @@ class NoAnswer(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``location``: where it would send us, "" for nowhere."""
+    """``location``: where it would send us, "" for nowhere. ``made_ns``: how long its head took, less a round trip."""
 
     status: int
     reason: str
     location: str
     body: bytes
+    made_ns: int
 
     def __str__(self) -> str:
         """``404 Not Found``, or ``302 to http://…``."""
@@ -106,14 +110,18 @@ class HttpGet:
             host = self._parts.hostname or "127.0.0.1"
             self._connection = make(host, self._parts.port, timeout=self._seconds)
         connection = self._connection
+        if connection.sock is None:
+            connection.connect()
+        asked_ns, round_trip_ns = time.monotonic_ns(), _round_trip_ns(connection.sock)
         connection.request("GET", f"{self._parts.path.rstrip('/')}{path}", headers=self._headers)
         with connection.getresponse() as answer:
+            made_ns = max(time.monotonic_ns() - asked_ns - round_trip_ns, 0)
             body = answer.read(MOST_BYTES + 1)
             if len(body) > MOST_BYTES:
                 hint = "is that the address of a server of models?"
                 raise NoAnswer(f"the answer is longer than {MOST_BYTES >> 20} MB", hint)
             sent_on = answer.getheader("Location") or "nowhere" if 300 <= answer.status < 400 else ""
-            return Answer(answer.status, answer.reason[:200], sent_on[:200], body)
+            return Answer(answer.status, answer.reason[:200], sent_on[:200], body, made_ns)
 
     def _no_answer(self, error: Exception) -> NoAnswer:
         match error:
@@ -143,3 +151,12 @@ class HttpGet:
         if self._parts.scheme not in named or urllib.request.proxy_bypass(self._parts.netloc):
             return ""
         return f"the proxy in {self._parts.scheme}_proxy is not used: write an address that is reached without one"
+
+
+def _round_trip_ns(sock: socket.socket) -> int:
+    """The shortest on this connection, its handshake's among them; 0 where nobody measures it."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT_AT + 4)
+    except OSError:
+        return 0
+    return 1000 * int.from_bytes(info[_MIN_RTT_AT : _MIN_RTT_AT + 4], sys.byteorder)

@@ -140,3 +140,12 @@ def test_an_expired_certificate_and_a_proxy_that_is_not_used_have_remedies_of_th
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with pytest.raises(UserError, match=r"is it running, and is the address right"):
         served_models(attached("https://127.0.0.1:2"), None)
+
+
+def test_what_the_network_takes_to_bring_a_page_of_metrics_is_none_of_the_servers_time() -> None:
+    page = b"vllm:num_requests_running 1.0\n"
+    head = f"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {len(page)}\r\n\r\n".encode()
+    with answering(head, page[:5], page[5:], every_s=0.3) as url:
+        (row,) = EngineMetrics(url).read()
+    assert row["running"] == 1.0
+    assert 0 <= row["took_ns"] < 300_000_000
