@@ -9,7 +9,6 @@ import gc
 import os
 import signal
 import socket
-import ssl
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import uvloop
 
 from gapmeter.records import RecordWriter
 from gapmeter.records.process import allow_many_files
-from gapmeter.servers.null.server import FAULTS, Schedule, Server
+from gapmeter.servers.null.server import Schedule, Server
 
 _PR_SET_PDEATHSIG = 1
 
@@ -28,29 +27,26 @@ def main(arguments: list[str]) -> int:
     if options.with_parent:
         _end_with_parent()
     allow_many_files()
-    first = _bound(options.host, options.port)
-    port = first.getsockname()[1]
-    number = _spread(options.processes)
-    sock = first if number == 0 else _bound(options.host, port)
+    sock = socket.create_server(("127.0.0.1", options.port))
+    port = sock.getsockname()[1]
     if options.cores:
-        os.sched_setaffinity(0, {options.cores[number % len(options.cores)]})
+        os.sched_setaffinity(0, {options.cores[0]})
     records = None
     if options.log is not None:
-        records = RecordWriter(options.log / f"null-{port}-{number}.gap", {"role": "engine", "engine": "null"})
+        records = RecordWriter(options.log / f"null-{port}.gap", {"role": "engine", "engine": "null"})
     schedule = Schedule(
-        first_ns=round(options.first_ms * 1e6), gap_ns=round(options.gap_ms * 1e6), fault=options.fault,
+        first_ns=round(options.first_ms * 1e6), gap_ns=round(options.gap_ms * 1e6),
         prompt_tokens=options.prompt_tokens, most_tokens=options.most_tokens,
     )  # fmt: skip
-    tls = _context(options.cert, options.key) if options.cert else None
     try:
-        uvloop.run(_serve(Server(schedule, records, tls), sock, port if number == 0 else None))
+        uvloop.run(_serve(Server(schedule, records), sock))
     finally:
         if records is not None:
             records.close()
     return 0
 
 
-async def _serve(server: Server, sock: socket.socket, announce: int | None) -> None:
+async def _serve(server: Server, sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -59,55 +55,26 @@ async def _serve(server: Server, sock: socket.socket, announce: int | None) -> N
     gc.collect()
     gc.freeze()
     gc.disable()
-    if announce is not None:
-        print(announce, flush=True)
+    print(sock.getsockname()[1], flush=True)
     await ended.wait()
     await server.close()
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m gapmeter.servers.null", description=__doc__)
-    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--first-ms", type=float, default=50.0, help="from the request to its first token")
     parser.add_argument("--gap-ms", type=float, default=10.0, help="from one token to the next")
     parser.add_argument("--prompt-tokens", type=int, default=1, help="what usage says of the prompt")
     parser.add_argument("--most-tokens", type=int, default=4096, help="no answer is longer")
-    parser.add_argument("--fault", choices=FAULTS, default="none", help="what is wrong with every answer")
     parser.add_argument("--log", type=Path, help="folder for the log of what left when")
-    parser.add_argument("--processes", type=int, default=1, help="they share the port")
     parser.add_argument("--cores", type=lambda text: [int(core) for core in text.split(",")], default=[])
     parser.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
-    parser.add_argument("--cert", type=Path, help="certificate file: serve TLS")
-    parser.add_argument("--key", type=Path)
     return parser.parse_args(arguments)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket whose port further processes can share."""
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    sock.bind((host, port))
-    return sock
-
-
-def _spread(processes: int) -> int:
-    """Fork the further processes; returns this one's number. They end with the first."""
-    for number in range(1, processes):
-        if os.fork() == 0:
-            _end_with_parent()
-            return number
-    return 0
 
 
 def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _context(cert: Path, key: Path | None) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    return context
 
 
 if __name__ == "__main__":

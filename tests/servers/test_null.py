@@ -6,8 +6,6 @@ import http.client
 import json
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,7 @@ import pytest
 
 from gapmeter.records import Outcome, RecordFile, Span, read_records
 from gapmeter.records.stream import parse_answer
-from gapmeter.servers.null.server import FAULTS, PreparedAnswer
-from tests.kit.command import ROOT
+from gapmeter.servers.null.server import PreparedAnswer
 from tests.kit.servers import null_process
 from tests.kit.streams import wire
 
@@ -92,18 +89,6 @@ def test_an_answer_is_never_longer_than_allowed() -> None:
         assert tokens(ask(port, max_tokens=1000)[1]) == 5
 
 
-def test_several_processes_share_the_port_and_each_logs_its_own(tmp_path: Path) -> None:
-    words = ("--processes", "3", "--first-ms", "1", "--gap-ms", "0", "--log", str(tmp_path))
-    with null_process(*words) as (process, port):
-        for number in range(40):
-            assert tokens(ask(port, f"r-{number}", max_tokens=2)[1]) == 2
-        process.terminate()
-        assert process.wait(10) == 0
-    names = [name for file in logged(tmp_path) for name in file.client_ids.values()]
-    assert sorted(names) == sorted(f"r-{number}" for number in range(40))
-    assert len(logged(tmp_path)) == 3
-
-
 def test_a_client_that_goes_away_ends_its_stream(tmp_path: Path) -> None:
     body = json.dumps({"messages": [], "stream": True, "max_tokens": 4000}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nx-request-id: gone\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -132,13 +117,6 @@ def test_what_is_not_http_is_answered_with_400_and_closed() -> None:
     with null_process() as (_, port), socket.create_connection(("127.0.0.1", port)) as sock:
         sock.sendall(b"\x16\x03\x01\x02\x00 this is no request \r\n\r\n")
         assert b"400 Bad Request" in sock.makefile("rb").read()
-
-
-def test_an_unknown_fault_is_a_usage_error_that_names_those_there_are() -> None:
-    command = [sys.executable, "-P", "-m", "gapmeter.servers.null", "--fault", "gremlin"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 2
-    assert all(fault in done.stderr for fault in FAULTS)
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
