@@ -36,6 +36,8 @@ class Asked:
     status: int = 0
     text: str = ""
     token_ns: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)  # of tokens, as the usage beside each stamp has it
+    ids: list[int] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     finish_reason: str | None = None
     error: str = ""
@@ -125,4 +127,6 @@ def _read(asked: Asked, line: bytes) -> None:
     for choice in event.get("choices", ()):
         asked.text += choice["delta"].get("content", "") if "delta" in choice else choice["text"]
         asked.finish_reason = choice["finish_reason"] or asked.finish_reason
+        asked.ids += choice.get("token_ids") or ()
         asked.token_ns.append(at)
+        asked.counts.append(asked.usage.get("completion_tokens", 0))

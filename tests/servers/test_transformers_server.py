@@ -23,9 +23,10 @@ import pytest
 
 from gapmeter.records import EntryFlag, Outcome, RecordFile, Span, read_records
 from gapmeter.servers.api.text import TextModel
-from gapmeter.servers.launch import ServerProcess, Service, free_port, launch
+from gapmeter.servers.launch import Service, free_port, launch
 from gapmeter.servers.models import builtin_model
 from gapmeter.servers.transformers import transformers_command
+from tests.kit.simulated import Asked, Server, ask, session
 
 pytestmark = pytest.mark.transformers
 
@@ -33,31 +34,11 @@ SHARED = "the same long beginning of a conversation that many people have with t
 MAX_BATCH = 4
 
 
-@dataclass(slots=True)
-class Answer:
-    """One streamed answer: arrival stamps and running token counts of its chunks."""
+@dataclass(frozen=True, slots=True)
+class Run(Server):
+    """A server's life, with the answers by request id."""
 
-    sent_ns: int
-    status: int = 0
-    chunks: list[tuple[int, int]] = field(default_factory=list)
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    usage: dict[str, Any] = field(default_factory=dict)
-    finish_reason: str | None = None
-
-
-@dataclass(slots=True)
-class Run:
-    """A server's life: answers by request id, and its record files once it has ended."""
-
-    url: str
-    folder: Path
-    process: ServerProcess
-    answers: dict[str, Answer] = field(default_factory=dict)
-
-    def file(self, role: str) -> RecordFile:
-        (path,) = (self.folder / "probe").glob(f"{role}-*.gap")
-        return read_records(path)
+    answers: dict[str, Asked] = field(default_factory=dict)
 
 
 def _launch(folder: Path, model: Path, **args: Any) -> Run:
@@ -74,34 +55,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return builtin_model("tiny", tmp_path_factory.mktemp("models"))
 
 
-async def _ask(client: aiohttp.ClientSession, run: Run, name: str, prompt: str, tokens: int, **more: Any) -> Answer:
-    body: dict[str, Any] = {
-        "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "stream": True, "temperature": 0,
-        "ignore_eos": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        "return_token_ids": True, **more,
-    }  # fmt: skip
-    answer = run.answers[name] = Answer(time.monotonic_ns())
-    async with client.post(f"{run.url}/v1/chat/completions", json=body, headers={"x-request-id": name}) as response:
-        answer.status = response.status
-        async for line in response.content:
-            at = time.monotonic_ns()
-            if line.startswith(b"data: {"):
-                _read(answer, at, json.loads(line[6:]))
-    return answer
-
-
-def _read(answer: Answer, at: int, event: dict[str, Any]) -> None:
-    answer.usage = event["usage"]
-    for choice in event["choices"]:
-        answer.chunks.append((at, event["usage"]["completion_tokens"]))
-        answer.text += choice["delta"]["content"]
-        answer.ids += choice["token_ids"]
-        answer.finish_reason = choice["finish_reason"] or answer.finish_reason
+async def _ask(client: aiohttp.ClientSession, run: Run, name: str, prompt: str, tokens: int) -> None:
+    run.answers[name] = await ask(
+        client, run, name, prompt=prompt, tokens=tokens, temperature=0, ignore_eos=True, return_token_ids=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    )  # fmt: skip
 
 
 async def _load(run: Run) -> None:
     """Prompts of all lengths (some longer than a step), more of them than run together, one client that goes away."""
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+    async with session() as client:
         await _ask(client, run, "alone", "hello", 5)
         await asyncio.gather(
             *(
@@ -146,7 +109,7 @@ def _by_step(file: RecordFile, code: int) -> dict[int, tuple[int, int]]:
 
 def _engine_ids(run: Run) -> dict[str, str]:
     """Engine's id by the client's."""
-    api = run.file("api")
+    api = run.records("api")
     return {api.client_ids[ref]: engine_id for ref, engine_id in api.engine_ids.items()}
 
 
@@ -154,19 +117,19 @@ def test_every_answer_has_the_tokens_that_were_asked_for_one_a_chunk(run: Run) -
     for name, answer in run.answers.items():
         wanted = {"alone": 5, "shared-1": 4, "shared-2": 4}.get(name) or 4 + 3 * int(name[1:])
         assert answer.status == 200 and answer.finish_reason == "length"
-        assert [count for _, count in answer.chunks] == list(range(1, wanted + 1))
+        assert answer.counts == list(range(1, wanted + 1))
         assert answer.usage["completion_tokens"] == len(answer.ids) == wanted
 
 
 def test_both_files_are_complete_nothing_is_missing_and_nothing_was_dropped(run: Run) -> None:
     for role in ("api", "core"):
-        file = run.file(role)
+        file = run.records(role)
         assert file.complete and file.dropped == 0
         assert [note for note in file.notes if note["type"] in ("missing", "warning")] == []
 
 
 def test_every_request_goes_through_all_boundaries_in_causal_order(run: Run) -> None:
-    api, core = run.file("api"), run.file("core")
+    api, core = run.records("api"), run.records("core")
     of = {code: _of_requests(api, code) for code in (Span.INGRESS, Span.TEMPLATE, Span.TOKENIZE, Span.HANDOFF)}
     of |= {code: _of_requests(core, code) for code in (Span.CORE_RECEIVE, Span.CORE_ADD)}
     first_step = {}
@@ -184,14 +147,14 @@ def test_every_request_goes_through_all_boundaries_in_causal_order(run: Run) -> 
         _, added, added_end = of[Span.CORE_ADD][engine_id]
         way = [
             sent, begun, *template[1:], *tokenize[1:], ingress_end, received, received_end, added, added_end,
-            schedule[first_step[engine_id]][0], run.answers[name].chunks[0][0],
+            schedule[first_step[engine_id]][0], run.answers[name].token_ns[0],
         ]  # fmt: skip
         assert way == sorted(way), (name, np.diff(way))
         assert ingress_end == handed
 
 
 def test_every_token_goes_through_all_boundaries_in_causal_order(run: Run) -> None:
-    api, core = run.file("api"), run.file("core")
+    api, core = run.records("api"), run.records("core")
     spans = {code: _by_step(core, code) for code in Span if 100 <= code < 200}
     step_of: dict[tuple[str, int], int] = {}
     count: dict[str, int] = defaultdict(int)
@@ -205,7 +168,9 @@ def test_every_token_goes_through_all_boundaries_in_causal_order(run: Run) -> No
         for code in (Span.OUTPUT_RECEIVE, Span.DETOKENIZE, Span.EGRESS)
     }  # fmt: skip
     for name, engine_id in _engine_ids(run).items():
-        for at, n in run.answers[name].chunks if name != "gone" else ():
+        if name == "gone":
+            continue
+        for at, n in zip(run.answers[name].token_ns, run.answers[name].counts, strict=True):
             step = step_of[engine_id, n]
             inside = [spans[code][step] for code in (
                 Span.SCHEDULE, Span.INPUT_PREP, Span.FORWARD, Span.SAMPLING, Span.UPDATE)]  # fmt: skip
@@ -222,7 +187,7 @@ def test_every_token_goes_through_all_boundaries_in_causal_order(run: Run) -> No
 
 
 def test_tokens_emitted_detokenized_written_and_counted_are_the_same(run: Run) -> None:
-    api, core = run.file("api"), run.file("core")
+    api, core = run.records("api"), run.records("core")
     ids = _engine_ids(run)
     for name, answer in run.answers.items():
         total = answer.usage["completion_tokens"]
@@ -240,7 +205,7 @@ def test_tokens_emitted_detokenized_written_and_counted_are_the_same(run: Run) -
 
 
 def test_steps_entries_account_for_every_token_of_every_request(run: Run) -> None:
-    core = run.file("core")
+    core = run.records("core")
     ids = _engine_ids(run)
     assert set(core.steps["seq"]) == set(_by_step(core, Span.FORWARD)) == set(_by_step(core, Span.LOOP))
     assert (np.bincount(core.entry_step)[1:] <= MAX_BATCH).all()
@@ -267,7 +232,7 @@ def test_a_shared_beginning_is_taken_from_the_prefix_cache_and_said_so(run: Run)
 
 
 def test_a_client_that_goes_away_is_cancelled_in_the_engine(run: Run) -> None:
-    core = run.file("core")
+    core = run.records("core")
     gone = _engine_ids(run)["gone"]
     (row,) = [r for r in core.counts if core.engine_ids[int(r["ref"])] == gone]
     assert int(row["code"]) == Outcome.ABORTED and 1 <= int(row["output"]) < 200
@@ -275,7 +240,7 @@ def test_a_client_that_goes_away_is_cancelled_in_the_engine(run: Run) -> None:
 
 
 def test_steps_follow_each_other(run: Run) -> None:
-    core = run.file("core")
+    core = run.records("core")
     steps = np.sort(core.steps, order="seq")
     assert list(steps["seq"]) == list(range(1, len(steps) + 1))
     assert (np.diff(steps["schedule_ns"]) > 0).all()
@@ -285,7 +250,7 @@ def test_steps_follow_each_other(run: Run) -> None:
 
 
 def test_settings_that_a_prediction_needs_are_recorded(run: Run) -> None:
-    (settings,) = [note for note in run.file("core").notes if note["type"] == "settings"]
+    (settings,) = [note for note in run.records("core").notes if note["type"] == "settings"]
     assert settings["scheduler"]["max_num_seqs"] == MAX_BATCH
     assert settings["scheduler"]["max_num_batched_tokens"] == 64
     assert settings["cache"]["num_blocks"] >= 8192 // settings["cache"]["block_size"]
@@ -398,7 +363,7 @@ def test_sigterm_ends_both_processes_in_seconds_while_requests_run(model: Path, 
 
         assert asyncio.run(interrupt()) < 5
     assert run.process.exit_code == 0 and not any(process.is_running() for process in tree)
-    api, core = run.file("api"), run.file("core")
+    api, core = run.records("api"), run.records("core")
     assert api.complete and core.complete
     assert [int(code) for code in api.counts["code"]] == [Outcome.ABORTED] * 6
     assert "Traceback" not in (tmp_path / "server.log").read_text()
@@ -430,7 +395,7 @@ async def test_a_configuration_alone_is_served_with_weights_drawn_from_its_seed(
     with run.process:
         answers = [_text(await _post(run, max_tokens=8, temperature=0)) for _ in range(2)]
     assert answers[0] == answers[1] != ""
-    (settings,) = [note for note in run.file("core").notes if note["type"] == "settings"]
+    (settings,) = [note for note in run.records("core").notes if note["type"] == "settings"]
     assert settings["model"]["dtype"] == "bfloat16" and settings["model"]["parameters"] == 7_096_576
 
 
@@ -448,7 +413,7 @@ def test_our_text_side_agrees_with_transformers_own(model: Path) -> None:
 
 
 async def _crowd(run: Run) -> None:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+    async with session() as client:
         await asyncio.gather(*(_ask(client, run, f"c{n}", f"{n} is my number " * 30, 160) for n in range(MAX_BATCH)))
 
 
@@ -457,7 +422,7 @@ def test_evicted_requests_are_recorded_begin_again_and_lose_no_token(model: Path
     run = _launch(tmp_path, model, kv_tokens=640, max_model_len=512, page_size=16, prefix_cache=False)
     with run.process:
         asyncio.run(_crowd(run))
-    core = run.file("core")
+    core = run.records("core")
     evicted = [int(ref) for ref in _spans(core, Span.PREEMPT)["ref"]]
     assert evicted
     flags, refs = core.entries["flags"], core.entries["ref"]
@@ -466,7 +431,7 @@ def test_evicted_requests_are_recorded_begin_again_and_lose_no_token(model: Path
     assert set(refs[resumed]) == set(evicted)
     assert int((resumed & (flags & EntryFlag.LAST_CHUNK != 0)).sum()) == len(evicted)
     for answer in run.answers.values():
-        assert [count for _, count in answer.chunks] == list(range(1, 161)) and len(answer.ids) == 160
+        assert answer.counts == list(range(1, 161)) and len(answer.ids) == 160
     emitted = np.bincount(core.emissions["ref"], weights=core.emissions["tokens"])
     assert list(emitted[1:]) == [160] * MAX_BATCH
     for ref in set(evicted):
