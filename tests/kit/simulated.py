@@ -40,7 +40,17 @@ class Asked:
     ids: list[int] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     finish_reason: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
     error: str = ""
+
+    @property
+    def chunks(self) -> list[tuple[int, int]]:
+        """Those with new tokens: when each came, and how many tokens there were by then."""
+        return [
+            (at, count)
+            for at, before, count in zip(self.token_ns, (0, *self.counts), self.counts, strict=False)
+            if count > before
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +115,24 @@ async def ask(
     """Ask for ``tokens`` tokens and read the stream to its end, or to the server's."""
     question: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     body = {**question, "max_tokens": tokens, "stream": True, "stream_options": {"include_usage": True}, **more}
+    return await send(client, server.url, request_id, body, chat=chat)
+
+
+async def send(
+    client: aiohttp.ClientSession, url: str, request_id: str, body: dict[str, Any], *, chat: bool = True,
+    give_up_after: int = 0,
+) -> Asked:  # fmt: skip
+    """The answer to a request, read to its end, or for so many lines."""
     path = "/v1/chat/completions" if chat else "/v1/completions"
-    asked = Asked(request_id, time.monotonic_ns())
+    asked, lines = Asked(request_id, time.monotonic_ns()), 0
     try:
-        async with client.post(f"{server.url}{path}", json=body, headers={"x-request-id": request_id}) as answer:
+        async with client.post(f"{url}{path}", json=body, headers={"x-request-id": request_id}) as answer:
             asked.status = answer.status
             async for line in answer.content:
                 _read(asked, line)
+                lines += 1
+                if lines == give_up_after:
+                    break
     except (aiohttp.ClientError, ConnectionError) as error:
         asked.error = type(error).__name__
     return asked
@@ -119,13 +140,15 @@ async def ask(
 
 def _read(asked: Asked, line: bytes) -> None:
     at = time.monotonic_ns()
-    if not line.startswith(b"data: {"):
+    if not line.startswith((b"data: {", b"{")):
         return
     event = json.loads(line.removeprefix(b"data: "))
     asked.usage = event.get("usage") or asked.usage
+    asked.metrics = event.get("metrics") or asked.metrics
     asked.error = event.get("error", {}).get("message", asked.error)
     for choice in event.get("choices", ()):
-        asked.text += choice["delta"].get("content", "") if "delta" in choice else choice["text"]
+        part = choice.get("delta") or choice.get("message") or choice
+        asked.text += part.get("content") or part.get("text") or ""
         asked.finish_reason = choice["finish_reason"] or asked.finish_reason
         asked.ids += choice.get("token_ids") or ()
         asked.token_ns.append(at)

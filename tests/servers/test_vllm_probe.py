@@ -128,7 +128,7 @@ def test_entries_add_up_to_each_prompt_and_name_its_last_chunk_once(run: Run) ->
         assert prompt["before"][0] == prompt["cached"][0] and (prompt["cached"][1:] == 0).all()
         assert ((prompt["flags"] & EntryFlag.LAST_CHUNK) != 0).sum() == 1 and prompt["flags"][-1] & EntryFlag.LAST_CHUNK
         if client in run.answers and client != "pair":
-            assert prompt["cached"][0] + prompt["tokens"].sum() == run.answers[client].prompt_tokens
+            assert prompt["cached"][0] + prompt["tokens"].sum() == run.answers[client].usage["prompt_tokens"]
         cut += len(prompt) > 1
     assert cut, "no prompt was cut into chunks, so this proves nothing"
 
@@ -173,7 +173,7 @@ def test_outcomes_and_counts_agree_with_what_the_client_got(run: Run) -> None:
             elif client is not None and client != "pair":
                 answer = run.answers[client]
                 assert (row["code"], row["prompt"], row["output"]) == (
-                    Outcome.OK, answer.prompt_tokens, answer.output_tokens
+                    Outcome.OK, answer.usage["prompt_tokens"], answer.usage["completion_tokens"]
                 ), (name, client)  # fmt: skip
         assert {names.get(int(r)) for r in file.counts["ref"]} >= {*run.answers, *run.aborted} - {"refused"}, name
 
@@ -187,7 +187,7 @@ def test_every_chunk_carries_the_count_that_the_client_read_in_it(run: Run) -> N
             continue
         written = [int(n) for n in spans(api, Span.EGRESS, ref)["n"] if n]
         seen = [n for _, n in run.answers[client].chunks]
-        assert written == (seen or [run.answers[client].output_tokens]), client
+        assert written == (seen or [run.answers[client].usage["completion_tokens"]]), client
         handled = spans(api, Span.DETOKENIZE, ref)["n"].tolist()
         assert handled == spans(api, Span.OUTPUT_RECEIVE, ref)["n"].tolist() == counts[client], client
         merged += len(written) < len(handled)
