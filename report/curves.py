@@ -118,21 +118,21 @@ def named_of(figures: Distribution, key: str) -> list[NamedPercentile]:
 
 def curve_of(
     metric: str, values: Series, named: Sequence[NamedPercentile], limits: Sequence[tuple[float, float, str]] = (),
-    sent: Series | None = None, points: int = 400, refused: Callable[[float], bool] = lambda _: False,
+    sent: Series | None = None, points: int = 400, late_ns: Callable[[float], float | None] = lambda _: None,
 ) -> Curve | None:  # fmt: skip
     """The supported part of a metric's distribution, ``values`` in ns; None when not even the median is supported.
 
     Requests that were never answered count as infinite: where they begin, the curve ends. It is interrupted at
-    percentiles that are ``refused``.
+    percentiles that are refused: ``late_ns`` says for how much lateness, None if one is not.
     """
     found = [(percentile, e.known) for percentile, e in values.curve(points) if math.isfinite(e.known[0])]
-    while found and refused(found[-1][0]):
+    while found and late_ns(found[-1][0]) is not None:
         found.pop()
     answered = values.ordered[np.isfinite(values.ordered)]
     if len(found) < 2 or found[-1][0] < 50:
         return None
     p = np.array([percentile / 100 for percentile, _ in found])
-    stands = np.array([not refused(percentile) for percentile, _ in found])
+    stands = np.array([late_ns(percentile) is None for percentile, _ in found])
     value_ms, low_ms, high_ms = np.where(stands, np.array([known for _, known in found]).T / 1e6, np.nan)
     sent_ms = None
     if sent is not None and sent.count:

@@ -51,17 +51,16 @@ def percentiles(run: ReportedRun) -> Section:
         if known.with_failures is not None:
             figures, key = known.with_failures, f"{key}.with_failures"
         sent = None if metric in BETWEEN_TOKENS else run.series(metric, "sent")
-        late = partial(ReportedLateness([result]).refused_ns, metric)
+        late_ns = partial(ReportedLateness([result]).refused_ns, metric)
         curve = curve_of(
-            metric.upper(), values, named_of(figures, key), limits_of(result, metric), sent,
-            refused=lambda percentile, late=late: late(percentile) is not None,
-        )  # fmt: skip
+            metric.upper(), values, named_of(figures, key), limits_of(result, metric), sent, late_ns=late_ns
+        )
         if curve is None:
             none = f"{values.count:,} sample{'s support' if values.count > 1 else ' supports'} no percentile."
             if not np.isfinite(values.ordered).any():
                 none = "No request succeeded, so there is nothing to draw." if values.count else "Nothing to count."
-            if late(50.0) is not None:
-                none = f"Refused: {late_words(late(50.0) / 1e6)}."
+            if (late := late_ns(50.0)) is not None:
+                none = f"Refused: {late_words(late / 1e6)}."
             curves.append([doc.Heading(metric.upper()), Paragraph(none, "quiet")])
         else:
             caption = curve.caption() + ("; thin and dashed: counted from when it was sent" if sent else "")
