@@ -304,11 +304,11 @@ def test_a_steady_run_is_not_called_a_capacity(well: RunFolder) -> None:
 def test_a_curve_is_interrupted_where_a_percentile_is_refused() -> None:
     values = Series(np.random.default_rng(1).exponential(20e6, 3000))
     whole = percentiles.curve_of("TTFT", values, [])
-    middle = percentiles.curve_of("TTFT", values, [], refused=lambda percentile: 80 < percentile < 90)
-    tail = percentiles.curve_of("TTFT", values, [], refused=lambda percentile: percentile > 90)
+    middle = percentiles.curve_of("TTFT", values, [], late_ns=lambda percentile: 1e6 if 80 < percentile < 90 else None)
+    tail = percentiles.curve_of("TTFT", values, [], late_ns=lambda percentile: 1e6 if percentile > 90 else None)
     assert whole is not None and middle is not None and tail is not None
     drawn = [float(p) for p in middle.p[np.isfinite(middle.value_ms)]]
     assert drawn == [p for p in whole.p.tolist() if not 0.8 < p < 0.9]
     assert tail.p[-1] <= 0.9 < whole.p[-1]
     assert str(middle.draw("c", None)).count('class="curve"') == 2 > str(whole.draw("c", None)).count('class="curve"')
-    assert percentiles.curve_of("TTFT", values, [], refused=lambda _: True) is None
+    assert percentiles.curve_of("TTFT", values, [], late_ns=lambda _: 1e6) is None
