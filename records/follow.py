@@ -109,6 +109,7 @@ class RecordFollower:
 
     ``whole``: read answers to their last token, for gaps, TPOT and E2E, instead of the first one. ``unread``: answers
     that were only counted, since more came than could be read. ``as_of_ns``: what was written by then has been read.
+    Requests are counted, not attempts: one that failed has not ended, nor failed, once its next attempt is sent.
     """
 
     def __init__(self, paths: Iterable[Path], t0_ns: int, *, whole: bool = False) -> None:
@@ -122,6 +123,8 @@ class RecordFollower:
         }
         self.failed: Counter[str] = Counter()
         self.issued = self.done = self.unread = 0
+        self._failed_as: dict[int, str] = {}  # by index, of its last attempt; "": of an earlier one, not read yet
+        self._first_due_ns: dict[int, int] = {}  # by index, of a request that has failed so far
 
     @property
     def in_flight(self) -> int:
@@ -149,11 +152,11 @@ class RecordFollower:
         return answered
 
     def sent_per_s(self) -> float:
-        """Requests sent a second, over the five before ``as_of_ns``."""
+        """Attempts sent a second, over the five before ``as_of_ns``."""
         return self._rate(self._sent)
 
     def done_per_s(self) -> float:
-        """Requests ended a second, over the five before ``as_of_ns``."""
+        """Attempts ended a second, over the five before ``as_of_ns``."""
         return self._rate(self._ended)
 
     def percentile(self, name: str, percentile: float) -> float | None:
@@ -163,8 +166,15 @@ class RecordFollower:
 
     def _take(self, code: int, record: RequestRecord, *, read: bool) -> Iterator[Answered]:
         if code == ISSUED:
-            self.issued += 1
             self._sent.append(record.sent_ns or record.due_ns)
+            if not record.retry:
+                self.issued += 1
+                return
+            self.done -= 1
+            if record.index in self._failed_as:
+                self.failed -= Counter([self._failed_as.pop(record.index)])
+            else:  # the attempt before has ended, and is written behind this
+                self._failed_as[record.index] = ""
             return
         if record.outcome is Outcome.ABANDONED:  # never issued
             return
@@ -175,15 +185,19 @@ class RecordFollower:
             return
         answer = parse_answer(record, first_token_only=not self._whole)
         outcome = outcome_of(record, answer)
+        due_ns = self._first_due_ns.pop(record.index, record.due_ns)
         if outcome is not Outcome.OK:
-            self.failed[outcome.name.lower()] += 1
-            yield Answered(record.due_ns, outcome)
+            self._first_due_ns[record.index] = due_ns
+            if self._failed_as.pop(record.index, None) != "":
+                self._failed_as[record.index] = outcome.name.lower()
+                self.failed[outcome.name.lower()] += 1
+                yield Answered(due_ns, outcome)
             return
         connecting_ns = record.connect_end_ns - record.connect_start_ns
         self.recent["lag"].append((record.handed_ns - record.due_ns - connecting_ns) / 1e6)
         arrivals_ns = np.unique(answer.token_ns)  # tokens that came together are one arrival
         first_ns, last_ns = int(arrivals_ns[0]), int(arrivals_ns[-1])
-        ttft_ns, tpot_ns, gaps_ns = first_ns - record.due_ns, None, tuple(np.diff(arrivals_ns).tolist())
+        ttft_ns, tpot_ns, gaps_ns = first_ns - due_ns, None, tuple(np.diff(arrivals_ns).tolist())
         sent = (answer.output_tokens or 0) - answer.hidden_tokens
         if self._whole and sent > 1 and last_ns > first_ns:
             tpot_ns = (last_ns - first_ns) // (sent - 1)
@@ -191,9 +205,9 @@ class RecordFollower:
         if tpot_ns is not None:
             self.recent["tpot"].append(tpot_ns / 1e6)
         if self._whole:
-            self.recent["e2e"].append((last_ns - record.due_ns) / 1e6)
+            self.recent["e2e"].append((last_ns - due_ns) / 1e6)
             self.recent["itl"].extend(gap / 1e6 for gap in gaps_ns)
-        yield Answered(record.due_ns, outcome, ttft_ns, tpot_ns, last_ns - record.due_ns, gaps_ns)
+        yield Answered(due_ns, outcome, ttft_ns, tpot_ns, last_ns - due_ns, gaps_ns)
 
     def _drop_older(self, stamps: deque[int]) -> int:
         """Drop stamps from before the last five seconds; returns when those began."""

@@ -59,6 +59,27 @@ def test_a_follower_counts_what_was_asked_and_its_failures_by_class(records: Pat
     assert [each.outcome for each in ended][-1] is Outcome.WRONG_LENGTH
 
 
+@pytest.mark.parametrize("written_late", [False, True])
+def test_a_request_that_is_asked_again_counts_once_by_its_last_attempt(tmp_path: Path, written_late: bool) -> None:
+    """``written_late``: an attempt's end stands behind its successor's beginning, as where there is no pause."""
+    first = replace(answer(0, (), (), Outcome.HTTP_5XX), due_ns=1)
+    second = replace(TWO_AT_ONCE, retry=1, due_ns=6 * MS + 1)
+    given_up = [replace(answer(1, (), (), Outcome.REFUSED), retry=k) for k in range(3)]
+    begun, failed = [(ISSUED, first)], [(FINISHED, first)]
+    again = [(ISSUED, second)]
+    events = [*begun, *((again + failed) if written_late else (failed + again))]
+    write_records(tmp_path / "under way", events)
+    write_records(tmp_path / "over", [*events, (FINISHED, second),
+                                      *((code, each) for each in given_up for code in (ISSUED, FINISHED))])  # fmt: skip
+    follower = RecordFollower([tmp_path / "under way"], 0)
+    follower.poll()
+    assert (follower.issued, follower.done, follower.in_flight, follower.failed) == (1, 0, 1, {})
+    follower = RecordFollower([tmp_path / "over"], 0)
+    follower.poll()
+    assert (follower.issued, follower.done, follower.in_flight, follower.failed) == (2, 2, 0, {"refused": 1})
+    assert list(follower.recent["ttft"]) == [10.0], "from when its first attempt was due"
+
+
 def test_tokens_that_came_together_are_one_arrival_also_while_the_run_goes_on(records: Path) -> None:
     follower = RecordFollower([records], 0, whole=True)
     follower.poll()
