@@ -233,7 +233,7 @@ def objectives(result: RunResult) -> Section:
     """On the page: every objective with what was measured, its interval, and whose the slow ones are."""
     rows: list[Row] = [
         [_ANSWERS[slo.status], Code(slo.text), _measured(at, slo), slo_interval(slo), count(slo.count),
-         "; ".join(filter(None, (_missing(result, slo), highest_known(slo), _explained(result, slo))))]
+         "; ".join(filter(None, (_missing(result, slo), highest_known(slo), explained(result, slo))))]
         for at, slo in enumerate(result.slo)
     ]  # fmt: skip
     headers: Headers = [
@@ -306,7 +306,7 @@ def _needed(result: RunResult, slo: SloAnswer) -> str:
     return f"needs {f'{minutes} more' if minutes else more_requests(slo.needs)}"
 
 
-def _explained(result: RunResult, slo: SloAnswer) -> str:
+def explained(result: RunResult, slo: SloAnswer) -> str:
     """The owner of the extra time of slow ones, where one clearly leads, or nothing measured it."""
     slow = result.tail.of(explained_by(slo.metric))
     if slow is None or result.verdict == INVALID:

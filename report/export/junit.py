@@ -17,7 +17,7 @@ from gapmeter.analysis.results.capacity import UNMEETABLE, CapacityResult
 from gapmeter.analysis.results.regression import Regression
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult, SloAnswer
 from gapmeter.analysis.results.sweep import Point, SweepResult
-from gapmeter.report.slo import changed_meanwhile, slo_interval, slo_sentence, slo_value
+from gapmeter.report.slo import changed_meanwhile, explained, slo_interval, slo_sentence, slo_value
 from gapmeter.report.words import more_requests
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -57,7 +57,7 @@ class Suite:
 def suite_of_run(result: RunResult, regression: Regression | None = None) -> Suite:
     """``regression``: how it compares with its baseline, where it was given one."""
     reasons = result.invalid_reasons if result.verdict == INVALID else ()
-    cases = [*_cases(result.slo, reasons, changed_meanwhile(result)), *(_regressions(regression) if regression else ())]
+    cases = [*_cases(result.slo, reasons, result), *(_regressions(regression) if regression else ())]
     return Suite(result.name or "run", cases, result.load.window_s, reasons, result.provenance.facts())
 
 
@@ -87,10 +87,10 @@ def suite_of_search(result: CapacityResult, *, found: bool) -> Suite:
     return Suite(name, _cases((), reasons), result.capacity.seconds or 0.0, reasons, about)
 
 
-def _cases(slos: Sequence[SloAnswer], reasons: Sequence[str], changed: str = "") -> list[Case]:
+def _cases(slos: Sequence[SloAnswer], reasons: Sequence[str], run: RunResult | None = None) -> list[Case]:
     """A missed SLO is a failure; an undecided one, and every one of a run that is not valid, is an error.
 
-    Without SLOs there is one case, the validity, so that no file is empty. ``changed``: why more requests may not help.
+    Without SLOs there is one case, the validity, so that no file is empty. ``run``: the one that they are of, if one.
     """
     invalid = "; ".join(reasons)
     if not slos:
@@ -102,22 +102,23 @@ def _cases(slos: Sequence[SloAnswer], reasons: Sequence[str], changed: str = "")
             slo.text,
             outcomes.get(slo.status, "error"),
             slo.status,
-            slo_sentence(slo, changed),
-            _details(slo, changed),
+            slo_sentence(slo, changed_meanwhile(run) if run is not None else ""),
+            _details(slo, run),
             invalid,
         )
         for slo in slos
     ]
 
 
-def _details(slo: SloAnswer, changed: str) -> list[tuple[str, str]]:
+def _details(slo: SloAnswer, run: RunResult | None) -> list[tuple[str, str]]:
+    changed = run is not None and changed_meanwhile(run)
     needs = [("needs", f"about {more_requests(slo.needs)}")] if slo.needs and not changed else []
     return [
         ("expression", slo.text),
         ("value", slo_value(slo)),
         ("95 % interval", slo_interval(slo)),
         ("n", f"{count(slo.count)} (effective n {count(slo.n_eff)})"),
-        ("owner", f"{slo.owner} ({slo.stage})" if slo.owner else "not known"),
+        ("owner", (explained(run, slo) if run is not None else "") or "not known"),
         *needs,
     ]
 

@@ -60,9 +60,21 @@ def test_the_failure_text_holds_expression_value_interval_n_and_owner(mixed: Run
     lines = dict(line.split(": ", 1) for line in (failure.text or "").splitlines())
     assert lines["expression"] == "ttft p50 <= 1 ms"
     assert lines["n"].startswith("600 (effective n ")
-    assert lines["owner"] == f"{row.owner} ({row.stage})"
+    assert lines["owner"] == "no single cause"
     assert f"{row.value:.1f} ms" == lines["value"]
     assert " .. " in lines["95 % interval"]
+
+
+def test_whose_the_slow_requests_are_is_said_as_on_the_page() -> None:
+    """On a CPU no GPU is to blame, and of a run that is not valid nobody is."""
+    missed = told([slo("e2e", 50.0, 1)])
+    tail = missed.tail.e2e
+    assert tail is not None
+    front = tail.owners[0].model_copy(update={"owner": "GPU", "stages": ("decode", "input_prep")})
+    led = tail.model_copy(update={"owners": (front, *tail.owners[1:]), "leading": "GPU"})
+    on_cpu = missed.model_copy(update={"device": "CPU", "tail": missed.tail.model_copy(update={"e2e": led})})
+    assert "owner: CPU forward pass (decode, input preparation)" in junit([suite_of_run(on_cpu)])
+    assert "owner: not known" in junit([suite_of_run(on_cpu.model_copy(update={"verdict": "INVALID"}))])
 
 
 @pytest.mark.parametrize("name", ["a<b>&\"c'", "bell\x07", "lone\ud800", "ünï"])
