@@ -95,8 +95,9 @@ def over_time(run: ReportedRun) -> Section:
     for key, counts in _counts(run, requests, span).items():
         blocks += [Heading(counts.title), Chart(f"timeline-{key}", counts, counts.note, counts.table(), "levels")]
     ours = int(ended_by_us(requests).sum())
-    failed = len(requests) - int(succeeded(requests).sum()) - ours
-    lead = f"Seconds from the first due time; {len(requests):,} requests were issued"
+    many = len(requests)
+    failed = many - int(succeeded(requests).sum()) - ours
+    lead = f"Seconds from the first due time; {many:,} {'request was' if many == 1 else 'requests were'} issued"
     lead += f", {failed:,} of them failed (✕ along the top)." if failed else ", none failed."
     lead += f" The load tester stopped before {ours:,} of them ended." if ours else ""
     if span.warmup_s > 0:
