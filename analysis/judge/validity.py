@@ -194,7 +194,7 @@ def _answers(requests: pd.DataFrame, evidence: Evidence, *, judged: bool) -> Ite
     good = succeeded(requests)
     failed = float(1 - good.mean()) if len(good) else None
     classes = requests.loc[~good, "outcome"].value_counts()
-    worst = f", most of them {classes.index[0]}" if len(classes) else ""
+    worst = f", {count(classes.iloc[0])} of them {classes.index[0]}" if len(classes) else ""
     text = f"{count((~good).sum())} of {count(len(good))} requests failed ({share(failed)}{worst})"
     yield _graded("errors", failed, ERROR_SHARES, text, only_warn=judged)
     yield _lengths(requests, good, "output", enforced=evidence.output_enforced)

@@ -618,6 +618,13 @@ def test_many_failures_spoil_a_run_unless_an_slo_judges_them(failed: int, slo_on
     assert ("http_5xx" in found.text) == (failed > 0)
 
 
+def test_of_failures_the_most_frequent_class_is_said_with_how_many_it_has() -> None:
+    requests = poisson_run()
+    requests.loc[:9, "outcome"], requests.loc[10:19, "outcome"] = "http_5xx", "cut"
+    found = next(check for check in validity.check_run(requests, POISSON) if check.rule == "errors")
+    assert ", 10 of them http_5xx)" in found.text, "as many were cut"
+
+
 @pytest.mark.parametrize("side", ["output", "prompt"])
 @pytest.mark.parametrize(
     ("wrong", "enforced", "expected"), [(0, True, OK), (5, True, WARN), (50, True, BROKEN), (50, False, WARN)]
