@@ -177,7 +177,7 @@ def _verdict(result: RunResult) -> doc.Verdict:
 
 
 def _warnings(result: RunResult, told: Sequence[str] = ()) -> list[doc.Block]:
-    """What was seen, its likely cause, the flag to try; of what is ``told`` above, its name."""
+    """What was seen, its likely cause, the flag to try; of what is ``told`` above, its name beside what is new."""
     items = [
         doc.Warned(
             as_sentence(one.code.replace("_", " ") if one.text in told else one.text),
@@ -185,6 +185,7 @@ def _warnings(result: RunResult, told: Sequence[str] = ()) -> list[doc.Block]:
             one.flag,
         )
         for one in result.warnings
+        if one.text not in told or one.cause or one.flag
     ]
     return [doc.Warnings(items)] if items else []
 

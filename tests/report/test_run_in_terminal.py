@@ -100,6 +100,13 @@ def test_an_invalid_run_names_the_reason_beside_the_verdict_and_what_may_have_ca
     assert " ! Errors. Likely: the server failed" in text
 
 
+def test_a_run_that_was_broken_off_is_nowhere_called_complete(tmp_path: Path) -> None:
+    """Its reason says all that is known: there is neither a cause beside it nor anything to try."""
+    lines = _render(write_run(tmp_path / "r", count=300, rate=12.0, evidence={"incomplete": "interrupted"}))
+    assert "The run is incomplete: interrupted." in "\n".join(lines)
+    assert not any(line.startswith(" ! Complete") for line in lines)
+
+
 def test_the_doubt_that_is_shown_comes_with_what_to_try(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", count=400, rate=12.0)
     refused = RunWarning(
