@@ -14,7 +14,6 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from gapmeter.analysis.numbers import DASH
 from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import OWNER_COLOURS, owner_words
 from gapmeter.report import document as doc
@@ -274,7 +273,8 @@ def _inline(part: doc.Inline) -> Fragment:
 
 
 def _gauge(gauge: doc.Gauge) -> Fragment:
-    known = gauge.measured if gauge.value is not None or gauge.never or gauge.interval == DASH else gauge.interval
+    bounded = gauge.low is not None or gauge.high is not None
+    known = gauge.interval if gauge.value is None and not gauge.never and bounded else gauge.measured
     spoken = el("i", f", 95 % interval {gauge.interval}", class_="hidden")
     return el("li", el("p", _inline(gauge.mark), f" {gauge.objective}", el("span", known), spoken), gauge_line(gauge))
 

@@ -182,13 +182,18 @@ def test_several_objectives_stand_beneath_the_verdict_each_with_its_answer(tmp_p
     assert len({measured for *_, measured in told}) == 1
 
 
-def test_a_refused_figure_is_so_called_beneath_the_verdict_too_where_no_bound_is_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "word"), [({"late_ms": 4.0}, "refused"), ({"beyond": 150, "sample_ms": None}, "no value")]
+)
+def test_what_has_no_figure_is_called_beneath_the_verdict_as_in_the_table_where_no_bound_is_known(
+    tmp_path: Path, changes: dict[str, Any], word: str
+) -> None:
     folder = write_run(tmp_path / "r", count=200, rate=15.0, slos=("ttft p50 <= 5000 ms",))
     summary = json.loads(folder.summary.read_text())
-    summary["slo"][0] |= {"late_ms": 4.0, "at_most": None, "value_ms": None, "low_ms": None, "high_ms": None}
+    summary["slo"][0] |= changes | {"at_most": None, "value_ms": None, "low_ms": None, "high_ms": None}
     folder.summary.write_text(json.dumps(summary))
     shown = _page(folder).source.partition('class="gauges"')[2].partition("</ul>")[0]
-    assert "<span>refused</span>" in shown
+    assert f"<span>{word}</span>" in shown
 
 
 @pytest.mark.parametrize(("device", "owner"), [("CPU", "CPU forward pass"), ("GPU", "GPU")])
