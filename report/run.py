@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from gapmeter.analysis.judge.words import outage_text
 from gapmeter.analysis.numbers import count, duration, share, usd
 from gapmeter.analysis.provenance import engine_words, load_words
 from gapmeter.analysis.requests.metrics import MetricSeries
@@ -326,7 +327,8 @@ def words_of(result: RunResult, manifest: Manifest) -> RunWords:
 
 def _steady(result: RunResult) -> str:
     measured, offered = result.counts.measured, result.load.requested_rate
-    return trust.steady_sentence(result.steady, measured=measured, offered=offered)
+    said = trust.steady_sentence(result.steady, measured=measured, offered=offered)
+    return said if result.outage is None else f"{said}; {outage_text(result.outage)}"
 
 
 def closed_loop_sentence(closed: ClosedLoop | None) -> str | None:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 from gapmeter.analysis.judge.steady import FEWEST_REQUESTS
-from gapmeter.analysis.judge.words import growth_text
+from gapmeter.analysis.judge.words import growth_text, outage_text
 from gapmeter.analysis.numbers import DASH, duration, plain, share, significant
 from gapmeter.analysis.results.run import RunFigures, RunResult
 from gapmeter.analysis.results.trust import Drift, Floor, Mser5, Pelt, QueueSlope, Ratio, ReceiveWait, Steady, Trust
 from gapmeter.report import document as doc
 from gapmeter.report.document import Block, Figure, Heading, Mark, Name, Paragraph, Row, Section, Table, in_ms
 from gapmeter.report.waits import no_ledger
-from gapmeter.report.words import both
+from gapmeter.report.words import as_sentence, both
 
 _NOTABLE = 0.05  # of a ratio's distance from 1, beyond its interval
 _DRIFTING = {
@@ -219,6 +219,7 @@ def sustained(result: RunResult) -> Section | None:
     ])  # fmt: skip
     lasting = "may stand for" if steady.valid_for_capacity else "do not stand for"
     lead = f"{_STATES[steady.state]}: these figures {lasting} a longer run at this load."
+    lead += f" {as_sentence(outage_text(result.outage))}" if result.outage is not None else ""
     return Section("steady", "Sustained", [columns], lead, "sustained")
 
 

@@ -33,6 +33,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.judge.outage import find_row, outage_of
 from gapmeter.analysis.requests.metrics import final, issued, request_values_ns, stamps_ns, succeeded
 from gapmeter.analysis.results.device import Telemetry
 from gapmeter.analysis.results.trust import (
@@ -144,7 +145,8 @@ def describe_steady(requests: pd.DataFrame, warmup: Warmup | None, *, loop: str,
         ),
     )  # fmt: skip
     unsteady = (slope is not None and slope.grows) or seen.state == "unsteady"
-    return Steady(state="unsteady" if unsteady else "steady", methods=methods, valid_for_capacity=not unsteady)
+    lasts = not unsteady and outage_of(find_row(window, 0)) is None  # what was answered may be steady until then
+    return Steady(state="unsteady" if unsteady else "steady", methods=methods, valid_for_capacity=lasts)
 
 
 def queue_slope(requests: pd.DataFrame) -> Slope | None:

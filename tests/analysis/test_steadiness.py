@@ -44,6 +44,13 @@ def test_steady_queues_are_not_said_to_grow_and_overloaded_ones_are() -> None:
     assert growing(1.4) >= 38
 
 
+@pytest.mark.parametrize(("outcome", "lasts"), [("ok", True), ("refused", False)])
+def test_figures_of_a_server_that_failed_from_a_moment_on_stand_for_no_longer_run(outcome: str, lasts: bool) -> None:
+    requests = run(np.random.default_rng(2).lognormal(3, 0.3, 800))
+    requests.loc[requests.index[300:], "outcome"] = outcome
+    assert described(requests).valid_for_capacity is lasts
+
+
 def test_more_offered_than_served_is_no_steady_state_and_not_valid_for_capacity() -> None:
     requests = queue_run(np.random.default_rng(4), 1.5)
     told = described(requests)

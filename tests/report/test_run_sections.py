@@ -98,6 +98,13 @@ def test_where_failures_alone_miss_the_limits_errors_lead_and_nothing_explains_s
     answers = tuple(each.model_copy(update={"basis": "outage", "outage": gone}) for each in result.slo)
     killed = slo.verdict_sentence(result.model_copy(update={"slo": answers}))
     assert killed.startswith("From 9.0 s until 11.4 s all 30 requests failed (30 refused): errors 3.3 %")
+    died = result.model_copy(update={"outage": gone})
+    told = terminal.text(run.brief(died, Manifest.read(failing.path)), details=True).plain
+    steady = told.partition(" steady ")[2].partition(" device ")[0]
+    assert "; from 9.0 s until 11.4 s all 30 requests failed (30 refused)." in " ".join(steady.split())
+    lasting = trust.sustained(died)
+    assert lasting is not None
+    assert str(lasting.lead).endswith(" From 9.0 s until 11.4 s all 30 requests failed (30 refused).")
 
 
 def test_what_a_server_said_of_a_failure_is_wrapped_and_not_cut(failing: RunFolder) -> None:
