@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.arrays import Floats, Ints, changes, runs
 from gapmeter.analysis.device.use import by_step, describe_device, length, within
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results.device import (
@@ -306,6 +306,7 @@ def _processes(telemetry: Samples, trace: Trace | None, since: int, until: int) 
         if last["at_ns"] <= first["at_ns"]:
             continue
         _, cores = cpu_series(mine)
+        stops = _stops(mine, telemetry.about("processes").get("every_ns", 0))
         # What the process is for, where its probe said so.
         role = next((label.rpartition("-")[0] for label in labels if label.endswith(f"-{pid}")), None)
         processes.append(
@@ -319,9 +320,19 @@ def _processes(telemetry: Samples, trace: Trace | None, since: int, until: int) 
                 voluntary_per_s=float((last["voluntary"] - first["voluntary"]) / seconds),
                 involuntary_per_s=float((last["involuntary"] - first["involuntary"]) / seconds),
                 samples=len(mine),
+                stopped_s=stops or None,
             )
         )
     return tuple(sorted(processes, key=lambda process: -process.cpu_cores))
+
+
+def _stops(rows: pd.DataFrame, every_ns: int) -> tuple[float, ...]:
+    """How long each stop of one process lasted: a sample's time for each that found it stopped."""
+    if "stopped" not in rows:
+        return ()
+    stopped = rows["stopped"].notna().to_numpy()
+    first, last = runs(changes(stopped))
+    return tuple(((last - first + 1)[stopped[first]] * every_ns / 1e9).tolist())
 
 
 def _engine(telemetry: Samples, since: int, until: int) -> EngineSamples | None:

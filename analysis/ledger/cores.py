@@ -20,7 +20,7 @@ import numpy as np
 from gapmeter.analysis.arrays import Ints
 
 CORE, LOCK, WORK = "core_wait", "lock_wait", "at work"  # what a Reason may be
-LIMIT, NOBODY, UNKNOWN = "CPU limit", "nobody", "unknown"
+LIMIT, STOPPED, NOBODY, UNKNOWN = "CPU limit", "stopped", "nobody", "unknown"
 KnownFrom = Literal["switches", "sums", "spans"]
 
 
@@ -29,8 +29,8 @@ class Culprit:
     """Who ran instead, and the stage that it was at ("" where it was at none of its stages).
 
     ``process``: ``api``, ``engine``, ``server`` (another of its processes), ``load tester``, ``another program`` (its
-    name is ``program``, where known), ``CPU limit`` (the control group's share was used up), ``nobody`` (it was about
-    to run), or ``unknown``.
+    name is ``program``, where known), ``CPU limit`` (the control group's share was used up), ``stopped`` (a signal or a
+    debugger kept it from running), ``nobody`` (it was about to run), or ``unknown``.
     """
 
     process: str

@@ -6,6 +6,7 @@ gapmeter.servers.telemetry.switches records them.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ class Watched:
 
     ``lost``: when the kernel had no room for records of some core. ``programs``: by process id, whose it is (server,
     load tester, another program) and its name. ``limited``: when the server's control group may have been at its CPU
-    limit.
+    limit. ``stopped``: by process id, when a signal or a debugger had stopped it.
     """
 
     runs: NDArray[np.void]
@@ -42,6 +43,7 @@ class Watched:
     whole: bool
     programs: Mapping[int, tuple[str, str]]
     limited: Times
+    stopped: Mapping[int, Times]
 
 
 def read_watched(folder: Path) -> Watched | None:
@@ -57,7 +59,8 @@ def read_watched(folder: Path) -> Watched | None:
         return None
     whole = any("other" in (part.dtype.names or ()) for part in parts)
     programs = {int(row["pid"]): (str(row["of"]), str(row["name"])) for row in read_rows(folder / "switches.jsonl")}
-    return Watched(runs, lost, whole, programs, _limited(folder / "limits.jsonl"))
+    stopped = _stopped(folder / "processes.jsonl", runs)
+    return Watched(runs, lost, whole, programs, _limited(folder / "limits.jsonl"), stopped)
 
 
 def _runs(every: NDArray[np.void]) -> NDArray[np.void]:
@@ -115,6 +118,23 @@ def _limited(path: Path) -> Times:
         last[group] = (at, total)
     start, end = np.array(found, np.int64).reshape(-1, 2).T
     return union(start, end)
+
+
+def _stopped(path: Path, runs: NDArray[np.void]) -> dict[int, Times]:
+    """Around each sample that found a process stopped: from the last that its threads ran until they ran again."""
+    seen = defaultdict[int, list[int]](list)
+    for row in read_rows(path):
+        if row.get("stopped"):
+            seen[int(row["pid"])].append(int(row["at_ns"]))
+    found = {}
+    for pid, moments in seen.items():
+        mine, at = runs[runs["pid"] == pid], np.array(moments, np.int64)
+        ran = union(mine["start"], mine["end"])
+        after = np.searchsorted(ran[0], at, side="right")
+        off = (after > 0) & (after < len(ran[0]))
+        off[off] = ran[1][after[off] - 1] <= at[off]
+        found[pid] = union(ran[1][after[off] - 1], ran[0][after[off]])
+    return found
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:

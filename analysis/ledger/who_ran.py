@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints
-from gapmeter.analysis.ledger.cores import CORE, LIMIT, LOCK, NOBODY, WORK, CoreUse, Culprit, Reason, Stretches
+from gapmeter.analysis.ledger.cores import CORE, LIMIT, LOCK, NOBODY, STOPPED, WORK, CoreUse, Culprit, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import (
     FAR,
     Intervals,
@@ -111,7 +111,8 @@ class _Threads:
         self.helping = [tid for pid, kind in self.kind.items() if kind == "engine" for tid in self._helping(pid)]
         whose = {int(pid): self._whose(int(pid)) for pid in np.unique(self.runs["pid"])}
         stages = [(kind, name) for of in (_MAIN, _BESIDE) for kind, codes in of.items() for name in codes.values()]
-        known = list(dict.fromkeys([*(Culprit(kind, stage) for kind, stage in stages), *whose.values()]))
+        every = [Culprit(STOPPED), *(Culprit(kind, stage) for kind, stage in stages), *whose.values()]
+        known = list(dict.fromkeys(every))  # of several at a time the first counts
         self.number = {who: number for number, who in enumerate(known)}
         self.limit, self.unknown = len(known), len(known) + 1  # the last: known ones come before them
         self.culprits = (*known, Culprit(LIMIT), Culprit(NOBODY if watched.whole else ANOTHER))
@@ -255,27 +256,29 @@ class _Window:
         held = self._all_held(~np.isin(self.tid, [*main, *pool]))
         # Who sleeps in the middle of a call takes no message, whoever has the cores.
         called, full = loop_work(process, (Span.DETOKENIZE,)), pool_full(process, len(pool))
+        stopped = self._stopped(process.pid)
         at_work = union(*map(np.concatenate, zip(running, called, strict=True)))
         busy = outside(*running, *full)[1:]
         return {
-            "loop": self._join(preempted, lock=locked),
-            "loop turn": self._join(preempted, lock=locked, work=loop_work(process)),
-            "pool": self._join(self._preempted(pool), lock=self._locked(pool, main)),
-            "loop woken": self._join(preempted, held.outside(*called), lock=pooled, work=at_work),
-            "pool woken": self._join(self._preempted(pool), held.outside(*full), lock=busy, work=full),
+            "loop": self._join(stopped, preempted, lock=locked),
+            "loop turn": self._join(stopped, preempted, lock=locked, work=loop_work(process)),
+            "pool": self._join(stopped, self._preempted(pool), lock=self._locked(pool, main)),
+            "loop woken": self._join(stopped, preempted, held.outside(*called), lock=pooled, work=at_work),
+            "pool woken": self._join(stopped, self._preempted(pool), held.outside(*full), lock=busy, work=full),
         }
 
     def _of_engine(self, pid: int) -> dict[str, Stretches]:
         threads = self.threads
         main, sender, receiver = [threads.main[pid]], threads.sender[pid], threads.receiver[pid]
-        python = self._python(main)
+        python, stopped = self._python(main), self._stopped(pid)
+        computing = [self._stopped(one) for one, tid in threads.main.items() if tid in threads.computing[pid]]
         held = self._all_held(~np.isin(self.tid, main) | np.isin(self.work.cls, threads.forwards))
         return {
-            "engine": self._join(self._preempted(main), lock=self._locked(main, [*sender, *receiver])),
-            "forward": self._join(self._preempted(threads.computing[pid])),
-            "sender": self._join(self._preempted(sender), lock=self._locked(sender, main, python)),
-            "receiver": self._join(self._preempted(receiver), lock=self._locked(receiver, main, python)),
-            "engine woken": self._join(held, lock=python),
+            "engine": self._join(stopped, self._preempted(main), lock=self._locked(main, [*sender, *receiver])),
+            "forward": self._join(*computing, self._preempted(threads.computing[pid])),
+            "sender": self._join(stopped, self._preempted(sender), lock=self._locked(sender, main, python)),
+            "receiver": self._join(stopped, self._preempted(receiver), lock=self._locked(receiver, main, python)),
+            "engine woken": self._join(stopped, held, lock=python),
         }
 
     def _at_work(self) -> Intervals:
@@ -344,6 +347,10 @@ class _Window:
         start, end = (np.clip(at, self.low, self.high) for at in (whole.start, whole.end))
         inside = end > start
         return Stretches(start[inside], end[inside], whole.cls[inside].astype(np.int16))
+
+    def _stopped(self, pid: int) -> Intervals:
+        stopped = self.watched.stopped.get(pid, (np.empty(0, np.int64),) * 2)
+        return Intervals.of_one(self.threads.number[Culprit(STOPPED)], *stopped)
 
     def _preempted(self, tids: Iterable[int]) -> Intervals:
         start, end, cpu, preempted = self._gaps(tids)

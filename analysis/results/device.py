@@ -72,6 +72,7 @@ class ProcessSamples(Result):
     """One process of the server: CPU in cores and context switches per second, over all that was sampled.
 
     So one that was there for a while only has fewer than it used meanwhile; ``cpu_cores_max`` has its most.
+    ``stopped_s``: how long each stop by a signal or a debugger lasted, to a sample; left out where there was none.
     """
 
     pid: int
@@ -83,6 +84,7 @@ class ProcessSamples(Result):
     voluntary_per_s: float
     involuntary_per_s: float
     samples: int
+    stopped_s: tuple[float, ...] | None = left_out()
 
 
 class PageTime(Result):

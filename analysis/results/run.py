@@ -157,8 +157,9 @@ class CoreHolder(Result):
     """Who had a core while requests waited for it: a process, and the stage that it was at ("" for none of its stages).
 
     ``process``: ``api``, ``engine``, ``server`` (another of its processes), ``load tester``, ``another program``
-    (``program`` names it, where known), ``CPU limit`` (of the server's control group), ``nobody`` (being moved) or
-    ``unknown``. ``share`` of all such waiting of the run's requests, ``mean_ms`` of a request.
+    (``program`` names it, where known), ``CPU limit`` (of the server's control group), ``stopped`` (the server,
+    by a signal or a debugger), ``nobody`` (being moved) or ``unknown``. ``share`` of all such waiting of the run's
+    requests, ``mean_ms`` of a request.
     """
 
     process: str

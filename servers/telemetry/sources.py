@@ -42,6 +42,7 @@ _PATIENCE_S = 2.0
 _POWERCAP = Path("/sys/class/powercap")
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _LOOK_AGAIN_NS = 1_000_000_000  # for new children: walking the tree costs more than a sample
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)  # by SIGSTOP, by a debugger
 
 
 @functools.cache  # all that a run asks it for is told the same
@@ -166,6 +167,7 @@ def _sample(process: psutil.Process, name: str) -> Row | None:
                 "threads": process.num_threads(),
                 "voluntary": switches.voluntary,
                 "involuntary": switches.involuntary,
+                **({"stopped": True} if process.status() in _STOPPED else {}),
             }
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None  # it has ended since the last look

@@ -110,6 +110,22 @@ def test_at_a_cpu_limit_nobody_had_the_core_and_all_wait(tmp_path: Path) -> None
     assert (140, 200, "CPU limit") in _said(use, "loop woken", API)
 
 
+def test_a_process_that_was_stopped_waits_for_nobody_however_busy_the_cores_are(tmp_path: Path) -> None:
+    rows = [json.dumps({"at_ns": at * MS, "pid": ENGINE, "stopped": True}) + "\n" for at in (25, 35)]
+    (tmp_path / "processes.jsonl").write_text("".join(rows))
+    use = _use(
+        tmp_path,
+        (0, ENGINE, "in"), (20, ENGINE, "out"), (20, OTHER_PID, "in"), (40, OTHER_PID, "out"), (40, ENGINE, "in"),
+        (45, ENGINE, "out"), (46, ENGINE, "in"), (50, ENGINE, "off"), (50, API, "in"), (55, API, "out"),
+        (55, ENGINE, "in"), (56, ENGINE, "out"),
+    )  # fmt: skip
+    for kind in ("engine", "forward"):
+        assert _said(use, kind, ENGINE) == [(20, 40, "stopped"), (50, 55, "api")]
+    assert _said(use, "engine woken", ENGINE)[:1] == [(0, 10, "lock_wait")]
+    assert (20, 40, "stopped") in _said(use, "engine woken", ENGINE)
+    assert (20, 40, "another program cc1") in _said(use, "loop woken", API)  # which was not stopped
+
+
 def test_who_sleeps_waits_for_nothing_but_may_be_kept_from_waking(tmp_path: Path) -> None:
     use = _use(
         tmp_path,

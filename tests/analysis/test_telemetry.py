@@ -301,6 +301,23 @@ def test_a_process_that_was_there_for_a_while_used_its_cores_for_that_while_alon
     assert found.processes[1].cpu_cores_max == pytest.approx(1)
 
 
+def test_a_server_that_was_stopped_is_told_how_often_and_how_long(tmp_path: Path) -> None:
+    sources = {"processes": {"every_ns": S // 10}}
+    write(tmp_path, "sampler", [{"at_ns": 0, "type": "start", "hz": 10, "sources": sources}])
+    rest = {"name": "core", "cpu_ns": 0, "rss_bytes": 2**30, "threads": 4, "voluntary": 0, "involuntary": 0}
+    stops = {*range(20, 25), *range(60, 63)}
+    rows = [
+        {"at_ns": t * S // 10, "pid": pid, **rest, **({"stopped": True} if pid == 7 and t in stops else {})}
+        for t in range(101) for pid in (6, 7)
+    ]  # fmt: skip
+    write(tmp_path, "processes", rows)
+    found = describe_telemetry(read(tmp_path), None, MANIFEST, (0, 10 * S), None)
+    assert found is not None
+    assert {one.pid: one.stopped_s for one in found.processes} == {6: None, 7: (0.5, 0.3)}
+    (warning,) = (one for one in telemetry_warnings(found, MANIFEST) if one.code == "stopped")
+    assert warning.text == "the server was stopped 2 times, for about 800 ms of 10.0 s, at most 500 ms at a time"
+
+
 def test_the_measured_window_is_from_the_first_due_to_the_last_end() -> None:
     requests = pd.DataFrame({"measured": [False, True, True], "due_ns": [1, 5, 9], "end_ns": [99, 30, 20]})
     assert measured_window(requests) == (5, 30)

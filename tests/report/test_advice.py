@@ -167,6 +167,26 @@ def test_another_program_on_the_servers_cores_is_told_before_any_setting(
     assert ("the program cc1plus" in str(words.words)) is (process == "another program")
 
 
+def test_a_stop_that_slow_requests_met_is_told_before_any_setting(tmp_path: Any) -> None:
+    folder = write_run(tmp_path / "r", count=2400, rate=22.0)
+    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
+    told = result.tail.of("ttft")
+    assert told is not None
+    waits = {**told.at.stages_ms, "core_wait": 0.4 * told.at.total_ms}
+    at = told.at.model_copy(update={"stages_ms": waits})
+    holder = CoreHolder(process="stopped", stage="", share=0.9, mean_ms=5.0, program="")
+    changed = result.model_copy(update={
+        "tail": result.tail.model_copy(update={"ttft": told.model_copy(update={"at": at})}),
+        "ledger": result.ledger.model_copy(update={"core_held": (holder,)}),
+    })  # fmt: skip
+    (words,) = advice(changed, manifest)
+    assert isinstance(words, doc.Paragraph)
+    assert str(words.words) == (
+        "Before changing settings, try to find what stops the server: for 90 % of the time that requests waited for a "
+        "core, a signal (SIGSTOP) or a debugger had stopped it."
+    )
+
+
 def test_nothing_is_advised_for_a_stage_that_is_next_to_nothing_of_the_wait(tmp_path: Any) -> None:
     folder = write_run(tmp_path / "r", count=2400, rate=22.0)
     result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)

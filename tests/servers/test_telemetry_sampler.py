@@ -103,6 +103,22 @@ def test_a_sampler_that_was_stopped_says_which_deadlines_it_missed(server: Serve
     assert sum(gap.missed for gap in gaps) >= (woken - stopped) // EVERY_NS - 2
 
 
+def test_a_server_that_is_stopped_is_seen_to_be(tmp_path: Path) -> None:
+    with (
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stopped,
+        sampler(tmp_path, "http://127.0.0.1:9", (stopped.pid,)),
+    ):
+        await_rows(tmp_path, "processes", 3)
+        os.kill(stopped.pid, signal.SIGSTOP)
+        until(lambda: "stopped" in read(tmp_path).tables["processes"])
+        os.kill(stopped.pid, signal.SIGCONT)
+        until(lambda: not read(tmp_path).tables["processes"]["stopped"].notna().iloc[-1])
+        stopped.kill()
+    rows = read(tmp_path).tables["processes"]
+    seen = rows["stopped"].notna().to_numpy()
+    assert seen.any() and not seen[0]
+
+
 def test_a_killed_sampler_leaves_all_that_it_had_seen(server: Server, tmp_path: Path) -> None:
     with sampler(tmp_path, server.url, (server.process.pid,)) as process:
         await_rows(tmp_path, "processes", 8)
