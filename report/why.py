@@ -332,8 +332,8 @@ def _stranger(result: RunResult, anatomy: Anatomy) -> str:
     who = held_by(held.process, held.stage, held.program)
     return (
         f"Before changing settings, try {STRANGERS[held.process][1]}: typical requests spend {duration(waited)} of "
-        f"{duration(typical.total_ms)} waiting for a core, {share(held.share)} of it while {who} was using it, so "
-        "queues build up."
+        f"{duration(typical.total_ms)} waiting for a core; in {share(held.share)} of all requests' waits "
+        f"{who} was using it, so queues build up."
     )
 
 
