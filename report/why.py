@@ -276,7 +276,7 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
         return []
     metric = main_metric(result)
     anatomy = result.tail.of(metric) if metric else None
-    if anatomy is not None and (stranger := _stranger(result, anatomy)):
+    if metric and anatomy is not None and (stranger := _stranger(result, anatomy, metric)):
         return [doc.Paragraph(stranger)]
     searchable = manifest.asked.workload.kind != "conversation" and manifest.capacity_of is None
     if result.verdict == FAIL and searchable and (overload := _overload(result)):
@@ -319,7 +319,7 @@ def _overload(result: RunResult) -> str:
     return "Requests timed out or were rejected: the load may be more than the server can do"
 
 
-def _stranger(result: RunResult, anatomy: Anatomy) -> str:
+def _stranger(result: RunResult, anatomy: Anatomy, metric: str) -> str:
     """What to do first where typical requests wait for cores that mostly something else than the server had; or ""."""
     typical, held = anatomy.typical, (result.ledger.core_held or [None])[0]
     if held is not None and STRANGERS.get(held.process) == STOPPED:  # it stopped a few requests, not the typical ones
@@ -331,9 +331,9 @@ def _stranger(result: RunResult, anatomy: Anatomy) -> str:
         return ""
     who = held_by(held.process, held.stage, held.program)
     return (
-        f"Before changing settings, try {STRANGERS[held.process][1]}: typical requests spend {duration(waited)} of "
-        f"{duration(typical.total_ms)} waiting for a core; in {share(held.share)} of all requests' waits "
-        f"{who} was using it, so queues build up."
+        f"Before changing settings, try {STRANGERS[held.process][1]}: typical {_SLOW.get(metric, 'requests')} spend "
+        f"{duration(waited)} of {duration(typical.total_ms)} waiting for a core; in {share(held.share)} of all "
+        f"requests' waits {who} was using it, so queues build up."
     )
 
 

@@ -169,6 +169,22 @@ def test_another_program_on_the_servers_cores_is_told_before_any_setting(
     assert (told_of_all in str(words.words)) is (process == "another program")
 
 
+def test_a_wait_for_a_core_within_token_gaps_is_told_of_token_gaps(tmp_path: Any) -> None:
+    folder = write_run(tmp_path / "r", count=2400, rate=22.0)
+    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
+    told = result.tail.of("itl")
+    assert told is not None
+    waits = {**told.typical.stages_ms, "core_wait": 0.4 * told.typical.total_ms}
+    gaps = told.model_copy(update={"typical": told.typical.model_copy(update={"stages_ms": waits})})
+    holder = CoreHolder(process="another program", stage="", share=0.7, mean_ms=5.0, program="cc1plus")
+    changed = result.model_copy(update={
+        "tail": result.tail.model_copy(update={"metric": "itl", "itl": gaps}), "verdict": "PASS",
+        "ledger": result.ledger.model_copy(update={"core_held": (holder,)}),
+    })  # fmt: skip
+    (words,) = advice(changed, manifest)
+    assert isinstance(words, doc.Paragraph) and ": typical token gaps spend " in str(words.words)
+
+
 def test_a_stop_that_slow_requests_met_is_told_before_any_setting(tmp_path: Any) -> None:
     folder = write_run(tmp_path / "r", count=2400, rate=22.0)
     result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
