@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -132,6 +133,40 @@ def test_what_a_containers_cpu_limit_takes_is_a_wait_for_the_core_that_names_it(
     rows = pd.read_parquet(done.folder / "ledger.parquet").query("event == 'last_token'")
     assert rows["core_wait_ns"].sum() > 0.3 * rows["total_ns"].sum()  # it wants a core and has half of one
     assert any(warning.code == "cores" and "CPU limit" in warning.text for warning in done.result.warnings)
+
+
+@pytest.mark.transformers
+@pytest.mark.alone
+def test_a_server_that_is_stopped_waited_for_nobody_while_it_was(tmp_path: Path) -> None:
+    stops = list[tuple[int, int]]()
+
+    def stop(tree: list[psutil.Process]) -> None:
+        for _ in range(3):
+            time.sleep(2)
+            begun = time.monotonic_ns()
+            for process in tree:
+                process.suspend()
+            time.sleep(0.5)
+            stops.append((begun, time.monotonic_ns()))
+            for process in tree:
+                process.resume()
+
+    open_loop = ("load.arrivals=poisson", "load.rate=8", "load.duration=9s", "load.warmup=0", "load.requests=null")
+    with running("transformers", tmp_path, Setting()) as engine, ThreadPoolExecutor(1) as beside:
+        server = psutil.Process(engine.process.pid)
+        stopped = beside.submit(stop, [server, *server.children(recursive=True)])
+        done = engine.load(tmp_path / "runs", open_loop)
+        stopped.result()
+    if done.result.ledger.core_held is None:
+        pytest.skip("the kernel does not tell who runs on which core")
+    requests = pd.read_parquet(done.folder / "requests.parquet")
+    took = sum(
+        (requests["last_token_ns"].clip(upper=end) - requests["due_ns"].clip(lower=begun)).clip(lower=0).sum()
+        for begun, end in stops
+    )
+    (held,) = (each for each in done.result.ledger.core_held if each.process == "stopped")
+    assert held.mean_ms * len(requests) == pytest.approx(took / 1e6, rel=0.25)
+    assert any(warning.code == "stopped" for warning in done.result.warnings)
 
 
 def _means(folder: Path, turn: int) -> pd.Series:
