@@ -14,7 +14,6 @@ from gapmeter.analysis.results.capacity import (
     NOT_MEASURED,
     UNDECIDED,
     UNMEETABLE,
-    BestSeen,
     CapacityResult,
     Search,
     SearchWords,
@@ -98,7 +97,7 @@ def headline(search: Search) -> tuple[str, ...]:
         found = f"at least {rate(search.low)}: beyond that" if search.low else "not found:"
         answer = f"Capacity {found} the load tester was the limit, not the server{because}."
     elif search.ended == UNMEETABLE:
-        answer = _unmeetable(search.best_seen)
+        answer = _unmeetable(search)
     elif search.rate:
         answer = _interval(search)
     else:
@@ -181,12 +180,16 @@ def _why(search: Search) -> str:
     }[search.ended]
 
 
-def _unmeetable(seen: BestSeen | None) -> str:
-    if seen is None:
+def _unmeetable(search: Search) -> str:
+    if (seen := search.best_seen) is None:
         return "No rate meets every SLO."
     over = f"{count(seen.over)} of {count(seen.count)} values beyond its limit"
     best = f" {slo_sentence(seen.answer)}." if seen.answer else ""
-    return f"No rate meets every SLO: even at {rate(seen.rate)}, the lowest tried, {seen.slo} fails ({over}).{best}"
+    if any(point.rate < seen.rate for point in search.curve):
+        where = f"at {rate(seen.rate)} and below as well as above"
+    else:
+        where = f"even at {rate(seen.rate)}, the lowest tried"
+    return f"No rate meets every SLO: {where}, {seen.slo} fails ({over}).{best}"
 
 
 def _binding(search: Search) -> str:

@@ -9,8 +9,16 @@ from typing import Final
 
 from gapmeter.analysis.capacity.curve import Posterior
 from gapmeter.analysis.capacity.read import BURSTS, MeasuredTrial, goal_of, read_trials
-from gapmeter.analysis.capacity.search import Goal, held_rate, is_overloaded, posterior, valid_of
-from gapmeter.analysis.capacity.trial import SURE, Trial, chance_if_broken
+from gapmeter.analysis.capacity.search import (
+    Goal,
+    fails_at_any_rate,
+    fails_too_many,
+    held_rate,
+    is_overloaded,
+    posterior,
+    valid_of,
+)
+from gapmeter.analysis.capacity.trial import Trial
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
 from gapmeter.analysis.judge.words import STRANGERS
 from gapmeter.analysis.numbers import rate
@@ -94,7 +102,7 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
     valid = valid_of(trials)
     spent, seconds = sum(trial.outcome.requests for trial in trials), sum(trial.outcome.seconds for trial in trials)
     known = posterior(goal, valid) if ended not in (UNMEETABLE, CLIENT) else None
-    if known and ended != FOUND and _fails_too_many(goal, valid, known.interval(goal.confidence)[1]):
+    if known and ended != FOUND and fails_too_many(goal, valid, known):
         known = None
     held = held_rate(valid)
     rate, low, high = _estimate(goal, valid, known, held)
@@ -133,18 +141,6 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
         posterior=known
         and Density(rates=tuple(math.exp(edge) for edge in known.edges), masses=tuple(map(float, known.masses))),
     )
-
-
-def _fails_too_many(goal: Goal, valid: Sequence[Trial], high: float) -> bool:
-    """Whether no trial kept an SLO on errors, and those up to ``high`` broke it together: lower rates may, too."""
-    for at, promise in enumerate(goal.promises):
-        if promise.metric != "errors":
-            continue
-        counts = [trial.outcome.counts[at] for trial in valid if trial.rate <= high]
-        kept = any(chance_if_broken(count, promise.share) <= 1 - SURE for count in counts)
-        if not kept and sum(count.over for count in counts) > promise.share * sum(count.count for count in counts):
-            return True
-    return False
 
 
 def _is_disturbed(each: MeasuredTrial) -> bool:
@@ -190,7 +186,10 @@ def _binding(goal: Goal, measured: Sequence[MeasuredTrial], edge: float) -> _Bin
 
 
 def _best_seen(goal: Goal, measured: Sequence[MeasuredTrial]) -> BestSeen | None:
-    """At the lowest rate tried: what the promise that fails was measured to be."""
+    """What the promise that fails was measured to be: at the lowest rate tried, or of errors at all low rates."""
+    if found := fails_at_any_rate(goal, valid_of([each.trial for each in measured])):
+        at, low, most = found
+        return BestSeen(rate=most, slo=goal.promises[at].text, over=low.over, count=low.count, answer=None)
     lowest = min((m for m in measured if m.trial.verdict != INVALID_TRIAL), key=lambda m: m.trial.rate, default=None)
     if lowest is None:
         return None

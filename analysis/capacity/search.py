@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,10 +49,12 @@ from gapmeter.analysis.results.capacity import (
     UNMEETABLE,
     Ended,
 )
+from gapmeter.analysis.stats.exact import chance_of_so_few
 
 MOST_HALVINGS = 8
 _REFUSING = 3  # rates, at each of which every request was refused: a lower one would be, too
 MOST_DOUBLINGS = 20
+_UP = 4  # times a rate with too many errors, to see whether more fail there
 BRIEF_S = 4.0  # of arrivals: a trial that only has to show an overload
 _FAR = math.log(0.25)  # a percentile over its limit
 _FEWEST = 60  # requests of such a trial
@@ -106,6 +109,8 @@ def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
     last = trials[-1].outcome
     if last.interrupted or last.died:
         return INTERRUPTED if last.interrupted else DIED
+    if fails_at_any_rate(goal, valid_of(trials)):
+        return UNMEETABLE
     left_s = goal.budget_s - sum(trial.outcome.seconds for trial in trials)
     ask = _next(goal, trials, left_s) if left_s >= _LEAST_S else None
     # At a low rate even the fewest requests take long.
@@ -119,12 +124,12 @@ def _next(goal: Goal, trials: Sequence[Trial], left_s: float) -> Ask | Ended:
     if trials[-1].outcome.invalid:
         return _after_invalid(goal, trials, left_s)
     valid = valid_of(trials)
-    wider = _bracket(goal, valid)
+    beyond = min(_twice_invalid(trials), default=math.inf)
+    wider = _bracket(goal, valid, beyond)
     if isinstance(wider, str):
         return wider
     if wider is not None:
-        beyond = _twice_invalid(trials)
-        return _below_invalid(goal, trials, valid, left_s) if beyond and wider >= min(beyond) else _brief(wider)
+        return _below_invalid(goal, trials, valid, left_s) if wider >= beyond else _brief(wider)
     lost_s = float(np.median([trial.outcome.seconds - trial.outcome.measured / trial.rate for trial in valid]))
     return _narrow(goal, valid, posterior(goal, valid), left_s - max(goal.lost_s, lost_s))
 
@@ -269,7 +274,7 @@ def _narrow(goal: Goal, valid: Sequence[Trial], known: Posterior | None, left_s:
         ask = _hold(goal, valid, middle, left_s)
         if ask is not None:
             return ask
-    if seconds < _LEAST_S or (len(long) >= 2 and known.spread(goal.confidence) <= _NARROW * goal.within):
+    if seconds < _LEAST_S or (len(long) >= 2 and _spread(goal, valid, known) <= _NARROW * goal.within):
         return FOUND if _is_found(goal, valid) else BUDGET
     rate = min(middle * _PLACES[len(long) % len(_PLACES)], known.ceiling * _NEAREST_CEILING)
     return Ask(rate, _most(goal, rate, seconds))
@@ -286,7 +291,63 @@ def _out_of_time(goal: Goal, trials: Sequence[Trial]) -> Ended:
 def _is_found(goal: Goal, trials: Sequence[Trial]) -> bool:
     """Whether the interval is as narrow as asked."""
     known = posterior(goal, trials)
-    return known is not None and known.spread(goal.confidence) <= goal.within
+    return known is not None and _spread(goal, valid_of(trials), known) <= goal.within
+
+
+def _spread(goal: Goal, valid: Sequence[Trial], known: Posterior) -> float:
+    """Half the interval's width over the rate; infinite where its lower end is in doubt."""
+    return math.inf if fails_too_many(goal, valid, known) else known.spread(goal.confidence)
+
+
+def fails_too_many(goal: Goal, valid: Sequence[Trial], known: Posterior) -> bool:
+    """Whether no trial kept a limit on errors, and all up to the interval's end broke it together: lower rates may."""
+    high = known.interval(goal.confidence)[1]
+    for at, promise in enumerate(goal.promises):
+        counts = [trial.outcome.counts[at] for trial in valid if trial.rate <= high]
+        together = _together(counts)
+        broken = together.over > promise.share * together.count
+        if promise.metric == "errors" and broken and not _is_kept(counts, promise):
+            return True
+    return False
+
+
+def fails_at_any_rate(goal: Goal, valid: Sequence[Trial]) -> tuple[int, Count, float] | None:
+    """The number of a promise on errors that surely fails whatever the load, what low rates say of it, and the highest.
+
+    It fails there, none kept it, and above no more fail. Of a full server's requests the more fail, the higher the
+    rate: the least so with a single place and no queue, where failed ones over others are as many as the load (Erlang).
+    """
+    rates = sorted({trial.rate for trial in valid})
+    for at, promise in enumerate(goal.promises):
+        counts = [(trial.rate, trial.outcome.counts[at]) for trial in valid]
+        if promise.metric != "errors" or _is_kept([count for _, count in counts], promise):
+            continue
+        for most, top in itertools.combinations(rates, 2):
+            low, lower = (_together([count for rate, count in counts if rate <= end]) for end in (most, most / 2))
+            # A brief trial may end before the queue is full that a longer one at a lower rate filled.
+            if chance_if_kept(low, promise.share) > 1 - SURE or (
+                lower.count and lower.over <= promise.share * lower.count
+            ):
+                continue
+            above, share = [(rate / most, count) for rate, count in counts if most < rate <= top], low.over / low.count
+            both = _together([low, *(count for _, count in above)])
+            grown = sum(count.count * times / (1 + (times - 1) * share) for times, count in above)
+            part = grown / (grown + low.count)
+            if chance_of_so_few(both.over - low.over, round(both.over), both.bursts or 0, part) <= 1 - MOST_SURE:
+                return at, low, most
+    return None
+
+
+def _is_kept(counts: Sequence[Count], promise: Promise) -> bool:
+    """Whether one of several trials surely kept it."""
+    return any(chance_if_broken(count, promise.share) <= 1 - SURE for count in counts)
+
+
+def _together(counts: Sequence[Count]) -> Count:
+    """Of several trials."""
+    over, count, n_eff = (sum(getattr(each, name) for each in counts) for name in ("over", "count", "n_eff"))
+    bursts = sum(each.over if each.bursts is None else each.bursts for each in counts)
+    return Count(over, count, n_eff, bursts=round(bursts))
 
 
 def _hold(goal: Goal, valid: Sequence[Trial], middle: float, left_s: float) -> Ask | None:
@@ -351,11 +412,12 @@ def _below_invalid(goal: Goal, trials: Sequence[Trial], valid: Sequence[Trial], 
     return CLIENT if tried or held_rate(valid) else Ask(best, _most(goal, best, left_s / 2), "hold")
 
 
-def _bracket(goal: Goal, valid: Sequence[Trial]) -> float | Ended | None:
+def _bracket(goal: Goal, valid: Sequence[Trial], beyond: float) -> float | Ended | None:
     """The next brief trial's rate, or how it ends without a bracket; None once there is one.
 
     Upwards until the server is full or the SLOs fail, four times as high where all percentiles were far below their
-    limits, else twice; then down to a rate that does not fail.
+    limits, else twice; then down to a rate that does not fail. Where the first has too many errors, first up all the
+    same, below what is ``beyond`` the load tester: whether more fail there.
     """
     lowest, highest = (choose(valid, key=lambda trial: trial.rate) for choose in (min, max))
     full = any(is_overloaded(trial) for trial in valid)
@@ -369,6 +431,11 @@ def _bracket(goal: Goal, valid: Sequence[Trial]) -> float | Ended | None:
     refuses = len({t.rate for t in valid}) >= _REFUSING and all(trial.outcome.refused_all for trial in valid)
     if lowest.rate <= goal.start / 2**MOST_HALVINGS or refuses or _fails_alone(goal, lowest):
         return UNMEETABLE
+    at, alone = lowest.finding.promise, _UP * lowest.rate
+    if goal.promises[at].metric == "errors" and highest.rate < alone < beyond:
+        count = lowest.outcome.counts[at]
+        if 2 * count.over < count.count:
+            return alone
     served = lowest.outcome.served
     return min(lowest.rate / 2, served.rate * 0.6 if is_overloaded(lowest) and served else math.inf)
 

@@ -96,7 +96,10 @@ class Density(Result):
 
 
 class BestSeen(Result):
-    """The lowest ``rate`` tried: ``over`` of ``count`` values broke the limit of ``slo``; ``answer`` is that run's."""
+    """The lowest ``rate`` tried: ``over`` of ``count`` values broke the limit of ``slo``; ``answer`` is that run's.
+
+    Of errors that come at any rate alike: of all trials up to ``rate``, without an answer.
+    """
 
     rate: float
     slo: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from bench.virtual_trials import search
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity import search as capacity
 from gapmeter.analysis.capacity.build import build_search
 from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
-from gapmeter.analysis.capacity.read import MeasuredTrial, count_all, count_good, count_values, goal_of
+from gapmeter.analysis.capacity.read import MeasuredTrial, count_all, count_good, count_values, goal_of, promises_of
 from gapmeter.analysis.capacity.sample import Served, bursts_of, chance_if_stable, log_level, served_by, worth
 from gapmeter.analysis.capacity.search import Goal, held_rate, next_trial, posterior, requests_to_hold
 from gapmeter.analysis.capacity.speed import Pace, speeds_of
@@ -29,6 +30,7 @@ from gapmeter.analysis.capacity.trial import (
     SURE,
     Ask,
     Count,
+    Enough,
     Finding,
     Look,
     Outcome,
@@ -43,6 +45,8 @@ from gapmeter.analysis.capacity.trial import (
 )
 from gapmeter.analysis.results.capacity import BUDGET, FAILS, HOLDS, UNDECIDED, Fleet
 from gapmeter.analysis.results.manifest import SearchManifest
+from gapmeter.report.capacity import headline
+from gapmeter.scenarios.slo import Slo
 from tests.kit.runs import slo, timed
 from tests.kit.searches import write_search
 
@@ -580,6 +584,61 @@ def test_where_no_rate_kept_a_limit_on_errors_and_all_together_broke_it_there_is
     found = build_search(goal_of(manifest), [MeasuredTrial(each, None) for each in tried], manifest)
     assert ((found.rate, found.low) == (None, None)) is not estimated
     assert (found.high or 0) <= 40
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failing:
+    """Fails each request by chance: at a rate, ``share`` of it. The others are far below any limit."""
+
+    share: Callable[[float], float]
+    slos: tuple[Slo, ...]
+    seed: int
+
+    def run(self, ask: Ask, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
+        failed = np.random.default_rng((self.seed, number)).random(looks[-1]) < self.share(ask.rate)
+        rows = timed(np.full(len(failed), 5.0), attempt=0).assign(outcome=np.where(failed, "http_5xx", "ok"))
+        for at, look in enumerate(looks):
+            counts = count_all(self.slos, rows.head(look), ask.rate)
+            if enough(at, counts):
+                break
+        good = int(look - failed[:look].sum())
+        return Outcome(counts, look, look, look / ask.rate + 8.0, good, good, at + 1)
+
+
+@pytest.mark.parametrize(
+    ("share", "ends", "least"),
+    [
+        (lambda _: 0.05, (capacity.UNMEETABLE,), 9),
+        (lambda _: 0.02, (capacity.UNMEETABLE,), 5),
+        (lambda _: 0.012, (capacity.UNMEETABLE, BUDGET), 10),
+        (lambda rate: max(0.0, 1 - 40 / rate), (capacity.FOUND, BUDGET), 10),
+        (lambda rate: rate / (300 + rate), (BUDGET,), 9),  # a single place without a queue
+    ],
+)
+@pytest.mark.parametrize("slos", [(slo("errors", None, 0.01),), (slo("e2e", 95.0, 2000), slo("errors", None, 0.01))])
+def test_errors_at_all_rates_alike_are_told_from_those_of_a_full_server(
+    share: Callable[[float], float], ends: tuple[str, ...], least: int, slos: tuple[Slo, ...]
+) -> None:
+    """Of ten searches each; where 5 % fail, two minutes are enough."""
+    goal = Goal(promises_of(slos), 16.0)
+    done = [search(goal, Failing(share, slos, seed)) for seed in range(10)]
+    assert sum(ended in ends for _, ended in done) >= least, [ended for _, ended in done]
+    if share(16.0) == 0.05:
+        assert np.mean([sum(each.outcome.seconds for each in trials) for trials, _ in done]) < 120
+
+
+def test_the_answer_for_errors_at_all_rates_pools_the_trials_at_low_rates(tmp_path: Path) -> None:
+    manifest = SearchManifest.read(write_search(tmp_path / "search", 16.0, None, None))
+    capacity_asked = manifest.capacity.model_copy(update={"ended": capacity.UNMEETABLE})
+    manifest = manifest.model_copy(update={"slo": (slo("errors", None, 0.01),), "capacity": capacity_asked})
+    counts = {8.0: Count(1, 60, 60, bursts=1), 16.0: Count(6, 64, 64, bursts=6), 64.0: Count(13, 256, 256, bursts=13)}
+    tried = [trial(rate, UNDECIDED, counts=(each,)) for rate, each in counts.items()]
+    found = build_search(goal_of(manifest), [MeasuredTrial(each, None) for each in tried], manifest)
+    assert next_trial(goal_of(manifest), tried) == capacity.UNMEETABLE
+    assert headline(found)[0] == (
+        "No rate meets every SLO: at 16 req/s and below as well as above, errors <= 1 % fails (7 of 124 values beyond "
+        "its limit)."
+    )
 
 
 def test_the_goodput_of_an_overload_is_a_part_of_what_the_server_completes(tmp_path: Path) -> None:
