@@ -363,7 +363,7 @@ def _of_all(runs: Sequence[AnyCost | AnyEnergy], figure: str, why: str = "") -> 
     """The runs' median, from the lowest to the highest end of theirs; none, and why, where one of them has none."""
     lacking = [each for each in runs if getattr(each, figure) is None]
     if lacking:
-        of = f" (in {len(lacking)} of {len(runs)} runs)" if len(runs) > 1 else ""
+        of = f" (in {len(lacking)} of {len(runs)} runs)" if len(lacking) < len(runs) else ""
         return SidePart(value=None, ci=None, why=f"{lacking[0].reason or why}{of}")
     lows, highs = zip(*(getattr(each, f"{figure}_ci") for each in runs), strict=True)
     ci = (None if None in lows else min(lows), None if None in highs else max(highs))
