@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     if options.with_parent:
         _end_with_parent()
     allow_many_files()
-    sock = socket.create_server(("127.0.0.1", options.port))
+    sock = socket.create_server((options.host, options.port))
     port = sock.getsockname()[1]
     if options.cores:
         os.sched_setaffinity(0, {options.cores[0]})
@@ -62,6 +62,7 @@ async def _serve(server: Server, sock: socket.socket) -> None:
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m gapmeter.servers.null", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--first-ms", type=float, default=50.0, help="from the request to its first token")
     parser.add_argument("--gap-ms", type=float, default=10.0, help="from one token to the next")
