@@ -64,15 +64,18 @@ def bounds(low: float | None, high: float | None) -> str:
 
 
 def share(fraction: float | None, digits: int = 2) -> str:
-    """A fraction as per cent: 0.8612 -> 86 %, 0.0002 -> 0.02 %; next to nothing, and all but a little, as such."""
+    """A fraction as per cent: 0.8612 -> 86 %, 0.0002 -> 0.02 %; next to nothing, and all but a little, as such.
+
+    With more ``digits`` than two these are given in full.
+    """
     if fraction is None or not math.isfinite(fraction):
         return DASH
     percent = 100 * fraction
     if percent == 0:
         return "0 %"
-    if abs(percent) < 0.01:
+    if abs(percent) < 0.01 and digits == 2:
         return "< 0.01 %"
-    if 99.95 <= percent < 100 - 1e-9:  # which else were 100 %
+    if 99.95 <= percent < 100 - 1e-9 and digits == 2:  # which else were 100 %
         return "> 99.9 %"
     return f"{significant(percent, digits if abs(percent) < 99.5 else digits + 1)} %"
 

@@ -13,6 +13,7 @@ from gapmeter.report.document import BRIEF, Code, Column, Figure, Gauge, Headers
 from gapmeter.report.why import deciding, excess_sentence, is_unmeasured, tail_sentence, through_failures, whose
 from gapmeter.report.words import about_minutes, as_sentence, more_requests, of_all
 
+_MOST_DIGITS = 9
 _ANSWERS = {
     PASS: Mark("met", "good", "v", PASS),
     FAIL: Mark("missed", "bad", "x", FAIL),
@@ -196,12 +197,12 @@ def slo_value(slo: SloAnswer) -> str:
         return "refused"
     if slo.among_failures:
         return "no value"
-    words, digits = (share, 2) if slo.unit == "share" else (duration, 3)
-    if slo.value is not None:
-        while slo.status == FAIL and slo.value > slo.limit and words(slo.value, digits) == words(slo.limit, digits):
-            digits += 1
-        return words(slo.value, digits)
-    return DASH if slo.sample is None else f"~{duration(slo.sample)}"
+    if slo.value is None:
+        return DASH if slo.sample is None else f"~{duration(slo.sample)}"
+    words, fewest = (share, 2) if slo.unit == "share" else (duration, 3)
+    most = _MOST_DIGITS if slo.status == FAIL and slo.value > slo.limit else fewest
+    said = ((words(slo.value, digits), words(slo.limit, digits)) for digits in range(fewest, most + 1))
+    return next((value for value, limit in said if value != limit), words(slo.value, fewest))
 
 
 def slo_interval(slo: SloAnswer) -> str:

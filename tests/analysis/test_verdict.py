@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -364,4 +365,6 @@ def test_a_limit_that_is_missed_by_little_is_told_from_the_value() -> None:
     assert (met.status, slo_value(met)) == (PASS, "200 ms")
     errors = one(slo("errors", None, 0.01), answers([1.0] * 90, failed=10))
     assert (errors.status, slo_value(errors)) == (FAIL, "10 %")
-    assert slo_value(errors.model_copy(update={"value": 0.01004})) == "1.004 %"
+    for value, limit, told in ((0.01004, 0.01, "1.004 %"), (3e-5, 1e-5, "0.00300 %"), (0.9998, 0.9996, "99.98 %")):
+        assert slo_value(errors.model_copy(update={"value": value, "limit": limit})) == told
+    assert slo_value(errors.model_copy(update={"value": math.nextafter(0.01, 1)})) == "1.0 %"
