@@ -7,17 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gapmeter.analysis.capacity.any_rate import fails_at_any_rate, fails_too_many
 from gapmeter.analysis.capacity.curve import Posterior
 from gapmeter.analysis.capacity.read import BURSTS, MeasuredTrial, goal_of, read_trials
-from gapmeter.analysis.capacity.search import (
-    Goal,
-    fails_at_any_rate,
-    fails_too_many,
-    held_rate,
-    is_overloaded,
-    posterior,
-    valid_of,
-)
+from gapmeter.analysis.capacity.search import Goal, held_rate, is_overloaded, posterior, valid_of
 from gapmeter.analysis.capacity.trial import Trial
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
 from gapmeter.analysis.judge.words import STRANGERS
@@ -102,7 +95,7 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
     valid = valid_of(trials)
     spent, seconds = sum(trial.outcome.requests for trial in trials), sum(trial.outcome.seconds for trial in trials)
     known = posterior(goal, valid) if ended not in (UNMEETABLE, CLIENT) else None
-    if known and ended != FOUND and fails_too_many(goal, valid, known):
+    if known and ended != FOUND and fails_too_many(goal.promises, valid, known.interval(goal.confidence)[1]):
         known = None
     held = held_rate(valid)
     rate, low, high = _estimate(goal, valid, known, held)
@@ -187,7 +180,7 @@ def _binding(goal: Goal, measured: Sequence[MeasuredTrial], edge: float) -> _Bin
 
 def _best_seen(goal: Goal, measured: Sequence[MeasuredTrial]) -> BestSeen | None:
     """What the promise that fails was measured to be: at the lowest rate tried, or of errors at all low rates."""
-    if found := fails_at_any_rate(goal, valid_of([each.trial for each in measured])):
+    if found := fails_at_any_rate(goal.promises, valid_of([each.trial for each in measured])):
         at, low, most = found
         return BestSeen(rate=most, slo=goal.promises[at].text, over=low.over, count=low.count, answer=None)
     lowest = min((m for m in measured if m.trial.verdict != INVALID_TRIAL), key=lambda m: m.trial.rate, default=None)

@@ -10,13 +10,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from gapmeter.analysis.capacity.any_rate import fails_at_any_rate, fails_too_many
 from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
 from gapmeter.analysis.capacity.speed import speeds_of
 from gapmeter.analysis.capacity.trial import (
@@ -49,7 +49,6 @@ from gapmeter.analysis.results.capacity import (
     UNMEETABLE,
     Ended,
 )
-from gapmeter.analysis.stats.exact import chance_of_so_few
 
 MOST_HALVINGS = 8
 _REFUSING = 3  # rates, at each of which every request was refused: a lower one would be, too
@@ -109,7 +108,7 @@ def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
     last = trials[-1].outcome
     if last.interrupted or last.died:
         return INTERRUPTED if last.interrupted else DIED
-    if fails_at_any_rate(goal, valid_of(trials)):
+    if fails_at_any_rate(goal.promises, valid_of(trials)):
         return UNMEETABLE
     left_s = goal.budget_s - sum(trial.outcome.seconds for trial in trials)
     ask = _next(goal, trials, left_s) if left_s >= _LEAST_S else None
@@ -296,58 +295,8 @@ def _is_found(goal: Goal, trials: Sequence[Trial]) -> bool:
 
 def _spread(goal: Goal, valid: Sequence[Trial], known: Posterior) -> float:
     """Half the interval's width over the rate; infinite where its lower end is in doubt."""
-    return math.inf if fails_too_many(goal, valid, known) else known.spread(goal.confidence)
-
-
-def fails_too_many(goal: Goal, valid: Sequence[Trial], known: Posterior) -> bool:
-    """Whether no trial kept a limit on errors, and all up to the interval's end broke it together: lower rates may."""
     high = known.interval(goal.confidence)[1]
-    for at, promise in enumerate(goal.promises):
-        counts = [trial.outcome.counts[at] for trial in valid if trial.rate <= high]
-        together = _together(counts)
-        broken = together.over > promise.share * together.count
-        if promise.metric == "errors" and broken and not _is_kept(counts, promise):
-            return True
-    return False
-
-
-def fails_at_any_rate(goal: Goal, valid: Sequence[Trial]) -> tuple[int, Count, float] | None:
-    """The number of a promise on errors that surely fails whatever the load, what low rates say of it, and the highest.
-
-    It fails there, none kept it, and above no more fail. Of a full server's requests the more fail, the higher the
-    rate: the least so with a single place and no queue, where failed ones over others are as many as the load (Erlang).
-    """
-    rates = sorted({trial.rate for trial in valid})
-    for at, promise in enumerate(goal.promises):
-        counts = [(trial.rate, trial.outcome.counts[at]) for trial in valid]
-        if promise.metric != "errors" or _is_kept([count for _, count in counts], promise):
-            continue
-        for most, top in itertools.combinations(rates, 2):
-            low, lower = (_together([count for rate, count in counts if rate <= end]) for end in (most, most / 2))
-            # A brief trial may end before the queue is full that a longer one at a lower rate filled.
-            if chance_if_kept(low, promise.share) > 1 - SURE or (
-                lower.count and lower.over <= promise.share * lower.count
-            ):
-                continue
-            above, share = [(rate / most, count) for rate, count in counts if most < rate <= top], low.over / low.count
-            both = _together([low, *(count for _, count in above)])
-            grown = sum(count.count * times / (1 + (times - 1) * share) for times, count in above)
-            part = grown / (grown + low.count)
-            if chance_of_so_few(both.over - low.over, round(both.over), both.bursts or 0, part) <= 1 - MOST_SURE:
-                return at, low, most
-    return None
-
-
-def _is_kept(counts: Sequence[Count], promise: Promise) -> bool:
-    """Whether one of several trials surely kept it."""
-    return any(chance_if_broken(count, promise.share) <= 1 - SURE for count in counts)
-
-
-def _together(counts: Sequence[Count]) -> Count:
-    """Of several trials."""
-    over, count, n_eff = (sum(getattr(each, name) for each in counts) for name in ("over", "count", "n_eff"))
-    bursts = sum(each.over if each.bursts is None else each.bursts for each in counts)
-    return Count(over, count, n_eff, bursts=round(bursts))
+    return math.inf if fails_too_many(goal.promises, valid, high) else known.spread(goal.confidence)
 
 
 def _hold(goal: Goal, valid: Sequence[Trial], middle: float, left_s: float) -> Ask | None:
