@@ -185,7 +185,7 @@ def null_server(
     """The null server on its cores; yields its port (0: any free one)."""
     command = [sys.executable, "-P", "-m", "gapmeter.servers.null", "--with-parent", "--most-tokens", str(most_tokens)]
     command += ["--first-ms", str(timing.first_ms), "--gap-ms", str(timing.gap_ms), "--port", str(port)]
-    command += ["--cores", ",".join(map(str, cores.server))] if cores.server else []
+    command += ["--core", str(cores.server[0])] if cores.server else []
     command += ["--log", str(log)] if log is not None else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:  # Ctrl-C is for its parent
         try:

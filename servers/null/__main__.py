@@ -29,8 +29,8 @@ def main(arguments: list[str]) -> int:
     allow_many_files()
     sock = socket.create_server((options.host, options.port))
     port = sock.getsockname()[1]
-    if options.cores:
-        os.sched_setaffinity(0, {options.cores[0]})
+    if options.core is not None:
+        os.sched_setaffinity(0, {options.core})
     records = None
     if options.log is not None:
         records = RecordWriter(options.log / f"null-{port}.gap", {"role": "engine", "engine": "null"})
@@ -69,7 +69,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=1, help="what usage says of the prompt")
     parser.add_argument("--most-tokens", type=int, default=4096, help="no answer is longer")
     parser.add_argument("--log", type=Path, help="folder for the log of what left when")
-    parser.add_argument("--cores", type=lambda text: [int(core) for core in text.split(",")], default=[])
+    parser.add_argument("--core", type=int, help="the one that it runs on")
     parser.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
     return parser.parse_args(arguments)
 
