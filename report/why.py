@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gapmeter.analysis.judge.words import STOPPED, STRANGERS, held_by
+from gapmeter.analysis.judge.words import STRANGERS, held_by
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.latency import Anatomy, OwnerPart, UpgradeBracket, explained_by
 from gapmeter.analysis.results.manifest import Manifest
@@ -322,10 +322,11 @@ def _overload(result: RunResult) -> str:
 def _stranger(result: RunResult, anatomy: Anatomy, metric: str) -> str:
     """What to do first where typical requests wait for cores that mostly something else than the server had; or ""."""
     typical, held = anatomy.typical, (result.ledger.core_held or [None])[0]
-    if held is not None and STRANGERS.get(held.process) == STOPPED:  # it stopped a few requests, not the typical ones
+    if held is not None and held.process == "stopped":  # it stopped a few requests, not the typical ones
+        cause, aim = STRANGERS[held.process]
         notable = anatomy.at.stages_ms.get("core_wait", 0.0) >= _NOTABLE * anatomy.at.total_ms
-        part = f"for {share(held.share)} of the time that requests waited for a core, {STOPPED[0]}"
-        return f"Before changing settings, try {STOPPED[1]}: {part}." if notable else ""
+        part = f"for {share(held.share)} of the time that requests waited for a core, {cause}"
+        return f"Before changing settings, try {aim}: {part}." if notable else ""
     waited = typical.stages_ms.get("core_wait", 0.0)
     if held is None or held.process not in STRANGERS or waited < _NOTABLE * typical.total_ms:
         return ""

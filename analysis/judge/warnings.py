@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.judge.steady import Warmup
-from gapmeter.analysis.judge.words import SHARED, STOPPED, STRANGERS, growth_text, held_by, outage_text, speed_words
+from gapmeter.analysis.judge.words import SHARED, STRANGERS, growth_text, held_by, outage_text, speed_words
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.launching import host_bound, timed_forwards
 from gapmeter.analysis.ledger.ledger import Ledger
@@ -257,7 +257,7 @@ def telemetry_warnings(telemetry: Telemetry | None, manifest: Manifest) -> Itera
             f"{duration(1e3 * sum(stops))} of {duration(1e3 * telemetry.window_s)}, "
             f"at most {duration(1e3 * max(stops))} at a time"
         )
-        yield _warning("stopped", text, *STOPPED)
+        yield _warning("stopped", text, *STRANGERS["stopped"])
     memory = manifest.hardware.memory_gib
     rss = sum(process.rss_gib for process in telemetry.processes)
     if memory and rss > 0.9 * memory:

@@ -12,7 +12,6 @@ PROCESSES = {
     "CPU limit": "the container's CPU limit", "unknown": "others", "nobody": "no program",
     "stopped": "no program, as the server was stopped",
 }  # fmt: skip
-STOPPED = ("a signal (SIGSTOP) or a debugger had stopped it", "to find what stops the server")
 SHARED = (
     "the server had more threads to run than cores; a faster device would not shorten this",
     "more cores for the server",
@@ -23,7 +22,7 @@ STRANGERS = {
         "the load tester runs on the server's cores",
         "other cores, or another machine, for the load tester",
     ),
-    "stopped": STOPPED,
+    "stopped": ("a signal (SIGSTOP) or a debugger had stopped it", "to find what stops the server"),
     "CPU limit": ("its control group had used up its share of the CPU", "a higher CPU limit (cpu.max) for the server"),
 }
 
