@@ -37,6 +37,7 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.device.devices import CPU, UnknownDevice, catalogue, find_device, recognize
+from gapmeter.analysis.numbers import significant
 from gapmeter.analysis.requests.metrics import ended_by_us, numbers_of, succeeded
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import (
@@ -62,6 +63,7 @@ from gapmeter.analysis.stats.series import Series
 from gapmeter.scenarios.model import CHANGING_ARRIVALS
 
 _NO_COUNTER = "unmeasured: no energy counter could be read on this machine"
+_NO_TRIAL = "unmeasured: no trial's load is known to lie near the answer"
 _MILLION = 1_000_000
 _SEARCH = "gapmeter capacity finds the highest rate that holds them"
 _AT_A_RATE = ("constant", "poisson", "gamma")  # arrivals whose rate was asked for, and holds throughout
@@ -93,10 +95,10 @@ def describe_economics(
 
 @dataclass(frozen=True, slots=True)
 class SearchTrial:
-    """One trial of a search for capacity: its rate, whether the SLOs held at it, and what its run found."""
+    """One trial of a search for capacity: its rate, whether the SLOs held (None: undecided), and what its run found."""
 
     rate: float
-    held: bool
+    held: bool | None
     result: RunResult
 
 
@@ -106,19 +108,36 @@ def describe_search(
     """Cost, efficiency and value of a search that found ``low`` to ``high``; ``manifest``: that of one of its trials.
 
     Tokens of a request are those of the longest trial that held, else of the longest: an overload may refuse most
-    requests. Energy and goodput are those of the trial at the highest rate that held and lies within the answer, since
-    both follow the load. Raises ValueError without trials.
+    requests. Energy and goodput follow the load, so they are those of one trial: at the highest rate that held and lies
+    within the answer, else the undecided one nearest to ``low``. Raises ValueError without trials.
     """
-    tokens = max(trials, key=lambda trial: (trial.held, trial.result.counts.measured)).result.tokens_per_request
+    tokens = max(trials, key=lambda trial: (bool(trial.held), trial.result.counts.measured)).result.tokens_per_request
     cost = describe_cost(searched_rate(low, high), tokens, manifest)
-    held = [trial for trial in trials if trial.held and (high is None or trial.rate <= high)]
-    best = max(held, key=lambda trial: trial.rate).result if held else None
+    best = _at_the_answer(low, high, trials)
     return Economy(
         tokens_per_request=tokens,
         cost=cost,
-        energy=best.energy if best else NoEnergy(status="unmeasured", reason=_NO_COUNTER),
-        value=describe_value(cost, best.goodput.share_ci if best else None),
+        energy=_energy_at(best) if best else NoEnergy(status="unmeasured", reason=_NO_TRIAL),
+        value=describe_value(cost, best.result.goodput.share_ci if best else None),
     )
+
+
+def _at_the_answer(low: float | None, high: float | None, trials: Sequence[SearchTrial]) -> SearchTrial | None:
+    held = [trial for trial in trials if trial.held and (high is None or trial.rate <= high)]
+    if held:
+        return max(held, key=lambda trial: trial.rate)
+    undecided = [trial for trial in trials if trial.held is None]
+    if low is None or not undecided:
+        return None
+    return min(undecided, key=lambda trial: abs(math.log(trial.rate / low)))
+
+
+def _energy_at(trial: SearchTrial) -> Energy | NoEnergy:
+    """That of the trial's run; its source also names the rate, which it follows."""
+    energy = trial.result.energy
+    if isinstance(energy, NoEnergy):
+        return energy
+    return energy.model_copy(update={"source": f"{energy.source}, at {significant(trial.rate)} req/s"})
 
 
 def describe_value(cost: Cost | NoCost, goodput_ci: Ends | None) -> Value:

@@ -248,7 +248,7 @@ def _pareto(folder: RunFolder, search: Search, measured: Sequence[MeasuredTrial]
 def _economy(folder: RunFolder, search: Search, measured: Sequence[MeasuredTrial]) -> Economy | None:
     """Cost, efficiency and value; the price follows a trial's manifest, which knows the server's cores."""
     usable = [
-        (trial.folder, SearchTrial(trial.rate, trial.verdict == HOLDS, each.result))
+        (trial.folder, SearchTrial(trial.rate, {HOLDS: True, FAILS: False}.get(trial.verdict), each.result))
         for trial, each in zip(search.trials, measured, strict=True)
         if trial.folder and trial.verdict != INVALID_TRIAL and each.result is not None
     ]

@@ -327,5 +327,11 @@ def test_a_search_for_capacity_has_a_cost_between_both_ends_and_the_value_of_its
     assert isinstance(found.cost, Cost)
     assert found.cost.per_request_usd_ci == (3.6 / (3600 * 8.0 * 0.8), 3.6 / (3600 * 6.5 * 0.8))
     assert found.value.good_requests_per_usd == 0.97 / found.cost.per_request_usd
-    assert found.energy.per_request_j == 100 / 70
+    assert isinstance(found.energy, Energy)
+    assert (found.energy.per_request_j, found.energy.source) == (100 / 70, "a counter, at 7 req/s")
     assert found.tokens_per_request.total == longest
+    undecided = [SearchTrial(trial.rate, trial.held and None, trial.result) for trial in trials]
+    nearest = describe_search(6.5, 8.0, manifest({"usd_per_hour": 3.6}), undecided)
+    assert (nearest.energy, nearest.value) == (found.energy, found.value)
+    missed = describe_search(None, 3.0, manifest({"usd_per_hour": 3.6}), undecided)
+    assert missed.energy.reason == "unmeasured: no trial's load is known to lie near the answer"
