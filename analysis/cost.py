@@ -35,9 +35,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis import numbers
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.device.devices import CPU, UnknownDevice, catalogue, find_device, recognize
-from gapmeter.analysis.numbers import significant
 from gapmeter.analysis.requests.metrics import ended_by_us, numbers_of, succeeded
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import (
@@ -137,7 +137,7 @@ def _energy_at(trial: SearchTrial) -> Energy | NoEnergy:
     energy = trial.result.energy
     if isinstance(energy, NoEnergy):
         return energy
-    return energy.model_copy(update={"source": f"{energy.source}, at {significant(trial.rate)} req/s"})
+    return energy.model_copy(update={"source": f"{energy.source}, at {numbers.rate(trial.rate)}"})
 
 
 def describe_value(cost: Cost | NoCost, goodput_ci: Ends | None) -> Value:

@@ -157,9 +157,24 @@ def _held(search: Search) -> str:
     )
     if search.held is None:
         why = ": there was not enough time left to prove one" if search.ended in (FOUND, BUDGET) else ""
-        return f"No rate was proven to hold{why}.{drift}"
+        return f"No rate was proven to hold{why}.{_unproven(search)}{drift}"
     part = share(search.held / (search.rate or search.held))
     return f"Proven to hold: {rate(search.held)}, {part} of the estimate ({_GUARANTEE}).{drift}"
+
+
+def _unproven(search: Search) -> str:
+    """Of the undecided trial in which the most were all within the limit: what they are worth, if that is little."""
+    within = [trial for trial in search.trials if trial.verdict == UNDECIDED and not trial.decided_by.over]
+    if not within:
+        return ""
+    most = max(within, key=lambda trial: trial.decided_by.count)
+    values = most.decided_by
+    if values.n_eff > values.count / 2:
+        return ""
+    return (
+        f" At {rate(most.rate)} all {count(values.count)} values were within the limit, but neighbors in a queue are"
+        f" alike, so they count as {count(values.n_eff)} independent ones."
+    )
 
 
 def _one_end(search: Search) -> str:

@@ -116,10 +116,10 @@ def upgrade_sentence(bracket: UpgradeBracket, metric: str, device: str, asked: f
     if asked is not None and all(end.at(asked) is not None for end in ends):
         percentile = asked
     now, low, high = (duration(end.at(percentile) or 0.0) for end in ends)
-    name = f"p{percentile:g} {metric.upper()}"
+    name, rest = f"p{percentile:g} {metric.upper()}", low if low == high else f"{low} .. {high}"
     if device == "CPU":  # what else a CPU does stays
-        return f"with instant forward passes, {name} would fall from {now} to {low} .. {high}"
-    return f"an infinitely fast {device} would cut {name} from {now} to {low} .. {high}"
+        return f"with instant forward passes, {name} would fall from {now} to {rest}"
+    return f"an infinitely fast {device} would cut {name} from {now} to {rest}"
 
 
 def most_an_upgrade_brings(result: RunFigures) -> str:

@@ -42,6 +42,19 @@ def test_only_a_budget_that_ran_out_is_why_no_rate_was_proven(tmp_path: Path, en
     assert told[1].startswith(f"No rate was proven to hold{why}")
 
 
+@pytest.mark.parametrize(("n_eff", "said"), [(38.0, True), (800.0, False)])
+def test_values_that_were_all_within_the_limit_and_prove_nothing_are_told_what_they_are_worth(
+    tmp_path: Path, n_eff: float, said: bool
+) -> None:
+    search = CapacityResult.read(write_search(tmp_path / "s", 9.0, 8.0, 10.0)).capacity
+    (trial,) = search.trials
+    values = trial.decided_by.model_copy(update={"n_eff": n_eff})
+    undecided = trial.model_copy(update={"verdict": UNDECIDED, "slos": (values,)})
+    told = headline(search.model_copy(update={"held": None, "trials": (undecided,)}))[1]
+    assert ("At 8 req/s all 900 values were within the limit, but" in told) is said
+    assert ("count as 38 independent ones." in told) is said
+
+
 @pytest.mark.parametrize(("within", "said"), [(0.1, " ("), (0.05, " (wider than the 5.0 % asked: ")])
 def test_an_estimate_of_a_search_whose_server_died_says_so_however_narrow_it_is(
     tmp_path: Path, within: float, said: str
