@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from gapmeter.scenarios.plain_file import open_plain
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 PATHS = {"chat": CHAT, "completion": COMPLETION}
-_MOST_KNOTS = 20_000
 _ARRAYS = ("due_ns", "prompt_tokens", "output_tokens", "turns", "pauses_ns", "places")
 _APART = (*_ARRAYS, "bodies", "swaps")
 
@@ -68,7 +67,7 @@ class Plan:
     much of all prompts stood at the start of an earlier one (None: not known before the run); no issuer needs them.
     """
 
-    loop: str
+    loop: Literal["open", "closed"]
     path: str
     due_ns: NDArray[np.int64]
     bodies: list[bytes]
@@ -101,6 +100,11 @@ class Plan:
 
     def __len__(self) -> int:
         return len(self.bodies)
+
+    @property
+    def planned(self) -> int | None:
+        """How many requests are planned one by one; None where users ask until a time is over."""
+        return len(self) if self.loop == "open" or not self.end_ns else None
 
     def global_index(self, index: int) -> int:
         """The request's place in the whole plan, over all generator processes."""
@@ -226,23 +230,3 @@ class Plan:
         for body in self.bodies:
             digest.update(len(body).to_bytes(8, "little") + body)
         return digest.hexdigest()[:12]
-
-    def describe(self) -> dict[str, object]:
-        """What a manifest says about the plan; JSON-able."""
-        return {
-            "digest": self.digest(),
-            "loop": self.loop,
-            "planned": len(self.bodies) if self.loop == "open" or not self.end_ns else None,
-            "measured_from_ns": self.warmup_ns,
-            "warmup_requests": self.warmup_requests,
-            "end_ns": self.end_ns,
-            "prompt_tokens_exact": self.prompt_tokens_exact,
-            "prompt_tokens": int(self.prompt_tokens.sum()),
-            "output_tokens": int(self.output_tokens.sum()),
-            "rate_knots": [list(knot) for knot in self.rate_knots] if len(self.rate_knots) <= _MOST_KNOTS else [],
-            "count_dispersion": self.count_dispersion,
-            "prefix_share": self.prefix_share,
-            "think_time_ns": self.think_time_ns,
-            "conversations": int(np.count_nonzero(self.turns == 1)) if len(self.turns) else None,
-            "notes": list(self.notes),
-        }

@@ -282,7 +282,7 @@ class Load(Part):
         return self.longest_ns != self.duration_ns
 
     @property
-    def loop(self) -> str:
+    def loop(self) -> Literal["open", "closed"]:
         """Whether arrivals wait for answers: ``open`` or ``closed``."""
         return "open" if self.arrivals in OPEN_ARRIVALS else "closed"
 

@@ -49,9 +49,9 @@ def this_machine() -> CalibratedMachine:
     """What a calibration holds for: another of any of these measures differently."""
     hardware, versions = describe_hardware(), describe_versions()
     return CalibratedMachine(
-        cpu=hardware["cpu"],
-        cores=len(hardware["affinity"]),
-        system=hardware["system"],
+        cpu=hardware.cpu,
+        cores=len(hardware.affinity),
+        system=hardware.system,
         python=versions["python"],
         gapmeter=versions.get("gapmeter", "unknown"),
     )

@@ -11,11 +11,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from gapmeter.analysis.results.manifest import Placement
+from gapmeter.analysis.results.manifest import Hardware, Placement
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent  # where the environments of engines lie
 _PACKAGES = ("gapmeter", "gapmeter-probe", "torch", "transformers", "tokenizers", "uvloop", "httptools", "numpy")
@@ -41,18 +40,18 @@ def cores_except(generator: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(usable - set(generator) or usable))
 
 
-def describe_hardware() -> dict[str, Any]:
-    """CPU, memory and GPUs, in words."""
+def describe_hardware() -> Hardware:
+    """This machine's, as a manifest has it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return {
-        "cpu": next(models, platform.machine()),
-        "cores": psutil.cpu_count(logical=True),
-        "affinity": sorted(os.sched_getaffinity(0)),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "gpus": list(gpus_here()),
-    }
+    return Hardware(
+        cpu=next(models, platform.machine()),
+        cores=psutil.cpu_count(logical=True) or 1,
+        affinity=tuple(sorted(os.sched_getaffinity(0))),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        system=f"{platform.system()} {platform.release()}",
+        gpus=gpus_here(),
+    )
 
 
 @functools.cache

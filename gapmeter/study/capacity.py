@@ -271,7 +271,7 @@ def begin_search(
             **asdict(replace(goal, start=goal.start or scenario.load.rate)), longest=_LONGEST,
             lost_s=_warmup_ns(scenario) / 1e9 + _AROUND_S, trials=(), ended=None,
         )  # fmt: skip
-        manifest = SearchManifest(**describe(scenario, command, keys), slo=scenario.slo, capacity=facts)
+        manifest = SearchManifest(**dict(describe(scenario, command, keys)), slo=scenario.slo, capacity=facts)
     manifest.write(path)
     return Study(path, manifest, options)
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gapmeter import errors
-from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results import Manifest, ManifestBase, RunResult
+from gapmeter.analysis.results.manifest import Git
 from gapmeter.errors import UserError, reason_of, remedy_of
 from gapmeter.keys import Keys
 from gapmeter.machine.hardware import describe_hardware, describe_versions, output_of
@@ -32,28 +33,28 @@ STOPPED = "interrupted"
 R = TypeVar("R")
 
 
-def describe(scenario: Scenario, command: Command, keys: Keys) -> dict[str, Any]:
-    """What every manifest says before anything has run: the fields of ``ManifestBase``.
+def describe(scenario: Scenario, command: Command, keys: Keys) -> ManifestBase:
+    """What every manifest says before anything has run.
 
     Without anybody's key: not in the scenario, nor in the command that repeats it.
     """
     wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
     commit = output_of(["git", "rev-parse", "HEAD"])  # of the scenario author's checkout, none outside one
     changed = bool(commit and output_of(["git", "status", "--porcelain", "--untracked-files=no"]))
-    return {
-        "status": "running",  # until the end is written
-        "scenario": keys.out_of_value(scenario.to_dict()),
-        "scenario_digest": scenario.digest(),
-        "contents": scenario.contents() or None,
-        "command": str(keys.out_of_command(command)),
-        "started_wall": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(wall_ns / 1e9)),
-        "started_wall_ns": wall_ns,
-        "started_ns": monotonic_ns,
-        "hardware": describe_hardware(),
-        "versions": describe_versions(),
-        "git": {"commit": commit, "changed": changed} if commit else None,
-        "server_here": scenario.server.engine != "attach" or is_here(scenario.server.url or ""),
-    }
+    return ManifestBase(
+        status="running",  # until the end is written
+        scenario=keys.out_of_value(scenario.to_dict()),
+        scenario_digest=scenario.digest(),
+        contents=scenario.contents() or None,
+        command=str(keys.out_of_command(command)),
+        started_wall=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(wall_ns / 1e9)),
+        started_wall_ns=wall_ns,
+        started_ns=monotonic_ns,
+        hardware=describe_hardware(),
+        versions=describe_versions(),
+        git=Git(commit=commit, changed=changed) if commit else None,
+        server_here=scenario.server.engine != "attach" or is_here(scenario.server.url or ""),
+    )
 
 
 class OpenManifest:

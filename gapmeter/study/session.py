@@ -43,6 +43,7 @@ from gapmeter.study.target import find_probe_folder, listeners, prepare_target, 
 # How long a server is waited for until it does nothing more; others may be asking one that is not ours all the time.
 _OURS_SETTLES_S, _THEIRS_SETTLES_S = 10.0, 1.0
 _BETWEEN_CLOCKS_NS = 1_000_000  # from the reading of one to that of the other
+_MOST_KNOTS = 20_000  # of a rate that a manifest tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,19 +185,31 @@ class Session:
         own = OwnUsers(name=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest()) if path else None
         # Of somebody else's server the device is known where its probe writes: here.
         unseen = scenario.server.engine == "attach" and self.probes is None
-        facts = PlanFacts.model_validate(
-            {
-                **plan.describe(),
-                "warmup_auto": scenario.load.warmup_ns is None,
-                "warmup_ns": plan.warmup_ns,
-                "timeout_ns": plan.timeout_ns,
-                # The users in a locustfile say how long answers are.
-                "output_enforced": self.target.about.dialect == "full" and own is None,
-                "locustfile": own,
-            }
+        facts = PlanFacts(
+            digest=plan.digest(),
+            loop=plan.loop,
+            planned=plan.planned,
+            measured_from_ns=plan.warmup_ns,
+            warmup_requests=plan.warmup_requests,
+            end_ns=plan.end_ns,
+            prompt_tokens_exact=plan.prompt_tokens_exact,
+            prompt_tokens=int(plan.prompt_tokens.sum()),
+            output_tokens=int(plan.output_tokens.sum()),
+            rate_knots=plan.rate_knots if len(plan.rate_knots) <= _MOST_KNOTS else (),
+            count_dispersion=plan.count_dispersion,
+            prefix_share=plan.prefix_share,
+            think_time_ns=plan.think_time_ns,
+            conversations=int((plan.turns == 1).sum()) if len(plan.turns) else None,
+            notes=plan.notes,
+            warmup_auto=scenario.load.warmup_ns is None,
+            warmup_ns=plan.warmup_ns,
+            timeout_ns=plan.timeout_ns,
+            # The users in a locustfile say how long answers are.
+            output_enforced=self.target.about.dialect == "full" and own is None,
+            locustfile=own,
         )
         manifest = Manifest(
-            **describe(scenario, command, self.keys), repeat=visit.number, slo=scenario.slo,
+            **dict(describe(scenario, command, self.keys)), repeat=visit.number, slo=scenario.slo,
             target=TargetFacts.model_validate(self.keys.out_of_value(self.target.about.to_json())),
             placement=placed(scenario), calibration=self.calibration,
             device="device" if unseen else "GPU" if gpus_here() else "CPU", plan=facts,

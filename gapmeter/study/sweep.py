@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter import errors
-from gapmeter.analysis.results.manifest import SweepManifest, SweepPlace
+from gapmeter.analysis.results.manifest import SweepManifest, SweepPlace, SweepPoint
 from gapmeter.analysis.results.sweep import SweepResult
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.keys import Keys
@@ -186,18 +186,20 @@ def _prepared(name: str, overrides: tuple[str, ...], options: Options, resumed: 
         _mention_unfinished(options, scenario, path)
         swept = list(dict.fromkeys(key for point in points for key in point.values))
         keys = Keys.within(scenario.to_dict(), options.api_key)
-        described = [
-            {
-                "values": dict(point.values),
-                "resolved": _resolved(point, swept),
-                "digest": point.scenario.digest(),
-                "folder": _folder_name(number, point.values),
-            }
+        described = tuple(
+            SweepPoint(
+                values=keys.out_of_value(point.values),
+                resolved=keys.out_of_value(_resolved(point, swept)),
+                digest=point.scenario.digest(),
+                folder=keys.out_of(_folder_name(number, point.values)),
+            )
             for number, point in enumerate(points)
-        ]
+        )
         command = options.command or Command.of("run", name, overrides)
-        about = describe(scenario, command, keys) | {"points": keys.out_of_value(described)}
-        manifest = SweepManifest.model_validate({**about, "repeat": scenario.repeat, "order": order})
+        manifest = SweepManifest(
+            **dict(describe(scenario, command, keys)), repeat=scenario.repeat, points=described,
+            order=tuple(map(tuple, order)),
+        )  # fmt: skip
         manifest.write(path)
     return _Sweep(name, overrides, scenario, points, order, Study(path, manifest, options))
 

@@ -240,4 +240,4 @@ def test_an_api_key_is_nowhere_in_the_runs_folder(scenes: dict[str, Future[Done]
 @pytest.mark.parametrize(("host", "here"), [("127.0.0.2", True), ("192.0.2.1", False)])
 def test_a_manifest_says_whether_the_server_that_was_asked_is_on_this_machine(host: str, here: bool) -> None:
     scenario = load_scenario("smoke", ["server.engine=attach", f"server.url=http://{host}:8000"])
-    assert describe(scenario, Command.of("run", "smoke"), Keys.within({}, None))["server_here"] is here
+    assert describe(scenario, Command.of("run", "smoke"), Keys.within({}, None)).server_here is here
