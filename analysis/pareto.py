@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gapmeter.analysis.cost import NoPrice, hardware_units, price_of
+from gapmeter.analysis.requests.figures import block_rates, mean_of_requests
 from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import Interval
@@ -24,8 +25,6 @@ from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.pareto import PaceLimit, Pareto, ParetoPoint, Unit
 from gapmeter.analysis.results.run import RunResult, Verdict
 from gapmeter.analysis.stats.series import level_of
-from gapmeter.analysis.sweep.curves import mean_of_requests
-from gapmeter.analysis.sweep.read import block_rates
 from gapmeter.analysis.tables import read_table
 from gapmeter.scenarios.slo import BETWEEN_TOKENS, Slo
 

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis import load
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.judge import validity, verdict
 from gapmeter.analysis.judge import warnings as doubts
@@ -22,7 +23,6 @@ from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.tail import anatomies_of, describe_tail
 from gapmeter.analysis.ledger.upgrade import describe_upgrade
 from gapmeter.analysis.requests import figures as fig
-from gapmeter.analysis.requests import load
 from gapmeter.analysis.requests.metrics import (
     MetricSeries,
     ended_by_us,

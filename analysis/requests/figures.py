@@ -1,4 +1,4 @@
-"""Distributions as results and HDR logs hold them: percentiles with intervals, of anything in nanoseconds.
+"""Distributions as results and HDR logs hold them: percentiles with intervals, of anything in nanoseconds; levels.
 
 A percentile's rank is HdrHistogram's. Its value is the sample's own, the same that SLOs are judged by: ``hdr/*.hlog``,
 which keep three significant digits, say up to 0.1 % more.
@@ -15,7 +15,16 @@ import pandas as pd
 from hdrh.histogram import HdrHistogram
 
 from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
-from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import (
+    MetricSeries,
+    ended_by_us,
+    flattened,
+    issued,
+    numbers_of,
+    request_values_ns,
+    stamps_ns,
+    succeeded,
+)
 from gapmeter.analysis.results.distribution import (
     AtMost,
     CensoredDistribution,
@@ -26,10 +35,11 @@ from gapmeter.analysis.results.distribution import (
 )
 from gapmeter.analysis.stages import GROUPS, STAGE_NAMES, STAGES, column
 from gapmeter.analysis.stats import hdr
-from gapmeter.analysis.stats.series import Series
+from gapmeter.analysis.stats.series import Level, Series, level_of
 from gapmeter.scenarios.slo import LATENCIES
 
 LEDGER_OF = {"ttft": "first_token", "e2e": "last_token"}  # the event to which a metric's ledgers reach
+BLOCKS = 48  # of a run's window
 
 
 def distribution(
@@ -177,3 +187,29 @@ def write_histograms(
         histogram, lost = made.get(id(values)) or made.setdefault(id(values), hdr.histogram_of(values))
         beyond = f"; {lost:,} values beyond one hour are not counted" if lost else ""
         hdr.write_hlog(folder / f"{name}.hlog", {name: histogram}, start_s, length_s, f"{about}{beyond}")
+
+
+def mean_of_requests(measured: pd.DataFrame, metric: str) -> Level | None:
+    """The mean of a metric that each request has one value of."""
+    values = request_values_ns(measured, metric) / 1e6
+    return level_of(values[succeeded(measured) & ~pd.isna(values)])
+
+
+def block_rates(requests: pd.DataFrame) -> Floats | None:
+    """Output tokens a second in 48 equal blocks of a run, from the first due time that counts to the last.
+
+    ``requests``: all of the run. Tokens of warm-up requests that arrive within that time count, those that arrive after
+    it do not: how a load begins and ends is not what the server settled at. A request's tokens are spread evenly over
+    the arrivals that were stamped. None where an answer's tokens are not known.
+    """
+    counted = requests[requests["measured"].to_numpy(bool) & issued(requests)]
+    due = stamps_ns(counted, "due_ns")
+    if len(due) < 2 or due.max() <= due.min():
+        return None
+    good = requests[succeeded(requests)]
+    (at_ns, counts), tokens = flattened(good, "token_ns"), numbers_of(good, "output_tokens")
+    if not counts.any() or np.isnan(tokens).any():
+        return None
+    edges = np.linspace(due.min(), due.max(), BLOCKS + 1)
+    found, _ = np.histogram(at_ns, bins=edges, weights=np.repeat(tokens / np.maximum(counts, 1), counts))
+    return np.asarray(found / ((edges[1] - edges[0]) / 1e9), dtype=np.float64)

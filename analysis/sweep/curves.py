@@ -22,10 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from gapmeter.analysis.requests.figures import LEDGER_OF
-from gapmeter.analysis.requests.metrics import request_values_ns, succeeded
+from gapmeter.analysis.requests.figures import LEDGER_OF, mean_of_requests
 from gapmeter.analysis.results.sweep import (
     THROUGHPUT,
     AnyPoint,
@@ -252,12 +250,6 @@ def mean_level(frames: Frames, metric: str) -> Level | None:
         gaps = frames.ledgers["itl"]
         return level_of(gaps["total_ns"].to_numpy(float) / 1e6) if len(gaps) else None
     return mean_of_requests(frames.measured, metric)
-
-
-def mean_of_requests(measured: pd.DataFrame, metric: str) -> Level | None:
-    """The mean of a metric that each request has one value of."""
-    values = request_values_ns(measured, metric) / 1e6
-    return level_of(values[succeeded(measured) & ~pd.isna(values)])
 
 
 def rate_level(frames: Frames) -> Level | None:

@@ -11,13 +11,11 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
-from gapmeter.analysis.requests.figures import ledgers_by_metric
-from gapmeter.analysis.requests.metrics import flattened, issued, measured_requests, numbers_of, stamps_ns, succeeded
+from gapmeter.analysis.requests.figures import block_rates, ledgers_by_metric
+from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.run import INVALID
 from gapmeter.analysis.tables import read_table, table_in
-
-BLOCKS = 48  # of a run's window
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +102,3 @@ def _frames(run: MeasuredRun) -> Frames:
         since, until = measured["due_ns"].min(), measured["last_token_ns"].max()
         steps = steps[(steps["schedule_ns"] >= since) & (steps["schedule_ns"] <= until)]
     return Frames(measured, ledgers, steps, block_rates(requests))
-
-
-def block_rates(requests: pd.DataFrame) -> Floats | None:
-    """Output tokens a second in 48 equal blocks of a run, from the first due time that counts to the last.
-
-    ``requests``: all of the run. Tokens of warm-up requests that arrive within that time count, those that arrive after
-    it do not: how a load begins and ends is not what the server settled at. A request's tokens are spread evenly over
-    the arrivals that were stamped. None where an answer's tokens are not known.
-    """
-    counted = requests[requests["measured"].to_numpy(bool) & issued(requests)]
-    due = stamps_ns(counted, "due_ns")
-    if len(due) < 2 or due.max() <= due.min():
-        return None
-    good = requests[succeeded(requests)]
-    (at_ns, counts), tokens = flattened(good, "token_ns"), numbers_of(good, "output_tokens")
-    if not counts.any() or np.isnan(tokens).any():
-        return None
-    edges = np.linspace(due.min(), due.max(), BLOCKS + 1)
-    found, _ = np.histogram(at_ns, bins=edges, weights=np.repeat(tokens / np.maximum(counts, 1), counts))
-    return np.asarray(found / ((edges[1] - edges[0]) / 1e9), dtype=np.float64)

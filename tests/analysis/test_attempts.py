@@ -11,7 +11,7 @@ import pytest
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.warnings import attempts_warning
 from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger
-from gapmeter.analysis.requests.load import count_attempts
+from gapmeter.analysis.load import count_attempts
 from gapmeter.analysis.requests.metrics import final, generator_lag_ns, measured_requests, request_values_ns
 from gapmeter.analysis.results.requests import Attempts
 from gapmeter.analysis.run_figures import RunTables, build_figures

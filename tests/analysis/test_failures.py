@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.analysis.load import describe_failures
 from gapmeter.analysis.numbers import over
 from gapmeter.analysis.requests.figures import bound_ns, censored, distribution
-from gapmeter.analysis.requests.load import describe_failures
 from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results.requests import FailureExample
 from gapmeter.analysis.results.run import RunResult

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.requests.figures import BLOCKS, block_rates
 from gapmeter.analysis.results.distribution import Percentile
 from gapmeter.analysis.results.sweep import CurveKnee, Growth, Point, PointDistribution, SweepFigures, figure_name
 from gapmeter.analysis.stats.series import Level, level_of
@@ -31,7 +32,7 @@ from gapmeter.analysis.sweep.curves import (
     throughput_turn,
 )
 from gapmeter.analysis.sweep.growth import growths_of
-from gapmeter.analysis.sweep.read import BLOCKS, Frames, block_rates
+from gapmeter.analysis.sweep.read import Frames
 from gapmeter.report.growth import headline
 
 USERS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)

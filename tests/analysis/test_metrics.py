@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.requests import load, metrics
+from gapmeter.analysis import load
+from gapmeter.analysis.requests import metrics
 from gapmeter.analysis.requests.figures import ledgers_by_metric
 from gapmeter.scenarios.slo import Slo
 

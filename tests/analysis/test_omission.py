@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.requests.load import describe_closed_loop, with_omitted
+from gapmeter.analysis.load import describe_closed_loop, with_omitted
 from gapmeter.analysis.results.requests import ClosedLoop
 from gapmeter.report.run import CLOSED_LOOP, closed_loop_sentence
 from tests.kit.runs import timed

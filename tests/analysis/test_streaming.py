@@ -12,9 +12,9 @@ import pytest
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.streaming import choices_warning, streaming_warnings
 from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger, timelines
+from gapmeter.analysis.load import describe_throughput
 from gapmeter.analysis.requests import metrics
 from gapmeter.analysis.requests.attempts import request_rows
-from gapmeter.analysis.requests.load import describe_throughput
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results.requests import Throughput
 from gapmeter.analysis.run_figures import RunTables, build_figures

@@ -15,8 +15,8 @@ import pytest
 
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.steady import Warmup
+from gapmeter.analysis.load import describe_throughput
 from gapmeter.analysis.requests import figures
-from gapmeter.analysis.requests.load import describe_throughput
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.run import RunFigures

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.requests.load import describe_load, describe_turns
+from gapmeter.analysis.load import describe_load, describe_turns
 from gapmeter.report.run import turns_sentence
 
 MS = 1_000_000
