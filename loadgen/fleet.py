@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gapmeter.loadgen.generator import API_KEY, Exit, Locustfile, Spec
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.worker import API_KEY, Exit, Locustfile, Spec
 from gapmeter.records.process import allow_many_files
 
 _START_AHEAD_NS = 200_000_000

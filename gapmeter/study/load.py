@@ -18,8 +18,8 @@ from gapmeter.analysis.results.manifest import Placement, Shortened
 from gapmeter.errors import UserError
 from gapmeter.keys import Keys
 from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_cluster, make_fleet
+from gapmeter.loadgen.generator import Locustfile
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.worker import Locustfile
 from gapmeter.options import Options, tell
 from gapmeter.progress import Watch
 from gapmeter.records import RunFolder

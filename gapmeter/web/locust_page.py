@@ -30,7 +30,7 @@ from gapmeter.analysis.numbers import DASH
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stats.exact import values_needed
 from gapmeter.errors import reason_of
-from gapmeter.loadgen.worker import Exit, leave
+from gapmeter.loadgen.generator import Exit, leave
 from gapmeter.records import RunFolder
 from gapmeter.records.follow import ReportFollower, count_in, follow_run, new_histograms
 

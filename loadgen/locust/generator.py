@@ -18,12 +18,7 @@ from locust.runners import LocalRunner
 
 from gapmeter.loadgen.client import reason
 from gapmeter.loadgen.exchange import Address
-from gapmeter.loadgen.issue import begin
-from gapmeter.loadgen.locust.locustfile import BadLocustfile, LocustfileTest
-from gapmeter.loadgen.locust.transport import GreenLoop, GreenPool
-from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.sender import Sender
-from gapmeter.loadgen.worker import (
+from gapmeter.loadgen.generator import (
     PARENT_GONE,
     Exit,
     Heartbeat,
@@ -33,6 +28,11 @@ from gapmeter.loadgen.worker import (
     listen_for_start,
     stop_collecting,
 )
+from gapmeter.loadgen.issue import begin
+from gapmeter.loadgen.locust.locustfile import BadLocustfile, LocustfileTest
+from gapmeter.loadgen.locust.transport import GreenLoop, GreenPool
+from gapmeter.loadgen.plan import Plan
+from gapmeter.loadgen.sender import Sender
 from gapmeter.records import RecordWriter
 
 

@@ -25,10 +25,10 @@ from locust.runners import LocalRunner
 from locust.util.load_locustfile import load_locustfile
 
 from gapmeter.loadgen.exchange import Exchange
+from gapmeter.loadgen.generator import Locustfile
 from gapmeter.loadgen.issue import AFTER_FAILURE_NS, EARLY_NS
 from gapmeter.loadgen.plan import CHAT, COMPLETION
 from gapmeter.loadgen.sender import Sender
-from gapmeter.loadgen.worker import Locustfile
 from gapmeter.records import Outcome
 from gapmeter.records.stream import events
 from gapmeter.records.timer import Timer

@@ -25,6 +25,7 @@ from locust.exception import RPCError
 
 from gapmeter.loadgen.exchange import endpoint
 from gapmeter.loadgen.fleet import MasterSpec
+from gapmeter.loadgen.generator import Exit, leave, listen_for_start
 from gapmeter.loadgen.locust.protocol import (
     SECRET,
     TYPE,
@@ -41,7 +42,6 @@ from gapmeter.loadgen.locust.slice_run import Report, merged
 from gapmeter.loadgen.locust.transport import GreenLoop
 from gapmeter.loadgen.locust.worker import SliceUser
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.worker import Exit, leave, listen_for_start
 from gapmeter.records.workers import LocustWorker, LocustWorkers
 
 _LOOK_S = 0.05
@@ -314,7 +314,7 @@ class Master:
 
 
 def main(arguments: list[str]) -> int:
-    """Entry point; the exit codes of ``loadgen.worker``. Lines on standard output before ``ready`` are for the user."""
+    """Entry point; exit codes as ``Exit`` has them. Lines on standard output before ``ready`` are for the user."""
     try:
         spec = MasterSpec.read(Path(arguments[0]))
         plan = Plan.load(Path(spec.plan))

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from gapmeter.loadgen.exchange import Address
+from gapmeter.loadgen.generator import Heartbeat
 from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan, Swaps
 from gapmeter.loadgen.sender import Sender
-from gapmeter.loadgen.worker import Heartbeat
 from gapmeter.records import RecordFile, RecordWriter, read_records
 from gapmeter.records.compression import with_compressed
 from gapmeter.records.request import FINISHED, RequestRecord, encode

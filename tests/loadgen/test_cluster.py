@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.loadgen.fleet import Fleet, NotStarted, Workers, make_cluster
+from gapmeter.loadgen.generator import Exit
 from gapmeter.loadgen.locust.protocol import SECRET, Seal
 from gapmeter.loadgen.locust.slice_run import Call, SliceRun
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.worker import Exit
 from gapmeter.records import Outcome, read_records
 from gapmeter.records.request import ISSUED, on_clock
 from gapmeter.records.stream import parse_answer

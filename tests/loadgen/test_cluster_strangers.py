@@ -17,9 +17,9 @@ import pytest
 import zmq
 
 from gapmeter.loadgen.fleet import Fleet, Workers, make_cluster
+from gapmeter.loadgen.generator import Exit
 from gapmeter.loadgen.locust.protocol import SECRET, TYPE
 from gapmeter.loadgen.locust.slice_run import Report
-from gapmeter.loadgen.worker import Exit
 from tests.kit.loads import plan, records_of
 from tests.kit.wait import until
 from tests.loadgen.test_cluster import Crew, reported

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from gapmeter.loadgen.exchange import Exchange
+from gapmeter.loadgen.generator import Heartbeat
 from gapmeter.loadgen.issue import Users, begin, issue
-from gapmeter.loadgen.worker import Heartbeat
 from gapmeter.records import Outcome, Span, read_records
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
 from gapmeter.records.stream import parse_answer

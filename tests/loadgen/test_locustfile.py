@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gapmeter.loadgen.fleet import NotStarted, make_fleet
-from gapmeter.loadgen.worker import Locustfile
+from gapmeter.loadgen.generator import Locustfile
 from gapmeter.records import Outcome, read_records
 from gapmeter.records.request import ISSUED
 from gapmeter.records.stream import parse_answer

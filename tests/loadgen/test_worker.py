@@ -20,8 +20,9 @@ import numpy as np
 import pytest
 
 from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
+from gapmeter.loadgen.generator import Exit
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.worker import GENERATORS, Exit
+from gapmeter.loadgen.worker import GENERATORS
 from gapmeter.records import Outcome, read_records
 from gapmeter.records.follow import RecordTail
 from gapmeter.records.reader import dropped_records
