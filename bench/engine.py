@@ -12,11 +12,11 @@ from typing import Any
 
 from gapmeter.analysis.results import RunResult
 from gapmeter.options import Options
+from gapmeter.runs.run import Conclusion
 from gapmeter.servers.launch import LaunchSpec, ServerProcess, Service, free_port, launch
 from gapmeter.servers.models import resolve_model
 from gapmeter.servers.transformers import transformers_command
 from gapmeter.servers.vllm import find_python, installed, vllm_command
-from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.study import run_scenario
 
 ENGINES = ("transformers", "vllm")

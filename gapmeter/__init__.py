@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gapmeter.errors import UserError
     from gapmeter.options import Options
     from gapmeter.runs.archive import archive
+    from gapmeter.runs.comparison import compare_folders as compare
     from gapmeter.runs.explain import explain
     from gapmeter.runs.listing import list_runs
     from gapmeter.runs.run import open_run as open
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from gapmeter.study.again import report_again
     from gapmeter.study.capacity import CapacityGoal
     from gapmeter.study.capacity import find_capacity as capacity
-    from gapmeter.study.comparison import compare_folders as compare
     from gapmeter.study.comparison import compare_in_turn
     from gapmeter.study.resolve import resolve as scenario
     from gapmeter.study.session import open_session as session
@@ -38,7 +38,7 @@ _PLACES = {
     "archive": ("runs.archive", "archive"),
     "capacities": ("study.settings", "find_capacities"),
     "capacity": ("study.capacity", "find_capacity"),
-    "compare": ("study.comparison", "compare_folders"),
+    "compare": ("runs.comparison", "compare_folders"),
     "compare_in_turn": ("study.comparison", "compare_in_turn"),
     "explain": ("runs.explain", "explain"),
     "list_runs": ("runs.listing", "list_runs"),

@@ -20,7 +20,7 @@ from gapmeter.report.command import Command
 
 if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes have been reported
     from gapmeter.report.export.junit import Suite
-    from gapmeter.study.conclusion import Conclusion
+    from gapmeter.runs.run import Conclusion
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 DEFAULT_PORT = 5557

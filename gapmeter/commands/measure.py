@@ -21,9 +21,9 @@ from gapmeter.options import LocustPageOptions, Options
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.loadgen.fleet import Workers
+    from gapmeter.runs.run import Conclusion
     from gapmeter.scenarios import Scenario
     from gapmeter.study.comparison import Baseline
-    from gapmeter.study.conclusion import Conclusion
 
 
 def add(commands: Commands) -> None:

@@ -23,7 +23,7 @@ from gapmeter.report.printable import printable
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.analysis.results.comparison import Comparison
     from gapmeter.analysis.results.costs import CostTable
-    from gapmeter.study.conclusion import Conclusion
+    from gapmeter.runs.run import Conclusion
 
 
 def add(commands: Commands) -> None:
@@ -72,7 +72,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     allowed = None if limit is None else flags.share_of("--max-regression", limit, 0.0, 10.0)
     keys = Keys.within({})
     if arguments.run:
-        from gapmeter.study.comparison import check_percentiles
+        from gapmeter.runs.comparison import check_percentiles
         from gapmeter.study.resolve import resolve
 
         scenario = resolve(arguments.run, [*arguments.overrides, *arguments.b])
@@ -83,7 +83,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     compared = _compared_in_turn(arguments, command) if arguments.run else _compared_folders(arguments, command)
     from gapmeter.analysis.results.costs import CostTable
     from gapmeter.report import comparison, costs, markdown
-    from gapmeter.study.comparison import gate
+    from gapmeter.runs.comparison import gate
     from gapmeter.study.conclusion import show
 
     result = compared.result
@@ -128,7 +128,7 @@ def _compared_folders(arguments: argparse.Namespace, command: str) -> Conclusion
     if len(sides) < 2 or not all(sides):
         text = "a comparison needs two sides: gapmeter compare RUN RUN, several runs a side as RUN,RUN"
         raise UserError(text, errors.USAGE)
-    from gapmeter.study.comparison import compare_folders
+    from gapmeter.runs.comparison import compare_folders
 
     return compare_folders(sides, arguments.factor, force=arguments.force, runs=arguments.runs, command=command)
 

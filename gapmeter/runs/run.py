@@ -11,9 +11,10 @@ import html
 import os
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
@@ -25,6 +26,9 @@ from gapmeter.scenarios.plain_file import check_folder, sha256_of
 if TYPE_CHECKING:
     import pandas as pd
 
+    from gapmeter.analysis.results.regression import Regression
+
+R = TypeVar("R")
 _held: set[tuple[int, int]] = set()  # folders that this process keeps to itself: device and inode
 # Kinds of folders with several runs: what it is, and where its runs lie.
 STUDIES = {"sweep": ("a sweep", "points"), "capacity": ("a capacity search", "trials")}
@@ -141,6 +145,19 @@ class Report:
     def _repr_html_(self) -> str:
         page = html.escape(self.path.read_text(encoding="utf-8"), quote=True)
         return f'<iframe srcdoc="{page}" sandbox="allow-scripts" style="width:100%;height:900px;border:0"></iframe>'
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion(Generic[R]):
+    """Where a run, a sweep, a search or a comparison lies, what it found, and the exit code that says so.
+
+    ``regression``: how a run compares with its baseline, where it was given one.
+    """
+
+    folder: Path
+    result: R
+    exit_code: int
+    regression: Regression | None = None
 
 
 def open_run(path: str | Path) -> Run:

@@ -8,8 +8,8 @@ from typing import Any
 
 from gapmeter.analysis.results.manifest import SearchManifest, SweepManifest
 from gapmeter.records import RunFolder
-from gapmeter.runs.run import hold, manifest_of, unless_damaged
-from gapmeter.study.conclusion import Conclusion, conclude
+from gapmeter.runs.run import Conclusion, hold, manifest_of, unless_damaged
+from gapmeter.study.conclusion import conclude
 
 
 def report_again(

@@ -23,9 +23,10 @@ from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.records.request import RequestRecord
 from gapmeter.report.command import Command
+from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios import Scenario
 from gapmeter.scenarios.slo import Slo
-from gapmeter.study.conclusion import STOPPED, Conclusion, conclude, describe, show
+from gapmeter.study.conclusion import STOPPED, conclude, describe, show
 from gapmeter.study.patience import RequestsSoFar
 from gapmeter.study.resolve import check_searchable, resolve
 from gapmeter.study.session import Session, Visit, open_session

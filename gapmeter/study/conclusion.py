@@ -9,9 +9,8 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, ManifestBase, RunResult
@@ -22,15 +21,14 @@ from gapmeter.machine.hardware import describe_hardware, describe_versions, outp
 from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
 from gapmeter.report.command import Command
+from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.telemetry.sources import is_here
 
 if TYPE_CHECKING:
-    from gapmeter.analysis.results.regression import Regression
     from gapmeter.report.document import Document
 
 STOPPED = "interrupted"
-R = TypeVar("R")
 
 
 def describe(scenario: Scenario, command: Command, keys: Keys) -> ManifestBase:
@@ -109,19 +107,6 @@ class OpenManifest:
         if self._written is None or self._written.status == "running":
             with contextlib.suppress(OSError):  # a full disk: the sentence that the user gets says so
                 self.write()
-
-
-@dataclass(frozen=True, slots=True)
-class Conclusion(Generic[R]):
-    """Where a run, a sweep, a search or a comparison lies, what it found, and the exit code that says so.
-
-    ``regression``: how a run compares with its baseline, where it was given one.
-    """
-
-    folder: Path
-    result: R
-    exit_code: int
-    regression: Regression | None = None
 
 
 def _raise_if_gone(path: Path) -> None:

@@ -32,10 +32,11 @@ from gapmeter.options import Options
 from gapmeter.records import RunFolder
 from gapmeter.records.workers import LocustWorkers
 from gapmeter.report.command import Command
+from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage, telemetry
-from gapmeter.study.conclusion import Conclusion, OpenManifest, conclude, describe
+from gapmeter.study.conclusion import OpenManifest, conclude, describe
 from gapmeter.study.load import Load, ProbeFolder, ServerLog, StopWhen
 from gapmeter.study.target import Target as LaunchTarget
 from gapmeter.study.target import find_probe_folder, listeners, prepare_target, running

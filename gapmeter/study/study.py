@@ -19,10 +19,9 @@ from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.report.command import Command
-from gapmeter.runs.run import STUDIES, hold, manifest_of
+from gapmeter.runs.run import STUDIES, Conclusion, hold, manifest_of
 from gapmeter.scenarios import Scenario
 from gapmeter.study.companions import LocustPage, address_of, locust_page, runs_page
-from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.patience import shortage
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import Visit, check_options, placed, prepare_session

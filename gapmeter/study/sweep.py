@@ -24,8 +24,9 @@ from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.records.folder import write_json
 from gapmeter.report.command import Command
+from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios import Point, Scenario
-from gapmeter.study.conclusion import Conclusion, describe, show
+from gapmeter.study.conclusion import describe, show
 from gapmeter.study.resolve import point_overrides, resolve, resolve_points
 from gapmeter.study.session import Session, Visit, open_session
 from gapmeter.study.study import Study, afresh, is_finished, make_study_folder, manifest_to_resume, server_key

@@ -23,10 +23,10 @@ from gapmeter.machine.hardware import describe_versions
 from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
 from gapmeter.runs.archive import HASHES, unpacked
+from gapmeter.runs.comparison import compare_again, read_comparison
 from gapmeter.runs.listing import is_run, run_folders
 from gapmeter.runs.run import UNDERIVABLE
 from gapmeter.scenarios.plain_file import check_folder, read_json, read_plain, sha256_of
-from gapmeter.study.comparison import compare_again, read_comparison
 from gapmeter.study.conclusion import analyse_run
 
 _OTHER = "made by other versions"

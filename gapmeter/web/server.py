@@ -107,7 +107,7 @@ class RunsSite:
         chosen = await self._chosen(request)
         if len(chosen) < 2:
             return _html(message_page("Compare what?", "Tick two runs or more."), 400)
-        from gapmeter.study.comparison import compare_folders  # its import takes a second
+        from gapmeter.runs.comparison import compare_folders  # its import takes a second
 
         sides = [[run.path] for run in chosen]
         try:

@@ -13,7 +13,7 @@ from bench.injection import Delayed
 from gapmeter.analysis.results import RunResult
 from gapmeter.options import Options
 from gapmeter.records import RunFolder
-from gapmeter.study.conclusion import Conclusion
+from gapmeter.runs.run import Conclusion
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import open_session
 

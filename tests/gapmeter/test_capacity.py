@@ -21,10 +21,9 @@ from gapmeter.machine.instrument import Cores, Timing, null_server
 from gapmeter.options import Options
 from gapmeter.report.command import Command as CommandLine
 from gapmeter.runs.archive import archive
-from gapmeter.runs.run import open_run
+from gapmeter.runs.comparison import compare_folders
+from gapmeter.runs.run import Conclusion, open_run
 from gapmeter.study.capacity import CapacityGoal, at_rate
-from gapmeter.study.comparison import compare_folders
-from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import check_searchable, resolve, searchable_points
 from gapmeter.study.settings import compared
 from gapmeter.study.verify import verify

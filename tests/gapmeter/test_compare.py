@@ -23,16 +23,10 @@ from gapmeter.options import Options
 from gapmeter.report import markdown, run
 from gapmeter.report.export.junit import annotations_of, junit, suite_of_run
 from gapmeter.runs.archive import archive
+from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.listing import find_listed
-from gapmeter.study.comparison import (
-    Baseline,
-    alternating,
-    check_baseline,
-    compare_folders,
-    compare_in_turn,
-    judged_against,
-)
-from gapmeter.study.conclusion import Conclusion
+from gapmeter.runs.run import Conclusion
+from gapmeter.study.comparison import Baseline, alternating, check_baseline, compare_in_turn, judged_against
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import open_session
 from tests.kit.command import SHORT, SIMULATED, gapmeter

@@ -17,8 +17,8 @@ from gapmeter.errors import UserError
 from gapmeter.options import Options
 from gapmeter.records import RunFolder, read_records
 from gapmeter.records.request import RequestRecord
+from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios import Scenario
-from gapmeter.study.conclusion import Conclusion
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import open_session
 

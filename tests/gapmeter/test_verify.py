@@ -23,7 +23,7 @@ from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
 from gapmeter.records.folder import write_json
 from gapmeter.runs.archive import HASHES, archive
-from gapmeter.study.comparison import compare_runs
+from gapmeter.runs.comparison import compare_runs
 from gapmeter.study.sweep import analyse_points
 from gapmeter.study.verify import Check, check_all, differing, not_derived, verify
 

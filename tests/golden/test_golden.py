@@ -54,8 +54,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gapmeter.analysis.results.schema import schema, types
+from gapmeter.runs.comparison import compare_runs
 from gapmeter.study.again import report_again
-from gapmeter.study.comparison import compare_runs
 
 HERE = Path(__file__).parent
 KEYS = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz"))

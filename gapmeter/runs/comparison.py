@@ -1,0 +1,251 @@
+"""Runs in folders or archives compared, by latency or by what a request costs; and a comparison as a gate."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from gapmeter import errors
+from gapmeter.analysis.results import Manifest, NotReadable, RunResult
+from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked, Comparison
+from gapmeter.analysis.results.costs import CostTable
+from gapmeter.analysis.results.regression import Regression
+from gapmeter.analysis.results.run import SloAnswer
+from gapmeter.errors import UserError, unless_refused
+from gapmeter.options import tell
+from gapmeter.records import RunFolder
+from gapmeter.runs.archive import unpacked
+from gapmeter.runs.run import UNDERIVABLE, Conclusion, in_a_line, manifest_of, require_one_run
+from gapmeter.scenarios.errors import did_you_mean
+from gapmeter.scenarios.model import KEYS, SECTIONS
+from gapmeter.scenarios.plain_file import read_plain
+from gapmeter.scenarios.slo import Slo
+
+if TYPE_CHECKING:
+    from gapmeter.analysis.compare.searches import Found
+    from gapmeter.analysis.compare.sides import AnalysedRun
+
+Compared = TypeVar("Compared", Comparison, CostTable)
+
+
+def compare_folders(
+    sides: Sequence[Sequence[str | Path]], factors: Sequence[str] = (), *, force: bool = False,
+    runs: str | Path = "runs", command: str = "",
+) -> Conclusion[Comparison] | Conclusion[CostTable]:  # fmt: skip
+    """Compare what lies in folders, or in archives of some.
+
+    Runs by their latencies, as ``compare_runs``; where a search for capacity or a sweep is among them, all by what a
+    request costs, as ``compare_costs``. Raises UserError as they do.
+    """
+    check_factors(factors)
+    with opened(sides) as folders:
+        single = all(isinstance(manifest_of(path), Manifest) for side in folders for path in side)
+    compared = compare_runs if single else compare_costs
+    return compared(sides, factors, force=force, runs=runs, command=command)
+
+
+def compare_runs(
+    sides: Sequence[Sequence[str | Path]], factors: Sequence[str] = (), *, force: bool = False, in_turn: bool = False,
+    runs: str | Path = "runs", command: str = "",
+) -> Conclusion[Comparison]:  # fmt: skip
+    """Compare runs by their folders, each side one or several, and write ``compare.json`` and ``report.html``.
+
+    Raises UserError for a folder that is no analysed run, for one that is given twice, and for versions that cannot be
+    read together.
+    """
+    from gapmeter.report import comparison
+
+    paths = distinct(sides)
+    result = derive(paths, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
+    folder, result = _written(Path(runs), paths, result, comparison.write)
+    return Conclusion(folder, result, errors.OK if result.comparable or result.forced else errors.NOT_VALID)
+
+
+def compare_costs(
+    sides: Sequence[Sequence[str | Path]], factors: Sequence[str] = (), *, force: bool = False,
+    runs: str | Path = "runs", command: str = "",
+) -> Conclusion[CostTable]:  # fmt: skip
+    """One table of searches for capacity, sweeps and runs, written like a comparison of runs.
+
+    A side of several searches is one row: they are searches of one and the same thing. Raises UserError.
+    """
+    from gapmeter.report import costs
+
+    paths = distinct(sides)
+    result = derive_costs(paths, Asked(factors=tuple(factors), force=force), command)
+    folder, result = _written(Path(runs), paths, result, costs.write)
+    return Conclusion(folder, result, errors.NOT_VALID if result.verdict == NOT_COMPARABLE else errors.OK)
+
+
+def compare_again(folder: Path, into: Path) -> None:
+    """What an earlier comparison's folder says, made anew from what it compared, into another folder.
+
+    Raises UserError, and NotReadable and OSError as reading it does.
+    """
+    from gapmeter.report import comparison, costs
+
+    kept = read_comparison(folder)
+    sides = kept.asked.sides(folder)
+    if isinstance(kept, CostTable):
+        costs.write(into, derive_costs(sides, kept.asked, kept.command))
+    else:
+        comparison.write(into, derive(sides, kept.asked, kept.command))
+
+
+def distinct(sides: Sequence[Sequence[str | Path]]) -> list[list[Path]]:
+    """The sides' paths. Raises UserError for one that is named twice."""
+    paths = [[Path(path) for path in side] for side in sides]
+    seen: set[Path] = set()
+    for path in (path for side in paths for path in side):
+        if path.resolve() in seen:
+            raise UserError(f"{path} is named twice; a run cannot be compared with itself", errors.USAGE)
+        seen.add(path.resolve())
+    return paths
+
+
+def _written(
+    runs: Path, sides: list[list[Path]], result: Compared, write: Callable[[Path, Compared], Compared]
+) -> tuple[Path, Compared]:
+    """The folder that is made for it, and the result with what was written there."""
+    names = "|".join(",".join(path.resolve().name for path in side) for side in sides)
+    with unless_refused(f"no comparison's folder can be made in {runs}"):
+        folder = RunFolder.create(runs, "compare", hashlib.sha256(names.encode()).hexdigest(), parts=()).path
+    with unless_refused(f"{folder} cannot be written"):
+        placed = tuple(tuple(os.path.relpath(path, folder) for path in side) for side in sides)
+        asked = result.asked.model_copy(update={"folders": placed})
+        return folder, write(folder, result.model_copy(update={"asked": asked}))
+
+
+@contextlib.contextmanager
+def opened(sides: Sequence[Sequence[str | Path]]) -> Iterator[list[list[Path]]]:
+    """The sides' folders; those of archives are unpacked for as long as the block lasts. Raises UserError."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            [stack.enter_context(unpacked(path)) if path.is_file() else path for path in map(Path, side)]
+            for side in sides
+        ]
+
+
+def derive_costs(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> CostTable:
+    """A table of costs from the folders alone. Raises UserError."""
+    from gapmeter.analysis.compare.costs import cost_table
+    from gapmeter.analysis.compare.searches import NotOneSide
+
+    with opened(sides) as folders:
+        found = [[_read_found(path) for path in side] for side in folders]
+    try:
+        return cost_table(found, asked, command)
+    except NotOneSide as error:
+        raise UserError(f"not comparable: {error}", errors.USAGE) from error
+
+
+def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> Comparison:
+    """A comparison from the runs' folders alone. Raises UserError as ``compare_runs`` does."""
+    from gapmeter.analysis.compare.build import compare  # its import takes a second: mistakes are reported before
+    from gapmeter.analysis.compare.sides import Side
+
+    with opened(sides) as folders:
+        read = [Side(tuple(_read(path) for path in side)) for side in folders]
+    for side, paths in zip(read, sides, strict=True):
+        for each, path in zip(side.runs, paths, strict=True):
+            if not each.run.count:
+                raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
+    return compare(read, asked, command)
+
+
+def _read(path: Path) -> AnalysedRun:
+    from gapmeter.analysis.compare.sides import read_run
+
+    require_one_run(path)
+    with unless_unreadable(path):
+        return read_run(path)
+
+
+def _read_found(path: Path) -> list[Found]:
+    from gapmeter.analysis.compare.searches import read_found
+
+    manifest_of(path)
+    with unless_unreadable(path):
+        found = read_found(path)
+    if not found:
+        raise UserError(f"{path} has no point with figures; there is nothing to compare", errors.NOT_VALID)
+    return found
+
+
+@contextlib.contextmanager
+def unless_unreadable(path: Path) -> Iterator[None]:
+    """Raises UserError where an analysed folder cannot be read."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        missing = Path(str(error.filename or RunResult.FILE)).name
+        text = f"{path} is not an analysed run's folder: no {missing}; analyse it first: gapmeter report {path}"
+        raise UserError(text, errors.USAGE) from error
+    except NotReadable as error:
+        raise UserError(f"not comparable: {error}", errors.USAGE) from error
+    except (OSError, *UNDERIVABLE) as error:
+        text = f"{path} cannot be read as a run: {in_a_line(error)}; analyse it again: gapmeter report {path}"
+        raise UserError(text, errors.USAGE) from error
+
+
+def read_comparison(folder: Path) -> Comparison | CostTable:
+    """An earlier comparison's ``compare.json``. Raises NotReadable, OSError."""
+    text = read_plain(folder / Comparison.FILE)
+    of_costs = b'"kind": "costs"' in text[:200]  # a comparison of runs has no kind
+    return (CostTable if of_costs else Comparison).parse(text, folder / Comparison.FILE)
+
+
+def check_factors(factors: Iterable[str]) -> None:
+    """Raises UserError, before any load, for a word that no run could have differed in."""
+    from gapmeter.analysis.compare.protocol import OPEN_FACTORS, OWN_FACTORS
+
+    names = (*KEYS, *SECTIONS, *OWN_FACTORS)
+    for factor in factors:
+        if factor not in names and not factor.startswith(OPEN_FACTORS):
+            meant = did_you_mean(factor, names) or "write one such as server.max_batch, or hardware"
+            raise UserError(f"--factor {factor}: nothing of that name can differ; {meant}".rstrip(), errors.USAGE)
+
+
+def check_percentiles(slos: Iterable[Slo | SloAnswer]) -> None:
+    """Raises UserError where a gate would have nothing to judge."""
+    if all(slo.percentile is None for slo in slos):
+        text = "a regression check needs an SLO on a percentile; these runs have none"
+        raise UserError(f"{text}; --set 'slo=[\"ttft p99 <= 1 s\"]'", errors.USAGE)
+
+
+def gate(result: Comparison | CostTable, folder: Path, limit: float, *, quiet: bool) -> tuple[Regression, int]:
+    """A comparison of two sides as a gate: is B slower than A by surely more than ``limit`` (a fraction)?
+
+    Judged by the SLOs of B's first run; with the exit code. Raises UserError.
+    """
+    sides = result.asked.sides(folder)
+    if isinstance(result, CostTable) or len(sides) != 2:
+        raise UserError("--max-regression judges runs, B against A", errors.USAGE)
+    with opened(sides) as folders:
+        run = RunResult.read(folders[1][0])
+    check_percentiles(run.slo)
+    baseline = [Path(os.path.normpath(path)) for path in sides[0]]
+    return growth_of(result, folder, run, limit, baseline, quiet=quiet)
+
+
+def growth_of(
+    result: Comparison, folder: Path, run: RunResult, limit: float, baseline: Sequence[Path], *, quiet: bool
+) -> tuple[Regression, int]:
+    """Whether the second side grew by more than ``limit``, by the SLOs of ``run``; its exit code."""
+    from gapmeter.analysis.compare.claims import judge_regression
+    from gapmeter.analysis.results.regression import REGRESSED
+    from gapmeter.report.comparison import with_sentences
+
+    slos = [(slo.metric, slo.percentile) for slo in run.slo if slo.percentile is not None]
+    names = ", ".join(path.name for path in baseline)
+    found = with_sentences(judge_regression(result, slos, limit, names, str(folder)), result)
+    if not quiet:
+        tell(f"{found.status} against {', '.join(map(str, baseline))}: {found.sentence}")
+    code = {REGRESSED: errors.SLO_MISSED, NOT_COMPARABLE: errors.NOT_VALID}.get(found.status, errors.OK)
+    if code == errors.OK and any(row.late_ms is not None for row in found.rows):
+        code = errors.NOT_VALID  # nobody knows what was asked
+    return found, code
