@@ -85,6 +85,11 @@ def count(value: float | None) -> str:
     return DASH if value is None else f"{value:,.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """So many of them: ``1 user``, ``8 users``."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def large(value: float | None) -> str:
     """A number of which three digits matter: 1,089,183 -> 1.09 million, 285,092 -> 285,000."""
     if value is None:

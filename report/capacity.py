@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from gapmeter.analysis.numbers import DASH, count, duration, rate, share, significant
+from gapmeter.analysis.numbers import DASH, count, counted, duration, rate, share, significant
 from gapmeter.analysis.results.capacity import (
     BUDGET,
     CLIENT,
@@ -117,7 +117,7 @@ def headline(search: Search) -> tuple[str, ...]:
     if plan := search.planning:
         spare = f", {plan.spare} of them spare" if plan.spare else ""
         lines.append(
-            f"For {rate(plan.target_rps)}: {plan.replicas} server{'s' * (plan.replicas != 1)}{spare} "
+            f"For {rate(plan.target_rps)}: {counted(plan.replicas, 'server')}{spare} "
             f"(each planned for {rate(plan.planned_rps)}: "
             f"{'the proven rate' if search.held else 'the lower end'} less {share(plan.headroom)})"
             f"{cost.fleet_words(plan)}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gapmeter.analysis.device.devices import CPU
-from gapmeter.analysis.numbers import DASH, large, share, significant, usd
+from gapmeter.analysis.numbers import DASH, counted, large, share, significant, usd
 from gapmeter.analysis.results.capacity import Fleet
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import Cost, Economy, Energy, NoCost, NoEnergy, Price, Value
@@ -56,7 +56,7 @@ def many_requests(per_request: float) -> tuple[float, str]:
 def price_words(price: Price) -> str:
     """``1 x H100-SXM at $2.49 an hour, the scenario's price``; a default says so, with date and source."""
     per_core = price.device == CPU and price.is_default
-    what = f"{price.units} core{'s' if price.units > 1 else ''}" if per_core else f"{price.units} x {price.device}"
+    what = counted(price.units, "core") if per_core else f"{price.units} x {price.device}"
     each = " each" if price.units > 1 else ""
     return f"{what} at {usd(price.usd_per_unit_hour)} an hour{each}, {price.source}"
 

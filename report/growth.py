@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from gapmeter.analysis.numbers import DASH, duration, share, significant, usd
 from gapmeter.analysis.results.cost import Cost
+from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Verdict
-from gapmeter.analysis.results.sweep import THROUGHPUT, CurveKnee, Growth, Point, SweepFigures, SweepResult, figure_name
+from gapmeter.analysis.results.sweep import THROUGHPUT, CurveKnee, Growth, Point, SweepFigures, SweepResult
 from gapmeter.analysis.stages import owner_words
 from gapmeter.analysis.sweep.curves import KNEE, NONE, UNDECIDED
 from gapmeter.analysis.sweep.growth import SLOW_LEVEL

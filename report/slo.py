@@ -6,7 +6,7 @@ import math
 
 from gapmeter.analysis.judge.words import late_words, not_judged, outage_text
 from gapmeter.analysis.numbers import DASH, bounds, count, duration, share
-from gapmeter.analysis.results.distribution import AtMost
+from gapmeter.analysis.results.distribution import AtMost, figure_name
 from gapmeter.analysis.results.latency import explained_by
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, RunResult, SloAnswer
 from gapmeter.report.document import BRIEF, Code, Column, Figure, Gauge, Headers, Mark, Paragraph, Row, Section, Table
@@ -67,7 +67,7 @@ def verdict_sentence(result: RunResult) -> str:
 
 def brief_answer(answer: SloAnswer) -> str:
     """``p99 TTFT 31.0 ms, limit 60.0 ms``: what is known, and the limit."""
-    name = "errors" if answer.metric == "errors" else f"p{answer.percentile:g} {answer.metric.upper()}"
+    name = "errors" if answer.metric == "errors" else figure_name(answer.metric, answer.percentile)
     value, limit = slo_value(answer), str(Figure(answer.limit, answer.unit))
     if answer.metric == "errors":
         value += f" ({count(_failed(answer))} of {count(answer.count)})"
@@ -148,7 +148,7 @@ def _beyond(answer: SloAnswer) -> str:
 
 
 def _latency(answer: SloAnswer) -> str:
-    name = f"p{answer.percentile:g} {answer.metric.upper()}"
+    name = figure_name(answer.metric, answer.percentile)
     if answer.status == INVALID:
         return not_judged(answer)
     worth = count(answer.n_eff) if answer.n_eff >= 1 else "less than one"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from gapmeter.analysis.judge.words import late_words
-from gapmeter.analysis.numbers import DASH, duration, significant
+from gapmeter.analysis.numbers import DASH, counted, duration, significant
 from gapmeter.analysis.results.cost import Cost
 from gapmeter.analysis.results.manifest import SweepManifest
 from gapmeter.analysis.results.sweep import (
@@ -309,7 +309,7 @@ def _economy_row(sweep: SweepFigures, point: Point, *, why: bool) -> Row:
 def _how(manifest: SweepManifest) -> Section:
     servers, runs = len(manifest.order), sum(map(len, manifest.order))
     text = (
-        f"{runs} runs on {servers} server{'s' if servers != 1 else ''}, started one after the other; the points of one "
+        f"{runs} runs on {counted(servers, 'server')}, started one after the other; the points of one "
         f"server in an order drawn from the seed, each repeat in an order of its own."
     )
     return Section("how", "How it was run", [Paragraph(text), *reproduce(manifest)], short="how")

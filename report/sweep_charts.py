@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gapmeter.analysis.numbers import DASH, bounds, duration, share, significant
+from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.run import INVALID
-from gapmeter.analysis.results.sweep import Point, SweepResult, figure_name
+from gapmeter.analysis.results.sweep import Point, SweepResult
 from gapmeter.analysis.stages import UNEXPLAINED
 from gapmeter.report.charts import Axis, Plot, bar, limit, line, points
 from gapmeter.report.charts import Point as Dot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gapmeter.analysis.judge.words import STRANGERS, held_by
 from gapmeter.analysis.numbers import duration, share
+from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.latency import Anatomy, OwnerPart, UpgradeBracket, explained_by
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import FAIL, INVALID, RunFigures, RunResult, SloAnswer
@@ -75,7 +76,7 @@ def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
     """What every request pays, where that is most of what those at the percentile wait; "" where it is not."""
     if anatomy.typical.total_ms < _BASE * anatomy.at.total_ms or _unstamped(anatomy):
         return ""
-    name = f"p{anatomy.percentile:g} {metric.upper()}"
+    name = figure_name(metric, anatomy.percentile)
     typical, at = duration(anatomy.typical.total_ms), duration(anatomy.at.total_ms)
     said = f"typical {_SLOW.get(metric, 'requests')} already take {typical} of the {at} around {name}"
     if typical == at:  # where p50 is asked for, they are the same requests
@@ -116,7 +117,7 @@ def upgrade_sentence(bracket: UpgradeBracket, metric: str, device: str, asked: f
     if asked is not None and all(end.at(asked) is not None for end in ends):
         percentile = asked
     now, low, high = (duration(end.at(percentile) or 0.0) for end in ends)
-    name, rest = f"p{percentile:g} {metric.upper()}", low if low == high else f"{low} .. {high}"
+    name, rest = figure_name(metric, percentile), low if low == high else f"{low} .. {high}"
     if device == "CPU":  # what else a CPU does stays
         return f"with instant forward passes, {name} would fall from {now} to {rest}"
     return f"an infinitely fast {device} would cut {name} from {now} to {rest}"

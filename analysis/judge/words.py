@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gapmeter.analysis.numbers import count, duration, plain
+from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.analysis.results.trust import QueueSlope, SpeedChange
@@ -44,13 +45,13 @@ def not_judged(answer: SloAnswer) -> str:
     if answer.metric == "errors":
         return "0 of 0 requests failed: no request was measured"
     if answer.late is not None:
-        return f"p{answer.percentile:g} {answer.metric.upper()} is not judged: {late_words(answer.late)}"
+        return f"{figure_name(answer.metric, answer.percentile)} is not judged: {late_words(answer.late)}"
     return never_occurred(answer.metric, answer.percentile)
 
 
 def never_occurred(metric: str, percentile: float | None) -> str:
     """Why nobody knows whether a limit is kept: answers of one token have no TPOT, for instance."""
-    return f"p{percentile:g} {metric.upper()} never occurred: no request had one"
+    return f"{figure_name(metric, percentile)} never occurred: no request had one"
 
 
 def speed_words(change: SpeedChange) -> str:

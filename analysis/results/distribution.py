@@ -22,6 +22,11 @@ def percentile_key(percentile: float) -> str:
     return f"p{percentile:g}".replace(".", "")
 
 
+def figure_name(metric: str, level: float | None) -> str:
+    """``p95 TTFT``, or ``mean TTFT``."""
+    return f"{'mean' if level is None else f'p{level:g}'} {metric.upper()}"
+
+
 def percentile_of_key(key: str) -> float:
     """Back from ``percentile_key``: two digits stand before the point. Raises ValueError."""
     match = _KEY.fullmatch(key)

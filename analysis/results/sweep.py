@@ -25,11 +25,6 @@ def level_key(level: float | None) -> str:
     return "mean" if level is None else percentile_key(level)
 
 
-def figure_name(metric: str, level: float | None) -> str:
-    """``p95 TTFT``, or ``mean TTFT``."""
-    return f"{'mean' if level is None else f'p{level:g}'} {metric.upper()}"
-
-
 class SweptSlo(Result):
     """An objective of the points; one on errors has neither percentile nor time."""
 

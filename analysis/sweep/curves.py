@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from gapmeter.analysis.requests.figures import LEDGER_OF, mean_of_requests
+from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.sweep import (
     THROUGHPUT,
     AnyPoint,
@@ -31,7 +32,6 @@ from gapmeter.analysis.results.sweep import (
     Point,
     PointFacts,
     ThroughputChange,
-    figure_name,
 )
 from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL
 from gapmeter.analysis.stats.series import Level, level_of, level_of_interval

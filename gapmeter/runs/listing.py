@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter import errors
-from gapmeter.analysis.numbers import DASH, duration, rate, significant
+from gapmeter.analysis.numbers import DASH, counted, duration, rate, significant
 from gapmeter.analysis.results import NotReadable
 from gapmeter.analysis.results.brief import BriefScenario, ManifestBrief, RunBrief, StudyBrief
 from gapmeter.errors import UserError, reason_of
@@ -192,7 +192,7 @@ def _load(scenario: BriefScenario, kind: str) -> str:
     if load.rate:
         return f"{load.rate:g} {'conversations' if scenario.workload.kind == 'conversation' else 'req'}/s"
     users = load.concurrency
-    return f"{users} user{'s' if users != 1 else ''}" if users else load.arrivals or ""
+    return counted(users, "user") if users else load.arrivals or ""
 
 
 def _object(path: Path) -> dict[str, Any]:

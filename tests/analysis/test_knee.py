@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.requests.figures import BLOCKS, block_rates
-from gapmeter.analysis.results.distribution import Percentile
-from gapmeter.analysis.results.sweep import CurveKnee, Growth, Point, PointDistribution, SweepFigures, figure_name
+from gapmeter.analysis.results.distribution import Percentile, figure_name
+from gapmeter.analysis.results.sweep import CurveKnee, Growth, Point, PointDistribution, SweepFigures
 from gapmeter.analysis.stats.series import Level, level_of
 from gapmeter.analysis.sweep.build import common_level
 from gapmeter.analysis.sweep.curves import (
