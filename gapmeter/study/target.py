@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -78,9 +77,25 @@ def prepare_target(scenario: Scenario, cores: tuple[int, ...], say: Say, api_key
         raise UserError(str(error), errors.BAD_SCENARIO) from error
     port = _port(scenario)
     spec, versions = _launch_spec(scenario, model, port, cores)
-    facts = _roofline_facts(scenario, model, cores) | {"command": spec.command, "env": spec.env, "versions": versions}
-    facts |= {"url": f"http://127.0.0.1:{port}", "model": SERVED_NAME, "dialect": "full", "precision": precision}
-    return Target(manifest.TargetFacts.model_validate(facts), model, spec)
+    is_real = server.engine != "simulated"  # with a model that weighs something, on cores that compute
+    flags = {name: str(value) for name, value in server.flags.items()}
+    weights = describe_weights(Path(model), server.precision, flags.get("kv_cache_dtype")) if is_real else None
+    parallel = flags.get("tensor_parallel_size", "1")
+    parallel = parallel if parallel.isdecimal() else "1"  # the engine will refuse what is no number
+    measured = is_real and not gpus_here()
+    about = manifest.TargetFacts(
+        url=f"http://127.0.0.1:{port}",
+        model=SERVED_NAME,
+        dialect="full",
+        command=spec.command,
+        env=spec.env,
+        versions=versions,
+        precision=precision,
+        weights=weights,
+        tensor_parallel=int(parallel) if is_real else None,
+        peaks=measure_peaks(cores, weights.step_bytes if weights else None) if measured else None,
+    )
+    return Target(about, model, spec)
 
 
 @contextlib.contextmanager
@@ -114,20 +129,6 @@ def running(
         except KeyboardInterrupt:
             process.stop(grace_s=1.0)
             raise
-
-
-def _roofline_facts(scenario: Scenario, model: str, cores: tuple[int, ...]) -> dict[str, Any]:
-    """What the model weighs, and what the cores of a CPU can do, measured now; nothing for the simulated engine."""
-    if scenario.server.engine == "simulated":
-        return {}
-    flags = {name: str(value) for name, value in scenario.server.flags.items()}
-    weights = describe_weights(Path(model), scenario.server.precision, flags.get("kv_cache_dtype"))
-    parallel = flags.get("tensor_parallel_size", "1")
-    facts: dict[str, Any] = {"weights": weights}
-    facts["tensor_parallel"] = int(parallel) if parallel.isdecimal() else 1  # the engine will refuse what is no number
-    if not gpus_here():
-        facts["peaks"] = measure_peaks(cores, weights.step_bytes if weights else None)
-    return facts
 
 
 def _port(scenario: Scenario) -> int:
