@@ -77,10 +77,6 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
-    def verdict(self) -> Path:
-        return self.path / "verdict.json"
-
-    @property
     def report(self) -> Path:
         return self.path / "report.html"
 
