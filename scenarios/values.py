@@ -67,32 +67,28 @@ class Wording:
             # A key too many goes before one too few: a key misspelt is both.
             names = {each["type"]: each["loc"][0] for each in error.errors() if len(each["loc"]) == 1}
             if (name := names.get("extra_forbidden", names.get("invalid_key"))) is not None:
-                bad = BadValue(f"no such key; {did_you_mean(name, keys)}write {self.write}", (name,))
-                raise bad from error
+                raise BadValue(f"no such key; {did_you_mean(name, keys)}write {self.write}", (name,)) from error
             if (name := names.get("missing")) in keys:
                 raise BadValue(f"{name} is missing; write {self.write}") from error
-            if (wrong := self._bad_value(error.errors()[0], schema)) is not None:
-                raise wrong from error
+            # An error that has a name here keeps its frames, with all that callers have, until garbage is collected.
+            if (sentence := self._sentence(error.errors()[0], schema)) is not None:
+                raise BadValue(sentence) from error
             raise  # put into words already, by a validator or deeper inside
 
-    def _bad_value(self, error: ErrorDetails, schema: Mapping[str, Any]) -> BadValue | None:
+    def _sentence(self, error: ErrorDetails, schema: Mapping[str, Any]) -> str | None:
         kind, value, write, unit = error["type"], error["input"], self.write, f" ({self.unit})" if self.unit else ""
         if kind == "value_error" or (error["loc"] and kind != "missing"):  # missing: an entry of a list
             return None
         if kind == "literal_error":
             words = schema["expected"]
-            return BadValue(
-                f"{quoted(value)} is not one of the choices; {did_you_mean(value, words)}write {either(words)}"
-            )
+            return f"{quoted(value)} is not one of the choices; {did_you_mean(value, words)}write {either(words)}"
         if kind.startswith(("greater_than", "less_than")) and (value > 0 or not schema.get("ge")):
             span = f"from {_figure(schema['ge'])} to" if "ge" in schema else f"above {_figure(schema['gt'])} up to"
             example = unit or (f", {write}" if write.startswith("for instance") else "")
-            return BadValue(
-                f"{quoted(value)} is out of range; write {self.what} {span} {_figure(schema['le'])}{example}"
-            )
+            return f"{quoted(value)} is out of range; write {self.what} {span} {_figure(schema['le'])}{example}"
         if number := number_in(value):
             write = re.sub(r"^\d+(\.\d+)?", number, write)
-        return BadValue(f"{quoted(value)} is not {self.what}; write {write}{unit}")
+        return f"{quoted(value)} is not {self.what}; write {write}{unit}"
 
 
 def _figure(number: float) -> str:

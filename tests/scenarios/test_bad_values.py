@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from gapmeter.scenarios import ScenarioError, load_scenario
 from gapmeter.scenarios.errors import BadValue
 from gapmeter.scenarios.files import Prompts, read_recording
-from gapmeter.scenarios.model import KEYS
+from gapmeter.scenarios.model import KEYS, Scenario
 
 _LEAF = st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
 _FLAT = _LEAF | st.lists(_LEAF, max_size=3) | st.dictionaries(st.text(max_size=5), _LEAF, max_size=3)
@@ -140,3 +142,18 @@ def test_a_file_that_is_too_large_for_a_scenario_is_not_read(tmp_path: Path) -> 
         load_scenario(tmp_path / "none" / "smoke.yaml", [], {})
     with pytest.raises(ScenarioError, match=r"no such file: File name too long"):
         load_scenario(f"/{'x' * 300}.yaml", [], {})
+
+
+def test_a_value_that_a_key_does_not_take_keeps_nothing_alive_that_its_reader_has() -> None:
+    kept = load_scenario("smoke", [], {}).model_dump_json()
+
+    def read() -> weakref.ref[set[int]]:
+        large = {1}
+        Scenario.model_validate(json.loads(kept))  # its lengths are tried as a number first
+        return weakref.ref(large)
+
+    gc.disable()
+    try:
+        assert read()() is None
+    finally:
+        gc.enable()
