@@ -59,11 +59,12 @@ class RecordedProcess:
         return every[0] if len(every) == 1 else np.concatenate(every)
 
     def times_alone(self) -> RecordedProcess:
-        """The same process, of which nothing is left but its head and when its spans were."""
+        """The same process, of which nothing is left but its head and when its spans were; takes these from it."""
         tables = ("steps", "entries", "entry_step", "emissions", "emission_step", "emission_ns", "device")
         file = replace(self.file, **{name: getattr(self.file, name)[:0].copy() for name in tables})
         kinds = {}
-        for code, rows in self.kinds.items():
+        for code in tuple(self.kinds):
+            rows = self.kinds.pop(code)  # there is no room for all twice
             kinds[code] = np.empty(len(rows), _TIMES)
             for name in _TIMES.names or ():
                 kinds[code][name] = rows[name]
