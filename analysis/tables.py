@@ -152,8 +152,7 @@ def steps_table(trace: Trace) -> pd.DataFrame:
     table["prompt_tokens"] = entries[prompt].groupby("step")["tokens"].sum()
     table["decode_tokens"] = entries[~prompt].groupby("step")["tokens"].sum()
     for code in Span:
-        rows = trace.spans_of(code)
-        if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE and len(rows):
+        if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE and len(rows := trace.spans_of(code)):
             spans = pd.DataFrame({n: rows[n] for n in ("step", "start", "end")}).groupby("step")
             table[f"{code.name.lower()}_start_ns"] = spans["start"].min()
             table[f"{code.name.lower()}_end_ns"] = spans["end"].max()

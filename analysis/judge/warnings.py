@@ -12,6 +12,7 @@ from gapmeter.analysis.judge.words import SHARED, STRANGERS, growth_text, held_b
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.launching import host_bound, timed_forwards
 from gapmeter.analysis.ledger.ledger import Ledger
+from gapmeter.analysis.ledger.portions import answered
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import count, duration, plain, share
 from gapmeter.analysis.requests.metrics import elapsed_ns, resent_once
@@ -65,7 +66,7 @@ def recording_warnings(
         yield _warning("no-probe", text, cause, flag, ("stages",))
         return
     if not ledger.refused:
-        mine = ledger.rows["request_id"].isin(requests.loc[requests["measured"], "request_id"])
+        mine = np.tile(requests["measured"].to_numpy(np.bool_)[answered(requests)], 2)  # two rows a request
         yield from core_warning(ledger.rows[mine], ledger.held)
     yield from support_warnings(ledger.support)
     for found in trace.notes:

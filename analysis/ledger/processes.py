@@ -33,7 +33,7 @@ class RecordedProcess:
         codes = np.ascontiguousarray(file.spans["code"])
         ends = np.cumsum(np.bincount(codes))
         rows = np.split(np.argsort(codes, kind="stable"), ends[:-1])
-        kinds = {code: file.spans[own] for code, own in enumerate(rows) if len(own)}
+        kinds = {code: file.spans.take(own) for code, own in enumerate(rows) if len(own)}
         return cls(replace(file, spans=_NO_SPANS), kinds)
 
     @property

@@ -75,8 +75,8 @@ def read_trace(
         processes[number] = process.times_alone()
     tables = {name: np.concatenate([part.pop(name) for part in parts]) for name in tuple(parts[0])}
     emissions, step_spans = tables.pop("emissions"), tables.pop("step_spans")
-    emissions = emissions[np.lexsort((emissions["at"], emissions["request"]))]
-    step_spans = step_spans[np.argsort(step_spans["start"], kind="stable")]
+    emissions = emissions.take(np.lexsort((emissions["at"], emissions["request"])))
+    step_spans = step_spans.take(np.argsort(step_spans["start"], kind="stable"))
     missing = {stage for note in notes if note.get("type") == "missing" for stage in note.get("stages", ())}
     unmeasured = frozenset(missing) | _untimed(tables["steps"], step_spans, last)
     del process
@@ -229,7 +229,7 @@ def _request_spans(
             counts = request[order], spans["n"][order]
             asked = asked.with_chunks(*counts) if code == Span.EGRESS else asked
             order = order[asked.carried_by(*counts)]
-        found[code] = _table(REQUEST_SPAN, spans[order], request=request[order], process=pids[order])
+        found[code] = _table(REQUEST_SPAN, spans.take(order), request=request[order], process=pids[order])
     return found
 
 

@@ -52,7 +52,7 @@ def read_watched(folder: Path) -> Watched | None:
     if not parts:
         return None
     runs = np.concatenate([_runs(part) for part in parts])
-    runs = runs[np.argsort(runs["start"], kind="stable")]
+    runs = runs.take(np.argsort(runs["start"], kind="stable"))
     holes = [_holes(part) for part in parts]
     lost = union(*(np.concatenate(side) for side in zip(*holes, strict=True)))
     if not len(runs) or (lost[1] - lost[0]).sum() > _MOST_LOST * (runs["end"].max() - runs["start"].min()):
