@@ -164,10 +164,12 @@ def _doubts(result: CostTable) -> list[str]:
             said.append(f"{row.name} costs {times} times what {best} does, which may not be a real difference.")
         else:
             own = _between(*row.ratio.own, " to ")
+            singles = [one.name for one in result.rows if one.name in (row.name, best) and len(one.folders) == 1]
+            sides = " ".join(",".join(f"{name}{number}" for number in (1, 2, 3)) for name in singles)
             said.append(
                 f"{row.name} costs {times} times what {best} does: {own} by their own intervals, but two "
-                f"searches of one server have differed by some {share(2**0.5 * result.search_spread)}. Search each "
-                f"several times, and name them as one side: {row.name}1,{row.name}2 {best}1,{best}2."
+                f"searches of one server have differed by some {share(2**0.5 * result.search_spread)}. Search "
+                f"{' and '.join(singles)} three times, and name them as one side: {sides}."
             )
     said += _paid(result)
     if result.cheapest is not None:  # else the first sentence names them
@@ -213,10 +215,11 @@ def method(result: CostTable) -> str:
     """How the ratios were made."""
     return (
         "Cost of a request: price of a replica over 3600 x rate x planned utilisation. A ratio's 95 % interval "
-        "combines both rates' own on the logarithmic scale (MOVER), with what two searches of one server differ by "
-        f"(a standard deviation of {share(result.search_spread)} each, or that of the searches named as one side, if "
-        "larger), and is widened for the number of pairs of rows. A row that has passed at its rate and was not "
-        "searched has one end: it may hold more."
+        "combines both rates' own on the logarithmic scale (MOVER), for a single search with what two searches of one "
+        f"server differ by (a standard deviation of {share(result.search_spread)} each), and is widened for the number "
+        "of pairs of rows. The interval of k searches named as one side has that in it: Student's t with k degrees of "
+        f"freedom, of what they lie apart and {share(result.search_spread)} once. A row that has passed at its rate "
+        "and was not searched has one end: it may hold more."
     )
 
 
@@ -297,6 +300,12 @@ def _binds(row: CostRow) -> str:
     return f"{row.binding_slo}{stage}" if row.binding_slo else DASH
 
 
+def _set(row: CostRow) -> str:
+    """Its setting, and how many of one side it is of."""
+    many = "searches" if row.kind == "capacity" else f"{row.kind}s"
+    return row.setting if len(row.folders) == 1 else f"{row.setting}; {len(row.folders)} {many}"
+
+
 def _table(result: CostTable) -> Table:
     """All that is known of every row."""
     rows: list[Row] = []
@@ -304,7 +313,7 @@ def _table(result: CostTable) -> Table:
     for at, row in enumerate(result.rows):
         capacity, requests, tokens, ratio = _cells(row)
         cells: list[Words] = [
-            Name(row.name, _page_of(row, result)), row.device, row.setting,
+            Name(row.name, _page_of(row, result)), row.device, _set(row),
             Figure(row.capacity.rate, "rate", f"rows.{at}.capacity.rate", text=capacity),
             Figure(row.capacity.held, "number"), price_words(row.price) if row.price else row.why_no_cost or DASH,
             Figure(row.per_request_usd, "usd", f"rows.{at}.per_request_usd", text=requests),
@@ -341,7 +350,7 @@ def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
     for row in result.rows:
         capacity, requests, tokens, ratio = _cells(row)
         price = price_words(row.price) if row.price else row.why_no_cost or "no price"
-        more = [f"{row.device}; {row.setting}; {price}"]
+        more = [f"{row.device}; {_set(row)}; {price}"]
         if row.price and row.why_no_cost and (result.cheapest or not result.served):
             more.append(f"no cost: {row.why_no_cost}")
         more += [f"proven to hold {rate(row.capacity.held)}"] * (row.capacity.held is not None)

@@ -9,10 +9,11 @@ the logarithmic scale. With a and b the logarithms of two costs, each with its o
     up = sqrt((a_high - a)^2 + (b - b_low)^2 + s^2)
 
 which is MOVER (Zou and Donner 2008, Statistics in Medicine 27) for intervals that need not be symmetric. s is z x the
-spread of searches of one server, of either side: what moves a whole search (a machine's mood) is in no interval of its
-trials. The more rows, the more pairs chance has: both distances are multiplied by z(1 - 0.025 / pairs) / z(0.975), so
-that with 95 % confidence all ratios hold together, whichever row turns out to be the cheapest. Where a row has only one
-end (a run that passed may hold more), the ends are divided by each other, which is wider still.
+spread of searches of one server, of each side that is a single search: what moves a whole search (a machine's mood) is
+in no interval of its trials. Of several searches named as one side it is in the side's own interval. The more rows, the
+more pairs chance has: both distances are multiplied by z(1 - 0.025 / pairs) / z(0.975), so that with 95 % confidence
+all ratios hold together, whichever row turns out to be the cheapest. Where a row has only one end (a run that passed
+may hold more), the ends are divided by each other, which is wider still.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def _rank(row: CostRow) -> tuple[float, float]:
 def ratio_of(row: tuple[CostRow, Found], best: tuple[CostRow, Found], pairs: int) -> CostRatio:
     """What a request costs in one row over what it costs in the cheapest; the formula is this module's."""
     wide = statistics.NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / pairs) / _SURE
-    spread = _SURE * math.hypot(*(each.spread / math.sqrt(each.searches) for _, each in (row, best)))
+    spread = _SURE * math.hypot(row[1].spread, best[1].spread)
     (a, b), own = (row[0], best[0]), _ends(row[0], best[0], wide, 0.0)
     low, high = _ends(a, b, wide, spread)
     value = a.per_request_usd / b.per_request_usd if a.per_request_usd and b.per_request_usd else None

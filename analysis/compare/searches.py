@@ -26,7 +26,7 @@ from gapmeter.analysis.results.requests import LoadFacts
 from gapmeter.analysis.results.run import FAIL, Provenance, SloAnswer, Verdict
 from gapmeter.analysis.results.sweep import Point, SweepResult
 from gapmeter.analysis.results.trust import Steady
-from gapmeter.analysis.stats.estimate import CONFIDENCE
+from gapmeter.analysis.stats.estimate import CONFIDENCE, Spread
 from gapmeter.analysis.sweep.read import MeasuredRun, read_runs
 from gapmeter.scenarios.model import CHANGING_ARRIVALS
 from gapmeter.scenarios.slo import Slo
@@ -54,7 +54,8 @@ class Found:
     """What a search, a run, or the points of a sweep that differ in their rate or users alone, found.
 
     ``scenario`` is as it was resolved, ``contents`` what the files that it names held (see ManifestBase), ``tokens``
-    the output tokens of a request; ``searches``: how many it rests on.
+    the output tokens of a request; ``spread``: of its rate, on the logarithmic scale, what moves a whole search and is
+    not in the rate's interval.
     """
 
     folders: tuple[str, ...]
@@ -73,7 +74,6 @@ class Found:
     energy_ci: Ends | None = None
     binding: tuple[str | None, str | None] = (None, None)
     fleet: Fleet | None = None
-    searches: int = 1
     spread: float = SEARCH_SPREAD
     pareto: Pareto | None = None
     contents: Mapping[str, str] = field(default_factory=dict)
@@ -231,10 +231,9 @@ def _price(manifest: Manifest) -> tuple[Price | None, str]:
 
 
 def together(side: Sequence[Sequence[Found]]) -> Found:
-    """Several searches of one thing as one: the mean of their logarithms, with the error of a mean.
+    """Several searches of one thing as one: the mean of their logarithms, with its error within and between searches.
 
-    Where they lie further apart than searches of one server are known to, that is their spread. Without an estimate of
-    each, only what all of them say of either end. Raises NotOneSide.
+    Without an estimate of each, only what all of them say of either end. Raises NotOneSide.
     """
     found = [one for each in side for one in each]
     # One that found no rate has no cost, and so tells no price.
@@ -245,30 +244,37 @@ def together(side: Sequence[Sequence[Found]]) -> Found:
         for fact in differing(_identity(first), _identity(one), ()):
             text = f"{first.folders[0]} and {one.folders[0]} are not of one thing: {fact.key}: {fact.a} | {fact.b}"
             raise NotOneSide(f"{text}; name them as sides of their own")
-    rates = [math.log(one.capacity.rate) for one in found if one.capacity.rate]
+    capacity = _mean([one.capacity for one in found])
     return replace(
         first,
         folders=tuple(name for one in found for name in one.folders),
-        capacity=_mean([one.capacity for one in found]),
-        searches=len(found),
-        spread=max(SEARCH_SPREAD, statistics.stdev(rates)) if len(rates) > 1 else SEARCH_SPREAD,
+        capacity=capacity,
+        spread=0.0 if capacity.rate else SEARCH_SPREAD / math.sqrt(len(found)),
         fleet=None,
         pareto=merged([("", one.pareto) for one in found]),
     )
 
 
 def _mean(rates: Sequence[HeldRate]) -> HeldRate:
+    """Of k searches: their own errors, and Student's t with k degrees of freedom of what they lie apart.
+
+    Of those k - 1 are the searches' own; one stands for SEARCH_SPREAD, for two that agree by chance prove little.
+    """
     lows, highs, estimates = ([getattr(each, name) for each in rates] for name in ("low", "high", "rate"))
     held = min((each.held for each in rates if each.held is not None), default=None)
     why = "" if None not in lows else next((each.why for each in rates if each.why), "")
-    first = rates[0].model_copy(update={"held": held, "why": why})
+    first, count = rates[0].model_copy(update={"held": held, "why": why}), len(rates)
     if None in lows or None in highs or None in estimates:
         low, high = (None if None in lows else min(lows)), (None if None in highs else max(highs))
         return first.model_copy(update={"rate": None, "low": low, "high": high})
-    rate = math.exp(statistics.mean(map(math.log, estimates)))
-    down = math.hypot(*(math.log(one / low) for one, low in zip(estimates, lows, strict=True))) / len(rates)
-    up = math.hypot(*(math.log(high / one) for one, high in zip(estimates, highs, strict=True))) / len(rates)
-    return first.model_copy(update={"rate": rate, "low": rate * math.exp(-down), "high": rate * math.exp(up)})
+    logs = [math.log(each) for each in estimates]
+    middle = statistics.mean(logs)
+    apart = Spread(math.hypot(SEARCH_SPREAD, *(each - middle for each in logs)) / count, count)
+    between = apart.half_width(first.confidence)
+    down = math.hypot(*(each - math.log(low) for each, low in zip(logs, lows, strict=True))) / count
+    up = math.hypot(*(math.log(high) - each for each, high in zip(logs, highs, strict=True))) / count
+    ends = {"low": math.exp(middle - math.hypot(down, between)), "high": math.exp(middle + math.hypot(up, between))}
+    return first.model_copy(update={"rate": math.exp(middle), **ends})
 
 
 # --- may they be compared?

@@ -39,8 +39,8 @@ class HeldRate(Result):
 class CostRatio(Result):
     """What a request costs, as a multiple of what it costs in the cheapest row, with its 95 % interval.
 
-    ``own``: the interval without what two searches of one server differ by. ``doubt``: None where it is established
-    that this row is dearer (or it is the cheapest itself).
+    ``own``: the interval without the allowance for single searches. ``doubt``: None where it is established that this
+    row is dearer (or it is the cheapest itself).
     """
 
     value: Number
@@ -107,8 +107,8 @@ class CostWords(Result):
 class CostTable(ResultFile):
     """Devices and settings side by side, each at the rate that holds its SLOs. ``cheapest``: a row's name.
 
-    ``search_spread``: the standard deviation, on the logarithmic scale, of searches of one and the same server, which
-    every ratio allows for.
+    ``search_spread``: the standard deviation, on the logarithmic scale, of searches of one and the same server: every
+    ratio allows for it, and every interval of several searches named as one side.
     """
 
     FILE: ClassVar[str] = "compare.json"

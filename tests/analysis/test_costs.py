@@ -155,21 +155,62 @@ def test_a_difference_that_two_searches_of_one_server_may_have_is_not_establishe
     shown = " ".join(text(document(found)).plain.split())
     assert "Which is cheaper is not established: A or B may be." in shown
     assert "by their own intervals, but two searches of one server have differed by some 10 %" in shown
-    assert "name them as one side: A1,A2 B1,B2" in shown
+    assert "Search A and B three times, and name them as one side: A1,A2,A3 B1,B2,B3" in shown
     again = [
-        [[searched(tmp_path, rate, rate - 1, rate + 1)] for rate in rates] for rates in ((49.5, 50, 50.5), (59, 60))
+        [[searched(tmp_path, rate, rate - 1, rate + 1)] for rate in rates]
+        for rates in ((49.5, 50, 50.5), (58.5, 59, 59.5))
     ]
     repeated = cost_table(again)
     assert repeated.verdict == CHEAPER
-    assert [len(row.folders) for row in repeated.rows] == [3, 2]
+    assert [len(row.folders) for row in repeated.rows] == [3, 3]
     assert repeated.rows[0].capacity.rate == pytest.approx((49.5 * 50 * 50.5) ** (1 / 3))
+    assert "transformers; 3 searches" in text(document(repeated)).plain
+    beside = " ".join(text(document(cost_table([again[0], [[searched(tmp_path, 55, 54, 56)]]]))).plain.split())
+    assert "Search B three times, and name them as one side: B1,B2,B3" in beside
 
 
-def test_repeats_that_lie_far_apart_count_for_what_they_show(tmp_path: Path) -> None:
-    sides = [[[searched(tmp_path, rate, rate - 1, rate + 1)] for rate in rates] for rates in ((30, 60), (59, 61))]
+def test_repeats_that_lie_far_apart_count_for_what_they_show_in_the_rate_the_cost_and_the_ratio(tmp_path: Path) -> None:
+    """Two of one server, 37.2 (31.9 .. 43.7) and 22.6 (19.8 .. 28.6): t with 2 degrees of freedom is 4.30."""
+    ends = (37.2, 31.9, 43.7), (22.6, 19.8, 28.6)
+    sides = [[[searched(tmp_path, *each)] for each in ends], [[searched(tmp_path, rate, 50, 60)] for rate in (54, 56)]]
     found = cost_table(sides)
-    assert found.rows[0].ratio is not None
-    assert (found.verdict, found.rows[0].ratio.doubt) == (NOT_ESTABLISHED, "spread")
+    row = found.rows[0]
+    rate, low, high = row.capacity.rate, row.capacity.low, row.capacity.high
+    between = 4.3027 * math.sqrt(SEARCH_SPREAD**2 + 2 * (math.log(37.2 / 22.6) / 2) ** 2) / 2
+    within = [math.hypot(*(math.log(each[0] / each[end]) for each in ends)) / 2 for end in (1, 2)]
+    assert rate == pytest.approx(math.sqrt(37.2 * 22.6))
+    assert rate is not None and low == pytest.approx(rate * math.exp(-math.hypot(between, within[0])), rel=1e-4)
+    assert high == pytest.approx(rate * math.exp(math.hypot(between, within[1])), rel=1e-4)
+    assert row.per_request_usd_ci == pytest.approx((1 / (3600 * (high or 0) * 0.8), 1 / (3600 * (low or 0) * 0.8)))
+    assert row.ratio is not None and (row.ratio.low, row.ratio.high) == row.ratio.own, "they have it in them"
+    assert (found.verdict, row.ratio.doubt) == (NOT_ESTABLISHED, "interval")
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.03, 0.07, 0.15])
+@pytest.mark.parametrize("searches", [2, 3])
+def test_sides_of_several_searches_cover_the_truth_however_far_those_are_off(
+    spread: float, searches: int, tmp_path: Path
+) -> None:
+    """The rate, the cost and the ratio; each search off by its own error of 5 %, and by what moves the whole search."""
+    base, rng, own, sides = searched(tmp_path, 50, 45, 55), np.random.default_rng(8), 0.05, 300
+    rates, ratios = 0, 0
+
+    def search(truth: float) -> list[Found]:
+        rate = truth * math.exp(rng.normal(0, math.hypot(own, spread)))
+        ends = {"rate": rate, "low": rate * math.exp(-Z * own), "high": rate * math.exp(Z * own)}
+        return [dataclasses.replace(base, capacity=base.capacity.model_copy(update=ends))]
+
+    for _ in range(sides):
+        found = cost_table([[search(truth) for _ in range(searches)] for truth in (50, 75)])
+        for row, truth in zip(found.rows, (50, 75), strict=True):
+            low, high = row.per_request_usd_ci or (None, None)
+            assert low and high
+            rates += low <= 1 / (3600 * truth * 0.8) <= high
+        dearer = next(row for row in found.rows if row.name != found.cheapest)
+        assert dearer.ratio is not None and dearer.ratio.low and dearer.ratio.high
+        ratios += dearer.ratio.low <= (1.5 if dearer.name == "A" else 1 / 1.5) <= dearer.ratio.high
+    assert rates >= stats.binom.ppf(0.01, 2 * sides, 0.95)
+    assert ratios >= stats.binom.ppf(0.01, sides, 0.95)
 
 
 def test_a_difference_within_both_intervals_is_not_established(tmp_path: Path) -> None:
