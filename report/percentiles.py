@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -102,7 +103,13 @@ def figure(found: Distribution, percentile: float, key: str) -> Figure:
             span = f", {about}" if (about := about_minutes(one.needs)) else ""
             hint = f"no interval: needs {more_requests(one.needs)}{span}"
         if one.at_most:
-            text, hint = f"≤ {duration(one.at_most.ms)}", f"{share(one.at_most.confidence)} sure; {hint}"
+            bound = f"≤ {duration(one.at_most.ms)}"
+            hint = f"{share(one.at_most.confidence)} sure; {hint}"
+            # A bound that lies above a higher percentile is that one's upper end, and would read as a contradiction.
+            if any(p > percentile and (found.ms(p) or math.inf) < one.at_most.ms for p in found.percentiles):
+                hint = f"{bound}, {hint}"
+            else:
+                text = bound
     return Figure(one.value_ms, "ms", f"{key}.{name}_ms", hint, text)
 
 

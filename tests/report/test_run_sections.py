@@ -12,12 +12,14 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.device.telemetry import Samples, read_telemetry
+from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.results.cost import Cost, Economy, Interval, NoCost, NoEnergy, Price, SlaRate, TokensPerRequest
 from gapmeter.analysis.results.cost import Value as Worth
 from gapmeter.analysis.results.device import Telemetry, Utilisation
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import FailureExample, Outage, PeerDefinitions, PeerFigures
 from gapmeter.analysis.results.run import RunResult
+from gapmeter.analysis.stats import series
 from gapmeter.analysis.stats.series import Series
 from gapmeter.records import RunFolder
 from gapmeter.report import compute, cost, failures, html, percentiles, run, slo, terminal, trust
@@ -306,6 +308,17 @@ def test_a_steady_run_is_not_called_a_capacity(well: RunFolder) -> None:
         steady = result.steady.model_copy(update={"valid_for_capacity": valid})
         section = trust.sustained(result.model_copy(update={"steady": steady}))
         assert section is not None and told in section.lead
+
+
+def test_a_bound_above_what_a_higher_percentile_has_is_not_shown_beside_it() -> None:
+    """The body drifts slowly, so that it is worth four values and bounded by p95's upper end alone."""
+    values = Series(np.arange(1, 1001) * 1e6, known=series.Worth(middle=4.0, body=30.0, tail=300.0))
+    found = distribution(values, (50.0, 90.0), 1.0, 0.1)
+    low, high = found.at(50.0), found.at(90.0)
+    assert low.at_most and high.value_ms and high.ci_ms and high.value_ms < low.at_most.ms <= high.ci_ms[1]
+    shown = [percentiles.figure(found, p, "metrics.ttft") for p in (50.0, 90.0)]
+    assert [str(each) for each in shown] == ["–", "900 ms"]
+    assert shown[0].hint.startswith("≤ 912 ms, 98 % sure; no interval: needs")
 
 
 def test_a_curve_is_interrupted_where_a_percentile_is_refused() -> None:
