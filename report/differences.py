@@ -237,9 +237,10 @@ def _difference(figure: DifferenceFigure, key: str = "") -> Figure:
     return Figure(figure.difference_ms, "ms", key, text=difference(figure))
 
 
-def _side(figure: DifferenceFigure, side: Literal["a", "b"]) -> str | Figure:
-    """``14.1 ms``, or that it reaches requests that failed."""
-    return "failed" if side in (figure.failed or "") else Figure(getattr(figure, f"{side}_ms"))
+def _side(figure: DifferenceFigure, side: Literal["a", "b"]) -> Figure:
+    """``14.1 ms``; with a sign where it, or an end of its interval, is of requests that failed: at least so much."""
+    ms = getattr(figure, f"{side}_ms")
+    return Figure(ms, text=f"≥ {duration(ms)}" if side in (figure.failed or "") else "")
 
 
 def _with_interval(figure: DifferenceFigure) -> str:

@@ -99,8 +99,8 @@ class DifferenceFigure(Result):
     """B minus A of one figure with its 95 % interval; ``why`` there is none. ``late_ms``: it is refused for so much.
 
     ``relative`` is B / A - 1; its interval is that of log(B / A), so A's own error is in it too. ``p`` is two-sided,
-    with ``df`` degrees of freedom. ``failed``: the sides on which the percentile reaches requests that failed; what it
-    says there is how long these took at least, so of the difference nothing but its direction is known.
+    with ``df`` degrees of freedom. ``failed``: the sides on which the percentile, or an end of its interval, is of
+    requests that failed; it is at least so much there, and of the difference nothing but its direction is known.
     """
 
     a_ms: Number
