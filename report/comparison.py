@@ -303,9 +303,10 @@ def _rare(row: SideRow) -> list[Words]:
 def _notes(table: SideTable, tone: Literal["", "quiet"] = "") -> list[Block]:
     """Why a dash stands where it does, and how far sides on devices of one name lie apart."""
     parts = [(name, getattr(row, name)) for row in table.rows for name in ("cost", "energy")]
-    why = sorted({f"{name}: {part.why}" for name, part in parts if part.why})
+    why = sorted({f"{name}: {part.why}" for name, part in parts if part.why and part.value is None})
     dashes = [Paragraph(f"{DASH} {'; '.join(why)}.", tone)] if why else []
-    return [*dashes, *map(Paragraph, _spreads(table))]
+    partial = [f"{row.name}'s cost is {row.cost.why}." for row in table.rows if row.cost.why and row.cost.value]
+    return [*dashes, *(Paragraph(text, tone) for text in partial), *map(Paragraph, _spreads(table))]
 
 
 def _sides(table: SideTable) -> Section:

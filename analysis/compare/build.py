@@ -47,7 +47,7 @@ from gapmeter.analysis.results.comparison import (
 )
 from gapmeter.analysis.results.cost import AnyCost, AnyEnergy
 from gapmeter.analysis.results.distribution import percentile_key
-from gapmeter.analysis.results.run import UNKNOWN
+from gapmeter.analysis.results.run import INCONCLUSIVE, UNKNOWN
 from gapmeter.analysis.stages import owner_of
 from gapmeter.analysis.stats.estimate import CONFIDENCE, POWER, Difference
 from gapmeter.analysis.stats.series import Series, pooled
@@ -342,7 +342,7 @@ def _row(letter: str, side: Side) -> SideRow:
         figures={
             f"{metric}_{percentile_key(p)}": _estimate(side, series[metric], metric, p) for metric, p in _IN_TABLE
         },
-        cost=_of_all([each.result.cost for each in side.runs], "per_request_usd"),
+        cost=_cost(side),
         energy=_of_all([each.result.energy for each in side.runs], "per_request_j", _NO_ENERGY),
     )
 
@@ -357,6 +357,16 @@ def _estimate(side: Side, series: Series, metric: str, percentile: float) -> Sid
         return SideEstimate(value_ms=None, ci_ms=None, why="it reaches requests that failed")
     value, low, high = (ns / 1e6 for ns in found.known)
     return SideEstimate(value_ms=value, ci_ms=(low, high), why="")
+
+
+def _cost(side: Side) -> SidePart:
+    """Of the runs that were decided: one that was not says nothing against the rate that the others held."""
+    decided = [each.result.cost for each in side.runs if each.result.verdict != INCONCLUSIVE]
+    found = _of_all(decided or [each.result.cost for each in side.runs], "per_request_usd")
+    if found.value is None or len(decided) == len(side.runs):
+        return found
+    others = "the other is" if len(side.runs) - len(decided) == 1 else "the others are"
+    return found.model_copy(update={"why": f"of {len(decided)} of {len(side.runs)} runs; {others} INCONCLUSIVE"})
 
 
 def _of_all(runs: Sequence[AnyCost | AnyEnergy], figure: str, why: str = "") -> SidePart:

@@ -23,7 +23,7 @@ from gapmeter.analysis.results.costs import HeldRate
 from gapmeter.analysis.results.manifest import Hardware, SearchManifest, SweepManifest, read_manifest
 from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.requests import LoadFacts
-from gapmeter.analysis.results.run import FAIL, Provenance, SloAnswer, Verdict
+from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, Provenance, SloAnswer, Verdict
 from gapmeter.analysis.results.sweep import Point, SweepResult
 from gapmeter.analysis.results.trust import Steady
 from gapmeter.analysis.stats.estimate import CONFIDENCE, Spread
@@ -55,7 +55,7 @@ class Found:
 
     ``scenario`` is as it was resolved, ``contents`` what the files that it names held (see ManifestBase), ``tokens``
     the output tokens of a request; ``spread``: of its rate, on the logarithmic scale, what moves a whole search and is
-    not in the rate's interval.
+    not in the rate's interval. ``undecided``: a run that is INCONCLUSIVE.
     """
 
     folders: tuple[str, ...]
@@ -76,6 +76,7 @@ class Found:
     fleet: Fleet | None = None
     spread: float = SEARCH_SPREAD
     pareto: Pareto | None = None
+    undecided: bool = False
     contents: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -140,6 +141,7 @@ def _of_run(path: Path, manifest: Manifest, result: RunResult) -> Found:
     return replace(
         _of_one(manifest, result), folders=(path.resolve().name,), capacity=seen, binding=_missed(result.slo),
         pareto=pareto([point], hardware_units(manifest)[1], pace_limit(manifest.slo)),
+        undecided=result.verdict == INCONCLUSIVE,
     )  # fmt: skip
 
 
@@ -244,12 +246,14 @@ def together(side: Sequence[Sequence[Found]]) -> Found:
         for fact in differing(_identity(first), _identity(one), ()):
             text = f"{first.folders[0]} and {one.folders[0]} are not of one thing: {fact.key}: {fact.a} | {fact.b}"
             raise NotOneSide(f"{text}; name them as sides of their own")
-    capacity = _mean([one.capacity for one in found])
+    # A run that was not decided says nothing against the rate that the others held.
+    decided = [one.capacity for one in found if not one.undecided] or [first.capacity]
+    capacity = _mean(decided)
     return replace(
         first,
         folders=tuple(name for one in found for name in one.folders),
         capacity=capacity,
-        spread=0.0 if capacity.rate else SEARCH_SPREAD / math.sqrt(len(found)),
+        spread=0.0 if capacity.rate else SEARCH_SPREAD / math.sqrt(len(decided)),
         fleet=None,
         pareto=merged([("", one.pareto) for one in found]),
     )

@@ -258,7 +258,7 @@ class SideEstimate(Result):
 
 
 class SidePart(Result):
-    """A figure that only some runs have, with its interval; ``why`` this one has none.
+    """A figure that only some runs have, with its interval; ``why`` this one has none, or which runs it leaves out.
 
     Of several runs it is their median, and from the lowest to the highest end of their intervals.
     """

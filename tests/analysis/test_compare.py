@@ -399,8 +399,8 @@ def test_a_side_of_several_runs_has_the_cost_the_energy_and_the_verdict_of_all_o
     dear = Cost.model_construct(per_request_usd=6.0, per_request_usd_ci=(4.0, None), reason=None)
     none = NoCost(status="none", reason="an SLO is missed", per_request_usd=None)
 
-    def row(*costs: Cost | NoCost) -> SideRow:
-        own = zip(costs, runs, ("PASS", "FAIL", "PASS"), strict=False)
+    def row(*costs: Cost | NoCost, verdicts: tuple[str, ...] = ("PASS", "FAIL", "PASS")) -> SideRow:
+        own = zip(costs, runs, verdicts, strict=False)
         each = [(run, run.result.model_copy(update={"cost": cost, "verdict": verdict})) for cost, run, verdict in own]
         return build._row("A", Side(tuple(replace(run, result=result) for run, result in each)))
 
@@ -409,6 +409,11 @@ def test_a_side_of_several_runs_has_the_cost_the_energy_and_the_verdict_of_all_o
     assert (row(dear).cost.ci, row(dear).verdict) == ((4.0, None), "PASS")
     lacking = row(cheap, none).cost
     assert (lacking.value, lacking.why) == (None, "an SLO is missed (in 1 of 2 runs)")
+    undecided = row(cheap, none, cheap, verdicts=("PASS", "INCONCLUSIVE", "PASS")).cost
+    assert (undecided.value, undecided.ci) == (2.0, (1.0, 3.0))
+    assert undecided.why == "of 2 of 3 runs; the other is INCONCLUSIVE"
+    assert row(none, none, verdicts=("INCONCLUSIVE", "INCONCLUSIVE")).cost.value is None
+    assert row(none, none, cheap, verdicts=("INCONCLUSIVE", "FAIL", "PASS")).cost.value is None
 
 
 def test_identical_devices_are_told_how_far_they_lie_apart(tmp_path: Path) -> None:

@@ -387,6 +387,20 @@ def test_a_run_that_passed_costs_at_most_so_much_which_may_be_enough(tmp_path: P
     assert "gapmeter capacity finds the other" in " ".join(text(document(undecided)).plain.split())
 
 
+def test_a_side_of_runs_of_which_one_is_not_decided_costs_what_the_others_do(tmp_path: Path) -> None:
+    slo = "ttft p50 <= 900 ms"
+    paths = [write_run(tmp_path / name, slos=(slo,), count=240).path for name in ("passed", "undecided", "missed")]
+    results = [RunResult.read(path) for path in paths]
+    results[1].model_copy(update={"verdict": "INCONCLUSIVE"}).write(paths[1])
+    results[2].model_copy(update={"verdict": "FAIL"}).write(paths[2])
+    passed, undecided, missed = map(read_found, paths)
+    other = [[searched(tmp_path / "searches", 2, 1.9, 2.1, slo=slo)]]
+    row = cost_table([[passed, undecided], other]).rows[0]
+    assert (row.capacity.low, row.why_no_cost, row.per_request_usd_ci is None) == (8.0, "", False)
+    for side in ([undecided, undecided], [passed, missed]):
+        assert cost_table([side, other]).rows[0].per_request_usd_ci is None
+
+
 def test_a_run_whose_rate_nobody_asked_for_is_a_point_by_the_rate_that_came(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", slos=("ttft p50 <= 900 ms",), count=240).path
     result = RunResult.read(path)
