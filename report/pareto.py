@@ -133,7 +133,8 @@ def _lead(pareto: Pareto) -> str:
     return (
         f"Further right answers faster, further up serves more on the same hardware. Per user: 1000 / "
         f"{pareto.statistic} TPOT in ms{mean}. Per {pareto.unit}: output tokens of all requests that succeeded, within "
-        f"their SLOs or not. $: a million of them at this throughput and the planned utilisation."
+        f"their SLOs or not. $: a million of them at this throughput and the planned utilisation; points that miss "
+        f"their SLOs have it too, unlike a cost at the SLA."
     )
 
 
@@ -187,6 +188,6 @@ def _table(pareto: Pareto, where: str) -> Table:
         ])  # fmt: skip
     headers: Headers = [
         *(["of"] if sides else []), "point", "verdict", "tokens/s per user", "95 % interval",
-        f"tokens/s per {pareto.unit}", "95 % interval", "a million output tokens", "the front",
+        f"tokens/s per {pareto.unit}", "95 % interval", "a million at this throughput", "the front",
     ]  # fmt: skip
     return Table("Tokens per second", headers, rows, words=2 + sides)
