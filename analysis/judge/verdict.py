@@ -110,9 +110,11 @@ def _judge_latency(
     at_most = at_most_ms(values, percentile) if not estimate.supported else None
     if not infinite and (refused_ns := lateness.refused_ns(slo.metric, percentile)) is not None:
         late_ns = late_ns or refused_ns
-        ends = (finite_ms(estimate.low), finite_ms(estimate.high)) if estimate.supported else None
-        known = Percentile(ci_ms=ends, at_most=at_most)
+        ci_ms = (finite_ms(estimate.low), finite_ms(estimate.high)) if estimate.supported else None
+        known = Percentile(ci_ms=ci_ms, at_most=at_most)
         at_most = None if shortens(slo.metric, percentile) else upper_bound(known)
+    ends = value, estimate.low, estimate.high
+    shown_ms, low_ms, high_ms = map(finite_ms, ends if late_ns is None else (None, None, None))
     return SloAnswer(
         text=slo.text,
         metric=slo.metric,
@@ -121,9 +123,9 @@ def _judge_latency(
         sure=found.sure,
         basis=found.basis,
         limit=limit / 1e6,
-        value=finite_ms(value),
-        low=finite_ms(estimate.low),
-        high=finite_ms(estimate.high),
+        value=shown_ms,
+        low=low_ms,
+        high=high_ms,
         sample=finite_ms(estimate.value),
         at_most=at_most,
         highest=_highest_known(values, percentile) if not estimate.supported else None,

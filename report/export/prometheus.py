@@ -85,7 +85,7 @@ def _requests(result: RunResult) -> Iterator[Sample]:
 
 def _slos(result: RunResult, which: Literal["limit", "value"]) -> Iterator[Sample]:
     for slo in result.slo:
-        found = slo.limit if which == "limit" else slo.value if slo.late is None else None
+        found = slo.limit if which == "limit" else slo.value
         yield {"slo": slo.text, "status": slo.status}, found if slo.unit == "share" else _seconds(found)
 
 

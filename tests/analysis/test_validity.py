@@ -357,6 +357,7 @@ def test_a_refused_figure_that_decides_its_limit_even_so_is_shown_as_refused(lim
     assert (answer.status, answer.late) == ("FAIL" if limit_ms == 1 else "PASS", 60.0)
     assert (slo_value(answer), slo_interval(answer)) == ("refused", "at most 320 ms (98 % sure)")
     assert gauge(answer).value is None
+    assert (answer.value, answer.low, answer.high) == (None, None, None), "nor has the result what is not shown"
     assert "p99 TTFT refused, since up to 60.0 ms of it may be" in slo_sentence(answer)
 
 
