@@ -56,13 +56,17 @@ def figures(result: RunResult) -> dict[str, pd.DataFrame]:
 
 
 def _flat(found: Result) -> dict[str, Any]:
-    """Figures by their names in JSON, intervals as two columns; nested parts are left to the JSON."""
+    """Figures by their names in JSON, intervals and bounds as two columns; other nested parts are left to the JSON."""
     out: dict[str, Any] = {}
     for key, value in found.to_json().items():
         if key.endswith("_ci_ms"):
             stem = key.removesuffix("_ci_ms")
             low, high = value or (None, None)
             out |= {f"{stem}_low_ms": low, f"{stem}_high_ms": high}
+        elif key == "at_most":  # an SLO's own, or by percentile
+            for name, bound in ({"": value} if "ms" in value else value).items():
+                stem = f"{name}_at_most".removeprefix("_")
+                out |= {f"{stem}_ms": bound["ms"], f"{stem}_confidence": bound["confidence"]}
         elif not isinstance(value, (dict, list)):
             out[key] = value
     return out

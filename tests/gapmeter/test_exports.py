@@ -14,16 +14,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import gapmeter
+from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.results import RunResult
+from gapmeter.analysis.stats.series import Series, Worth
 from gapmeter.errors import UserError
 from gapmeter.records.request import trace_ids
-from gapmeter.report.export.csv import _write
+from gapmeter.report.export.csv import _write, figures
 from tests.kit.command import SIMULATED, Done
 from tests.kit.command import gapmeter as command
 
@@ -168,6 +171,19 @@ def test_csv_files_carry_where_they_are_from_and_the_runs_figures(run: Any, tmp_
         assert metrics.loc[("e2e", "due"), key] == pytest.approx(told, nan_ok=True), key
     ledger = pd.read_csv(files["ledger"], comment="#")
     assert ledger["total_ns"].tolist() == run.ledger["total_ns"].tolist()
+
+
+def test_csv_has_the_bound_of_a_percentile_without_an_interval(run: Any) -> None:
+    worth = Worth(middle=300.0, body=300.0, tail=300.0)
+    found = distribution(Series(np.arange(1, 301) * 1e6, known=worth), (99.0,), 1.0, 0.1)
+    bound = found.at(99.0).at_most
+    assert found.ms(99.0) is None and bound is not None and bound.ms == 300.0
+    result = RunResult.read(run.folder.path)
+    slo = result.slo[0].model_copy(update={"at_most": bound})
+    tables = figures(result.model_copy(update={"metrics": {"ttft": found}, "slo": (slo,)}))
+    row, own = tables["metrics"].iloc[0], tables["slo"].iloc[0]
+    assert (row["p99_at_most_ms"], row["p99_at_most_confidence"]) == (300.0, bound.confidence)
+    assert (own["at_most_ms"], own["at_most_confidence"]) == (300.0, bound.confidence)
 
 
 def test_an_error_with_the_mark_of_comments_cuts_no_row_short(run: Any, tmp_path: Path) -> None:
