@@ -156,10 +156,11 @@ def _doubts(result: CostTable) -> list[str]:
             continue
         best, times = result.cheapest, _times(row.ratio)
         if row.ratio.doubt == "open":
-            said.append(
-                f"{row.name} costs {times} times what {best} does: only one end of a rate is known; gapmeter capacity "
-                f"finds the other."
-            )
+            lacking = [one for one in result.rows if one.name in (row.name, best) and not one.capacity.rate]
+            of = f"{' and '.join(one.name for one in lacking)}'s rate only one end is known"
+            searched = all(one.kind == "capacity" for one in lacking)
+            more = "--resume FOLDER with a larger --budget" if searched else "gapmeter capacity"
+            said.append(f"{row.name} costs {times} times what {best} does: of {of}; {more} may find the other.")
         elif row.ratio.doubt == "interval":
             said.append(f"{row.name} costs {times} times what {best} does, which may not be a real difference.")
         else:

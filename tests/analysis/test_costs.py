@@ -384,7 +384,11 @@ def test_a_run_that_passed_costs_at_most_so_much_which_may_be_enough(tmp_path: P
     close = searched(tmp_path, 15, 14, 16, usd=usd, slo=slo)
     undecided = table(close, run)
     assert undecided.verdict == NOT_ESTABLISHED
-    assert "gapmeter capacity finds the other" in " ".join(text(document(undecided)).plain.split())
+    told = " ".join(text(document(undecided)).plain.split())
+    assert "of B's rate only one end is known; gapmeter capacity may find the other." in told
+    begun = table(searched(tmp_path, 15, 14, 16, slo=slo), searched(tmp_path, None, 8, None, slo=slo))
+    told = " ".join(text(document(begun)).plain.split())
+    assert "of B's rate only one end is known; --resume FOLDER with a larger --budget may find the other." in told
 
 
 def test_a_side_of_runs_of_which_one_is_not_decided_costs_what_the_others_do(tmp_path: Path) -> None:
