@@ -162,7 +162,9 @@ def _doubts(result: CostTable) -> list[str]:
             more = "--resume FOLDER with a larger --budget" if searched else "gapmeter capacity"
             said.append(f"{row.name} costs {times} times what {best} does: of {of}; {more} may find the other.")
         elif row.ratio.doubt == "interval":
-            said.append(f"{row.name} costs {times} times what {best} does, which may not be a real difference.")
+            pairs = [one.name for one in result.rows if one.name in (row.name, best) and len(one.folders) == 2]
+            more = f" A third search of {' and '.join(pairs)} would tell more than the second did." if pairs else ""
+            said.append(f"{row.name} costs {times} times what {best} does, which may not be a real difference.{more}")
         else:
             own = _between(*row.ratio.own, " to ")
             singles = [one.name for one in result.rows if one.name in (row.name, best) and len(one.folders) == 1]

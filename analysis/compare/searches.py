@@ -254,9 +254,16 @@ def together(side: Sequence[Sequence[Found]]) -> Found:
         folders=tuple(name for one in found for name in one.folders),
         capacity=capacity,
         spread=0.0 if capacity.rate else SEARCH_SPREAD / math.sqrt(len(decided)),
-        fleet=None,
+        fleet=_fleet([one.fleet for one in found]),
         pareto=merged([("", one.pareto) for one in found]),
     )
+
+
+def _fleet(fleets: Sequence[Fleet | None]) -> Fleet | None:
+    """The largest, of the search that proved least; None unless all are planned for one load in one way."""
+    planned = [each for each in fleets if each is not None]
+    same = len({(each.target_rps, each.headroom, each.spare) for each in planned}) == 1
+    return min(planned, key=lambda each: each.planned_rps) if same and len(planned) == len(fleets) else None
 
 
 def _mean(rates: Sequence[HeldRate]) -> HeldRate:

@@ -184,6 +184,16 @@ def test_repeats_that_lie_far_apart_count_for_what_they_show_in_the_rate_the_cos
     assert row.per_request_usd_ci == pytest.approx((1 / (3600 * (high or 0) * 0.8), 1 / (3600 * (low or 0) * 0.8)))
     assert row.ratio is not None and (row.ratio.low, row.ratio.high) == row.ratio.own, "they have it in them"
     assert (found.verdict, row.ratio.doubt) == (NOT_ESTABLISHED, "interval")
+    told = " ".join(text(document(found)).plain.split())
+    assert "which may not be a real difference. A third search of A and B would tell more than the second did." in told
+
+
+def test_a_side_of_several_searches_keeps_the_fleet_of_the_one_that_proved_least(tmp_path: Path) -> None:
+    def side(*planned: tuple[float, float | None]) -> list[list[Found]]:
+        return [[searched(tmp_path, low + 5, low, low + 9, target_rps=target)] for low, target in planned]
+
+    rows = cost_table([side((50, 200), (40, 200)), side((50, 200), (50, 100)), side((50, 200), (50, None))]).rows
+    assert [row.fleet and row.fleet.replicas for row in rows] == [8, None, None], "200 / (40 x 0.8) and one to spare"
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.03, 0.07, 0.15])
