@@ -109,7 +109,7 @@ def _dispersion(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
 
 def sent_rate(requests: pd.DataFrame) -> float | None:
     """Requests per second that were sent, from the first to the last."""
-    return _per_s(_stamped(requests, "sent_ns"))
+    return _per_s(_sent_ns(requests))
 
 
 def _per_s(at_ns: Ints) -> float | None:
@@ -128,7 +128,7 @@ def dispersion(requests: pd.DataFrame) -> float | None:
     Windows hold five requests on average, at most 200 of them. Poisson arrivals give 1: (windows - 1) x index is then
     chi-squared with windows - 1 degrees of freedom (Cox and Lewis 1966). None below ten windows.
     """
-    return _index(_on_scale(_stamped(requests, "sent_ns")))[0]
+    return _index(_on_scale(_sent_ns(requests)))[0]
 
 
 def _stamped(requests: pd.DataFrame, name: str) -> Ints:
@@ -136,15 +136,22 @@ def _stamped(requests: pd.DataFrame, name: str) -> Ints:
     return at[at >= 0]
 
 
-def _left_ns(requests: pd.DataFrame) -> Ints:
-    """When the load tester did its part: called the server where it lacked a connection, else wrote to its socket.
+def _sent_ns(requests: pd.DataFrame) -> Ints:
+    """When requests that reached the server were sent."""
+    sent = _without_retries(requests, stamps_ns(requests, "sent_ns"))
+    return sent[sent >= 0]
 
-    A retry is our own plan, not the arrivals': its wait is left out, so a last attempt counts as if it were the first.
-    """
+
+def _left_ns(requests: pd.DataFrame) -> Ints:
+    """When the load tester did its part: called the server where it lacked a connection, else wrote to its socket."""
     called = stamps_ns(requests, "connect_start_ns")
-    left = np.where(called >= 0, called, handed_ns(requests))
+    return _without_retries(requests, np.where(called >= 0, called, handed_ns(requests)))
+
+
+def _without_retries(requests: pd.DataFrame, at_ns: Ints) -> Ints:
+    """A retry is our own plan, not the arrivals': a last attempt counts as if it were the first."""
     waited = stamps_ns(requests, "attempt_due_ns") - stamps_ns(requests, "due_ns")
-    return np.where(left >= 0, left - waited, left)
+    return np.where(at_ns >= 0, at_ns - waited, at_ns)
 
 
 def _on_scale(at_ns: Ints, knots: Knots = ()) -> Floats:

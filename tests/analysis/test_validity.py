@@ -126,8 +126,12 @@ def test_requests_that_are_sent_again_are_no_lateness_and_no_bunching_of_the_loa
     back = 15_000 * MS  # when the server was there again, which then got all of them within three seconds
     later = np.where(since < back, back + since // 5 - since, 0)
     sent = {"sent_ns": requests["sent_ns"] + later, "attempt_due_ns": requests["due_ns"] + later}
-    found = states(requests.assign(**sent), POISSON)
+    again = requests.assign(**sent)
+    found = states(again, POISSON)
     assert [found[rule] for rule in ("rate", "delivered", "dispersion", "lag")] == [OK] * 4
+    assert (arrivals.sent_rate(again), arrivals.dispersion(again)) == (
+        arrivals.sent_rate(requests), arrivals.dispersion(requests),
+    )  # fmt: skip
     late = {"sent_ns": requests["sent_ns"] + later, "attempt_due_ns": requests["due_ns"]}
     assert states(requests.assign(**late), POISSON)["dispersion"] == BROKEN
 

@@ -32,7 +32,7 @@ hyphen. ``failures``: the upper end of an SLO on errors came to know in how many
 On 2026-11-27 all followed when goodput became a part of the throughput: no other figure changed.
 ``attached`` and ``failures`` followed then, whose server was attached to on the same machine: its cores are unknown,
 and the words on its cost say so. ``failures`` followed again: the most frequent class is said with how many it has, and
-tokens per request are of all requests, failed ones too.
+tokens per request are of all requests, failed ones too. And again: the delivered rate leaves out the waits of retries.
 """
 
 from __future__ import annotations
