@@ -16,20 +16,24 @@ from scipy import special
 
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.judge.evidence import Evidence, Knots, expected_counts
+from gapmeter.analysis.judge.lateness import SHARES
 from gapmeter.analysis.numbers import count, share, significant
-from gapmeter.analysis.requests.metrics import handed_ns, stamps_ns
-from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, Check
+from gapmeter.analysis.requests.metrics import generator_lag_ns, handed_ns, last_waits_ns, stamps_ns
+from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check
 
 RATE_TOLERANCE = 0.01
 DELIVERED_FLOOR_NS = 20e6  # in a window of a second, one late request would otherwise look like a rate
+LATE_NS = 1e6  # of a user's time: less harms nobody
 CHANCE = 1e-4
 CONSTANT_DISPERSION = 0.3
 BUNCHING = (0.7, 1.4)  # dispersion of sent over that of planned requests
 
 
 def check_arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
-    """Whether an open loop's requests came at the rate and in the way that was asked for; nothing for a closed one."""
+    """Whether an open loop's requests came at the rate and in the way that was asked for, and a closed one's users."""
     if evidence.loop != "open":
+        if evidence.concurrency is not None:
+            yield _users(requests, evidence.concurrency)
         return
     starts = first_turns(requests)
     left = _left_ns(requests)
@@ -56,6 +60,25 @@ def check_arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check
 def unmeasured(rule: str, text: str) -> Check:
     """A rule that nothing can be said of."""
     return Check(rule=rule, status=UNMEASURED, value=None, limit=None, text=text)
+
+
+def _users(requests: pd.DataFrame, asked: int) -> Check:
+    """How many users there were on average, less those who could have asked again, had the load tester been on time.
+
+    What reads or sends late within the measured part counts, from a millisecond on. With the kernel's stamps late
+    reading is in no latency, but the server has fewer requests meanwhile.
+    """
+    ended, due = stamps_ns(requests, "end_ns"), stamps_ns(requests, "due_ns")
+    read = ended + last_waits_ns(requests)
+    lost_ns = (np.minimum(read, due.max()) - ended)[ended >= 0], generator_lag_ns(requests)
+    lost = sum(float(each[each >= LATE_NS].sum()) for each in lost_ns) / max(asked * int(due.max() - due.min()), 1)
+    most = SHARES[1]
+    return Check(
+        rule="delivered", status=BROKEN if lost > most else WARN if lost > SHARES[0] else OK,
+        value=asked * (1 - lost), limit=float(asked),
+        text=f"{count(asked)} users were asked for; less the time that the load tester read or sent late,"
+        f" {significant(asked * (1 - lost))} asked on average ({share(lost)} off; {share(most)} allowed)",
+    )  # fmt: skip
 
 
 def _rate(planned: float, asked: float, n: int, evidence: Evidence) -> Check:

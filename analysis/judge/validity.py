@@ -89,7 +89,9 @@ def _instrument(evidence: Evidence, answers: Sequence[SloAnswer], lateness: Late
     # A stall too short for a p99, but longer than what was measured, is in the highest percentiles and the maxima.
     ttft = percentile_of(lateness.series("ttft").ordered, 99) or 0.0
     if check.status == OK and loop_ns is not None and (longest := loop_ns[-1]) > max(HELD_NS, ttft):
-        stall = f"it once stalled for {duration(longest / 1e6)}, which shows in maxima and percentiles beyond p99"
+        stall = f"it once stalled for {duration(longest / 1e6)}"
+        if evidence.loop == "open" or lateness.merged_ns is None:  # else nothing was due meanwhile, or stamped late
+            stall += ", which shows in maxima and percentiles beyond p99"
         check = check.model_copy(update={"status": WARN, "text": f"{check.text}; {stall}"})
     yield check
     if (cpu := evidence.client_cpu_share) is None:
@@ -253,7 +255,7 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame)
             if check.rule in _BY_REQUESTS:
                 cause, flag = _BY_REQUESTS[check.rule](requests, evidence) or (cause, flag)
             used = evidence.client_cpu_share
-            if check.rule in ("lag", "loop_lag") and used is not None and used < _BUSY:
+            if check.rule in ("delivered", "lag", "loop_lag") and used is not None and used < _BUSY:
                 flag = ""  # it waited for something else than its own work
             flag = flags.get(flag, flag)
             out.append(RunWarning(code=check.rule, text=check.text, cause=cause, flag=flag, touches=touches))

@@ -146,6 +146,12 @@ def receive_waits_ns(requests: pd.DataFrame) -> tuple[Floats, int]:
     return every[every > 0].astype(np.float64), pieces
 
 
+def last_waits_ns(requests: pd.DataFrame) -> Ints:
+    """How long the end of each answer waited to be read; 0 where the kernel did not stamp it."""
+    waits, counts = flattened(requests, "receive_wait_ns")
+    return np.where(counts > 0, np.append(waits, 0)[np.cumsum(counts) - 1], 0)
+
+
 def token_gaps(requests: pd.DataFrame, rows: Bools) -> Gaps:
     """The gaps of the requests that ``rows`` marks. Tokens that arrived together are one arrival."""
     whose, at_ns, tokens = arrivals_of(requests, rows)

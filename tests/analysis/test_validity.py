@@ -604,6 +604,35 @@ def test_bursts_whose_curve_is_too_long_for_the_manifest_may_stray_as_far_as_the
     assert refused == 0
 
 
+@pytest.mark.parametrize(
+    ("held_s", "status", "users"),
+    [((0.0, 0.0), OK, 4.0), ((3.0, 3.5), WARN, 3.8), ((3.0, 6.0), BROKEN, 2.8), ((9.9, 13.9), OK, 4.0)],
+    ids=["never", "half a second of ten", "three seconds", "when the last had been sent"],
+)
+def test_users_whose_answers_are_read_late_are_fewer_than_were_asked_for(
+    held_s: tuple[float, float], status: str, users: float
+) -> None:
+    """The kernel's stamps keep the wait out of every latency; the server had fewer requests meanwhile."""
+    begin, end = (int(each * 1e9) for each in held_s)
+    due, waits = [], []
+    for user in range(4):
+        at = user * 25 * MS
+        while at < 10_000 * MS:
+            due.append(at)
+            answered = at + 100 * MS
+            waits.append(end - answered if begin <= answered < end else 20_000)
+            at = answered + waits[-1]
+    order = np.argsort(due)
+    came = np.array(due)[order] + 10**12
+    requests = run(came, came + 50_000).assign(
+        end_ns=came + 100 * MS, receive_wait_ns=[np.array([9_000, waits[k]], np.uint32) for k in order],
+        token_ns=[np.array([at + 50 * MS]) for at in came], chunk_tokens=[np.array([1])] * len(came),
+    )  # fmt: skip
+    found = validity.check_run(requests, Evidence("closed", "closed", concurrency=4))
+    delivered = next(check for check in found if check.rule == "delivered")
+    assert (delivered.status, delivered.value, delivered.limit) == (status, pytest.approx(users, abs=0.05), 4)
+
+
 def test_a_closed_loop_has_no_rate_to_keep() -> None:
     found = states(poisson_run(), Evidence("closed", "closed", concurrency=8))
     assert "rate" not in found
