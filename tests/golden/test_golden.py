@@ -33,7 +33,7 @@ On 2026-11-27 all followed when goodput became a part of the throughput: no othe
 ``attached`` and ``failures`` followed then, whose server was attached to on the same machine: its cores are unknown,
 and the words on its cost say so. ``failures`` followed again: the most frequent class is said with how many it has, and
 tokens per request are of all requests, failed ones too. And again: the delivered rate leaves out the waits of retries.
-``closed`` followed then: a rule more, on the users that the load tester held up.
+``closed`` and ``gpu`` followed then: a rule more, on the users that the load tester held up.
 """
 
 from __future__ import annotations
