@@ -72,6 +72,7 @@ CLASSES: tuple[Class, ...] = (
     Class("handoff_transit", "handoff", transit=True, thread="engine woken"),
     Class("output_ready", "output", transit=True, thread="engine woken"),
     Class("output_transit", "output", transit=True, thread="loop woken", busy="output"),
+    Class("network", "network_in", transit=True),
     Class("network_in", "network_in", transit=True, thread="loop woken", busy="accept_wait"),
     Class("network_out", "network_out", transit=True),
 )

@@ -17,6 +17,7 @@ from gapmeter.analysis.ledger.trace import MISSING, Trace, filled
 from gapmeter.records import Span
 
 _INGRESS = (Span.HTTP, Span.APPLICATION, Span.REQUEST)
+_FEWEST_SENT, _BEYOND_LOOPBACK_NS = 20, 1_000_000
 _IN_CALL = (Span.INPUT_PREP, Span.HOST_LAUNCH, Span.SAMPLING)
 
 
@@ -199,13 +200,25 @@ class Maker(Parts):
             seen = self.ingress["start"]
             sent = np.where((seen != MISSING) & (seen < sent), np.maximum(seen, write), sent)
             self.causal("write → server", write, seen)
-            self.add("network_in", sent, seen)
+            arrived = np.where(sent != MISSING, np.minimum(sent + self._network_ns(), seen), MISSING)
+            self.add("network", sent, arrived)
+            self.add("network_in", arrived, seen)
         connect_start, connect_end = (np.where(opened, at[who], MISSING) for at in (c.connect_start, c.connect_end))
         self.add("connect", connect_start, connect_end)
         if c.first_due is not None:
             self.add("retry", c.first_due[who], due)
         self.add("generator_lag", due, np.where(opened, connect_start, sent))
         self.add("generator_lag", connect_end, np.where(opened, sent, MISSING))
+
+    def _network_ns(self) -> int:
+        """What the network takes of every request, in which none can wait for the server; 0 where it is loopback.
+
+        It is the least that any request took, so of few nothing is concluded: all of them may have waited.
+        """
+        seen, sent = self.index.of_request(Span.INGRESS)["start"], self.client.sent
+        took = (seen - sent)[(seen != MISSING) & (sent != MISSING)]
+        least = int(took.min()) if len(took) >= _FEWEST_SENT else 0
+        return least if least >= _BEYOND_LOOPBACK_NS else 0
 
     def api_side(self) -> None:
         self.joined &= self.ingress["start"] != MISSING

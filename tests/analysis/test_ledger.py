@@ -326,6 +326,36 @@ def test_a_message_that_arrives_while_the_event_loop_works_for_others_has_waited
     assert row["transit_ns"] == between - 80 - 100  # the output also found the loop at work, 8850..8950
 
 
+@pytest.mark.parametrize("requests", [20, 19])
+def test_what_the_network_takes_of_every_request_is_no_wait_for_the_servers_event_loop(
+    tmp_path: Path, requests: int
+) -> None:
+    """Behind a proxy that takes 20 ms: the loop is at work 5 to 12 ms and 21 to 23 ms after a request left."""
+    ms = 1_000_000
+    due = [(k + 1) * 100 * ms for k in range(requests)]
+
+    def api(writer: RecordWriter) -> None:
+        for k, at in enumerate(due):
+            ref = writer.request(f"engine-{k}", f"r{k}")
+            writer.span(Span.INGRESS, ref, at + (25 if k else 20) * ms, at + (26 if k else 21) * ms)
+            writer.span(Span.EGRESS, ref, at + 28 * ms, at + 29 * ms, n=1)
+            other = writer.request(f"other-{k}", f"somebody else's {k}")
+            for begun, ended in ((5, 12), (21, 23)):
+                writer.span(Span.EGRESS, other, at + begun * ms, at + ended * ms, n=1)
+
+    table = pd.concat([
+        _requests(request_id=f"r{k}", due_ns=at, write_ns=at, sent_ns=at, output_tokens=1, token_ns=[at + 30 * ms],
+                  first_token_ns=at + 30 * ms, last_token_ns=at + 30 * ms)
+        for k, at in enumerate(due)
+    ], ignore_index=True)  # fmt: skip
+    trace = read_trace(_write(tmp_path, api, None), table["request_id"].tolist())
+    ledger = make_ledger(LedgerInputs.of(table, trace)).rows
+    rows = ledger[ledger["event"] == "first_token"].set_index("request_id").loc[table["request_id"]]
+    network = 7 * ms if requests == 20 else 0  # of fewer requests nothing is concluded
+    assert rows["accept_wait_ns"].tolist() == [7 * ms - network] + [9 * ms - network] * (requests - 1)
+    assert (rows["accept_wait_ns"] + rows["network_in_ns"]).tolist() == [20 * ms] + [25 * ms] * (requests - 1)
+
+
 def test_where_nobody_watched_the_cores_waits_for_them_are_unmeasured(tmp_path: Path) -> None:
     ledger = _ledger(tmp_path)
     assert "core_wait" in ledger.unmeasured
