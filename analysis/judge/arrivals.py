@@ -76,8 +76,9 @@ def _users(requests: pd.DataFrame, asked: int) -> Check:
     return Check(
         rule="delivered", status=BROKEN if lost > most else WARN if lost > SHARES[0] else OK,
         value=asked * (1 - lost), limit=float(asked),
-        text=f"{count(asked)} users were asked for; less the time that the load tester read or sent late,"
-        f" {significant(asked * (1 - lost))} asked on average ({share(lost)} off; {share(most)} allowed)",
+        text=f"{count(asked)} {'user was' if asked == 1 else 'users were'} asked for; less the time that the load"
+        f" tester read or sent late, {significant(asked * (1 - lost))} asked on average"
+        f" ({share(lost)} off; {share(most)} allowed)",
     )  # fmt: skip
 
 

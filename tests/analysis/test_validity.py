@@ -633,6 +633,12 @@ def test_users_whose_answers_are_read_late_are_fewer_than_were_asked_for(
     assert (delivered.status, delivered.value, delivered.limit) == (status, pytest.approx(users, abs=0.05), 4)
 
 
+@pytest.mark.parametrize(("users", "said"), [(1, "1 user was asked for; "), (2, "2 users were asked for; ")])
+def test_one_user_was_asked_for_not_one_users_were(users: int, said: str) -> None:
+    found = validity.check_run(poisson_run(), Evidence("closed", "closed", concurrency=users))
+    assert next(check.text for check in found if check.rule == "delivered").startswith(said)
+
+
 def test_a_closed_loop_has_no_rate_to_keep() -> None:
     found = states(poisson_run(), Evidence("closed", "closed", concurrency=8))
     assert "rate" not in found
