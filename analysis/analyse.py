@@ -52,7 +52,9 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, MetricS
     trace = _trace(folder, manifest, requests)
     steps = steps_table(trace) if trace is not None and trace.has_engine else None
     with ThreadPoolExecutor(2) as beside:  # what takes seconds of a large run is mostly done without Python's lock
-        tables, ledger, files = _with_ledger(RunTables(requests), trace, beside)
+        tables, ledger, files = _with_ledger(
+            RunTables(requests), trace, beside, attached=manifest.asked.server.engine == "attach"
+        )
         trace = trace and trace.without_tokens()
         give_back_memory()
         if steps is not None:
@@ -130,13 +132,13 @@ def _read_without_warmup(
 
 
 def _with_ledger(
-    tables: RunTables, trace: Trace | None, beside: Executor
+    tables: RunTables, trace: Trace | None, beside: Executor, *, attached: bool
 ) -> tuple[RunTables, Ledger, dict[str, pd.DataFrame]]:
     """The tables with their ledger, unless it is refused; the ledger; what of both becomes a file.
 
     What ledgers are made from, a gigabyte in a large run, is gone when this returns.
     """
-    inputs = LedgerInputs.of(tables.requests, trace)
+    inputs = LedgerInputs.of(tables.requests, trace, attached=attached)
     give_back_memory()
     made = beside.submit(make_ledger, inputs)
     if trace is None:  # else there would have to be room for both

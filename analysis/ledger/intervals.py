@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from gapmeter.analysis.ledger.trace import MISSING, Trace, filled
 from gapmeter.records import Span
 
 _INGRESS = (Span.HTTP, Span.APPLICATION, Span.REQUEST)
-_FEWEST_SENT, _BEYOND_LOOPBACK_NS = 20, 1_000_000
 _IN_CALL = (Span.INPUT_PREP, Span.HOST_LAUNCH, Span.SAMPLING)
 
 
@@ -26,7 +25,8 @@ class ClientStamps:
     """The client's stamps, one element a row of its table; ``MISSING`` where there is none.
 
     ``first_due``: when the first attempt was due, where earlier ones had failed; ``due`` is the attempt's own.
-    ``together``: how many tokens were read with the first one, it included.
+    ``together``: how many tokens were read with the first one, it included. ``network_ns``: what the network takes of
+    every request, in which none can wait for the server.
     """
 
     due: Ints
@@ -36,6 +36,7 @@ class ClientStamps:
     sent: Ints
     first_due: Ints | None = None
     together: Ints | None = None
+    network_ns: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,7 @@ class Maker(Parts):
             seen = self.ingress["start"]
             sent = np.where((seen != MISSING) & (seen < sent), np.maximum(seen, write), sent)
             self.causal("write → server", write, seen)
-            arrived = np.where(sent != MISSING, np.minimum(sent + self._network_ns(), seen), MISSING)
+            arrived = np.where(sent != MISSING, np.minimum(sent + self.client.network_ns, seen), MISSING)
             self.add("network", sent, arrived)
             self.add("network_in", arrived, seen)
         connect_start, connect_end = (np.where(opened, at[who], MISSING) for at in (c.connect_start, c.connect_end))
@@ -209,16 +210,6 @@ class Maker(Parts):
             self.add("retry", c.first_due[who], due)
         self.add("generator_lag", due, np.where(opened, connect_start, sent))
         self.add("generator_lag", connect_end, np.where(opened, sent, MISSING))
-
-    def _network_ns(self) -> int:
-        """What the network takes of every request, in which none can wait for the server; 0 where it is loopback.
-
-        It is the least that any request took, so of few nothing is concluded: all of them may have waited.
-        """
-        seen, sent = self.index.of_request(Span.INGRESS)["start"], self.client.sent
-        took = (seen - sent)[(seen != MISSING) & (sent != MISSING)]
-        least = int(took.min()) if len(took) >= _FEWEST_SENT else 0
-        return least if least >= _BEYOND_LOOPBACK_NS else 0
 
     def api_side(self) -> None:
         self.joined &= self.ingress["start"] != MISSING

@@ -46,6 +46,8 @@ from gapmeter.records.process import give_back_memory
 CLOCK_ERROR_NS = 1_000  # one host, one clock: stamps of different processes agree to well below a microsecond
 
 _MOST_STRETCHES = 4_000_000  # in the table of timelines
+_FEWEST_SENT = 20  # of fewer, all may have waited for the server
+_BEYOND_LOOPBACK_NS = 1_000_000
 _FEW = 100  # requests that tell how many stretches a request has
 
 _API_STAGES = frozenset(
@@ -103,7 +105,8 @@ class LedgerInputs:
     measured: Bools
 
     @classmethod
-    def of(cls, requests: pd.DataFrame, trace: Trace | None) -> LedgerInputs:
+    def of(cls, requests: pd.DataFrame, trace: Trace | None, *, attached: bool = False) -> LedgerInputs:
+        """``attached``: a proxy or a network may lie before the server; one that was launched is on loopback."""
         fit = fit_interference(trace) if trace is not None and trace.has_engine else None
         unmeasured = _unmeasured(trace) | ({"interference"} if fit is None else set())
         index = Index(trace, len(requests)) if trace is not None else None
@@ -112,6 +115,8 @@ class LedgerInputs:
             excess = _decode_steps(index, fit.seqs, np.minimum(fit.excess_ns, index.steps.computed_ns(fit.seqs)))
         measured = requests["measured"].to_numpy(np.bool_)
         client = _client(requests, traced=trace is not None)
+        if attached and index is not None:
+            client = replace(client, network_ns=_network_ns(index, client))
         return cls(requests, trace, index, client, unmeasured, fit, excess, Sharer(trace), measured)
 
     @property
@@ -217,6 +222,14 @@ def _client(requests: pd.DataFrame, *, traced: bool) -> ClientStamps:
         due=at[due], connect_start=at["connect_start_ns"], connect_end=at["connect_end_ns"], write=at["write_ns"],
         sent=handed_ns(requests), first_due=at["due_ns"], together=read_together(requests) if traced else None,
     )  # fmt: skip
+
+
+def _network_ns(index: Index, client: ClientStamps) -> int:
+    """The least that any request took until the server saw it; 0 where it is loopback, or few may all have waited."""
+    seen = index.of_request(Span.INGRESS)["start"]
+    took = (seen - client.sent)[(seen != MISSING) & (client.sent != MISSING)]
+    least = int(took.min()) if len(took) >= _FEWEST_SENT else 0
+    return least if least >= _BEYOND_LOOPBACK_NS else 0
 
 
 def _unmeasured(trace: Trace | None) -> frozenset[str]:
