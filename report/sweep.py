@@ -175,9 +175,16 @@ def _brief(sweep: SweepFigures) -> Section:
         "point", "tokens/s", "batch", *(["TTFT p50"] if beside else []), f"TTFT {ttft}", "95 % interval",
         f"ITL {itl}", "95 % interval", Column("verdict", wraps=True), Column("binds", wraps=True),
     ]  # fmt: skip
-    reasons = [doc.Warned(f"{p.label}: {p.verdict.lower()}: {p.reason}") for p in sweep.points if p.reason]
-    blocks: list[Block] = [Table("Points", headers, rows, words=1, whole=True)]
-    return Section("brief", "", [*blocks, doc.Warnings(reasons)] if reasons else blocks, on=BRIEF)
+    return Section("brief", "", [Table("Points", headers, rows, words=1, whole=True), *_reasons(sweep)], on=BRIEF)
+
+
+def _reasons(sweep: SweepFigures) -> list[Block]:
+    """Why points have no figures, or none that count; those with one reason together."""
+    alike: dict[str, list[str]] = {}
+    for point in sweep.in_order():
+        if point.reason:
+            alike.setdefault(f"{point.verdict.lower()}: {point.reason}", []).append(point.label)
+    return [doc.Warnings([doc.Warned(f"{', '.join(labels)}: {why}") for why, labels in alike.items()])] if alike else []
 
 
 def _stages(result: SweepResult) -> Section | None:
@@ -229,7 +236,7 @@ def _points(sweep: SweepFigures) -> Section:
         name = Name(point.label, quote(f"{runs[0]}/report.html") if runs else "")
         if isinstance(point, LostPoint):
             dashes = [DASH] * (4 + beside + 2 * len(_METRICS))
-            rows.append([name, Mark(point.verdict, tone(point.verdict)), point.reason or "", *dashes])
+            rows.append([name, Mark(point.verdict, tone(point.verdict)), "", *dashes])
             continue
         rows.append([
             name, Mark(point.verdict, tone(point.verdict)), Name(_binds(point)), f"{point.metrics['ttft'].count:,}",
@@ -246,7 +253,7 @@ def _points(sweep: SweepFigures) -> Section:
     lead = (
         "Figures over requests that succeeded; each point links to its own report. Behind a queue: what is busy there."
     )
-    return Section("points", "Every point", [table], lead, "points")
+    return Section("points", "Every point", [*_reasons(sweep), table], lead, "points")
 
 
 def _binding(sweep: SweepFigures) -> Section | None:

@@ -16,7 +16,7 @@ from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point
 from gapmeter.analysis.provenance import provenance_of_study, served_by
 from gapmeter.analysis.requests.figures import distribution
-from gapmeter.analysis.requests.metrics import MetricSeries
+from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, succeeded
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
 from gapmeter.analysis.results.latency import explained_by
 from gapmeter.analysis.results.manifest import Manifest, SweepManifest, SweepPoint
@@ -202,7 +202,8 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
     checks = [check for result in results for check in result.checks]
     economy = describe_economy(judged, answers, used, frames.measured)
     emulated = " (emulated)" if economy.emulated else ""
-    about = facts.model_copy(update={"label": f"{facts.label}{emulated}", "reason": "; ".join(reasons) or None})
+    reason = "; ".join(reasons) or _what_failed(results, frames.measured)
+    about = facts.model_copy(update={"label": f"{facts.label}{emulated}", "reason": reason})
     return Point(
         **dict(about),
         verdict=judged,
@@ -222,6 +223,18 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
         slo=answers,
         economy=economy,
     )  # fmt: skip
+
+
+def _what_failed(results: Sequence[RunResult], measured: pd.DataFrame) -> str | None:
+    """What all requests of a point failed with, or those of a run from a moment on; None where neither happened."""
+    outages = (one for result in results if result.outage for one in result.warnings if one.code == "outage")
+    if (outage := next(outages, None)) is not None:
+        return f"{outage.text}: {outage.cause}"
+    failed = measured[~ended_by_us(measured)]
+    if not len(failed) or succeeded(failed).any():
+        return None
+    how = failed["outcome"].where(failed["status"].isin([0, 200]), "HTTP " + failed["status"].astype(str))
+    return f"all requests failed: {', '.join(sorted(how.unique()))}"
 
 
 def _distribution(

@@ -252,6 +252,15 @@ def test_a_point_without_a_measured_request_is_not_valid_and_loses_no_other(tmp_
     assert fast["metrics"]["ttft"]["count"] > 0
 
 
+@pytest.mark.whole_run
+def test_points_of_which_every_request_failed_say_how_in_one_line(tmp_path: Path) -> None:
+    failing = ("--set", "server.args.fault_error_share=1", *sweep_of([{"load.rate": 40}, {"load.rate": 60}]))
+    done = gapmeter(*QUICK, *failing, runs=tmp_path)
+    why = "40 req/s, 60 req/s: fail: all requests failed: HTTP 500"
+    assert why in " ".join(done.err.split())
+    assert why in done.folder.report.read_text()
+
+
 def test_servers_that_die_as_soon_as_they_are_ready_end_a_sweep_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
