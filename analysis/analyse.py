@@ -75,7 +75,8 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, MetricS
             warnings=[
                 *doubts.recording_warnings(trace, ledger, manifest, requests),
                 *doubts.telemetry_warnings(telemetry, manifest),
-                *doubts.growth_warning(state), *doubts.short_warmup_warning(state), *doubts.speed_warning(drift),
+                *doubts.growth_warning(state), *doubts.changing_warning(state), *doubts.short_warmup_warning(state),
+                *doubts.speed_warning(drift),
                 *choices_warning(note for g in generators for note in g.notes),
                 *streaming_warnings(measured),
             ],

@@ -142,16 +142,10 @@ def core_warning(rows: pd.DataFrame, held: Mapping[Culprit, int]) -> Iterator[Ru
 
 
 def warmup_warning(warmup: Warmup | None) -> Iterator[RunWarning]:
-    if warmup is None or warmup.state == "steady":
-        return
-    metric = warmup.metric.upper()
-    if warmup.state == "unsteady":
-        text = f"no steady state: {metric} kept changing through the run (MSER-5)"
-        cause = "the rate may be more than the server can do, so latency depends on how long the run is"
-        yield _warning("unsteady", text, cause)
+    if warmup is None or warmup.state != "warmed":
         return
     text = (
-        f"the first {warmup.excluded} requests were left out: their {metric} was "
+        f"the first {warmup.excluded} requests were left out: their {warmup.metric.upper()} was "
         f"{plain(warmup.ratio, 2)} times that of the rest (MSER-5)"
     )
     yield _warning("warmup", text, "compilation, cold caches or an empty queue at the start", "--set load.warmup=0")
@@ -169,6 +163,32 @@ def short_warmup_warning(steady: Steady) -> Iterator[RunWarning]:
     )
     cause = "compilation, cold caches or a queue that was still filling; set a longer one, or let gapmeter find it"
     yield _warning("short-warmup", text, cause, "--set load.warmup=auto")
+
+
+def changing_warning(steady: Steady) -> Iterator[RunWarning]:
+    """Where latency kept changing, or changed its level behind the start; the direction says what may have done it."""
+    mser5, pelt = steady.methods.mser5, steady.methods.pelt
+    if mser5 is None or pelt is None:
+        return
+    changes = [change for change in pelt.changes if change.certain]
+    if mser5.state == "unsteady":
+        code, rose = "unsteady", (mser5.ratio or 0) < 1
+        text = f"no steady state: {mser5.metric.upper()} kept changing through the run (MSER-5)"
+    elif changes and not pelt.agrees:
+        last = changes[-1]
+        code, rose = "level", last.ratio > 1
+        text = (
+            f"{last.metric.upper()} had no steady level: from request {count(last.request)} on it was "
+            f"{plain(last.ratio, 2)} times what it had been (PELT)"
+        )
+    else:
+        return
+    if rose:
+        cause = "the server slowed down, or the load is more than it can do, so latency depends on how long the run is"
+        yield _warning(code, text, f"it rose: {cause}")
+    else:
+        cause = "it fell: compilation or cold caches before, or other work on the machine that ended"
+        yield _warning(code, text, cause, "a longer load.warmup")
 
 
 def cached_warning(load: LoadFacts) -> Iterator[RunWarning]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bench.false_alarms import _run as queue_run
 from gapmeter.analysis.judge import steady
 from gapmeter.analysis.judge.steady import Warmup, detect_warmup
-from gapmeter.analysis.judge.warnings import growth_warning, short_warmup_warning
+from gapmeter.analysis.judge.warnings import changing_warning, growth_warning, short_warmup_warning
 from gapmeter.analysis.results.trust import Steady
 from gapmeter.report.trust import steady_sentence
 from tests.kit.runs import timed
@@ -100,6 +100,27 @@ def test_where_pelt_and_mser_disagree_the_sentence_says_so() -> None:
     assert "PELT disagrees: it sees TTFT at" in said(requests, told)
     requests = run(np.random.default_rng(2).lognormal(3, 0.3, 800))
     assert "PELT" not in said(requests, described(requests))
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize(("at", "times"), [(200, 2.0), (400, 2.0), (600, 2.0), (200, 0.5), (400, 0.5), (600, 0.5)])
+def test_a_level_that_changes_is_warned_of_with_what_its_direction_supports(
+    at: int, times: float, *, fixed: bool
+) -> None:
+    ttft = np.random.default_rng(1).lognormal(3, 0.3, 800)
+    ttft[at:] *= times
+    requests = run(ttft)
+    told = steady.describe_steady(requests, None if fixed else detect_warmup(requests), loop="closed", searched=True)
+    (warning,) = changing_warning(told)
+    assert warning.text.startswith("no steady state: TTFT" if told.state == "unsteady" else "TTFT had no steady level")
+    assert warning.cause.startswith("it rose: the server slowed" if times > 1 else "it fell: compilation")
+
+
+def test_a_steady_run_and_a_start_that_was_found_are_no_change() -> None:
+    ttft = np.random.default_rng(2).lognormal(3, 0.3, 800)
+    assert not list(changing_warning(described(run(ttft))))
+    ttft[:60] *= 8
+    assert not list(changing_warning(described(run(ttft))))
 
 
 def test_a_start_that_both_find_is_agreed_on() -> None:

@@ -240,9 +240,6 @@ def test_what_was_left_out_as_warm_up_is_a_warning_with_the_flag_that_keeps_it(f
     assert [w.code for w in told.warnings] == ["warmup", "hook"]
     assert "first 31 requests" in told.warnings[0].text
     assert told.warnings[0].flag == "--set load.warmup=0"
-    unsteady = replace(left_out, state="unsteady")
-    told = build_figures(RunTables(frames.requests, frames.ledger), [], EVIDENCE, warmup=unsteady)
-    assert told.warnings[0].code == "unsteady"
 
 
 def test_verdict_json_is_the_verdict_s_part_of_summary_json(told: RunFigures, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ On 2026-11-27 all followed when goodput became a part of the throughput: no othe
 and the words on its cost say so. ``failures`` followed again: the most frequent class is said with how many it has, and
 tokens per request are of all requests, failed ones too. And again: the delivered rate leaves out the waits of retries.
 ``closed`` and ``gpu`` followed then: a rule more, on the users that the load tester held up.
+``capacity`` followed then: its trial at 40/s has a warning that it had no steady state, as its warm-up is a fixed one.
 """
 
 from __future__ import annotations
