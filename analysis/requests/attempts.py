@@ -23,7 +23,10 @@ ROW = (
     "engine_metrics", "receive_wait_ns",
 )  # fmt: skip
 _AT_ONCE = 1024  # records that are parsed together
-_NO_TOKEN = "the answer ended without a token"
+_WHY = {
+    Outcome.WRONG_LENGTH: "the answer ended without a token",
+    Outcome.LOST: "its generator process ended before it did",
+}
 
 
 def read_attempts(
@@ -86,7 +89,7 @@ def _row(record: RequestRecord, answer: Answer, timeout_ns: int) -> dict[str, An
         "hidden_tokens": answer.hidden_tokens,
         "cached_tokens": answer.cached_tokens,
         "outcome": outcome.name.lower(),
-        "error": record.error or answer.error or (_NO_TOKEN if outcome is Outcome.WRONG_LENGTH else ""),
+        "error": record.error or _WHY.get(outcome, answer.error),
         "finish_reason": answer.finish_reason,
         "counted": answer.counted,
         "token_ns": arrived,

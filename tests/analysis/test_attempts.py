@@ -17,7 +17,7 @@ from gapmeter.analysis.results.requests import Attempts
 from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.analysis.tables import read_requests
 from gapmeter.records import Outcome, RecordWriter, RunFolder, Span
-from gapmeter.records.request import FINISHED, Flag, RequestRecord, encode
+from gapmeter.records.request import FINISHED, ISSUED, Flag, RequestRecord, encode
 from tests.kit.loads import write_records
 from tests.kit.results import manifest
 from tests.kit.streams import arrived, chat, sse
@@ -135,3 +135,14 @@ def test_what_a_worker_on_another_machine_stamped_is_on_our_clock(tmp_path: Path
     requests, (generator,) = read_requests(folder, plan)
     assert requests["due_ns"].tolist() == [100 * MS]
     assert (generator.canary_at_ns.tolist(), generator.canary_ns.tolist()) == ([100 * MS], [20 * MS])
+
+
+def test_a_request_that_was_in_flight_when_its_generator_process_ended_says_so(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.requests.mkdir()
+    writer = RecordWriter(folder.requests / "worker-1.gap", {"role": "generator", "worker": 1})
+    unfinished = RequestRecord(index=0, request_id="r-0", worker=1, due_ns=100 * MS, sent_ns=101 * MS)
+    writer.blob(ISSUED, encode(unfinished))
+    writer.close()
+    requests, _ = read_requests(folder, PLAN)
+    assert requests[["outcome", "error"]].to_numpy().tolist() == [["lost", "its generator process ended before it did"]]
