@@ -50,7 +50,6 @@ def write(folder: Path, result: CostTable) -> CostTable:
 
 def document(result: CostTable) -> doc.Document:
     """The page, and in short the terminal's and Markdown's answer."""
-    established = result.verdict == CHEAPER
     doubts = [doc.Said(text) for text in _doubts(result)]
     simulated = ["the simulated engine does not represent a real one"] * any(row.simulated for row in result.rows)
     notes = [Paragraph(as_sentence(text)) for text in (*result.notes, *simulated)]
@@ -63,9 +62,7 @@ def document(result: CostTable) -> doc.Document:
     return doc.Document(
         title=f"{result.verdict} · cost · gapmeter",
         header=doc.Header(f"{result.rows[0].scenario}: what a request costs"),
-        verdict=doc.Verdict(
-            result.verdict, "good" if established else tone(result.verdict), headline(result), more=doubts
-        ),
+        verdict=doc.Verdict(result.verdict, tone(result.verdict), headline(result), more=doubts),
         sections=[
             *(shown if _has_costs(result) else reversed(shown)),
             _in_short(result, notes),

@@ -24,7 +24,6 @@ from gapmeter.report.svg import NOTHING, Fragment, el, group
 
 _LONGEST_NUMBER = 44  # characters, with its interval; anything longer is a sentence
 _MARKS: Mapping[Tone, str] = {"good": "mark met", "bad": "mark missed", "open": "mark open", "": "mark"}
-_TONES: Mapping[Tone, str] = {"good": "PASS", "bad": "FAIL", "open": "INCONCLUSIVE", "": ""}
 
 
 def page(document: Document, scripts: Sequence[str] = (), policy: str = "") -> str:
@@ -147,7 +146,7 @@ class _Printer:
         if trust := verdict.trust:
             word = el("b", trust.word, class_="sound" if trust.sound else "unsound")
             said.append(el("p", word, f" {trust.words}", class_="trust"))
-        css = f"verdict {_TONES[verdict.tone]}".strip()
+        css = f"verdict {verdict.tone}".strip()
         return el("div", *said, class_=css, data_verdict=verdict.word or None)
 
     # --- charts and tables

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from gapmeter.analysis.numbers import bounds, count, duration, share
-from gapmeter.analysis.results.capacity import FAILS, HOLDS
+from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID_TRIAL, UNDECIDED
 from gapmeter.analysis.results.distribution import Needs
 from gapmeter.analysis.results.manifest import ManifestBase
 from gapmeter.analysis.results.run import RunFigures
@@ -16,16 +16,18 @@ from gapmeter.report.document import Block, Folded, Pre, Tone
 
 WHOLE = 1.005  # a share above this is told in milliseconds, with what goes the other way
 UNTIL = {"ttft": "to the first token", "e2e": "to the last token", "itl": "token to token"}
-# The answers of runs, points, trials and comparisons; any other one is open.
+# The answers of runs, points, trials and comparisons; any other word says nothing of the kind.
 _TONES: Mapping[str, Tone] = {
-    "PASS": "good", "FAIL": "bad", "INVALID": "bad", "FAILED": "bad", HOLDS: "good", FAILS: "bad",
-    "FASTER": "good", "SLOWER": "bad", "FAILS LESS": "good", "FAILS MORE": "bad",
+    "PASS": "good", "FAIL": "bad", "INVALID": "bad", "INCONCLUSIVE": "open", "FAILED": "bad", "MISSING": "open",
+    HOLDS: "good", FAILS: "bad", UNDECIDED: "open", INVALID_TRIAL: "open",
+    "FASTER": "good", "SLOWER": "bad", "MIXED": "open", "FAILS LESS": "good", "FAILS MORE": "bad",
     "NOT COMPARABLE": "bad", "NOT COMPARABLE, forced": "bad", "NOT ESTIMABLE": "bad",
+    "CHEAPER": "good", "NOT ESTABLISHED": "open",
 }  # fmt: skip
 
 
-def tone(answer: str) -> Tone:
-    return _TONES.get(answer, "open")
+def tone(answer: str | None) -> Tone:
+    return _TONES.get(answer or "", "")
 
 
 def as_sentence(text: str) -> str:

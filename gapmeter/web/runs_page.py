@@ -12,14 +12,10 @@ from gapmeter.analysis.numbers import DASH, count
 from gapmeter.analysis.results.run import UNKNOWN, Provenance
 from gapmeter.report import html
 from gapmeter.report.document import Document, Header, Html, Section
+from gapmeter.report.words import tone
 from gapmeter.runs.listing import ListedRun
 
 PER_PAGE = 200
-# A comparison's answer in the colour of a run's.
-_TONES = {
-    "FASTER": "PASS", "SLOWER": "FAIL", "MIXED": "INCONCLUSIVE", "FAILS MORE": "FAIL", "FAILS LESS": "PASS",
-    "NOT COMPARABLE": "INVALID", "CHEAPER": "PASS",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ def _row(run: ListedRun) -> dict[str, str]:
         "model": run.model or DASH,
         "load": run.load or DASH,
         "verdict": run.answer,
-        "tone": _TONES.get(run.verdict or "", run.verdict or ""),
+        "tone": tone(run.verdict),
         "n": DASH if run.measured is None else count(run.measured),
         "ttft": run.p99("ttft"),
         "itl": run.p99("itl"),

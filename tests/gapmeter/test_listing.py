@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from gapmeter.analysis.results.run import Provenance
+from gapmeter.report import html, words
+from gapmeter.report.document import Document, Header, Verdict
 from gapmeter.runs.listing import ListedRun, list_known, newest_run
 from gapmeter.runs.sql import ask
+from gapmeter.web.runs_page import RunFilter, runs_page
 
 pytestmark = pytest.mark.whole_run
 
@@ -25,6 +29,9 @@ def manifest(finished_run: Path) -> dict[str, Any]:
 def summary(finished_run: Path) -> dict[str, Any]:
     value: dict[str, Any] = json.loads((finished_run / "summary.json").read_text())
     return value
+
+
+PROVENANCE = Provenance(**dict.fromkeys(Provenance.model_fields, "known"))
 
 
 def folder(runs: Path, name: str, manifest: Any, summary: Any = None) -> Path:
@@ -133,3 +140,18 @@ def test_there_is_nothing_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_where_a_p99_has_no_upper_end_the_list_shows_its_bound() -> None:
     listed = ListedRun("run", "runs/a", "", ttft_p99_ms=26.8, p99_at_most_ms={"itl": 31.0})
     assert [listed.p99(metric) for metric in ("ttft", "itl", "e2e")] == ["26.8 ms", "≤ 31.0 ms", "–"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "tone"),
+    [
+        ("PASS", "good"), ("FAIL", "bad"), ("INVALID", "bad"), ("INCONCLUSIVE", "open"), ("SLOWER", "bad"),
+        ("FAILS LESS", "good"), ("MIXED", "open"), ("NO DIFFERENCE FOUND", ""), ("NOT COMPARABLE, forced", "bad"),
+        ("CHEAPER", "good"), ("NOT ESTABLISHED", "open"), (None, ""),
+    ],
+)  # fmt: skip
+def test_an_answer_has_one_colour_in_the_list_and_on_its_own_page(verdict: str | None, tone: str) -> None:
+    page = runs_page([ListedRun("run", "runs/a", "", verdict=verdict)], RunFilter(), "runs")
+    assert f'<td class="{tone}"><b class="runs-verdict"' in page
+    own = html.page(Document("", Header(""), Verdict(verdict or "", words.tone(verdict), ""), [], PROVENANCE))
+    assert f'<div class="{f"verdict {tone}".strip()}"' in own
