@@ -26,7 +26,7 @@ from gapmeter.report import document as doc
 from gapmeter.report.capacity_charts import Goodput, Posterior, Sureness
 from gapmeter.report.document import BRIEF, TERMINAL, Chart, Column, Figure, Mark, Name, Row, Section, Table
 from gapmeter.report.slo import slo_sentence
-from gapmeter.report.words import both, reproduce, tone
+from gapmeter.report.words import low_to_high, reproduce, tone
 
 _MOST_DRIFT = 0.1  # a mean near the largest of those that are modelled, 12 %
 # Of the rate held, as docs/results/capacity.json has it: the upper end of the share's 95 % interval.
@@ -224,7 +224,7 @@ def _binding(search: Search) -> str:
 def _goodput(search: Search) -> Section:
     rows: list[Row] = [
         [rate(p.rate), p.verdict, Figure(p.goodput_per_s, "rate", f"capacity.curve.{at}.goodput_per_s"),
-         " .. ".join(map(significant, ends)) if (ends := both(p.goodput_ci)) else DASH, share(p.good_share), count(p.n)]
+         low_to_high(p.goodput_ci) or DASH, share(p.good_share), count(p.n)]
         for at, p in enumerate(search.curve)
     ]  # fmt: skip
     table = Table("Goodput against rate", ["rate", "SLOs", "goodput", "95 % interval", "good", "n"], rows, words=2)

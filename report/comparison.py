@@ -46,7 +46,7 @@ from gapmeter.report.document import (
     Words,
     in_ms,
 )
-from gapmeter.report.words import as_sentence, both, tone
+from gapmeter.report.words import as_sentence, low_to_high, tone
 
 _LONGEST = 40  # characters of a value in a sentence
 _NAMED = 4  # of what differs, in a sentence
@@ -294,7 +294,7 @@ def _rare(row: SideRow) -> list[Words]:
     """Figures that only some runs have, each with its interval; a dash where there is none."""
     cells: list[Words] = []
     for part, unit in ((row.cost, "USD"), (row.energy, "J")):
-        ends = f" ({significant(ci[0])} .. {significant(ci[1])})" if (ci := both(part.ci)) else ""
+        ends = f" ({within})" if (within := low_to_high(part.ci)) else ""
         text = DASH if part.value is None else f"{significant(part.value)}{ends} {unit}"
         cells.append(Figure(part.value, "number", hint=part.why, text=text))
     return cells

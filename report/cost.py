@@ -11,7 +11,7 @@ from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import Cost, Economy, Energy, NoCost, NoEnergy, Price, Value
 from gapmeter.report.document import Block, Chart, Column, Figure, Row, Section, Table
 from gapmeter.report.pictures import CostRange
-from gapmeter.report.words import Interval
+from gapmeter.report.words import Interval, low_to_high
 
 _CHEAP_USD = 0.001  # from which a request's own cost is shown
 
@@ -118,11 +118,10 @@ def section(economy: Economy, said: Lines) -> Section:
         ):
             figure = Figure(getattr(cost, key), "usd", f"cost.{key}")
             rows.append([f"cost of a million {what}", "", figure, between(getattr(cost, f"{key}_ci"))])
-    low, high = (energy.tokens_per_watt_ci or (None, None)) if isinstance(energy, Energy) else (None, None)
-    spread = DASH if low is None or high is None else f"{significant(low)} .. {significant(high)}"
+    ends = low_to_high(energy.tokens_per_watt_ci) if isinstance(energy, Energy) else ""
     tokens = Figure(energy.tokens_per_watt, "number", "energy.tokens_per_watt")
     worth = Figure(value.good_requests_per_usd, "large", "value.good_requests_per_usd")
-    rows.append(["efficiency: output tokens per joule", how["energy"], tokens, spread])
+    rows.append(["efficiency: output tokens per joule", how["energy"], tokens, ends or DASH])
     rows.append(["value: good requests for $1", how["value"], worth, DASH])
     name, interval = "Cost, efficiency and value", Column("95 % interval", "interval")
     table = Table(name, ["what", Column("how, or why not", "how"), "figure", interval], rows, words=2)

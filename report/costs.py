@@ -29,7 +29,7 @@ from gapmeter.report.document import (
     Table,
     Words,
 )
-from gapmeter.report.words import as_sentence, tone
+from gapmeter.report.words import as_sentence, low_to_high, tone
 from gapmeter.scenarios.errors import either
 
 _LEAD: Final = (
@@ -288,11 +288,10 @@ def _one_end(low: float | None, high: float | None, upper: str) -> str:
 
 
 def _energy(row: CostRow) -> str:
-    low, high = row.energy_per_request_j_ci or (None, None)
     if row.energy_per_request_j is None:
         return DASH
-    ends = f" ({significant(low)} .. {significant(high)})" if low is not None and high is not None else ""
-    return f"{significant(row.energy_per_request_j)} J{ends}"
+    ends = low_to_high(row.energy_per_request_j_ci)
+    return f"{significant(row.energy_per_request_j)} J{ends and f' ({ends})'}"
 
 
 def _binds(row: CostRow) -> str:

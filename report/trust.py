@@ -8,13 +8,13 @@ from typing import Literal
 
 from gapmeter.analysis.judge.steady import FEWEST_REQUESTS
 from gapmeter.analysis.judge.words import growth_text, outage_text
-from gapmeter.analysis.numbers import DASH, duration, plain, share, significant
+from gapmeter.analysis.numbers import DASH, duration, plain, share
 from gapmeter.analysis.results.run import RunFigures, RunResult
 from gapmeter.analysis.results.trust import Drift, Floor, Mser5, Pelt, QueueSlope, Ratio, ReceiveWait, Steady, Trust
 from gapmeter.report import document as doc
 from gapmeter.report.document import Block, Figure, Heading, Mark, Name, Paragraph, Row, Section, Table, in_ms
 from gapmeter.report.waits import no_ledger
-from gapmeter.report.words import as_sentence, both
+from gapmeter.report.words import as_sentence, low_to_high
 
 _NOTABLE = 0.05  # of a ratio's distance from 1, beyond its interval
 _DRIFTING = {
@@ -208,9 +208,8 @@ def sustained(result: RunResult) -> Section | None:
     rows: list[Row] = []
     for key, name in (_DRIFTING | _LONGER).items():
         ratio: Ratio | None = getattr(drift, key)
-        ends = both(ratio.ratio_ci) if ratio else None
         figure = Figure(ratio.ratio, "number", f"drift.{key}.ratio") if ratio else DASH
-        rows.append([name, figure, " .. ".join(map(significant, ends)) if ends else "not estimable"])
+        rows.append([name, figure, low_to_high(ratio and ratio.ratio_ci) or "not estimable"])
     headers = ["of the run", f"first {drift.first_s:.0f} s over the rest", "95 % interval"]
     ratios = Table("First seconds over the rest", headers, rows)
     columns = doc.Columns([

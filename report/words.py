@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from gapmeter.analysis.numbers import bounds, count, duration, share
+from gapmeter.analysis.numbers import bounds, count, duration, share, significant
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID_TRIAL, UNDECIDED
 from gapmeter.analysis.results.distribution import Needs
 from gapmeter.analysis.results.manifest import ManifestBase
@@ -81,8 +81,12 @@ def signed(ms: float) -> str:
 
 def shares(ends: Interval, between: str = " to ") -> str:
     """``12 % to 34 %``; "" where either end is unknown."""
-    low, high = ends or (None, None)
-    return "" if low is None or high is None else f"{share(low)}{between}{share(high)}"
+    return between.join(map(share, both(ends) or ()))
+
+
+def low_to_high(ends: Interval) -> str:
+    """``1.31 .. 1.58``; "" where either end is unknown."""
+    return " .. ".join(map(significant, both(ends) or ()))
 
 
 def both(ends: Interval) -> tuple[float, float] | None:
