@@ -115,7 +115,10 @@ class PointEconomy(Result):
 
 
 class PointFacts(Result):
-    """What every point has. ``resolved``: its value at every swept key; ``missing``: repeats that are still to come."""
+    """What every point has. ``resolved``: its value at every swept key; ``missing``: repeats that are still to come.
+
+    ``reason``: why it has no figures, or none that count; what its requests failed with, where all did.
+    """
 
     index: int
     label: str
