@@ -18,7 +18,7 @@ from gapmeter.errors import UserError, reason_of
 from gapmeter.scenarios.plain_file import is_plain, read_json
 
 _FRESH_S = 120.0  # a run that goes on writes records, telemetry or a log more often than that
-_MANIFEST, _SUMMARY, _COMPARISON = "manifest.json", "summary.json", "compare.json"
+_MANIFEST, _SUMMARY, _COMPARISON = ManifestBrief.FILE, RunBrief.FILE, "compare.json"
 
 
 @dataclass(frozen=True, slots=True)

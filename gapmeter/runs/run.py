@@ -175,7 +175,7 @@ def require_one_run(path: Path) -> Manifest:
     if isinstance(manifest, Manifest):
         return manifest
     what, place = STUDIES[manifest.kind]
-    runs = sorted(found.parent for found in (path / place).rglob("manifest.json"))
+    runs = sorted(found.parent for found in (path / place).rglob(Manifest.FILE))
     example = f", for instance {runs[0]}" if runs else ""
     raise UserError(f"{path} is {what}; name one of its runs under {place}/{example}", errors.USAGE)
 

@@ -103,7 +103,7 @@ def check_baseline(baseline: Baseline, scenario: Scenario) -> None:
     if not baseline.folders:
         raise UserError("--baseline names no run's folder", errors.USAGE)
     for folder in baseline.folders:
-        for name in ("manifest.json", "summary.json"):
+        for name in (Manifest.FILE, RunResult.FILE):
             if not (folder / name).is_file():
                 raise UserError(f"--baseline {folder} is not an analysed run's folder: no {name}", errors.USAGE)
         require_one_run(folder)

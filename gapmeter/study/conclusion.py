@@ -156,7 +156,7 @@ def show(document: Document, folder: Path, end: str = "", *links: tuple[str, str
     from gapmeter.report.document import Facts
 
     terminal.show(
-        document, sys.stderr, links=Facts([("report", str(folder / "report.html")), *links]), end=end, details=details
+        document, sys.stderr, links=Facts([("report", str(RunFolder(folder).report)), *links]), end=end, details=details
     )
 
 

@@ -92,7 +92,7 @@ def _check_comparison(folder: Path) -> list[Check]:
     sides = kept.asked.sides(folder)
     checks, lost = [], "is not where the comparison found it; the comparison cannot be derived again without it"
     for path in (path for side in sides for path in side):
-        there = path.is_file() or (path / "manifest.json").exists()
+        there = path.is_file() or (path / Manifest.FILE).exists()
         checks.append(_check_whole(path, path.name) if there else Check(path.name, False, lost))
     if any(check.seen == lost for check in checks):
         return checks
@@ -150,9 +150,9 @@ def check_run(path: Path) -> list[Check]:
     try:
         manifest = Manifest.read(path)
     except OSError as error:
-        return [Check("manifest.json", False, f"cannot be read: {error}")]
+        return [Check(Manifest.FILE, False, f"cannot be read: {error}")]
     except NotReadable as error:
-        name = "format" if error.key == "schema_version" else "manifest.json"
+        name = "format" if error.key == "schema_version" else Manifest.FILE
         return [Check(name, False, f"cannot be read: {error.key} {error.problem}; {error.remedy}")]
     why = f": {manifest.ended_because}" if manifest.ended_because else ""
     checks = [Check("format", True, f"version {manifest.schema_version}"), Check("run", True, manifest.status + why)]
@@ -250,7 +250,7 @@ def _copy(folder: Path, manifest: ManifestBase, parts: Iterable[Path]) -> Iterat
 def _compare_derived(published: Path, derived: Path) -> Iterator[Check]:
     """A check for each file of a run's folder that analysis writes."""
     for path in sorted(derived.glob("*")):
-        if path.is_file() and not path.is_symlink() and path.name != "manifest.json":
+        if path.is_file() and not path.is_symlink() and path.name != Manifest.FILE:
             yield compare_file(published / path.name, path)
     for path in sorted(published.glob("*.parquet")):
         if not (derived / path.name).exists():
