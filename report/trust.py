@@ -209,7 +209,7 @@ def sustained(result: RunResult) -> Section | None:
     for key, name in (_DRIFTING | _LONGER).items():
         ratio: Ratio | None = getattr(drift, key)
         figure = Figure(ratio.ratio, "number", f"drift.{key}.ratio") if ratio else DASH
-        rows.append([name, figure, low_to_high(ratio and ratio.ratio_ci) or "not estimable"])
+        rows.append([name, figure, low_to_high(ratio.ratio_ci if ratio else None) or "not estimable"])
     headers = ["of the run", f"first {drift.first_s:.0f} s over the rest", "95 % interval"]
     ratios = Table("First seconds over the rest", headers, rows)
     columns = doc.Columns([

@@ -170,16 +170,16 @@ def changing_warning(steady: Steady) -> Iterator[RunWarning]:
     mser5, pelt = steady.methods.mser5, steady.methods.pelt
     if mser5 is None or pelt is None:
         return
-    changes = [change for change in pelt.changes if change.certain]
+    changes = [(change, change.ratio) for change in pelt.changes if change.certain and change.ratio]
     if mser5.state == "unsteady":
         code, rose = "unsteady", (mser5.ratio or 0) < 1
         text = f"no steady state: {mser5.metric.upper()} kept changing through the run (MSER-5)"
     elif changes and not pelt.agrees:
-        last = changes[-1]
-        code, rose = "level", last.ratio > 1
+        last, ratio = changes[-1]
+        code, rose = "level", ratio > 1
         text = (
             f"{last.metric.upper()} had no steady level: from request {count(last.request)} on it was "
-            f"{plain(last.ratio, 2)} times what it had been (PELT)"
+            f"{plain(ratio, 2)} times what it had been (PELT)"
         )
     else:
         return
