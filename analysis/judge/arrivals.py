@@ -17,7 +17,7 @@ from scipy import special
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.judge.evidence import Evidence, Knots, expected_counts
 from gapmeter.analysis.judge.lateness import SHARES
-from gapmeter.analysis.numbers import count, share, significant
+from gapmeter.analysis.numbers import count, counted, share, significant
 from gapmeter.analysis.requests.metrics import generator_lag_ns, handed_ns, last_waits_ns, stamps_ns
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check
 
@@ -68,10 +68,14 @@ def _users(requests: pd.DataFrame, asked: int) -> Check:
     What reads or sends late within the measured part counts, from a millisecond on. With the kernel's stamps late
     reading is in no latency, but the server has fewer requests meanwhile.
     """
-    ended, due = stamps_ns(requests, "end_ns"), stamps_ns(requests, "due_ns")
-    read = ended + last_waits_ns(requests)
-    lost_ns = (np.minimum(read, due.max()) - ended)[ended >= 0], generator_lag_ns(requests)
-    lost = sum(float(each[each >= LATE_NS].sum()) for each in lost_ns) / max(asked * int(due.max() - due.min()), 1)
+    if len(requests) <= asked:
+        return unmeasured("delivered", f"too few requests of {counted(asked, 'user')} to tell how many of them asked")
+    due, read = stamps_ns(requests, "due_ns"), stamps_ns(requests, "end_ns")
+    last = due.max()
+    read_late = (np.minimum(read, last) - (read - last_waits_ns(requests)))[read >= 0]
+    sent_late = np.minimum(generator_lag_ns(requests), last - stamps_ns(requests, "attempt_due_ns"))
+    lost_ns = sum(float(each[each >= LATE_NS].sum()) for each in (read_late, sent_late))
+    lost = lost_ns / max(asked * int(last - due.min()), 1)
     most = SHARES[1]
     return Check(
         rule="delivered", status=BROKEN if lost > most else WARN if lost > SHARES[0] else OK,

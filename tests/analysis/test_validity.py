@@ -606,8 +606,20 @@ def test_bursts_whose_curve_is_too_long_for_the_manifest_may_stray_as_far_as_the
 
 @pytest.mark.parametrize(
     ("held_s", "status", "users"),
-    [((0.0, 0.0), OK, 4.0), ((3.0, 3.5), WARN, 3.8), ((3.0, 6.0), BROKEN, 2.8), ((9.9, 13.9), OK, 4.0)],
-    ids=["never", "half a second of ten", "three seconds", "when the last had been sent"],
+    [
+        ((0.0, 0.0), OK, 4.0),
+        ((3.0, 3.5), WARN, 3.8),
+        ((3.0, 6.0), BROKEN, 2.8),
+        ((6.0, 9.5), BROKEN, 2.6),
+        ((9.9, 13.9), OK, 4.0),
+    ],
+    ids=[
+        "never",
+        "half a second of ten",
+        "three seconds",
+        "until shortly before the end",
+        "when the last had been sent",
+    ],
 )
 def test_users_whose_answers_are_read_late_are_fewer_than_were_asked_for(
     held_s: tuple[float, float], status: str, users: float
@@ -625,12 +637,28 @@ def test_users_whose_answers_are_read_late_are_fewer_than_were_asked_for(
     order = np.argsort(due)
     came = np.array(due)[order] + 10**12
     requests = run(came, came + 50_000).assign(
-        end_ns=came + 100 * MS, receive_wait_ns=[np.array([9_000, waits[k]], np.uint32) for k in order],
+        end_ns=came + 100 * MS + np.array(waits)[order],
+        receive_wait_ns=[np.array([9_000, waits[k]], np.uint32) for k in order],
         token_ns=[np.array([at + 50 * MS]) for at in came], chunk_tokens=[np.array([1])] * len(came),
     )  # fmt: skip
     found = validity.check_run(requests, Evidence("closed", "closed", concurrency=4))
     delivered = next(check for check in found if check.rule == "delivered")
     assert (delivered.status, delivered.value, delivered.limit) == (status, pytest.approx(users, abs=0.05), 4)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_of_users_who_asked_once_nobody_can_tell_how_many_could_have_asked_again(count: int) -> None:
+    due = 10**12 + np.arange(count) * MS
+    found = validity.check_run(run(due, due + 3 * MS), Evidence("closed", "closed", concurrency=8))
+    delivered = next(check for check in found if check.rule == "delivered")
+    assert delivered.status == UNMEASURED
+    assert "8 users" in delivered.text
+
+
+def test_users_are_at_most_held_up_all_the_time() -> None:
+    due = 10**12 + np.array([0, 1, 2, 9]) * MS
+    found = validity.check_run(run(due, due + 30 * MS), Evidence("closed", "closed", concurrency=3))
+    assert next(check.value for check in found if check.rule == "delivered") == pytest.approx(3 - 24 / 9)
 
 
 @pytest.mark.parametrize(("users", "said"), [(1, "1 user was asked for; "), (2, "2 users were asked for; ")])
