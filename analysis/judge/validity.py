@@ -90,7 +90,8 @@ def _instrument(evidence: Evidence, answers: Sequence[SloAnswer], lateness: Late
     ttft = percentile_of(lateness.series("ttft").ordered, 99) or 0.0
     if check.status == OK and loop_ns is not None and (longest := loop_ns[-1]) > max(HELD_NS, ttft):
         stall = f"it once stalled for {duration(longest / 1e6)}"
-        if evidence.loop == "open" or lateness.merged_ns is None:  # else nothing was due meanwhile, or stamped late
+        if evidence.loop == "open" or evidence.think_time_ns or lateness.merged_ns is None:
+            # Else nothing was due meanwhile, or stamped late.
             stall += ", which shows in maxima and percentiles beyond p99"
         check = check.model_copy(update={"status": WARN, "text": f"{check.text}; {stall}"})
     yield check

@@ -646,6 +646,21 @@ def test_users_whose_answers_are_read_late_are_fewer_than_were_asked_for(
     assert (delivered.status, delivered.value, delivered.limit) == (status, pytest.approx(users, abs=0.05), 4)
 
 
+@pytest.mark.parametrize(("think_ns", "shows"), [(0, False), (50 * MS, True)])
+def test_a_stall_lengthens_the_latency_of_users_who_were_to_ask_meanwhile(think_ns: int, shows: bool) -> None:
+    """Their requests are due a think time after an answer, and without one as soon as that is read."""
+    requests = poisson_run()
+    requests = requests.assign(
+        receive_wait_ns=[np.array([9_000], np.uint32)] * len(requests), chunk_tokens=[np.array([1])] * len(requests),
+        token_ns=[np.array([at]) for at in requests["last_token_ns"]], end_ns=requests["last_token_ns"] + 9_000,
+    )  # fmt: skip
+    lag_ns = np.append(np.full(500, 0.1e6), 400e6)
+    evidence = Evidence("closed", "closed", concurrency=8, think_time_ns=think_ns, client_loop_lag_ns=lag_ns)
+    (check,) = (one for one in validity.check_run(requests, evidence) if one.rule == "loop_lag")
+    assert "it once stalled for 400 ms" in check.text
+    assert ("which shows in maxima" in check.text) is shows
+
+
 @pytest.mark.parametrize("count", [1, 8])
 def test_of_users_who_asked_once_nobody_can_tell_how_many_could_have_asked_again(count: int) -> None:
     due = 10**12 + np.arange(count) * MS
