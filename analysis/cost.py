@@ -109,16 +109,18 @@ def describe_search(
 
     Tokens of a request are those of the longest trial that held, else of the longest: an overload may refuse most
     requests. Energy and goodput follow the load, so they are those of one trial: at the highest rate that held and lies
-    within the answer, else the undecided one nearest to ``low``. Raises ValueError without trials.
+    within the answer, else the undecided one nearest to ``low``: below that more are good than at the rate that is paid
+    for, so it tells no value. Raises ValueError without trials.
     """
     tokens = max(trials, key=lambda trial: (bool(trial.held), trial.result.counts.measured)).result.tokens_per_request
     cost = describe_cost(searched_rate(low, high), tokens, manifest)
     best = _at_the_answer(low, high, trials)
+    good = best.result.goodput.share_ci if best and best.rate >= (low or 0.0) else None
     return Economy(
         tokens_per_request=tokens,
         cost=cost,
         energy=_energy_at(best) if best else NoEnergy(status="unmeasured", reason=_NO_TRIAL),
-        value=describe_value(cost, best.result.goodput.share_ci if best else None),
+        value=describe_value(cost, good),
     )
 
 

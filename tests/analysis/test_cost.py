@@ -333,5 +333,8 @@ def test_a_search_for_capacity_has_a_cost_between_both_ends_and_the_value_of_its
     undecided = [SearchTrial(trial.rate, trial.held and None, trial.result) for trial in trials]
     nearest = describe_search(6.5, 8.0, manifest({"usd_per_hour": 3.6}), undecided)
     assert (nearest.energy, nearest.value) == (found.energy, found.value)
+    below = describe_search(7.5, 8.0, manifest({"usd_per_hour": 3.6}), undecided[:2])
+    assert below.energy == found.energy
+    assert below.value.good_requests_per_usd is None, "at the rate that is paid for, fewer may be within their limits"
     missed = describe_search(None, 3.0, manifest({"usd_per_hour": 3.6}), undecided)
     assert missed.energy.reason == "unmeasured: no trial's load is known to lie near the answer"
