@@ -239,8 +239,8 @@ def _difference(figure: DifferenceFigure, key: str = "") -> Figure:
 
 def _side(figure: DifferenceFigure, side: Literal["a", "b"]) -> Figure:
     """``14.1 ms``; with a sign where it, or an end of its interval, is of requests that failed: at least so much."""
-    ms = getattr(figure, f"{side}_ms")
-    return Figure(ms, text=f"≥ {duration(ms)}" if side in (figure.failed or "") else "")
+    ms, failed = getattr(figure, f"{side}_ms"), side in (figure.failed or "")
+    return Figure(ms, text="" if not failed else "failed" if ms is None else f"≥ {duration(ms)}")
 
 
 def _with_interval(figure: DifferenceFigure) -> str:

@@ -55,8 +55,8 @@ from gapmeter.analysis.stats.estimate import Difference, Spread
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.report import html, markdown, terminal
 from gapmeter.report.comparison import document, headline, with_sentences, words_of
-from gapmeter.report.differences import brief, change_of, change_sentence, not_estimable, verdict_sentence
-from gapmeter.report.document import Table
+from gapmeter.report.differences import brief, change_of, change_sentence, not_estimable, shift, verdict_sentence
+from gapmeter.report.document import Chart, Columns, Table
 from gapmeter.scenarios.slo import LATENCIES
 from tests.kit import results as kit
 from tests.kit.compared import COMMAND, folder, manifest, virtual
@@ -784,9 +784,15 @@ def test_a_percentile_that_is_a_failed_request_on_both_sides_cannot_be_compared(
     told = found.metrics["ttft"]
     assert "failed" in told[90.0].why
     assert told[50.0].supported
-    said = not_estimable(pair_of(("A", "B"), found, claims.judge([found], {})[0], "GPU"))
+    pair = pair_of(("A", "B"), found, claims.judge([found], {})[0], "GPU")
+    said = not_estimable(pair)
     assert "Among the requests that failed, on both sides: TTFT p90" in said
     assert "p90" not in said.partition("Samples too small")[2].partition(".")[0]
+    (deciles,) = shift(pair, 0, "").blocks
+    assert isinstance(deciles, Columns)
+    (drawn,) = (block for part in deciles.parts for block in part if getattr(block, "key", "") == "shift-0-ttft")
+    assert isinstance(drawn, Chart) and drawn.table
+    assert [str(cell) for cell in drawn.table.rows[-1][:3]] == ["p90", "failed", "failed"]
 
 
 def test_a_percentile_that_one_side_failed_is_shown_as_a_bound_and_makes_the_other_no_faster() -> None:
