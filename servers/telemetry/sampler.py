@@ -101,12 +101,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def step_back(cores: Sequence[int]) -> None:
-    """Run on these cores, after everybody else there. The session of our own has the lowest weight as a group, too."""
+    """Run on these cores, after others of the session; that keeps its weight, else it would get too little of them."""
     if cores:
         os.sched_setaffinity(0, cores)
     os.nice(_NICE)
-    with contextlib.suppress(OSError):  # only where the kernel groups processes by session
-        Path("/proc/self/autogroup").write_text(str(_NICE))
 
 
 def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:

@@ -37,7 +37,7 @@ def sampler(folder: Path, url: str, pids: tuple[int, ...]) -> Iterator[subproces
     (folder / "telemetry").mkdir()
     settings = SamplerSettings(str(folder / "telemetry"), 1e9 / EVERY_NS, 100_000_000, url, True, pids, (), ())
     command = [sys.executable, "-P", "-m", "gapmeter.servers.telemetry.sampler", settings.to_json()]
-    # In a session of its own, as a run starts it: it takes weight from its whole session, which else is the tests'.
+    # In a session of its own, as a run starts it.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -101,6 +101,15 @@ def test_a_sampler_that_was_stopped_says_which_deadlines_it_missed(server: Serve
     assert not ((at > stopped + EVERY_NS) & (at < woken)).any()
     gaps = [gap for gap in found.gaps if gap.source == "processes" and gap.until_ns > stopped and gap.since_ns < woken]
     assert sum(gap.missed for gap in gaps) >= (woken - stopped) // EVERY_NS - 2
+
+
+def test_a_samplers_session_has_the_weight_that_every_session_has(tmp_path: Path) -> None:
+    """With less, programs that keep its core busy let it in too rarely to empty the ring of switches in time."""
+    with sampler(tmp_path, "http://127.0.0.1:9", (os.getpid(),)) as process:
+        weight = Path(f"/proc/{process.pid}/autogroup")
+        if not weight.exists():
+            pytest.skip("the kernel does not group processes by session")
+        assert weight.read_text().endswith(" nice 0\n")
 
 
 def test_a_server_that_is_stopped_is_seen_to_be(tmp_path: Path) -> None:
