@@ -68,6 +68,7 @@ def recording_warnings(
     if not ledger.refused:
         mine = np.tile(requests["measured"].to_numpy(np.bool_)[answered(requests)], 2)  # two rows a request
         yield from core_warning(ledger.rows[mine], ledger.held)
+    yield from lost_switches_warning(trace)
     yield from support_warnings(ledger.support)
     for found in trace.notes:
         if found.get("type") == "missing":
@@ -75,6 +76,18 @@ def recording_warnings(
             text = f"unmeasured: {', '.join(stages)} ({found.get('hook', 'a hook')} is not in this version)"
             yield _warning("missing-hook", text, "the engine's version moved or renamed it", touches=stages)
     yield from device_warnings(trace)
+
+
+def lost_switches_warning(trace: Trace) -> Iterator[RunWarning]:
+    """Where it is unknown who had the cores, because the kernel's records of it could not be read in time."""
+    if trace.cores is None or not trace.cores.lost_share:
+        return
+    text = (
+        f"who had the server's cores is unknown: in {share(trace.cores.lost_share)} of the time the kernel's records of it"
+        " were lost; a wait for a core counts for the stage that waited"
+    )
+    cause = "the sampler had no core to read them, because others used the server's all the time"
+    yield _warning("switches-lost", text, cause, touches=("stages", "tail"))
 
 
 def device_warnings(trace: Trace) -> Iterator[RunWarning]:

@@ -18,7 +18,7 @@ from gapmeter.analysis.arrays import Ints, each_of
 from gapmeter.analysis.ledger.cores import CORE, UNKNOWN, WORK, CoreUse, Culprit, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import Intervals, Times, covered, overlaps, pieces, union
 from gapmeter.analysis.ledger.processes import KINDS, RecordedProcess, loop_work
-from gapmeter.analysis.ledger.switches import read_rows, read_watched
+from gapmeter.analysis.ledger.switches import TooManyLost, read_rows, read_watched
 from gapmeter.analysis.ledger.who_ran import who_ran
 from gapmeter.records import Span
 
@@ -32,7 +32,11 @@ def core_use(telemetry: Path | None, processes: Sequence[RecordedProcess], cores
     ``cores`` are the server's (none: all that it ran on).
     """
     known = [process for process in processes if process.role in KINDS]
-    watched = read_watched(telemetry) if telemetry else None
+    watched, lost_share = None, 0.0
+    try:
+        watched = read_watched(telemetry) if telemetry else None
+    except TooManyLost as lost:
+        lost_share = lost.share
     if watched is not None and (use := who_ran(watched, known, cores)) is not None:
         return use
     sums = read_sums(telemetry) if telemetry else {}
@@ -50,7 +54,7 @@ def core_use(telemetry: Path | None, processes: Sequence[RecordedProcess], cores
         waits = _all_of(0, spread_waits(main, union(steps["start_ns"], steps["end_ns"])))
         workers = any(f.role == "worker" and f.pid != pid for f in known)
         of |= {(kind, pid): waits for kind in (("engine",) if workers else ("engine", "worker", "forward"))}
-    return CoreUse((Reason(CORE, Culprit(UNKNOWN)), Reason(WORK)), of, "sums" if sums else "spans")
+    return CoreUse((Reason(CORE, Culprit(UNKNOWN)), Reason(WORK)), of, "sums" if sums else "spans", lost_share)
 
 
 def _all_of(reason: int, times: Times) -> Stretches:

@@ -71,9 +71,11 @@ class CoreUse:
     ``pool woken``, ``engine woken`` (its receiver or sender).
 
     ``known_from``: the kernel's switches; its sums of waits (no culprits, no waits between stamps, no locks); or the
-    probes' spans alone (only what an event loop was at).
+    probes' spans alone (only what an event loop was at). ``lost_share``: of the time, where too many of the switches
+    were lost to be used.
     """
 
     reasons: tuple[Reason, ...]
     of: Mapping[tuple[str, int], Stretches]
     known_from: KnownFrom
+    lost_share: float = 0.0

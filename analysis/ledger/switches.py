@@ -29,6 +29,14 @@ _MOST_LOST = 0.01  # of the time; beyond, nothing is said of who had the cores
 ANOTHER = "another program"  # whose a process is, where it is neither the server's nor the load tester's
 
 
+class TooManyLost(ValueError):
+    """The kernel had no room for its records in ``share`` of the time, so nobody is known."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__(f"the kernel's records of who ran were lost in {share:.0%} of the time")
+        self.share = share
+
+
 @dataclass(frozen=True, slots=True)
 class Watched:
     """What was recorded of the cores, ``whole``: whoever ran there; else of the server and the load tester alone.
@@ -47,7 +55,7 @@ class Watched:
 
 
 def read_watched(folder: Path) -> Watched | None:
-    """From a run's telemetry; None where the kernel's records could not be had, or it lost many."""
+    """From a run's telemetry; None where the kernel's records could not be had. Raises TooManyLost."""
     parts = [part for path in with_compressed(folder, "switches-*.bin") if len(part := read_switches(path))]
     if not parts:
         return None
@@ -55,8 +63,11 @@ def read_watched(folder: Path) -> Watched | None:
     runs = runs.take(np.argsort(runs["start"], kind="stable"))
     holes = [_holes(part) for part in parts]
     lost = union(*(np.concatenate(side) for side in zip(*holes, strict=True)))
-    if not len(runs) or (lost[1] - lost[0]).sum() > _MOST_LOST * (runs["end"].max() - runs["start"].min()):
+    if not len(runs):
         return None
+    share = float((lost[1] - lost[0]).sum() / (runs["end"].max() - runs["start"].min()))
+    if share > _MOST_LOST:
+        raise TooManyLost(share)
     whole = any("other" in (part.dtype.names or ()) for part in parts)
     programs = {int(row["pid"]): (str(row["of"]), str(row["name"])) for row in read_rows(folder / "switches.jsonl")}
     stopped = _stopped(folder / "processes.jsonl", runs)

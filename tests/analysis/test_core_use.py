@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gapmeter.analysis.judge.warnings import lost_switches_warning
 from gapmeter.analysis.ledger import who_ran
 from gapmeter.analysis.ledger.core_use import core_use
 from gapmeter.analysis.ledger.cores import CORE, CoreUse
 from gapmeter.analysis.ledger.processes import RecordedProcess
-from gapmeter.analysis.ledger.switches import Watched, read_watched
+from gapmeter.analysis.ledger.read import read_trace
+from gapmeter.analysis.ledger.switches import TooManyLost, Watched, read_watched
 from gapmeter.records import RecordWriter, Span, read_records
 
 API, ENGINE, SENDER, WORKER, TESTER, OTHER_PID = 10, 20, 21, 25, 30, 40
@@ -281,7 +283,15 @@ def test_where_the_kernel_lost_many_records_nobody_is_known(tmp_path: Path) -> N
     first = path.read_bytes()
     _switches(tmp_path, (90, API, "in"), (100, API, "out"))
     path.write_bytes(first + LOST + path.read_bytes())
-    assert read_watched(tmp_path) is None
+    with pytest.raises(TooManyLost) as lost:
+        read_watched(tmp_path)
+    assert lost.value.share == 87 / 99
+    _probe(tmp_path, "api", API)
+    trace = read_trace([tmp_path / f"api-{API}.gap"], [], tmp_path, [0])
+    assert trace is not None and trace.cores is not None
+    assert trace.cores.known_from == "spans"
+    (warning,) = lost_switches_warning(trace)
+    assert "in 88 % of the time the kernel's records of it were lost" in warning.text
 
 
 def test_a_run_that_is_looked_at_in_many_windows_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
