@@ -83,8 +83,8 @@ def lost_switches_warning(trace: Trace) -> Iterator[RunWarning]:
     if trace.cores is None or not trace.cores.lost_share:
         return
     text = (
-        f"who had the server's cores is unknown: in {share(trace.cores.lost_share)} of the time the kernel's records of it"
-        " were lost; a wait for a core counts for the stage that waited"
+        f"who had the server's cores is unknown: in {share(trace.cores.lost_share)} of the time the kernel's records of"
+        " it were lost; a wait for a core counts for the stage that waited"
     )
     cause = "the sampler had no core to read them, because others used the server's all the time"
     yield _warning("switches-lost", text, cause, touches=("stages", "tail"))
