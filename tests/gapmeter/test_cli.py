@@ -205,7 +205,7 @@ def test_repeats_that_hold_their_slos_are_0_and_print_a_line_and_leave_a_folder_
     folders = [RunFolder(Path(line)) for line in done.out.splitlines()]
     assert sorted(folder.path for folder in folders) == sorted(done.runs.iterdir())
     for folder in folders:
-        assert json.loads(folder.verdict.read_text())["verdict"] == "PASS"
+        assert json.loads((folder.path / "verdict.json").read_text())["verdict"] == "PASS"
         assert folder.report.stat().st_size
         assert (folder.path / "ledger.parquet").stat().st_size
     assert len(list(ET.parse(done.runs.parent / "repeats.xml").iter("testsuite"))) == 2
