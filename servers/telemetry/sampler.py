@@ -101,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def step_back(cores: Sequence[int]) -> None:
-    """Run on these cores, after others of the session; that keeps its weight, else it would get too little of them."""
+    """Run on these cores, nicely. The session keeps its weight: with less, a program that never sleeps starves it."""
     if cores:
         os.sched_setaffinity(0, cores)
     os.nice(_NICE)
