@@ -125,6 +125,7 @@ def describe_search(
 
 
 def _at_the_answer(low: float | None, high: float | None, trials: Sequence[SearchTrial]) -> SearchTrial | None:
+    """The trial whose load is most like the one that is paid for; None where none is known to be like it."""
     held = [trial for trial in trials if trial.held and (high is None or trial.rate <= high)]
     if held:
         return max(held, key=lambda trial: trial.rate)
