@@ -133,11 +133,13 @@ class PointByPoint:
     def _axis(self, *, labels: bool) -> Axis:
         sweep = self.curves.result.sweep
         knees = {knee.point for knee in sweep.knees}
-        groups = [
-            [f"{point.label}{' ◂ knee' if at in knees else ''}{'' if isinstance(point, Point) else ' ✕'}"
-             for at in series.points for point in [sweep.points[at]]]
-            for series in sweep.series
-        ]  # fmt: skip
+
+        def name(at: int) -> str:
+            point = sweep.points[at]
+            answered = point.metrics and point.metrics["ttft"].count
+            return f"{point.label}{' ◂ knee' * (at in knees)}{'' if answered else ' ✕'}"
+
+        groups = [[name(at) for at in series.points] for series in sweep.series]
         return Axis(Scale.categories(groups), labels=labels)
 
     def _places(self) -> dict[int, int]:

@@ -164,8 +164,8 @@ class Point(PointFacts):
 
     @property
     def on_curves(self) -> bool:
-        """Whether a curve may run through it: not through what is no valid measurement."""
-        return self.verdict != INVALID
+        """Whether a curve may run through it: it is a valid measurement, and not every request failed."""
+        return self.verdict != INVALID and self.metrics["ttft"].count > 0
 
 
 AnyPoint = Annotated[Point | LostPoint, Field(discriminator="verdict")]

@@ -26,6 +26,7 @@ from gapmeter.analysis.sweep.curves import (
     CurvePoint,
     Knee,
     Rule,
+    curve_point,
     find_knee,
     knees_of,
     latency_turn,
@@ -188,10 +189,10 @@ def test_throughput_counts_what_arrives_while_the_load_is_on() -> None:
     assert block_rates(requests.assign(output_tokens=None)) is None
 
 
-def point(supported: float | None, verdict: str = "INCONCLUSIVE") -> Point:
+def point(supported: float | None, verdict: str = "INCONCLUSIVE", count: int = 9) -> Point:
     """One whose sample supports TTFT up to this percentile."""
     percentiles = {p: Percentile(value_ms=1.0) for p in (99.0, 95.0, 90.0, 50.0) if supported and p <= supported}
-    ttft = PointDistribution(percentiles=percentiles, max_ms=1.0, mean_ms=1.0, count=9, n_eff=9.0, mean_ci_ms=None)
+    ttft = PointDistribution(percentiles=percentiles, max_ms=1.0, mean_ms=1.0, count=count, n_eff=9.0, mean_ci_ms=None)
     return Point.model_construct(verdict=verdict, metrics={"ttft": ttft})
 
 
@@ -199,6 +200,8 @@ def test_one_figure_is_compared_that_every_valid_point_has() -> None:
     assert common_level([point(99), point(90)], "ttft") == 90
     assert common_level([point(99), point(50, "INVALID")], "ttft") == 99
     assert common_level([point(99), point(None)], "ttft") is None
+    assert common_level([point(99), failed := point(None, "FAIL", count=0)], "ttft") == 99
+    assert curve_point(failed, frames(1.0), {}) is None, "no request was answered there"
     assert [figure_name("ttft", level) for level in (99.0, None)] == ["p99 TTFT", "mean TTFT"]
 
 
