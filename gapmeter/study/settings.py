@@ -24,6 +24,7 @@ from gapmeter.scenarios import Point
 from gapmeter.study.capacity import CapacityGoal, begin_search, report_capacity, run_search
 from gapmeter.study.conclusion import show
 from gapmeter.study.resolve import point_overrides, resolve, searchable_points, settings_of
+from gapmeter.study.study import is_of
 
 
 def find_capacities(
@@ -37,14 +38,14 @@ def find_capacities(
     A setting that cannot be served is a row without a rate. Raises UserError for mistakes that the user can fix.
     """
     scenario, points = resolve(name, overrides), searchable_points(name, overrides)
-    earlier = _by_digest(resume, points)
+    earlier = _by_point(resume, points)
     rng = random.Random(f"settings {scenario.seed}")
     order = [at for _ in range(scenario.repeat) for at in rng.sample(range(len(points)), len(points))]
     found: list[list[Conclusion[CapacityResult]]] = [[] for _ in points]
     rate = goal.start
     options.say(f"capacity of {len(points)} settings: {len(order)} searches, {goal.budget_s:g} s of trials each")
     for number, at in enumerate(order, 1):
-        point, resumable = points[at], earlier[points[at].scenario.digest()]
+        point, resumable = points[at], earlier[at]
         title = f"search {number} of {len(order)}, {', '.join(settings_of(point))}"
         folder = resumable.pop(0) if resumable else None
         if folder is None or _goes_on(SearchManifest.read(folder), goal):
@@ -66,7 +67,7 @@ def find_capacities(
             break
     command = options.command or Command.of("capacity", name, overrides)
     command = Keys.within(scenario.to_dict(), options.api_key).out_of_command(command)
-    return compared(points, found, options, command, goal, [path for each in earlier.values() for path in each])
+    return compared(points, found, options, command, goal, [path for each in earlier for path in each])
 
 
 def compared(
@@ -97,14 +98,16 @@ def compared(
     return replace(table, exit_code=code)
 
 
-def _by_digest(folders: Sequence[Path], points: Sequence[Point]) -> dict[str, list[Path]]:
+def _by_point(folders: Sequence[Path], points: Sequence[Point]) -> list[list[Path]]:
     """The earlier searches of each setting. Raises UserError for a folder that is of none of them."""
-    earlier: dict[str, list[Path]] = {point.scenario.digest(): [] for point in points}
+    earlier: list[list[Path]] = [[] for _ in points]
     for folder in folders:
         manifest = manifest_of(folder)
-        if not isinstance(manifest, SearchManifest) or manifest.scenario_digest not in earlier:
+        own = (at for at, point in enumerate(points) if is_of(manifest, point.scenario))
+        at = next(own, None) if isinstance(manifest, SearchManifest) else None
+        if at is None:
             raise UserError(f"--resume: {folder} is no search of one of these settings", errors.USAGE)
-        earlier[manifest.scenario_digest].append(folder)
+        earlier[at].append(folder)
     return earlier
 
 

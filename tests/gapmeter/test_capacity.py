@@ -15,6 +15,7 @@ import pytest
 from gapmeter.analysis.capacity.trial import Ask
 from gapmeter.analysis.results.capacity import FOUND, UNMEETABLE, CapacityResult
 from gapmeter.analysis.results.costs import CostTable
+from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.cli import main
 from gapmeter.errors import UserError
 from gapmeter.machine.instrument import Cores, Timing, null_server
@@ -26,6 +27,7 @@ from gapmeter.runs.run import Conclusion, open_run
 from gapmeter.study.capacity import CapacityGoal, at_rate
 from gapmeter.study.resolve import check_searchable, resolve, searchable_points
 from gapmeter.study.settings import compared
+from gapmeter.study.study import manifest_to_resume
 from gapmeter.study.verify import verify
 from tests.kit.browser import Tab, opens_well
 from tests.kit.command import Command, Done, gapmeter, settings
@@ -266,6 +268,16 @@ def test_only_the_folder_of_a_search_can_be_taken_up(
     (tmp_path / "run" / "manifest.json").write_text('{"kind": "run"}')
     assert main(["capacity", "smoke", "--resume", str(tmp_path / folder)]) == 2
     assert "--resume" in capsys.readouterr().err
+
+
+def test_a_study_is_taken_up_at_the_price_that_its_runs_have_and_at_no_other(tmp_path: Path) -> None:
+    scenario = resolve("smoke", ["cost.usd_per_hour=1"])
+    path = write_search(tmp_path / "search", 10.0, 8.0, 12.0)
+    asked = {"scenario": scenario.to_dict(), "scenario_digest": scenario.digest()}
+    SearchManifest.read(path).model_copy(update=asked).write(path)
+    assert manifest_to_resume(path, scenario, SearchManifest).status == "running"
+    with pytest.raises(UserError, match="is a capacity search of another scenario or price; begun with: "):
+        manifest_to_resume(path, resolve("smoke", ["cost.usd_per_hour=2"]), SearchManifest)
 
 
 @pytest.mark.whole_run
