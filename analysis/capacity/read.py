@@ -86,7 +86,7 @@ def read_trials(folder: Path, manifest: SearchManifest) -> list[MeasuredTrial]:
         finding = find(promises, outcome.counts, looks[min(outcome.looks, len(looks)) - 1])
         with contextlib.suppress(OSError, NotReadable):
             result = RunResult.read(folder / note.folder)
-        out.append(MeasuredTrial(Trial(note.rate, outcome, finding), result))
+        out.append(MeasuredTrial(Trial(note.rate, outcome, finding, note.looks[-1]), result))
     return out
 
 

@@ -202,7 +202,7 @@ def run_trial(goal: Goal, oracle: Oracle, ask: Ask, number: int) -> Trial:
         return verdict == HOLDS or hopeless(goal.promises, counts, looks[at], looks[-1])
 
     outcome = oracle.run(ask, [look.count for look in looks], enough, number)
-    return Trial(ask.rate, outcome, find(goal.promises, outcome.counts, looks[outcome.looks - 1]))
+    return Trial(ask.rate, outcome, find(goal.promises, outcome.counts, looks[outcome.looks - 1]), ask.most)
 
 
 def held_rate(trials: Sequence[Trial]) -> float | None:
@@ -259,6 +259,11 @@ def _brief(rate: float) -> Ask:
     return Ask(rate, max(math.ceil(rate * _brief_s(rate)), 2 * FIRST_LOOK), "ceiling")
 
 
+def _is_brief(trial: Trial) -> bool:
+    """Whether it was only to show an overload, and could decide nothing else."""
+    return trial.most <= _brief(trial.rate).most
+
+
 def _narrow(goal: Goal, valid: Sequence[Trial], known: Posterior | None, left_s: float) -> Ask | Ended:
     """Trials for the curve and one that is to hold, until the interval is narrow and a rate was held.
 
@@ -303,7 +308,7 @@ def _hold(goal: Goal, valid: Sequence[Trial], middle: float, left_s: float) -> A
     """The highest rate at which holding fits into the time, below what failed and what could not be decided."""
     if left_s < _LEAST_S:
         return None
-    blind = [t.rate for t in valid if t.verdict in (UNDECIDED, FAILS) and t.outcome.measured > 2 * _brief(t.rate).most]
+    blind = [t.rate for t in valid if t.verdict == FAILS or (t.verdict == UNDECIDED and not _is_brief(t))]
     top = min(middle * _BELOW, *(rate * _STEP for rate in blind), math.inf)
     for rate in (top * _STEP**k for k in range(_STEPS)):
         needed_s = _CLOSE * _requests(goal, valid, rate) / rate
@@ -315,7 +320,7 @@ def _hold(goal: Goal, valid: Sequence[Trial], middle: float, left_s: float) -> A
 
 
 def _most(goal: Goal, rate: float, seconds: float) -> int:
-    return min(goal.longest, max(int(rate * seconds), 2 * FIRST_LOOK))
+    return min(goal.longest, max(int(rate * seconds), _brief(rate).most + 1))
 
 
 def _requests(goal: Goal, valid: Sequence[Trial], rate: float) -> float:
@@ -350,14 +355,22 @@ def _twice_invalid(trials: Sequence[Trial]) -> set[float]:
 
 
 def _below_invalid(goal: Goal, trials: Sequence[Trial], valid: Sequence[Trial], left_s: float) -> Ask | Ended:
-    """Between what held and what the load tester could not do; CLIENT once that is narrow and one rate surely held."""
+    """Between what held and what the load tester could not do; CLIENT once that is narrow and one rate surely held.
+
+    A rate between them that a brief trial did not decide is asked once more, for longer.
+    """
     beyond = min(_twice_invalid(trials))
     best = max((t.rate for t in valid if t.rate < beyond and t.finding.leaning == HOLDS), default=0.0)
     if not best:
         return CLIENT
+    if above := [t for t in valid if best < t.rate < beyond]:  # all lean to failing
+        lowest = min(above, key=lambda t: (t.rate, -t.most))
+        beyond = lowest.rate
+        if lowest.verdict == UNDECIDED and _is_brief(lowest):
+            return Ask(beyond, _most(goal, beyond, min(_CURVE_PART * goal.budget_s, left_s)))
     if beyond > best * _NEAR * (1 + 1e-9):
         return _brief(math.sqrt(best * beyond))
-    tried = any(t.rate == best and t.outcome.measured > 2 * _brief(best).most for t in valid)
+    tried = any(t.rate == best and not _is_brief(t) for t in valid)
     return CLIENT if tried or held_rate(valid) else Ask(best, _most(goal, best, left_s / 2), "hold")
 
 
@@ -368,7 +381,8 @@ def _bracket(goal: Goal, valid: Sequence[Trial], beyond: float) -> float | Ended
     limits, else twice; then down to a rate that does not fail. Where the first has too many errors, first up all the
     same, below what is ``beyond`` the load tester: whether more fail there.
     """
-    lowest, highest = (choose(valid, key=lambda trial: trial.rate) for choose in (min, max))
+    lowest = min(valid, key=lambda trial: (trial.rate, -trial.outcome.measured))  # of a rate the longest trial
+    highest = max(valid, key=lambda trial: (trial.rate, trial.outcome.measured))
     full = any(is_overloaded(trial) for trial in valid)
     if not full and not _is_beyond(highest):
         pairs = zip(goal.promises, highest.outcome.counts, strict=True)

@@ -120,11 +120,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """An outcome at a rate (requests per second), with what it was found to say."""
+    """An outcome at a rate (requests per second), with what it was found to say. ``most``: the requests asked for."""
 
     rate: float
     outcome: Outcome
     finding: Finding
+    most: int
 
     @property
     def verdict(self) -> TrialVerdict:

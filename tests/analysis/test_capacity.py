@@ -57,9 +57,11 @@ FULL = {"served": Served(15.0, 0.03, saturated=True)}
 
 
 def trial(rate: float, verdict: str, confidence: float = 0.95, **more: object) -> Trial:
+    """A brief one, or with as many requests as were ``measured``."""
     leaning = HOLDS if verdict == UNDECIDED else verdict
     outcome = dataclasses.replace(EMPTY, **more)  # type: ignore[arg-type]
-    return Trial(rate, outcome, Finding(verdict, confidence, leaning, 0))
+    most = outcome.measured if "measured" in more else 2 * FIRST_LOOK
+    return Trial(rate, outcome, Finding(verdict, confidence, leaning, 0), most)
 
 
 ONCE = Look(5000, 1.0, 1.0)
@@ -503,9 +505,13 @@ def test_a_rate_that_could_not_be_decided_is_not_asked_for_again_to_hold() -> No
     assert isinstance(first, Ask)
     assert first.aim == "hold"
     assert first.rate < 11
-    second = next_trial(GOAL, [*BRACKET, *close, trial(first.rate, UNDECIDED, 0.5, **measured(first.rate, -1.2, 3000))])
-    assert isinstance(second, Ask)
-    assert second.rate < first.rate * 0.95 or second.aim == "curve"
+    gone_on = trial(first.rate, UNDECIDED, 0.5, **measured(first.rate, -1.2, 3000))
+    given_up = dataclasses.replace(trial(first.rate, UNDECIDED, 0.5, **measured(first.rate, -1.2, 60)), most=first.most)
+    failed = trial(first.rate, FAILS, counts=(Count(9, 60, 60, log_level=(-1.2, 0.1)),))
+    for tried in (gone_on, given_up, failed):
+        second = next_trial(GOAL, [trial(4, UNDECIDED), *BRACKET, *close, tried])
+        assert isinstance(second, Ask)
+        assert second.rate < first.rate * 0.95 or second.aim == "curve"
 
 
 def test_while_every_rate_failed_nothing_is_said_of_where_one_would_hold() -> None:
@@ -666,6 +672,22 @@ def test_below_the_client_s_own_limit_the_highest_rate_that_may_hold_is_looked_f
     assert below(20, trial(10, FAILS)) == capacity.CLIENT
 
 
+def test_a_rate_below_the_client_s_own_limit_that_a_brief_trial_did_not_decide_is_asked_once_more_for_longer() -> None:
+    client = [trial(40, HOLDS, invalid="the load tester was late", client_limit=True)] * 2
+    doubtful = Finding(UNDECIDED, 0.6, FAILS, 0)
+    tried = [trial(10, UNDECIDED, 0.6), dataclasses.replace(trial(20, UNDECIDED, 0.6), finding=doubtful), *client]
+    longer = next_trial(GOAL, tried)
+    assert isinstance(longer, Ask)
+    assert (longer.rate, longer.aim) == (20, "curve")
+    still = trial(20, UNDECIDED, 0.6, measured=longer.most)
+    then = next_trial(GOAL, [*tried, dataclasses.replace(still, finding=doubtful)])
+    assert isinstance(then, Ask)
+    assert (then.rate, then.aim) == (10, "hold"), "20 is asked no third time"
+    after = next_trial(GOAL, [*tried, trial(20, FAILS, measured=longer.most, counts=(Count(300, 600, 60),))])
+    assert isinstance(after, Ask)
+    assert after.rate < 20 and after.aim != "ceiling", "the server is the limit"
+
+
 def test_time_that_ran_out_at_the_client_s_own_limit_says_so_unless_the_server_was_full() -> None:
     limited = {"invalid": "the load tester was late", "client_limit": True}
     goal = dataclasses.replace(GOAL, budget_s=25.0)
@@ -703,13 +725,13 @@ def test_no_higher_rate_is_asked_of_a_server_that_is_beyond_its_median_s_limit_t
     goal = dataclasses.replace(GOAL, promises=(P50,))
     for over, rate in ((64, 5.0), (40, 20.0)):
         slow = dataclasses.replace(EMPTY, counts=(Count(over, 64, 64, bursts=0),))
-        assert next_rate(goal, [Trial(10.0, slow, Finding(UNDECIDED, 0.6, FAILS, 0))]) == rate
+        assert next_rate(goal, [Trial(10.0, slow, Finding(UNDECIDED, 0.6, FAILS, 0), 64)]) == rate
 
 
 @pytest.mark.parametrize(("verdict", "then"), [(UNDECIDED, 5.0), (FAILS, capacity.UNMEETABLE)])
 def test_a_single_hiccup_of_a_quick_server_does_not_show_that_no_rate_meets_an_slo(verdict: str, then: object) -> None:
     slow = dataclasses.replace(EMPTY, counts=(Count(1, 40, 40, bursts=1),), in_flight=0.002)
-    lowest = Trial(10.0, slow, Finding(verdict, 0.6, FAILS, 0))
+    lowest = Trial(10.0, slow, Finding(verdict, 0.6, FAILS, 0), 40)
     assert next_rate(GOAL, [lowest, trial(20, FAILS, **FULL)]) == then
 
 

@@ -91,11 +91,12 @@ def test_equal_paces_narrow_a_search_s_interval_and_unequal_ones_widen_it() -> N
                     served=Served(level.rate, 0.01, saturated=False), pace=None if slower is None else pace,
                 ),
                 Finding(UNDECIDED, 0.6, HOLDS, 0),
+                3000,
             )
             for level, pace in zip(levels(0 * SLOWER), paces(SLOWER if slower is None else slower), strict=True)
         ]  # fmt: skip
         full = dataclasses.replace(trials[0].outcome, served=Served(100.0, 0.01, saturated=True), pace=None)
-        found = posterior(goal, [*trials, Trial(128.0, full, Finding(FAILS, 0.99, FAILS, 0))])
+        found = posterior(goal, [*trials, Trial(128.0, full, Finding(FAILS, 0.99, FAILS, 0), 512)])
         assert found is not None
         return found.spread(0.95)
 

@@ -399,7 +399,7 @@ def trial(requests: pd.DataFrame, evidence: Evidence, *limits: Slo) -> Trial:
     counts = tuple(look.count for look in looks)
     note = TrialNote(rate=20.0, folder=".", looks=counts, ended=len(looks), from_ns=0, seconds=75.0)
     outcome = outcome_of(requests, evidence, limits, note)
-    return Trial(20.0, outcome, find(promises_of(limits), outcome.counts, looks[-1]))
+    return Trial(20.0, outcome, find(promises_of(limits), outcome.counts, looks[-1]), looks[-1].count)
 
 
 def trial_verdict(requests: pd.DataFrame, evidence: Evidence, limit: Slo) -> str:
