@@ -15,7 +15,16 @@ from gapmeter import errors
 from gapmeter.analysis.capacity import search
 from gapmeter.analysis.capacity.read import BURSTS, count_all, goal_of, read_outcome, read_trials
 from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Trial
-from gapmeter.analysis.results.capacity import DIED, FAILS, HOLDS, INTERRUPTED, INVALID_TRIAL, CapacityResult, Ended
+from gapmeter.analysis.results.capacity import (
+    DIED,
+    FAILS,
+    HOLDS,
+    INTERRUPTED,
+    INVALID_TRIAL,
+    NOT_MEASURED,
+    CapacityResult,
+    Ended,
+)
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, TrialNote, TrialPlace
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.keys import Keys
@@ -97,6 +106,7 @@ def run_search(study: Study[SearchManifest], scenario: Scenario) -> None:
             study.note(status="incomplete", ended_because=str(error), capacity=facts)
             raise
         ended = DIED
+        study.note(ended_because=str(error))
     status = "complete" if ended not in (INTERRUPTED, DIED) else "incomplete"
     study.note(status=status, capacity=study.manifest.capacity.model_copy(update={"ended": ended}))
 
@@ -256,8 +266,10 @@ def begin_search(
     assert scenario.load.rate is not None
     if resume is not None:
         path, manifest = resume, manifest_to_resume(resume, scenario, SearchManifest)
-        # A trial that was interrupted, or whose server died, is run again.
+        # A trial that was interrupted, or whose server died, is run again, and so is one that was no measurement twice.
         trials = tuple(trial for trial in manifest.capacity.trials if not (trial.interrupted or trial.died))
+        if manifest.capacity.ended == NOT_MEASURED:
+            trials = trials[:-1]
         start = manifest.capacity.start
         facts = manifest.capacity.model_copy(update={**asdict(goal), "start": start, "trials": trials, "ended": None})
         manifest = manifest.model_copy(update={"capacity": facts, "ended_because": None})

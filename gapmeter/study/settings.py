@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gapmeter import errors
-from gapmeter.analysis.results.capacity import BUDGET, DIED, INTERRUPTED, UNMEETABLE, CapacityResult
+from gapmeter.analysis.results.capacity import BUDGET, DIED, INTERRUPTED, NOT_MEASURED, UNMEETABLE, CapacityResult
 from gapmeter.analysis.results.costs import CostTable
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.errors import UserError
@@ -112,6 +112,7 @@ def _by_point(folders: Sequence[Path], points: Sequence[Point]) -> list[list[Pat
 
 
 def _goes_on(manifest: SearchManifest, goal: CapacityGoal) -> bool:
-    """Whether an earlier search has not ended, or has more time now."""
+    """Whether an earlier search has found no end, or has more time now."""
     facts = manifest.capacity
-    return facts.ended in (None, INTERRUPTED, DIED) or (facts.ended == BUDGET and goal.budget_s > facts.budget_s)
+    more_time = facts.ended == BUDGET and goal.budget_s > facts.budget_s
+    return more_time or facts.ended in (None, NOT_MEASURED, INTERRUPTED, DIED)

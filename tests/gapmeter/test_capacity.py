@@ -15,7 +15,7 @@ import pytest
 from gapmeter.analysis.capacity.trial import Ask
 from gapmeter.analysis.results.capacity import FOUND, UNMEETABLE, CapacityResult
 from gapmeter.analysis.results.costs import CostTable
-from gapmeter.analysis.results.manifest import SearchManifest
+from gapmeter.analysis.results.manifest import SearchManifest, TrialNote
 from gapmeter.cli import main
 from gapmeter.errors import UserError
 from gapmeter.machine.instrument import Cores, Timing, null_server
@@ -24,7 +24,7 @@ from gapmeter.report.command import Command as CommandLine
 from gapmeter.runs.archive import archive
 from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.run import Conclusion, open_run
-from gapmeter.study.capacity import CapacityGoal, at_rate
+from gapmeter.study.capacity import CapacityGoal, at_rate, begin_search
 from gapmeter.study.resolve import check_searchable, resolve, searchable_points
 from gapmeter.study.settings import compared
 from gapmeter.study.study import manifest_to_resume
@@ -270,14 +270,41 @@ def test_only_the_folder_of_a_search_can_be_taken_up(
     assert "--resume" in capsys.readouterr().err
 
 
-def test_a_study_is_taken_up_at_the_price_that_its_runs_have_and_at_no_other(tmp_path: Path) -> None:
-    scenario = resolve("smoke", ["cost.usd_per_hour=1"])
+def taken_up(tmp_path: Path, ended: str, *words: str) -> Path:
+    """A search of smoke that ended so, after two trials at one rate whose folders are gone."""
+    scenario = resolve("smoke", words)
     path = write_search(tmp_path / "search", 10.0, 8.0, 12.0)
-    asked = {"scenario": scenario.to_dict(), "scenario_digest": scenario.digest()}
-    SearchManifest.read(path).model_copy(update=asked).write(path)
-    assert manifest_to_resume(path, scenario, SearchManifest).status == "running"
+    manifest = SearchManifest.read(path)
+    notes = [TrialNote(rate=8.0, folder=f"trials/0{n}", looks=(20,), ended=1, from_ns=0, seconds=9.0) for n in (1, 2)]
+    facts = manifest.capacity.model_copy(update={"ended": ended, "trials": tuple(notes)})
+    asked = {"scenario": scenario.to_dict(), "scenario_digest": scenario.digest(), "capacity": facts}
+    manifest.model_copy(update=asked).write(path)
+    return path
+
+
+def test_a_study_is_taken_up_at_the_price_that_its_runs_have_and_at_no_other(tmp_path: Path) -> None:
+    path = taken_up(tmp_path, "found", "cost.usd_per_hour=1")
+    assert manifest_to_resume(path, resolve("smoke", ["cost.usd_per_hour=1"]), SearchManifest).status == "running"
     with pytest.raises(UserError, match="is a capacity search of another scenario or price; begun with: "):
         manifest_to_resume(path, resolve("smoke", ["cost.usd_per_hour=2"]), SearchManifest)
+
+
+@pytest.mark.parametrize(("ended", "kept"), [("not_measured", 1), ("budget", 2)])
+def test_a_trial_that_was_no_measurement_twice_is_run_again_when_its_search_is_taken_up(
+    ended: str, kept: int, tmp_path: Path
+) -> None:
+    path = taken_up(tmp_path, ended)
+    study = begin_search("smoke", [], resolve("smoke"), Options(), CapacityGoal(), path)
+    assert len(study.manifest.capacity.trials) == kept
+
+
+def test_why_no_server_was_there_when_a_search_was_taken_up_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = "http://127.0.0.1:9"
+    path = taken_up(tmp_path, "interrupted", "server.engine=attach", f"server.url={url}")
+    assert main(["capacity", "smoke", "--url", url, "--resume", str(path)]) == 106
+    assert f"the server died: no server answers at {url}" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.whole_run
