@@ -142,7 +142,7 @@ def seconds_of(flag: str, text: str, *, least_s: float = 0.0, most_s: float = ma
 def share_of(flag: str, text: str, least: float, most: float) -> float:
     """Per cent as a fraction. Raises UserError."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
-    value = float(found[1]) / 100 if found else math.nan
+    value = float(f"{found[1]}e-2") if found else math.nan  # 99.9 over 100 is more than 0.999
     if not least <= value <= most:
         raise UserError(f"{flag} {text}: write a percentage from {100 * least:g}% to {100 * most:g}%", errors.USAGE)
     return value

@@ -271,6 +271,12 @@ def test_a_limit_is_a_share(text: str, limit: float) -> None:
     assert share_of("--max-regression", text, 0.0, 10.0) == pytest.approx(limit)
 
 
+@pytest.mark.parametrize(("least", "most"), [(0.5, 0.999), (0.005, 1.0), (0.0, 0.95)])
+def test_a_share_may_be_either_end_of_its_range(least: float, most: float) -> None:
+    """As of --confidence, --within and --headroom."""
+    assert [share_of("--x", f"{100 * end:g}%", least, most) for end in (least, most)] == [least, most]
+
+
 @pytest.mark.parametrize("text", ["5", "0.05", "-5%", "five"])
 def test_a_limit_without_its_unit_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"--max-regression .*: write a percentage from 0% to 1000%"):
