@@ -221,7 +221,7 @@ def _spreads(table: SideTable) -> list[str]:
 def with_sentences(found: Regression, result: Comparison) -> Regression:
     """The regression with its sentences; ``result`` is the comparison with the baseline."""
     if not result.comparable:
-        return found.model_copy(update={"sentence": headline(result)})
+        return found.model_copy(update={"sentence": not_comparable(result)})
     rows = tuple(row.model_copy(update={"sentence": _regression_row(row, found)}) for row in found.rows)
     sentences = [row.sentence for row in rows if row.status == found.status or row.late_ms is not None]
     failed = found.failed

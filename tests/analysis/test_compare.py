@@ -438,6 +438,8 @@ def test_what_is_not_comparable_has_no_figures_unless_forced_and_then_every_one_
     assert "versions.gapmeter: 0.1.0 | 9" in headline(refused)
     assert "--factor versions.gapmeter" in terminal.text(document(refused)).plain
     assert forced.verdict == "NOT COMPARABLE, forced"
+    gated = with_sentences(judge_regression(forced, [("ttft", 90.0)], 0.05, "base", "compare/1"), forced)
+    assert (gated.status, gated.sentence) == ("NOT COMPARABLE", headline(refused)), "not which side is slower"
     lines = markdown.text(document(forced)).splitlines()
     told = [line for line in lines if line.startswith(("| TTFT", "| ITL", "| TPOT", "| E2E"))]
     assert told
