@@ -154,10 +154,12 @@ def _doubts(result: CostTable) -> list[str]:
         best, times = result.cheapest, _times(row.ratio)
         if row.ratio.doubt == "open":
             lacking = [one for one in result.rows if one.name in (row.name, best) and not one.capacity.rate]
-            of = f"{' and '.join(one.name for one in lacking)}'s rate only one end is known"
+            both = all(one.capacity.low and one.capacity.high for one in lacking)
+            known, other = ("two ends are", "what lies between") if both else ("one end is", "the other")
+            of = f"{' and '.join(one.name for one in lacking)}'s rate only {known} known"
             searched = all(one.kind == "capacity" for one in lacking)
             more = "--resume FOLDER with a larger --budget" if searched else "gapmeter capacity"
-            said.append(f"{row.name} costs {times} times what {best} does: of {of}; {more} may find the other.")
+            said.append(f"{row.name} costs {times} times what {best} does: of {of}; {more} may find {other}.")
         elif row.ratio.doubt == "interval":
             pairs = [one.name for one in result.rows if one.name in (row.name, best) and len(one.folders) == 2]
             more = f" A third search of {' and '.join(pairs)} would tell more than the second did." if pairs else ""

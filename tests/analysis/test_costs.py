@@ -399,6 +399,9 @@ def test_a_run_that_passed_costs_at_most_so_much_which_may_be_enough(tmp_path: P
     begun = table(searched(tmp_path, 15, 14, 16, slo=slo), searched(tmp_path, None, 8, None, slo=slo))
     told = " ".join(text(document(begun)).plain.split())
     assert "of B's rate only one end is known; --resume FOLDER with a larger --budget may find the other." in told
+    between = table(searched(tmp_path, 15, 14, 16, slo=slo), searched(tmp_path, None, 8, 15, slo=slo))
+    told = " ".join(text(document(between)).plain.split())
+    assert "of B's rate only two ends are known; --resume FOLDER with a larger --budget may find what lies" in told
 
 
 def test_a_side_of_runs_of_which_one_is_not_decided_costs_what_the_others_do(tmp_path: Path) -> None:
