@@ -251,7 +251,8 @@ def at_rate(scenario: Scenario, ask: Ask, number: int) -> Scenario:
     }  # fmt: skip
     if load.arrivals not in BURSTS:
         trial |= {"arrivals": "poisson", "burstiness": None, "onoff": None}
-    return scenario.model_copy(update={"load": load.model_copy(update=trial), "seed": scenario.seed * 1000 + number})
+    seed = (scenario.seed * 1000 + number) % 2**63  # the largest that a scenario may have is one less
+    return scenario.model_copy(update={"load": load.model_copy(update=trial), "seed": seed})
 
 
 def _warmup_ns(scenario: Scenario, ask: Ask | None = None) -> int:

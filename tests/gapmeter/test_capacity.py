@@ -24,6 +24,7 @@ from gapmeter.report.command import Command as CommandLine
 from gapmeter.runs.archive import archive
 from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.run import Conclusion, open_run
+from gapmeter.scenarios import Scenario
 from gapmeter.study.capacity import CapacityGoal, at_rate, begin_search
 from gapmeter.study.resolve import check_searchable, resolve, searchable_points
 from gapmeter.study.settings import compared
@@ -79,6 +80,13 @@ def test_bursts_stay_bursts_at_another_rate_and_all_else_arrives_at_random(
     load = at_rate(resolve("smoke", words), Ask(30.0, 600), 3).load
     assert (load.arrivals, load.burstiness) == kept
     assert (load.rate, load.duration_ns) == (30.0, 20_000_000_000)
+
+
+@pytest.mark.parametrize("seed", [1, 2**63 - 1])
+def test_each_trial_has_a_seed_of_its_own_that_a_scenario_may_have(seed: int) -> None:
+    trials = [at_rate(resolve("smoke", [f"seed={seed}"]), Ask(30.0, 600), number) for number in (1, 2)]
+    assert len({trial.seed for trial in trials}) == 2
+    assert all(Scenario.model_validate(trial.to_dict()).seed == trial.seed for trial in trials)
 
 
 def search(tmp_path: Path, *more: str) -> Done:
