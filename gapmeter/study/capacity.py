@@ -166,11 +166,13 @@ class Trials:
         rate, scenario = ask.rate, at_rate(self._scenario, ask, number)
         place = f"trials/{number:02d}-{rate:.4g}rps"
         path = self.study.path / place
+        warmup_ns = _warmup_ns(scenario, ask)
         command = self.study.command.as_run(
-            f"load.arrivals={scenario.load.arrivals}", f"load.rate={rate:.6g}", f"load.duration={looks[-1] / rate:.3g}"
-        )
+            f"load.arrivals={scenario.load.arrivals}", f"load.rate={rate:.6g}", f"load.duration={looks[-1] / rate:.3g}",
+            f"load.warmup={warmup_ns / 1e9:g}", f"seed={scenario.seed}",
+        )  # fmt: skip
         of = TrialPlace(folder=str(self.study.path), trial=number)
-        monitor = TrialMonitor(self._slos, looks, rate, _warmup_ns(scenario, ask), enough, scenario.load.retries)
+        monitor = TrialMonitor(self._slos, looks, rate, warmup_ns, enough, scenario.load.retries)
         interrupted, died, reason = False, None, None
         began_s = time.monotonic()
         try:

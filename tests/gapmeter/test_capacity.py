@@ -230,6 +230,7 @@ def test_a_trials_command_repeats_its_load_alone_and_a_search_is_no_run(searched
     words = shlex.split(json.loads((searched.folder.path / trial["folder"] / "manifest.json").read_text())["command"])
     assert words[:5] == ["gapmeter", "run", "smoke", "--engine", "simulated"]
     assert f"load.rate={trial['rate']:.6g}" in words
+    assert {"seed=1001", "load.warmup=0"} <= set(words), "its own arrivals"
     assert not {"--budget", "30s", "--within", "80%", "--runs", "--spare"} & set(words)
     with pytest.raises(UserError, match=r"is a capacity search; name one of its runs under trials/, for instance"):
         open_run(searched.folder.path)
