@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
@@ -45,7 +44,7 @@ from gapmeter.analysis.results.comparison import (
     StageDifference,
     StageDifferences,
 )
-from gapmeter.analysis.results.cost import AnyCost, AnyEnergy
+from gapmeter.analysis.results.cost import AnyCost, AnyEnergy, Interval
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.run import INCONCLUSIVE, UNKNOWN
 from gapmeter.analysis.stages import owner_of
@@ -375,9 +374,9 @@ def _of_all(runs: Sequence[AnyCost | AnyEnergy], figure: str, why: str = "") -> 
     if lacking:
         of = f" (in {len(lacking)} of {len(runs)} runs)" if len(lacking) < len(runs) else ""
         return SidePart(value=None, ci=None, why=f"{lacking[0].reason or why}{of}")
-    lows, highs = zip(*(getattr(each, f"{figure}_ci") for each in runs), strict=True)
-    ci = (None if None in lows else min(lows), None if None in highs else max(highs))
-    return SidePart(value=statistics.median(getattr(each, figure) for each in runs), ci=ci, why="")
+    known = ((getattr(each, figure), getattr(each, f"{figure}_ci")) for each in runs)
+    found = Interval.of_all([Interval(value=value, low=low, high=high) for value, (low, high) in known])
+    return SidePart(value=found.value, ci=(found.low, found.high), why="")
 
 
 def _verdicts(verdicts: Sequence[str]) -> str:

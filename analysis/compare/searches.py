@@ -12,13 +12,12 @@ from typing import Any, Final, Literal
 from gapmeter.analysis.capacity.read import BURSTS
 from gapmeter.analysis.cost import NoPrice, NoRate, hardware_units, offered_rate, price_of
 from gapmeter.analysis.numbers import rate as rate_words
-from gapmeter.analysis.pareto import merged, pace_limit, pareto, run_point
+from gapmeter.analysis.pareto import interval, merged, pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import hardware_words, users_words
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.capacity import BUDGET, CLIENT, NOT_MEASURED, CapacityResult, Ended, Fleet
-from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, Fact
-from gapmeter.analysis.results.cost import Cost, Interval, Price
+from gapmeter.analysis.results.cost import AnyEnergy, Cost, Energy, Interval, Price
 from gapmeter.analysis.results.costs import HeldRate
 from gapmeter.analysis.results.manifest import Hardware, SearchManifest, SweepManifest, read_manifest
 from gapmeter.analysis.results.pareto import Pareto
@@ -70,8 +69,7 @@ class Found:
     why_no_price: str = ""
     tokens: Interval | None = None
     prompt_tokens: float | None = None
-    energy: float | None = None
-    energy_ci: Ends | None = None
+    energy: Interval | None = None
     binding: tuple[str | None, str | None] = (None, None)
     fleet: Fleet | None = None
     spread: float = SEARCH_SPREAD
@@ -101,7 +99,7 @@ def read_found(path: Path) -> list[Found]:
 
 
 def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> Found:
-    search, cost, energy = result.capacity, result.cost, result.energy
+    search, cost = result.capacity, result.cost
     tokens, load = result.tokens_per_request, manifest.scenario["load"]
     return Found(
         folders=(path.resolve().name,),
@@ -119,8 +117,7 @@ def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> 
         why_no_price="" if isinstance(cost, Cost) else cost.reason if cost else "no trial was valid",
         tokens=tokens.output if tokens else None,
         prompt_tokens=tokens.prompt.value if tokens and tokens.prompt else None,
-        energy=energy.per_request_j if energy else None,
-        energy_ci=getattr(energy, "per_request_j_ci", None),
+        energy=_joules(result.energy),
         binding=(search.binding_slo, search.binding_stage),
         fleet=search.planning,
         pareto=search.pareto,
@@ -162,8 +159,7 @@ def _of_one(manifest: Manifest, result: RunResult) -> Found:
         why_no_price=why,
         tokens=tokens.output,
         prompt_tokens=tokens.prompt.value if tokens.prompt else None,
-        energy=result.energy.per_request_j,
-        energy_ci=getattr(result.energy, "per_request_j_ci", None),
+        energy=_joules(result.energy),
         contents=manifest.contents or {},
     )
 
@@ -190,7 +186,7 @@ def _of_points(path: Path, result: SweepResult, points: Sequence[Point]) -> Foun
     swept, own = result.sweep.pareto, {point.folder for point in points}
     one = _of_one(first.manifest, first.result)
     if low is None and len(points) > 1:
-        one = replace(one, energy=None, energy_ci=None)  # it follows the load, and no point's is the row's
+        one = replace(one, energy=None)  # it follows the load, and no point's is the row's
     return replace(
         one,
         folders=(path.resolve().name,),
@@ -225,6 +221,11 @@ def _missed(answers: Sequence[SloAnswer]) -> tuple[str | None, str | None]:
     return next(((each.text, each.stage) for each in answers if each.status == FAIL), (None, None))
 
 
+def _joules(energy: AnyEnergy | None) -> Interval | None:
+    """Of a request."""
+    return interval(energy.per_request_j, energy.per_request_j_ci) if isinstance(energy, Energy) else None
+
+
 def _price(manifest: Manifest) -> tuple[Price | None, str]:
     try:
         return price_of(manifest), ""
@@ -247,16 +248,24 @@ def together(side: Sequence[Sequence[Found]]) -> Found:
             text = f"{first.folders[0]} and {one.folders[0]} are not of one thing: {fact.key}: {fact.a} | {fact.b}"
             raise NotOneSide(f"{text}; name them as sides of their own")
     # A run that was not decided says nothing against the rate that the others held.
-    decided = [one.capacity for one in found if not one.undecided] or [first.capacity]
-    capacity = _mean(decided)
+    decided = [one for one in found if not one.undecided] or [first]
+    capacity = _mean([one.capacity for one in decided])
     return replace(
-        first,
+        decided[0],
         folders=tuple(name for one in found for name in one.folders),
         capacity=capacity,
         spread=0.0 if capacity.rate else SEARCH_SPREAD / math.sqrt(len(decided)),
+        tokens=_of_all([one.tokens for one in decided]),
+        energy=_of_all([one.energy for one in decided]),
         fleet=_fleet([one.fleet for one in found]),
         pareto=merged([("", one.pareto) for one in found]),
     )
+
+
+def _of_all(parts: Sequence[Interval | None]) -> Interval | None:
+    """What they have together; None unless each has its own."""
+    known = [each for each in parts if each is not None]
+    return Interval.of_all(known) if len(known) == len(parts) else None
 
 
 def _fleet(fleets: Sequence[Fleet | None]) -> Fleet | None:

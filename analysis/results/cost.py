@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -15,6 +17,16 @@ class Interval(Result):
     value: float
     low: Number
     high: Number
+
+    @classmethod
+    def of_all(cls, parts: Sequence[Interval]) -> Interval:
+        """The median of several, from the lowest to the highest of their ends; none where one of them has none."""
+        lows, highs = ([end for each in parts if (end := getattr(each, name)) is not None] for name in ("low", "high"))
+        return cls(
+            value=statistics.median(each.value for each in parts),
+            low=min(lows) if len(lows) == len(parts) else None,
+            high=max(highs) if len(highs) == len(parts) else None,
+        )
 
 
 class TokensPerRequest(Result):

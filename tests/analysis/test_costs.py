@@ -196,6 +196,26 @@ def test_a_side_of_several_searches_keeps_the_fleet_of_the_one_that_proved_least
     assert [row.fleet and row.fleet.replicas for row in rows] == [8, None, None], "200 / (40 x 0.8) and one to spare"
 
 
+def test_a_side_of_several_searches_has_the_tokens_and_the_energy_of_all_of_them(tmp_path: Path) -> None:
+    """Their median, from the lowest to the highest of their ends, as of several runs."""
+    searches = [
+        dataclasses.replace(
+            searched(tmp_path, 50, 45, 55), tokens=Interval(value=many, low=many - 2, high=many + 2),
+            energy=Interval(value=many / 10, low=None, high=many),
+        )
+        for many in (90.0, 110.0, 100.0)
+    ]  # fmt: skip
+    other = [[searched(tmp_path, 50, 45, 55)]]
+    row = cost_table([[[one] for one in searches], other]).rows[0]
+    assert row.per_request_usd is not None and row.per_request_usd_ci is not None
+    assert row.per_million_output_tokens_usd == pytest.approx(row.per_request_usd / 100 * 1e6)
+    ends = [1e6 * (usd or 0.0) / many for usd, many in zip(row.per_request_usd_ci, (112, 88), strict=True)]
+    assert row.per_million_output_tokens_usd_ci == pytest.approx(ends)
+    assert (row.energy_per_request_j, row.energy_per_request_j_ci) == (10.0, (None, 110.0))
+    searches[1] = dataclasses.replace(searches[1], energy=None)
+    assert cost_table([[[one] for one in searches], other]).rows[0].energy_per_request_j is None
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.03, 0.07, 0.15])
 @pytest.mark.parametrize("searches", [2, 3])
 def test_sides_of_several_searches_cover_the_truth_however_far_those_are_off(
