@@ -60,6 +60,8 @@ def find_capacities(
                 if error.exit_code in (errors.USAGE, errors.INTERRUPTED):  # every setting would fail likewise
                     raise
                 options.say(f"{title} failed: {error}")
+        elif goal.target_rps is not None:
+            _plan_for(folder, goal)
         found[at].append(one := report_capacity(folder, quiet=True))
         rate = one.result.capacity.rate or one.result.capacity.low or rate
         options.say(f"{title}: {headline(one.result.capacity)[0]}")
@@ -109,6 +111,13 @@ def _by_point(folders: Sequence[Path], points: Sequence[Point]) -> list[list[Pat
             raise UserError(f"--resume: {folder} is no search of one of these settings", errors.USAGE)
         earlier[at].append(folder)
     return earlier
+
+
+def _plan_for(folder: Path, goal: CapacityGoal) -> None:
+    """Servers for another load, of a search that is over: that takes no further trial."""
+    manifest = SearchManifest.read(folder)
+    asked = {"target_rps": goal.target_rps, "headroom": goal.headroom, "spare": goal.spare}
+    manifest.model_copy(update={"capacity": manifest.capacity.model_copy(update=asked)}).write(folder)
 
 
 def _goes_on(manifest: SearchManifest, goal: CapacityGoal) -> bool:

@@ -27,7 +27,7 @@ from gapmeter.runs.run import Conclusion, open_run
 from gapmeter.scenarios import Scenario
 from gapmeter.study.capacity import CapacityGoal, at_rate, begin_search
 from gapmeter.study.resolve import check_searchable, resolve, searchable_points
-from gapmeter.study.settings import compared
+from gapmeter.study.settings import compared, find_capacities
 from gapmeter.study.study import manifest_to_resume
 from gapmeter.study.verify import verify
 from tests.kit.browser import Tab, opens_well
@@ -222,6 +222,18 @@ def test_settings_none_of_which_meets_every_slo_end_as_a_search_of_one_does(
         found.append([Conclusion(path, result, 0 if held else 99)])
     options, command = Options(runs=tmp_path / "runs", quiet=True), CommandLine.of("capacity", "chat-p99", ())
     assert compared(points, found, options, command, CapacityGoal(), ()).exit_code == code
+
+
+def test_searches_that_are_over_are_planned_for_a_load_that_is_asked_for_later(tmp_path: Path) -> None:
+    words = ["server.engine=simulated", "sweep={server.max_batch: [1, 2]}"]
+    paths = [tmp_path / "one", tmp_path / "two"]
+    for path, point in zip(paths, searchable_points("smoke", words), strict=True):
+        asked = {"scenario": point.scenario.to_dict(), "scenario_digest": point.scenario.digest()}
+        SearchManifest.read(write_search(path, 10.0, 8.0, 12.0)).model_copy(update=asked).write(path)
+    options, goal = Options(runs=tmp_path / "runs", quiet=True), CapacityGoal(target_rps=100.0, headroom=0.5)
+    find_capacities("smoke", words, options, goal, paths)
+    planned = [SearchManifest.read(path).capacity for path in paths]
+    assert [(each.target_rps, each.headroom, each.trials) for each in planned] == [(100.0, 0.5, ())] * 2
 
 
 @pytest.mark.whole_run
