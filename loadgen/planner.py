@@ -18,6 +18,7 @@ from gapmeter.scenarios.model import Load, Scenario, Workload
 from gapmeter.scenarios.shapes import FixedPause
 
 _CLOSED_FEWEST, _CLOSED_MOST = 256, 4096
+_WARMED_UP_S = 2.0  # a whole trace with a warm-up that is found asks for so much more than it has, at most
 
 
 def make_plan(
@@ -75,7 +76,7 @@ def make_plan(
         workers=1,
         id_prefix=id_prefix,
         swaps=_swaps(content, bodies),
-        notes=(*content.notes, *_growing(load, content, warmup_ns)),
+        notes=(*content.notes, *_growing(load, content, warmup_ns), *_ending(load, arrivals.due_ns, warmup_ns)),
         rate_knots=arrivals.knots,
         count_dispersion=arrivals.dispersion,
         prefix_share=(
@@ -118,6 +119,19 @@ def _growing(load: Load, content: Content, warmup_ns: int) -> list[str]:
         f"{warmup_ns / 1e9:.3g} s: {grows} while it is measured; write a longer load.warmup"
     )
     return [text]
+
+
+def _ending(load: Load, due_ns: Ints, warmup_ns: int) -> list[str]:
+    """A note where a trace ends before what was asked of it: nothing is made up behind its end."""
+    if load.trace is None:
+        return []
+    measured, asked = int(np.count_nonzero(due_ns >= warmup_ns)), load.requests or 0
+    if measured < asked:
+        return [f"the trace has {measured:,} requests after the warm-up, and load.requests asks for {asked:,}"]
+    has_s, asked_s = load.trace.span_ns / 1e9, (warmup_ns + (load.duration_ns or 0)) / 1e9
+    if asked_s - has_s <= _WARMED_UP_S:
+        return []
+    return [f"the trace ends after {has_s:.3g} s, and load.duration with its warm-up asks for {asked_s:.3g} s"]
 
 
 def _due(scenario: Scenario, seeds: Seeds, warmup_ns: int, warmup_requests: int) -> Arrivals:

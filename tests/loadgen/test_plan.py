@@ -134,6 +134,24 @@ def test_another_rate_keeps_lengths_and_texts_of_the_requests_that_both_have(pat
     np.testing.assert_allclose(other.due_ns[: len(one)] * 2, one.due_ns, atol=2)
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("load.duration=19s", []),
+        ("load.duration=60s", ["the trace ends after 19 s, and load.duration with its warm-up asks for 60 s"]),
+        ("load.requests=20", []),
+        ("load.requests=30", ["the trace has 20 requests after the warm-up, and load.requests asks for 30"]),
+    ],
+)
+def test_a_trace_that_ends_before_what_was_asked_of_it_says_so(
+    asked: str, said: list[str], path: Path, tmp_path: Path
+) -> None:
+    recorded = "".join(f"{second},9,5\n" for second in range(20))
+    (tmp_path / "t.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{recorded}")
+    trace = ("load.arrivals=trace", f"load.trace.file={tmp_path / 't.csv'}", "load.warmup=0")
+    assert [note for note in planned(path, *trace, asked).notes if note.startswith("the trace")] == said
+
+
 def test_a_repeat_is_the_same_trace_with_fresh_text(path: Path, tokenizer: PromptTokenizer) -> None:
     first, second = planned(path, tokenizer=tokenizer), planned(path, tokenizer=tokenizer, repeat=1)
     for name in ("due_ns", "prompt_tokens", "output_tokens"):
