@@ -18,7 +18,7 @@ import pandas as pd
 from gapmeter.analysis.arrays import Bools, Ranked
 from gapmeter.analysis.ledger.tail import FEWEST_SLOW, slow_count, stage_parts, stages_in
 from gapmeter.analysis.results.sweep import CurveKnee, Growth
-from gapmeter.analysis.stages import column, owner_of
+from gapmeter.analysis.stages import UNEXPLAINED, column, owner_of
 from gapmeter.analysis.stats.bootstrap import drawn_means, share_with_draws, stretches, with_draws
 from gapmeter.analysis.stats.estimate import Estimate
 from gapmeter.analysis.sweep.curves import GROWS_WITH, Axis, CurvePoint
@@ -58,10 +58,15 @@ def growth_between(
     grows = level_after.minus(level_before) if level_before and level_after else None
     ledgers = [seen.frames.ledgers[metric] for seen in (one, two)]
     before, after = (means_ms(slow_band(rows, percentile)) for rows in ledgers)
-    gain = {stage: ms - before.get(stage, 0.0) for stage, ms in after.items()} if before else {}
+    gain = {stage: ms - before[stage] for stage, ms in after.items() if stage in before}
+    alone = sorted(before.keys() ^ after.keys()) if gain else []  # what one did not measure joins both's remainders
+    if alone:
+        gain[UNEXPLAINED] += sum(after.get(each, 0.0) - before.get(each, 0.0) for each in alone)
     whole = sum(gain.values())
     stage = max(gain, key=lambda name: gain[name] / whole) if gain and whole else None
-    share = _share(gain[stage] / whole, ledgers, percentile, stage) if stage else None
+    share = None
+    if stage and not (alone and stage == UNEXPLAINED):
+        share = _share(gain[stage] / whole, ledgers, percentile, stage)
     return Growth(
         series=series,
         from_point=one.point.index,

@@ -124,6 +124,18 @@ def test_what_falls_is_put_into_the_stage_that_shrank() -> None:
     assert "of the saved time of the slowest ones is queue (capacity)" in said
 
 
+def test_a_stage_that_one_point_did_not_measure_is_in_the_remainder_of_both() -> None:
+    """As with another engine: here the prefill, 15 ms at either point."""
+    known, lacking = ledgers(0), ledgers(60)
+    rest = lacking["unexplained_ns"] + lacking["prefill_ns"]
+    lacking = lacking.drop(columns="prefill_ns").assign(unexplained_ns=rest)
+    for one, two in ((known, lacking), (lacking, known)):
+        found = grown(one, two)
+        before, after = (slow_band(rows, 99)["total_ns"].mean() / 1e6 for rows in (one, two))
+        assert found.band_grows_ms == pytest.approx(after - before) == pytest.approx(sum(found.stages_ms.values()))
+        assert (found.stage, found.stages_ms["unexplained"]) == ("queue", pytest.approx(0, abs=1))
+
+
 def test_a_growth_within_its_interval_is_put_into_no_stage() -> None:
     assert "shows no clear change" in growth_sentence(grown(ledgers(60), ledgers(61)), "GPU")
 
@@ -132,8 +144,8 @@ def test_a_shares_interval_knows_that_neighbors_met_the_same_queue() -> None:
     """A queue that comes in spells of fifty requests: the interval is several times that of the same rows shuffled."""
     rng = np.random.default_rng(5)
     spells = np.repeat(rng.exponential(40e6, 20), 50)
-    rows = pd.DataFrame({"queue_ns": spells, "decode_ns": rng.exponential(60e6, 1000), "unexplained_ns": 0.0})
-    rows["total_ns"] = rows["queue_ns"] + rows["decode_ns"]
+    rows = pd.DataFrame({"queue_ns": spells, "prefill_ns": rng.exponential(60e6, 1000), "unexplained_ns": 0.0})
+    rows["total_ns"] = rows["queue_ns"] + rows["prefill_ns"]
     shuffled = rows.sample(frac=1, random_state=1, ignore_index=True)
 
     def width(after: pd.DataFrame) -> float:
