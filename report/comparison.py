@@ -250,6 +250,8 @@ def _regression_row(row: RegressionRow, found: Regression) -> str:
 
 def _what_decides(row: RegressionRow, found: Regression) -> str:
     """How many runs a side would decide it, and the smallest regression that these would find."""
+    if row.failed:
+        return "its interval reaches requests that failed, of which nobody knows how long they would have taken"
     a, b = reversed(found.runs or (1, 1))
     seen = f"{a} against {b} runs find a regression of {share(row.least)} or more 80 % of the time"
     if row.runs_needed is not None:

@@ -8,10 +8,10 @@ difference is claimed where there is none. A claim must also exceed the load tes
 Against a baseline (``judge_regression``): have runs become slower by more than is allowed? Judged are the percentiles
 that the scenario's SLOs name, and both answers need evidence. One has *regressed* when the 95 % interval of its growth
 lies beyond the limit (with several, Holm's correction of the one-sided p-values, at 2.5 %), and the difference beyond
-the load tester's own floor. It is *within* the limit when the interval lies below it. Else it is *undecided*: that
-fails nothing, and says what would decide it. Where a sample cannot support a percentile, the mean is judged beside it:
-it may prove a regression, but is never within. Runs that failed a larger share of their requests are never within:
-beyond chance they regressed, whatever the latency of the rest.
+the load tester's own floor. It is *within* the limit when the interval lies below it, and reaches no request that
+failed. Else it is *undecided*: that fails nothing, and says what would decide it. Where a sample cannot support a
+percentile, the mean is judged beside it: it may prove a regression, but is never within. Runs that failed a larger
+share of their requests are never within: beyond chance they regressed, whatever the latency of the rest.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def judge_pair(
             status=status,
             p_adjusted=adjusted.get(i),
             least=growth.least if growth else None,
-            runs_needed=growth.runs_needed() if growth and status == UNDECIDED else None,
+            runs_needed=growth.runs_needed() if growth and status == UNDECIDED and not figure.failed else None,
         )
         rows.append(row)
     failed = FailedRow(**dict(pair.errors), status=_status_of_failed(pair.errors))
@@ -319,8 +319,8 @@ def _growth(figure: ClaimedFigure, limit: float, runs: tuple[int, int]) -> _Grow
 def _status(figure: ClaimedFigure, growth: _Growth | None, p: float | None, limit: float) -> RegressionStatus:
     if growth is None or p is None or figure.relative_ci is None or figure.difference_ms is None:
         return NOT_ESTIMABLE
-    if figure.relative_ci[1] <= limit:
-        return WITHIN
+    if figure.relative_ci[1] <= limit:  # which is no bound where requests that B failed are in the interval
+        return UNDECIDED if "b" in (figure.failed or "") else WITHIN
     return REGRESSED if p <= TAIL and figure.difference_ms > (figure.floor_ms or 0.0) else UNDECIDED
 
 

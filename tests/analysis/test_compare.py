@@ -501,6 +501,9 @@ REGRESSIONS = {
     "no growth, but so wide an interval that twice the limit is in it": (figure(0.0, 0.04), UNDECIDED),
     "an improvement": (figure(-0.3), WITHIN),
     "below the load tester's floor": (figure(0.10, floor_ms=11.0), UNDECIDED),
+    "below the limit, in reach of requests that the new side failed": (figure(0.01, failed="b"), UNDECIDED),
+    "an improvement on what the baseline failed": (figure(-0.3, failed="a"), WITHIN),
+    "beyond the limit by requests that failed": (figure(0.10, failed="b"), REGRESSED),
     "not supported": (figure(None), NOT_ESTIMABLE),
 }
 
@@ -527,6 +530,10 @@ def test_what_did_not_grow_at_all_is_within_a_limit_of_nothing() -> None:
 def test_a_time_out_is_told_as_no_latency_of_the_baseline() -> None:
     failed = held(figure(-0.3, failed="a"))
     assert failed.sentence.startswith("TTFT p90 at least 100 ms -> 70.0 ms, allowed")
+    both = held(figure(0.01, failed="ab"))
+    assert both.rows[0].runs_needed is None
+    told = "TTFT p90 at least 100 ms -> at least 101 ms, allowed +5.0 %: undecided; its interval reaches requests that"
+    assert both.sentence.startswith(told)
 
 
 def test_of_two_percentiles_each_must_regress_more_surely_and_both_must_be_within() -> None:
