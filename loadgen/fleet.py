@@ -31,14 +31,15 @@ class NotStarted(RuntimeError):
     """A generator process ended before it was ready; the text is the last line that it said."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fleet:
-    """Generator processes that are ready to start; each writes one of ``record_paths``."""
+    """Generator processes that are ready to start; each writes one of ``record_paths``. ``stopped``: by us."""
 
     processes: tuple[subprocess.Popen[bytes], ...]
     record_paths: tuple[Path, ...]
     log_paths: tuple[Path, ...]
     ahead_ns: int = _START_AHEAD_NS
+    stopped: bool = False
 
     def start(self, t0_ns: int | None = None) -> int:
         """Give all the same start, without one a little ahead; returns it (CLOCK_MONOTONIC ns)."""
@@ -64,16 +65,18 @@ class Fleet:
 
     def stop(self) -> None:
         """Ask all to record what is in flight as aborted, and leave."""
+        self.stopped = True
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
 
     def troubles(self) -> list[str]:
-        """A sentence for every process that neither finished nor was stopped."""
+        """A sentence for every process that neither finished nor was stopped by us."""
+        well = (None, Exit.DONE, Exit.STOPPED) if self.stopped else (None, Exit.DONE)
         return [
             f"generator process {number} {_why(process.returncode, log)}"
             for number, (process, log) in enumerate(zip(self.processes, self.log_paths, strict=True))
-            if process.returncode not in (None, Exit.DONE, Exit.STOPPED)
+            if process.returncode not in well
         ]
 
 
@@ -204,6 +207,8 @@ def _await_ready(process: subprocess.Popen[bytes], log: Path, say: Callable[[str
 def _why(code: int, log: Path) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
+    if code == Exit.STOPPED:
+        return "was told to end (SIGTERM or SIGINT)"
     return f"failed: {last_line(log) or f'exit code {code}'}"
 
 

@@ -106,6 +106,14 @@ def generator_killed(runs: Path) -> Done:
     return command.done()
 
 
+def generator_ended(runs: Path) -> Done:
+    """One of two generator processes is told to end, as by a daemon that wants its memory."""
+    command = Command((*SIMULATED, *LONG, "--set", "load.processes=2"), runs)
+    command.await_load(answered=5)
+    os.kill(command.children("gapmeter.loadgen.worker")[0], signal.SIGTERM)
+    return command.done()
+
+
 def held(runs: Path) -> Done:
     """One of two generator processes is stopped, and nobody lets it go on."""
     command = Command((*SIMULATED, *LONG, "--set", "load.processes=2"), runs)
@@ -118,7 +126,7 @@ SCENES: dict[str, Callable[[Path], Done]] = {
     scene.__name__: scene
     for scene in (
         pressed_twice, never_ready, wrong_flag, dies, wire, only_errors, pressed_once, told_to_end, killed,
-        generator_killed, held,
+        generator_killed, generator_ended, held,
     )
 }  # fmt: skip
 
@@ -251,6 +259,14 @@ def test_a_generator_process_that_was_killed_is_named(scenes: dict[str, Future[D
     assert done.code == 98
     assert done.manifest["ended_because"].startswith("generator process 0 ")
     assert len(done.requests) >= 5
+
+
+def test_a_run_ends_with_a_generator_process_that_somebody_else_told_to_end(scenes: dict[str, Future[Done]]) -> None:
+    done = scenes["generator_ended"].result()
+    assert done.code == 98
+    assert done.manifest["ended_because"].endswith("was told to end (SIGTERM or SIGINT)")
+    assert len(done.requests) < 400
+    assert set(done.requests["worker"]) == {0, 1}
 
 
 def test_a_generator_process_that_is_held_does_not_hold_the_run(scenes: dict[str, Future[Done]]) -> None:

@@ -149,7 +149,7 @@ def test_a_process_that_is_stopped_records_what_is_in_flight_as_aborted(
         until(lambda: (seen.extend(tail.poll()), len(seen))[1] == 3)
         fleet.processes[0].send_signal(signum)
         assert fleet.wait(lambda: None, 0.02) == [Exit.STOPPED]
-        assert fleet.troubles() == []
+        assert fleet.troubles() == ["generator process 0 was told to end (SIGTERM or SIGINT)"]
     file = read_records(fleet.record_paths[0])
     assert file.complete
     assert [(record.index, record.outcome) for record in records_of(file)] == [(0, Outcome.OK), (1, Outcome.ABORTED)]
@@ -159,6 +159,7 @@ def test_a_process_that_is_stopped_before_the_start_leaves(tmp_path: Path, gener
     with make_fleet(plan([0]), null, None, tmp_path, (), 2, generator=generator) as fleet:
         fleet.stop()
         assert fleet.wait(lambda: None, 0.02) == [Exit.STOPPED] * 2
+        assert fleet.troubles() == []
 
 
 def test_leaving_the_block_ends_every_process(tmp_path: Path, generator: str, null: str) -> None:
