@@ -87,12 +87,14 @@ def flag_words(flags: Mapping[str, object]) -> list[str]:
 class ServerProcess:
     """A running child and its supervisor. Use as a context manager, or call ``stop``."""
 
-    def __init__(self, supervisor: subprocess.Popen[bytes], status_fd: int, log_path: Path, clean: Clean) -> None:
+    def __init__(
+        self, supervisor: subprocess.Popen[bytes], status_fd: int, log_path: Path, log_from: int, clean: Clean
+    ) -> None:
         self._supervisor = supervisor
         self.clean = clean
         self._status_fd = status_fd
         self._said = b""
-        self.log_path = log_path
+        self.log_path, self._log_from = log_path, log_from  # an earlier server may have written before that
         self.pid = 0
         self.exit_code: int | None = None
 
@@ -117,7 +119,7 @@ class ServerProcess:
 
     def failed(self, what: str, before_reason: str = ": ") -> ServerFailed:
         """``what`` went wrong, with the reason that the log gives."""
-        reason = log_reason(self.log_path, self.clean)
+        reason = log_reason(self.log_path, self.clean, self._log_from)
         why = f"{before_reason}{reason}" if reason else ", and its log is empty"
         return ServerFailed(f"{what}{why} (log: {self.log_path})")
 
@@ -201,6 +203,7 @@ def start(
     try:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
+            log_from = log.tell()
             supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_SUPERVISOR), *arguments],
                 env={**os.environ, **threads, **env},
@@ -212,7 +215,7 @@ def start(
         raise ServerFailed(f"cannot start the server: {error}") from error
     finally:
         os.close(status_write)
-    return ServerProcess(supervisor, status_read, log_path, clean)
+    return ServerProcess(supervisor, status_read, log_path, log_from, clean)
 
 
 def _await_ready(server: ServerProcess, url: str, timeout_s: float, on_wait: Callable[[float], None] | None) -> None:
@@ -264,14 +267,14 @@ def check_port(port: int) -> None:
             ) from error
 
 
-def log_reason(log_path: Path, clean: Clean = bytes) -> str:
-    """The text of a log that best says why its process ended: errors of the last 400 lines, root cause first.
+def log_reason(log_path: Path, clean: Clean = bytes, from_byte: int = 0) -> str:
+    """What in a log, ``from_byte`` on, best says why its process ended: errors of the last 400 lines, root cause first.
 
     Falls back to the last lines that are not blank; "" for an empty or missing log.
     """
     try:
         with log_path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 200_000))
+            file.seek(max(from_byte, file.seek(0, os.SEEK_END) - 200_000))
             text = clean(file.read()).decode(errors="replace")
     except OSError:
         return ""

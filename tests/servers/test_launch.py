@@ -142,6 +142,14 @@ def test_a_command_that_ends_at_once_gives_its_reason(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 30  # noticed when it happened, not when the time was up
 
 
+def test_a_reason_is_the_servers_own_though_an_earlier_one_wrote_into_the_same_log(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
+    code = "raise ValueError('no such quantization: fp3')"
+    with pytest.raises(ServerFailed, match=r"exit code 1: ValueError: no such quantization: fp3 \(log: "):
+        launch([sys.executable, "-c", code], {}, (), tmp_path / "log", "http://127.0.0.1:9/", 60)
+    assert "out of memory" in (tmp_path / "log").read_text()
+
+
 def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match="cannot start /no/such/python: No such file"):
         launch(["/no/such/python"], {}, (), tmp_path / "log", "http://127.0.0.1:9/", 60)
