@@ -108,7 +108,8 @@ class HttpGet:
         if self._connection is None:
             make = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
             host = self._parts.hostname or "127.0.0.1"
-            self._connection = make(host, self._parts.port, timeout=self._seconds)
+            port = self._parts.port or make.default_port  # without one, the end of an IPv6 address would pass for it
+            self._connection = make(host, port, timeout=self._seconds)
         connection = self._connection
         if connection.sock is None:
             connection.connect()

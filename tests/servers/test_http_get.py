@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import time
 
@@ -149,3 +150,10 @@ def test_what_the_network_takes_to_bring_a_page_of_metrics_is_none_of_the_server
         (row,) = EngineMetrics(url).read()
     assert row["running"] == 1.0
     assert 0 <= row["took_ns"] < 300_000_000
+
+
+def test_an_ipv6_address_without_a_port_is_asked_at_the_default_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as url:
+        monkeypatch.setattr(http.client.HTTPConnection, "default_port", int(url.rpartition(":")[2]))
+        with contextlib.closing(HttpGet("http://[::ffff:127.0.0.1]")) as server:
+            assert server.get("/v1/models").status == 200
