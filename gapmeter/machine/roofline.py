@@ -86,7 +86,7 @@ def describe_weights(folder: Path, precision: str, kv_precision: str | None = No
             tensors = [_tensor(name, "F32", shape) for name, shape in llama_shapes(config).items()]
             source = "config.json (no weights are stored)"
         return _weights(tensors, config, precision, kv_precision, source) if tensors else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, StopIteration):
         return None
 
 

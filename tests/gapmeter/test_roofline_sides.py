@@ -78,13 +78,15 @@ def test_experts_stand_apart_and_sliding_layers_are_counted(tmp_path: Path) -> N
     assert (found.sliding_layers, found.window) == (1, 512)
 
 
-@pytest.mark.parametrize("broken", ["no config", "other layout", "no safetensors"])
+@pytest.mark.parametrize("broken", ["no config", "other layout", "no safetensors", "other experts"])
 def test_what_does_not_tell_its_size_is_none(tmp_path: Path, broken: str) -> None:
     if broken == "other layout":
         model(tmp_path, model_type="mamba")
     if broken == "no safetensors":
         model(tmp_path)
         (tmp_path / "model.safetensors").write_bytes(b"not one at all")
+    if broken == "other experts":
+        model(tmp_path, {"a.experts.0.w": ("BF16", [8, 8])}, moe_num_experts=1)
     assert describe_weights(tmp_path, "float32") is None
 
 
