@@ -91,7 +91,7 @@ class Exchange(RequestRecord):
     try of a request that has failed is another exchange.
     """
 
-    __slots__ = ("arrived", "carrier", "data", "done", "marks", "parts", "stamps")
+    __slots__ = ("__weakref__", "arrived", "carrier", "data", "done", "marks", "parts", "stamps")
 
     def __init__(
         self, index: int, request_id: str, data: bytes, *, worker: int = 0, prompt_tokens: int = 0,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import count
 from time import monotonic_ns
 from typing import Any, Protocol
+from weakref import ref
 
 from gapmeter.loadgen.client import Client, Pool
 from gapmeter.loadgen.connection import Connection
@@ -170,12 +171,12 @@ class Stalls:
 
     Each is checked about once in that time, however many chunks it gets: the next check is ``limit_ns`` after the last
     chunk that had come by the check before. Until its first token a request waits in the server's queue, which is no
-    stall; what keeps a connection alive without a token is none.
+    stall; what keeps a connection alive without a token is none. One that has ended is not kept for its next check.
     """
 
     def __init__(self, limit_ns: int) -> None:
         self._limit_ns = limit_ns
-        self._checks: list[tuple[int, int, Exchange]] = []
+        self._checks: list[tuple[int, int, ref[Exchange]]] = []
         self._ticket = count()
 
     def watch(self, exchange: Exchange) -> None:
@@ -187,8 +188,8 @@ class Stalls:
         stalled: list[Exchange] = []
         checks = self._checks
         while checks and checks[0][0] <= now_ns:
-            exchange = heapq.heappop(checks)[2]
-            if exchange.done:
+            exchange = heapq.heappop(checks)[2]()
+            if exchange is None or exchange.done:
                 continue
             carrier = exchange.carrier
             last_ns = 0
@@ -203,7 +204,7 @@ class Stalls:
         return stalled
 
     def _check_at(self, at_ns: int, exchange: Exchange) -> None:
-        heapq.heappush(self._checks, (at_ns, next(self._ticket), exchange))
+        heapq.heappush(self._checks, (at_ns, next(self._ticket), ref(exchange)))
 
 
 class Retries:

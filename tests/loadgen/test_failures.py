@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import pytest
 from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.sender import Sender, is_retryable
+from gapmeter.loadgen.sender import Sender, Stalls, is_retryable
 from gapmeter.records import Outcome
 from gapmeter.records.request import ISSUED, RequestRecord, decode, encode
 from gapmeter.records.stream import parse_answer
@@ -139,6 +140,15 @@ async def test_a_stream_whose_texts_are_cut_into_pieces_has_not_stalled(tmp_path
     (record,) = records_of(tmp_path)
     assert record.end_ns - int(record.chunk_ns[0]) > 300 * MS
     assert record.outcome is not Outcome.STALLED and len(parse_answer(record).token_ns) == 8
+
+
+def test_a_request_is_not_kept_for_a_check_that_comes_long_after_its_answer() -> None:
+    stalls, exchange = Stalls(3600_000 * MS), Exchange(0, "r-0", b"")
+    before = sys.getrefcount(exchange)
+    stalls.watch(exchange)
+    assert sys.getrefcount(exchange) == before
+    del exchange
+    assert stalls.find(7200_000 * MS) == []
 
 
 async def test_nothing_is_asked_again_unless_told_to(tmp_path: Path) -> None:
