@@ -48,27 +48,27 @@ def reader(sock: socket.socket, received: Received, lost: Lost) -> Callable[[], 
     """What to call whenever a socket that does not block has something to read, or an error to tell."""
     if _native is not None:
         return partial(_native, sock.fileno(), received, lost)
-    return partial(_in_python, sock, memoryview(bytearray(MOST_READ)), received, lost)
+    return partial(_in_python, sock, received, lost)
 
 
-def _in_python(sock: socket.socket, buffer: memoryview, received: Received, lost: Lost) -> None:
+def _in_python(sock: socket.socket, received: Received, lost: Lost) -> None:
     try:
-        size, parts, _, _ = sock.recvmsg_into((buffer,), _ANCILLARY)
+        data, parts, _, _ = sock.recvmsg(MOST_READ, _ANCILLARY)
     except BlockingIOError:
         return
     except OSError as error:
         lost(error)
         return
     now = monotonic_ns()
-    if not size:
+    if not data:
         lost(None)
         return
     arrived = 0
-    for level, kind, data in parts:
+    for level, kind, stamp in parts:
         if level == socket.SOL_SOCKET and kind == _TIMESTAMPNS:
-            seconds, rest = _TIMESPEC.unpack(data)
+            seconds, rest = _TIMESPEC.unpack(stamp)
             arrived = seconds * 1_000_000_000 + rest
-    received(bytes(buffer[:size]), now, arrived)
+    received(data, now, arrived)
 
 
 def out_of_order(sock: socket.socket) -> int:

@@ -7,6 +7,7 @@ import select
 import socket
 import struct
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,6 +78,16 @@ async def test_a_read_has_the_bytes_when_the_kernel_had_them_and_when_we_did(
     assert mono <= now <= time.monotonic_ns()
     assert rest[0][0] == b"def"
     assert isinstance(rest[1], ConnectionResetError)
+
+
+def test_without_the_c_module_a_connection_has_no_buffer_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receive, "_native", None)
+    tracemalloc.start()
+    with socket.socket() as sock:
+        readers = [receive.reader(sock, print, print) for _ in range(100)]
+        held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(readers) == 100 and held < 100 * 1024
 
 
 @pytest.mark.usefixtures("native")
