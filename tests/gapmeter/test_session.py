@@ -15,7 +15,7 @@ from gapmeter import errors
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.errors import UserError
 from gapmeter.options import Options
-from gapmeter.records import RunFolder, read_records
+from gapmeter.records import RecordWriter, RunFolder, read_records
 from gapmeter.records.request import RequestRecord
 from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios import Scenario
@@ -99,6 +99,16 @@ def test_a_load_that_is_ended_because_enough_is_known_is_a_shorter_run_and_no_br
     assert counts.succeeded == counts.measured > 0
     assert result.ledger.refused == ()
     assert result.shortened is not None and result.shortened.in_flight == "aborted"
+
+
+def test_what_a_session_that_was_killed_left_behind_is_in_no_load(tmp_path: Path) -> None:
+    home = RunFolder(tmp_path / "server")
+    home.probe.mkdir(parents=True)
+    RecordWriter(home.probe / "api-1-1.gap", {"role": "api", "server": "simulated"})
+    with open_session(scenario(), Options(runs=tmp_path, quiet=True), home=home.path) as session:
+        found = session.load(scenario(), into=tmp_path / "load")
+    assert [name for file in probe_files(found) if (name := file.name).startswith("api-1-1")] == []
+    assert "several API servers" not in {each.feature for each in found.result.ledger.support or ()}
 
 
 def test_a_server_that_dies_is_noticed_in_the_load_and_by_the_next(tmp_path: Path) -> None:
