@@ -180,8 +180,8 @@ class Master:
             self._send(member, "stop")
 
     def collect(self) -> None:
-        """Wait until each has issued its slice and handed its records in, or is given up."""
-        self._await(lambda member: member.state in _OVER)
+        """Wait until each that was armed has issued its slice and handed its records in, or is given up."""
+        self._await(lambda member: member.state is not State.READY)
 
     def measure_clocks(self, trips: int) -> None:
         """Messages there and back to all who are still here."""
@@ -335,6 +335,7 @@ def main(arguments: list[str]) -> int:
         measuring = gevent.spawn(master.keep_measuring)  # whose answers say who is still there, too
         master.arm()
         if master.stopped.is_set():
+            master.stop()  # once more: who was being armed had nothing to stop
             master.collect()
             return Exit.STOPPED
         if troubles := master.troubles():

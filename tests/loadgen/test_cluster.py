@@ -175,6 +175,29 @@ def test_stopping_the_master_stops_all_and_what_was_recorded_is_handed_in(tmp_pa
     assert len(records_of(tmp_path)) == 30
 
 
+def test_a_run_that_is_given_up_while_workers_are_awaited_lets_those_go_that_came(tmp_path: Path, null: str) -> None:
+    crew = Crew(1)
+
+    def say(text: str) -> None:
+        crew.say(text)
+        if "1 of 2" in text:
+            raise ZeroDivisionError
+
+    try:
+        workers = Workers(2, listen_port=0)
+        with (
+            pytest.raises(ZeroDivisionError),
+            make_cluster(plan([0, 1]), null, tmp_path, workers, generator="locust", say=say),
+        ):
+            pass
+        _, said = crew.processes[0].communicate(timeout=10)
+    finally:
+        for process in crew.processes:
+            process.kill()
+            process.wait()
+    assert "the master is gone" in said
+
+
 def test_a_worker_whose_master_is_gone_stops_within_a_minute_and_names_where_it_keeps_its_records(
     tmp_path: Path, null: str
 ) -> None:
