@@ -231,6 +231,7 @@ class Connection(asyncio.Protocol):
             self._marks.clear()
             del self._stamps[:], self._arrived[:]
             self._complete, self._final = -1, 0
+            self._headed = self._framed = False
             self._parser = httptools.HttpResponseParser(self)  # the old one would give this status to what is no answer
             self._feed = self._parser.feed_data
         else:

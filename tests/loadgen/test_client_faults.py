@@ -316,3 +316,22 @@ async def test_a_server_that_does_not_speak_tls_is_a_tls_failure() -> None:
     async with null_server() as (_, url), asking(url.replace("http:", "https:"), warm=0) as one:
         record = await one.ask()
     assert record.outcome is Outcome.TLS
+
+
+async def test_an_answer_without_a_body_says_nothing_of_the_next_one_on_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gapmeter.loadgen.connection.STALE_NS", 50_000_000)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(len(body()))
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.15)
+        writer.close()
+
+    async with listening(serve) as url, asking(url) as one:
+        first, second = await one.ask(), await one.ask()
+    assert (first.status, first.connection) == (204, second.connection)
+    assert (second.outcome, second.status, second.flags) == (Outcome.CUT, 0, Flag.REUSED)
