@@ -147,6 +147,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     from gapmeter.runs.explain import explain, show
 
     found = explain(arguments.run, arguments.group, arguments.against, arguments.metric)
+    if found.provenance.stamp:
+        tell(f"{arguments.run} is {found.provenance.stamp}: not valid as a measurement; its report says why")
     if arguments.json:
         print(json.dumps(found.to_json(), indent=1))
     else:

@@ -19,6 +19,7 @@ from gapmeter.cli import main
 from gapmeter.errors import UserError
 from gapmeter.runs import explain
 from gapmeter.runs.explain import holds
+from tests.kit.runs import write_run
 
 COLUMNS = {
     "tokens": pd.Series([10, 64, 65, None], dtype="Int64"),
@@ -153,3 +154,13 @@ def test_a_folder_of_something_else_is_not_sent_to_be_analysed(
 ) -> None:
     assert main(["explain", str(tmp_path), "--group", "prompt_tokens > 3"]) == 2
     assert "is not a run's folder: it has no manifest.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize(("incomplete", "said"), [("stopped by Ctrl-C", True), ("", False)])
+def test_a_run_that_is_no_measurement_is_told_before_its_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], incomplete: str, said: bool, form: tuple[str, ...]
+) -> None:
+    path = write_run(tmp_path / "r", count=200, rate=15.0, evidence={"incomplete": incomplete}).path
+    assert main(["explain", str(path), "--group", "prompt_tokens > 96", *form]) == 0
+    assert capsys.readouterr().err.startswith(f"gapmeter: {path} is INVALID: ") is said
