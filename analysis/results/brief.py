@@ -69,10 +69,11 @@ class BriefBound(_Part):
 
 
 class BriefMetric(_Part):
-    """``at_most``: by percentile (``p99``), where only a bound is known."""
+    """By percentile (``p99``): ``at_most`` where only a bound is known, ``late_ms`` where it is refused."""
 
     p99_ms: Number
     at_most: Mapping[str, BriefBound] = {}
+    late_ms: Mapping[str, float] = {}
 
 
 class BriefCounts(_Part):

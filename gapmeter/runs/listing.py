@@ -43,12 +43,14 @@ class ListedRun:
     e2e_p99_ms: float | None = None
     state: str = "done"
     p99_at_most_ms: Mapping[str, float] = field(default_factory=dict)  # by metric, where only a bound is known
+    p99_refused: tuple[str, ...] = ()  # metrics of which too much may be the load tester's lateness
 
     def p99(self, metric: str) -> str:
-        """``26.8 ms``, ``≤ 31.0 ms`` where the sample gives no more, or a dash."""
+        """``26.8 ms``, ``≤ 31.0 ms`` where the sample gives no more, ``refused``, or a dash."""
         value = {"ttft": self.ttft_p99_ms, "itl": self.itl_p99_ms, "e2e": self.e2e_p99_ms}[metric]
-        bound = self.p99_at_most_ms.get(metric)
-        return duration(value) if value is not None or bound is None else f"≤ {duration(bound)}"
+        if value is None and (bound := self.p99_at_most_ms.get(metric)) is not None:
+            return f"≤ {duration(bound)}"
+        return "refused" if value is None and metric in self.p99_refused else duration(value)
 
     @property
     def path(self) -> Path:
@@ -156,6 +158,7 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
         return replace(
             listed, verdict=result.verdict, measured=result.counts.measured,
             p99_at_most_ms={name: m.at_most["p99"].ms for name, m in result.metrics.items() if "p99" in m.at_most},
+            p99_refused=tuple(name for name, m in result.metrics.items() if "p99" in m.late_ms),
             ttft_p99_ms=p99_ms.get("ttft"), itl_p99_ms=p99_ms.get("itl"), e2e_p99_ms=p99_ms.get("e2e"),
         )  # fmt: skip
     except FileNotFoundError:

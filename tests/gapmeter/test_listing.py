@@ -138,8 +138,17 @@ def test_there_is_nothing_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_where_a_p99_has_no_upper_end_the_list_shows_its_bound() -> None:
-    listed = ListedRun("run", "runs/a", "", ttft_p99_ms=26.8, p99_at_most_ms={"itl": 31.0})
+    listed = ListedRun("run", "runs/a", "", ttft_p99_ms=26.8, p99_at_most_ms={"itl": 31.0}, p99_refused=("itl",))
     assert [listed.p99(metric) for metric in ("ttft", "itl", "e2e")] == ["26.8 ms", "≤ 31.0 ms", "–"]
+
+
+def test_a_p99_that_is_refused_is_called_so_in_the_list(
+    tmp_path: Path, manifest: dict[str, Any], summary: dict[str, Any]
+) -> None:
+    late = summary["metrics"]["ttft"] | {"p99_ms": None, "at_most": {}, "late_ms": {"p99": 7.5}}
+    folder(tmp_path, "a", manifest, summary | {"metrics": summary["metrics"] | {"ttft": late}})
+    (found,) = list_known(tmp_path)
+    assert found.p99("ttft") == "refused"
 
 
 @pytest.mark.parametrize(
