@@ -25,10 +25,6 @@ _NOTABLE_CPU = 0.5  # of a core, of a load tester that more processes would help
 _WORTH = 0.05  # of the wait at the percentile: an owner who could save less gets no advice
 _SLOW = {"itl": "token gaps"}
 _NO_PROBE = "in the server and the network, and unmeasured: no probe timestamps the server's stages"
-# Stages that no setting of a server shortens, and what does.
-_NO_SETTING = {
-    "core_wait": "No setting shortens the wait for a core: give the server more cores, or stop other programs on them.",
-}
 _BUSY = {429, 503}  # what a server answers that takes no more
 _BARS = 10
 _SMALL = 0.01  # of the wait at the percentile: less is no row
@@ -292,8 +288,8 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
     ]
     first = sorted((-gain, stages) for gain, stages in gains if gain >= _WORTH * anatomy.at.total_ms)
     for stage in (stage for _, stages in first[:2] for stage in stages):
-        if stage in _NO_SETTING:
-            return [doc.Paragraph(_NO_SETTING[stage])]
+        if stage == "core_wait":
+            return [doc.Paragraph(_more_cores(result))]
         if stage == "generator_lag" and (result.trust.client_cpu_share or 0.0) < _NOTABLE_CPU:
             continue  # it waited for something else than its own work
         if (tried := setting(stage, manifest)) is not None:
@@ -304,6 +300,14 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
             words = f"Try {key}={other} (now {now}) to shorten {marks.words(stage)}. To test it:"
             return [doc.Paragraph(words), doc.Pre(str(command))]
     return []
+
+
+def _more_cores(result: RunResult) -> str:
+    """What shortens the wait for a core, which no setting of a server does."""
+    held = [one.process for one in result.ledger.core_held or () if one.share >= _NOTABLE]
+    others = not held or {"another program", "unknown"} & set(held)
+    stop = ", or stop other programs on them" if others else ""
+    return f"No setting shortens the wait for a core: give the server more cores{stop}."
 
 
 def _overload(result: RunResult) -> str:

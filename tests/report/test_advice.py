@@ -169,6 +169,28 @@ def test_another_program_on_the_servers_cores_is_told_before_any_setting(
     assert (told_of_all in str(words.words)) is (process == "another program")
 
 
+@pytest.mark.parametrize(
+    ("process", "stop"), [("engine", ""), ("another program", ", or stop other programs on them"), (None, ", or stop")]
+)
+def test_other_programs_are_to_be_stopped_only_where_they_may_have_had_the_cores(
+    tmp_path: Any, process: str | None, stop: str
+) -> None:
+    folder = write_run(tmp_path / "r", count=2400, rate=22.0)
+    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
+    told = result.tail.of("ttft")
+    assert told is not None
+    waiting = told.model_copy(update={"owners": (told.owners[0].model_copy(update={"stages": ("core_wait",)}),)})
+    held = (CoreHolder(process=process, stage="", share=0.7, mean_ms=5.0, program=""),) if process else None
+    changed = result.model_copy(update={
+        "tail": result.tail.model_copy(update={"ttft": waiting}),
+        "ledger": result.ledger.model_copy(update={"core_held": held}),
+    })  # fmt: skip
+    (words,) = advice(changed, manifest)
+    assert isinstance(words, doc.Paragraph)
+    assert str(words.words).startswith(f"No setting shortens the wait for a core: give the server more cores{stop}")
+    assert ("stop" in str(words.words)) is bool(stop)
+
+
 def test_a_wait_for_a_core_within_token_gaps_is_told_of_token_gaps(tmp_path: Any) -> None:
     folder = write_run(tmp_path / "r", count=2400, rate=22.0)
     result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
