@@ -23,6 +23,7 @@ from gapmeter.report.printable import printable
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.analysis.results.comparison import Comparison
     from gapmeter.analysis.results.costs import CostTable
+    from gapmeter.runs.listing import ListedRun
     from gapmeter.runs.run import Conclusion
 
 
@@ -202,7 +203,7 @@ def _add_runs(commands: Commands) -> None:
 
 
 def _list_runs(arguments: argparse.Namespace) -> int:
-    from gapmeter.analysis.numbers import DASH, count
+    from gapmeter.analysis.numbers import count
     from gapmeter.report.terminal import print_table
     from gapmeter.runs.listing import list_runs
 
@@ -215,14 +216,21 @@ def _list_runs(arguments: argparse.Namespace) -> int:
         rows = [
             (
                 run.started[:19].replace("T", " "), run.kind, run.name, run.engine,
-                run.load if run.kind == "capacity" and not run.reason else run.verdict or DASH,
+                run.load if run.kind == "capacity" and run.answer == "done" else run.answer,
                 count(run.measured), run.p99("ttft"),
-                run.folder if not run.reason else f"{run.folder} ({run.reason})",
+                _place(run),
             )
             for run in listed
         ]  # fmt: skip
         print_table(("time", "kind", "name", "engine", "verdict", "n", "p99 TTFT", "folder"), rows, right=(5, 6))
     return errors.OK
+
+
+def _place(run: ListedRun) -> str:
+    """A folder; behind it why it has no figures, and what makes them."""
+    if not run.reason:
+        return run.folder
+    return f"{run.folder} ({run.reason}{'; run gapmeter report' if run.state == 'unfinished' else ''})"
 
 
 def _add_sql(commands: Commands) -> None:

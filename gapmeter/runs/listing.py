@@ -100,7 +100,9 @@ def read_listed(path: Path) -> ListedRun:
         return listed
     files = [Path(base, name) for base, _, names in os.walk(path) for name in names]  # of a study also its runs'
     is_fresh = time.time() - max(map(_written_ns, files), default=0) / 1e9 < _FRESH_S
-    return replace(listed, state="running" if is_fresh else "unfinished")
+    if is_fresh:
+        return replace(listed, state="running")
+    return replace(listed, state="unfinished", reason=listed.reason or "not analysed")
 
 
 def run_folders(runs: Path) -> Iterator[Path]:
@@ -144,7 +146,7 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
         manifest = ManifestBrief.read(path)
         listed = _described(path, manifest)
         if not (path / _SUMMARY).exists():
-            return replace(listed, reason=manifest.ended_because or "not analysed: run gapmeter report")
+            return replace(listed, reason=manifest.ended_because or "")
         if manifest.kind != "run":
             study = StudyBrief.read(path)
             if manifest.scenario.server.engine == "attach" and study.provenance:

@@ -20,9 +20,11 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gapmeter import errors
+from gapmeter.analysis.results.codec import NotReadable
 from gapmeter.errors import UserError, reason_of
 from gapmeter.options import tell
 from gapmeter.records import RunFolder
+from gapmeter.report.words import stopped
 from gapmeter.runs.listing import ListedRun, find_listed, list_known
 from gapmeter.signals import ending_signals
 from gapmeter.web.auth import HOST, LocalAuth
@@ -68,12 +70,14 @@ class RunsSite:
         run = await self._named(request.match_info["name"])
         if (run.path / "report.html").is_file():
             raise web.HTTPSeeOther("report.html")
-        if run.state == "running" and run.kind == "run":
-            return _html(self._follow(run).page())
-        text = f"{run.state}: {run.reason or 'no report yet'}. gapmeter report {run.path}"
-        if run.state == "running":
-            text = "still running: its page is written when it ends"
-        return _html(message_page(run.path.name, text))
+        if run.state != "running":
+            why = stopped(f"{run.state.capitalize()}: {run.reason or 'it has no report'}")
+            text = f"{why} To write its report, or to see what is damaged: gapmeter report {run.path}"
+            return _html(message_page(run.path.name, text))
+        if run.kind == "run":
+            with contextlib.suppress(OSError, NotReadable):  # a manifest of which some keys are wrong
+                return _html(self._follow(run).page())
+        return _html(message_page(run.path.name, "It is still running: its page is written when it ends."))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         run = await self._named(request.match_info["name"])

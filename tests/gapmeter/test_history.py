@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import signal
 import time
@@ -48,6 +49,7 @@ def runs(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (killed / "requests").mkdir(parents=True)
     shutil.copy(older / "manifest.json", killed)
     change(killed / "manifest.json", status="running", started_wall="2026-01-05T00:00:00+0000")
+    os.utime(killed / "manifest.json", (1, 1))
     (home / "20260106-000000-empty-ffffff").mkdir()
     broken = home / "20260107-000000-broken-999999" / "manifest.json"
     broken.parent.mkdir()
@@ -79,6 +81,7 @@ def test_the_list_is_a_table_or_one_document(runs: Path, capsys: pytest.CaptureF
     lines = [line for line in capsys.readouterr().out.splitlines() if "2026010" in line]
     assert len(lines) == 7
     assert "damaged" in lines[-1] and "broken" in lines[-1]
+    assert " unfinished " in lines[4] and lines[4].endswith("eeeeee (not analysed; run gapmeter report)")
     assert main(["runs", "--runs", str(runs), "--json"]) == errors.OK
     assert [entry["kind"] for entry in json.loads(capsys.readouterr().out)][:2] == ["run", "run"]
 

@@ -102,9 +102,11 @@ def test_a_run_without_results_is_running_while_it_writes_and_unfinished_later(
     tmp_path: Path, manifest: dict[str, Any]
 ) -> None:
     made = folder(tmp_path, "r", manifest | {"status": "running"})
-    assert list_known(tmp_path)[0].state == "running"
+    (found,) = list_known(tmp_path)
+    assert (found.state, found.reason) == ("running", ""), "nothing is missing yet"
     os.utime(made / "manifest.json", (1, 1))
-    assert list_known(tmp_path)[0].state == "unfinished"
+    (found,) = list_known(tmp_path)
+    assert (found.state, found.reason) == ("unfinished", "not analysed")
 
 
 def test_a_study_runs_while_one_of_its_runs_does(tmp_path: Path, manifest: dict[str, Any]) -> None:

@@ -193,6 +193,30 @@ async def test_a_folder_whose_name_is_no_utf_8_is_listed_and_hides_no_other(
     assert all(name in page for name in [*names(site), "20200101-000001-?"])
 
 
+async def test_a_run_without_a_report_is_told_why_and_what_writes_it(
+    site: Site, visitor: aiohttp.ClientSession
+) -> None:
+    killed = site.runs / names(site)[0]
+    for name in ("report.html", "summary.json"):
+        (killed / name).unlink()
+    (killed / "manifest.json").touch()
+    told = {}
+    for state, manifest in (("fresh", None), ("stale", None), ("odd", {"plan": {}})):
+        if state == "stale":
+            for path in killed.rglob("*"):
+                os.utime(path, (1, 1))
+        if manifest is not None:  # it is written again just now, without what the live page needs
+            about = json.loads((killed / "manifest.json").read_text())
+            (killed / "manifest.json").write_text(json.dumps(about | manifest))
+        async with visitor.get(f"{site.base}/runs/{killed.name}/") as answer:
+            assert answer.status == 200, state
+            told[state] = await answer.text()
+    assert "as it runs" in told["fresh"]
+    why = "Unfinished: not analysed. To write its report, or to see what is damaged"
+    assert f"{why}: gapmeter report {killed}" in told["stale"]
+    assert "It is still running" in told["odd"]
+
+
 async def test_a_link_in_a_report_is_followed(site: Site, tab: Tab) -> None:
     await tab.open(site.address)
     await tab.open(f"{site.base}/runs/{names(site)[0]}/report.html")
