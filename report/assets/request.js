@@ -23,9 +23,8 @@
 
   // --- numbers as the rest of the page writes them: three significant digits, the unit that keeps them short
   function significant(value) {
-    if (value === 0) return "0";
-    const decimals = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value))));
-    return value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+    if (Math.abs(value) >= 999.5) return value.toLocaleString("en-US", { maximumFractionDigits: 0 });
+    return value && value.toLocaleString("en-US", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
   }
   function duration(us) {
     const size = Math.abs(us);
@@ -35,7 +34,9 @@
   const round = (us) => duration(us).replace(/(\.\d*?)0+ /, "$1 ").replace(". ", " "); // a tick's own digits
   function share(part, whole) {
     const percent = (100 * part) / whole;
-    return percent === 0 ? "0 %" : percent < 0.01 ? "< 0.01 %" : `${Number(percent.toPrecision(2))} %`;
+    if (percent === 0 || percent > 100 - 1e-9) return percent ? "100 %" : "0 %";
+    if (percent < 0.01 || percent >= 99.95) return percent < 1 ? "< 0.01 %" : "> 99.9 %";
+    return `${percent.toPrecision(percent < 99.5 ? 2 : 3)} %`;
   }
 
   // --- one axis for everything that is drawn of a request, in microseconds from due

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from gapmeter.analysis.numbers import duration, share
 from gapmeter.report import write_report
 from tests.kit.browser import Tab
 from tests.kit.runs import write_run
@@ -72,10 +73,15 @@ async def test_the_slowest_request_opens_with_its_ledger_and_the_numbers_of_the_
     assert await tab.evaluate("document.querySelector('#request-name').textContent") == name
     assert await tab.evaluate("document.activeElement.id") == "request-view"
     rows = "[...document.querySelectorAll('#request-drawing tbody tr')]"
-    shown = dict(await tab.evaluate(f"{rows}.map(r => [r.cells[0].textContent, r.cells[3].dataset.value])"))
+    cells = await tab.evaluate(f"{rows}.map(r => [...r.cells].map(c => c.dataset.value ?? c.textContent))")
+    shown = {stage: ms for stage, _, _, ms, _ in cells}
     row = ledger.loc[name]
     assert float(shown["queue"]) == pytest.approx(row["queue_ns"] / 1e6)
     assert sum(float(ms) for ms in shown.values() if ms) == pytest.approx(row["total_ns"] / 1e6)
+    told = await tab.evaluate(f"{rows}.map(r => [r.cells[3].textContent, r.cells[4].textContent])")
+    whole = row["total_ns"] / 1e6
+    as_python = [[duration(float(ms)), share(float(ms) / whole)] for ms in shown.values() if ms]
+    assert [words for words, ms in zip(told, shown.values(), strict=True) if ms] == as_python
     assert await tab.evaluate("document.querySelectorAll('#request-drawing .step.own').length") > 0
     assert tab.complaints == []
 

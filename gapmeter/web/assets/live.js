@@ -4,8 +4,8 @@
   const NS = "http://www.w3.org/2000/svg";
   let dots = [], state = {};
 
-  const figure = (value) => (value === null || value === undefined ? "–" : Number(value.toPrecision(3)).toLocaleString("en"));
-  const time = (ms) => (ms === null || ms === undefined ? "–" : ms >= 1000 ? figure(ms / 1000) + " s" : figure(ms) + " ms");
+  const figure = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumSignificantDigits: 3 }));
+  const time = (ms) => (ms === null || ms === undefined ? "–" : ms >= 999.5 ? figure(ms / 1000) + " s" : figure(ms) + " ms");
   const share = (value) => (value === null || value === undefined ? "–" : figure(100 * value) + " %");
   const clock = (s) => `${Math.floor(s / 60)}:${String(Math.floor(s % 60)).padStart(2, "0")}`;
 
@@ -41,7 +41,7 @@
     at("done").textContent = `${figure(state.done_per_s)} /s, ${state.done.toLocaleString("en")} in all` +
       (state.unread ? `, ${state.unread.toLocaleString("en")} of them only counted` : "");
     at("failed").textContent = failed.reduce((sum, [, count]) => sum + count, 0).toLocaleString("en");
-    at("errors").textContent = failed.map(([name, count]) => `${count} ${name.replaceAll("_", " ")}`).join(", ");
+    at("errors").textContent = failed.map(([name, count]) => `${count.toLocaleString("en")} ${name.replaceAll("_", " ")}`).join(", ");
     at("lag").textContent = time(state.lag_p99_ms);
     at("metrics").replaceChildren(...Object.entries(state.metrics).map(([name, found]) =>
       row([name === "ttft" ? "TTFT" : name === "itl" ? "ITL" : "E2E", time(found.p50), time(found.p99)])));
