@@ -73,9 +73,9 @@ def line(now: Progress, width: int) -> str:
     parts = [
         f"{now.phase} {_clock(now.elapsed_s)}{left}{behind}",
         f"asked/sent/done {rates} per s",
-        f"in flight {now.in_flight}",
+        f"in flight {now.in_flight:,}",
         latency,
-        f"{now.failed} failed" if now.failed else "no errors",
+        f"{now.failed:,} failed" if now.failed else "no errors",
         f"lag p99 {duration(now.lag_p99_ms, 2)}",
         f"{now.done:,} of {now.issued:,} done",
     ]
