@@ -86,8 +86,8 @@ def count(value: float | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """So many of them: ``1 user``, ``8 users``, ``1,000 users``."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    """So many of them: ``1 user``, ``8 users``, ``1,000 users``, ``2 stretches``."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def large(value: float | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from gapmeter.analysis.numbers import plain, rate
+from gapmeter.analysis.numbers import counted, plain, rate
 from gapmeter.analysis.results.manifest import Hardware, Manifest, ManifestBase, SearchManifest, SweepManifest
 from gapmeter.analysis.results.requests import LoadFacts
 from gapmeter.analysis.results.run import INVALID, UNKNOWN, MadeBy, Provenance, RunFigures
@@ -82,7 +82,7 @@ def hardware_words(hardware: Hardware) -> str:
     if names:
         kinds = dict.fromkeys(names)
         return ", ".join(f"{names.count(kind)} x {kind}" if names.count(kind) > 1 else kind for kind in kinds)
-    return f"{hardware.cpu}, {hardware.cores} cores" if hardware.cpu else UNKNOWN
+    return f"{hardware.cpu}, {counted(hardware.cores, 'core')}" if hardware.cpu else UNKNOWN
 
 
 def load_words(load: LoadFacts) -> str:
@@ -95,7 +95,7 @@ def users_words(load: LoadFacts) -> str:
     """Who asks in a closed loop. The shape of a locustfile may change how many users there are."""
     if load.locustfile:
         return f"users of {load.locustfile}"
-    users = f"{load.concurrency} user{'' if load.concurrency == 1 else 's'}"
+    users = counted(load.concurrency or 0, "user")
     return users if load.unit == "requests" else f"{users} in conversations"
 
 

@@ -324,8 +324,8 @@ def _trials(search: Search) -> Section:
 
 def _how(search: Search, manifest: SearchManifest) -> Section:
     text = (
-        f"{len(search.trials)} trials with {count(search.requests)} requests in {duration(1000 * search.seconds)}, one "
-        f"server. A trial's looks are fixed before it starts and share the allowed error (alpha spending), so stopping "
-        f"early adds no bias. docs/capacity.md has the rules."
+        f"{counted(len(search.trials), 'trial')} with {counted(search.requests, 'request')} in "
+        f"{duration(1000 * search.seconds)}, one server. A trial's looks are fixed before it starts and share the "
+        "allowed error (alpha spending), so stopping early adds no bias. docs/capacity.md has the rules."
     )
     return Section("how", "How it was searched", reproduce(manifest), text, "how")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from gapmeter.analysis.numbers import DASH, rate, share, significant, usd
+from gapmeter.analysis.numbers import DASH, counted, rate, share, significant, usd
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE
 from gapmeter.analysis.results.costs import CHEAPER, CostRatio, CostRow, CostTable, CostWords
@@ -83,8 +83,7 @@ def _paid(result: CostTable) -> list[str]:
     if len(fleets) < 2 or len({fleet.target_rps for fleet, _ in fleets}) > 1:
         return []
     said = [
-        f"{row.name} {usd(1e6 * (fleet.per_request_usd or 0.0))} "
-        f"({fleet.replicas} replica{'s' * (fleet.replicas != 1)})"
+        f"{row.name} {usd(1e6 * (fleet.per_request_usd or 0.0))} ({counted(fleet.replicas, 'replica')})"
         for fleet, row in sorted(fleets, key=lambda each: each[0].per_request_usd or 0.0)
     ]
     return [f"For {rate(fleets[0][0].target_rps)}, in whole replicas, a million requests cost {', '.join(said)}."]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.device.telemetry import Samples, cpu_series, read_telemetry
-from gapmeter.analysis.numbers import DASH, duration, share, significant
+from gapmeter.analysis.numbers import DASH, counted, duration, share, significant
 from gapmeter.analysis.requests.metrics import final
 from gapmeter.analysis.results.codec import Result
 from gapmeter.analysis.results.device import AchievedShare, DecodeRoofline, PeakRate, Roofline, Telemetry, Utilisation
@@ -75,7 +75,7 @@ def telemetry_sentence(telemetry: Telemetry) -> str:
         idle = "" if energy.idle_share is None else f", {share(energy.idle_share)} of it idle"
         parts.append(f"{energy.joules:.0f} J ({energy.source}{idle})")
     if missed := sum(source.missed for source in telemetry.sources.values()):
-        parts.append(f"{missed} samples missed")
+        parts.append(f"{counted(missed, 'sample')} missed")
     return "; ".join(part for part in parts if part)
 
 

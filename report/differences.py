@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-from gapmeter.analysis.numbers import DASH, bounds, duration, share, significant
+from gapmeter.analysis.numbers import DASH, bounds, counted, duration, share, significant
 from gapmeter.analysis.results.comparison import (
     FAILS_LESS,
     FAILS_MORE,
@@ -90,7 +90,7 @@ def _found_sentence(pair: PairComparison) -> str:
         rest = f"; also significant: {', '.join(others)}" if others else ""
         return f"{_head(pair, figure)}{change_of(name, figure)}{rest}"
     able = sum(each.least_ms is not None and bool(each.a_ms) and not each.failed for each in figures.values())
-    count = "1 figure" if able == 1 else f"{able} figures"
+    count = counted(able, "figure")
     if able < len(figures):
         count = f"the {able} of {len(figures)} figures that can be estimated"
     least = figure.least_ms or 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gapmeter.analysis.numbers import duration, share
+from gapmeter.analysis.numbers import counted, duration, share
 from gapmeter.analysis.results.latency import GroupDifference, GroupPair
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stages import owner_words
@@ -76,7 +76,7 @@ def explorer(result: RunResult) -> Section | None:
 
 def _pair(pair: GroupPair, metric: str, device: str) -> list[Block]:
     said = as_sentence(difference_sentence(pair, pair.a, pair.b, device))
-    sizes = f"n = {pair.a_count:,} and {pair.b_count:,}, in {pair.stretches} stretches."
+    sizes = f"n = {pair.a_count:,} and {pair.b_count:,}, in {counted(pair.stretches, 'stretch')}."
     ranked = [row for row in pair.ranked if row.ms != 0][:_SHOWN]
     changes = [
         StageChange(

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gapmeter.analysis.judge.words import outage_text
-from gapmeter.analysis.numbers import count, duration, share, usd
+from gapmeter.analysis.numbers import count, counted, duration, share, usd
 from gapmeter.analysis.provenance import engine_words, load_words
 from gapmeter.analysis.requests.metrics import MetricSeries
 from gapmeter.analysis.results.cost import Cost
@@ -283,7 +283,7 @@ def _where_it_ran(manifest: Manifest) -> list[tuple[str, str]]:
         ("started", manifest.started_wall),
         ("server", manifest.target.url),
         ("whose server", _WHOSE.get(manifest.asked.server.engine, "")),
-        ("processor", f"{hardware.cpu}, {hardware.cores} cores"),
+        ("processor", f"{hardware.cpu}, {counted(hardware.cores, 'core')}"),
         ("memory", f"{hardware.memory_gib} GiB"),
         ("GPU", ", ".join(hardware.gpus) or "none"),
         ("system", hardware.system),

@@ -89,7 +89,7 @@ def _words_of(point: Point) -> PointWords:
 
 def document(result: SweepResult, manifest: SweepManifest) -> doc.Document:
     """The page, and in short the terminal's table and Markdown."""
-    sweep, title = result.sweep, f"{result.name}: {len(result.sweep.points)} points"
+    sweep, title = result.sweep, f"{result.name}: {counted(len(result.sweep.points), 'point')}"
     return doc.Document(
         title=f"sweep · {result.name} · gapmeter",
         header=doc.Header(title, result.provenance.load),
@@ -316,7 +316,7 @@ def _economy_row(sweep: SweepFigures, point: Point, *, why: bool) -> Row:
 def _how(manifest: SweepManifest) -> Section:
     servers, runs = len(manifest.order), sum(map(len, manifest.order))
     text = (
-        f"{runs} runs on {counted(servers, 'server')}, started one after the other; the points of one "
+        f"{counted(runs, 'run')} on {counted(servers, 'server')}, started one after the other; the points of one "
         f"server in an order drawn from the seed, each repeat in an order of its own."
     )
     return Section("how", "How it was run", [Paragraph(text), *reproduce(manifest)], short="how")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from gapmeter.analysis.numbers import bounds, count, duration, share, significant
+from gapmeter.analysis.numbers import bounds, count, counted, duration, share, significant
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID_TRIAL, UNDECIDED
 from gapmeter.analysis.results.distribution import Needs
 from gapmeter.analysis.results.manifest import ManifestBase
@@ -52,7 +52,7 @@ def about_minutes(needs: Needs) -> str:
 def more_requests(needs: Needs) -> str:
     """The number to two digits: it rests on how alike this run's requests are, which is known no better."""
     about = round(needs.requests, min(0, 2 - len(str(needs.requests))))
-    return f"{count(about)} more request{'s' * (about != 1)}"
+    return counted(about, "more request")
 
 
 def of_all(result: RunFigures) -> str:

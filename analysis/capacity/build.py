@@ -14,7 +14,7 @@ from gapmeter.analysis.capacity.search import Goal, held_rate, is_overloaded, po
 from gapmeter.analysis.capacity.trial import Trial
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
 from gapmeter.analysis.judge.words import STRANGERS
-from gapmeter.analysis.numbers import rate
+from gapmeter.analysis.numbers import counted, rate
 from gapmeter.analysis.pareto import pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import provenance_of_study
 from gapmeter.analysis.results.capacity import (
@@ -80,7 +80,7 @@ def analyse_capacity(folder: RunFolder) -> CapacityResult:
         provenance=provenance_of_study(
             manifest,
             next((each.result.provenance.model for each in measured if each.result), None),
-            load=f"{arrivals if arrivals in BURSTS else 'Poisson'}, open loop, {len(search.trials)} trials",
+            load=f"{arrivals if arrivals in BURSTS else 'Poisson'}, open loop, {counted(len(search.trials), 'trial')}",
             n=str(search.requests),
             validity="valid" if search.ended in (FOUND, BUDGET, UNMEETABLE) else search.ended.replace("_", " "),
         ),

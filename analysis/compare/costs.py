@@ -25,7 +25,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from gapmeter.analysis.compare.searches import SEARCH_SPREAD, Found, compared_by, differing, together, words
-from gapmeter.analysis.numbers import plain
+from gapmeter.analysis.numbers import counted, plain
 from gapmeter.analysis.pareto import merged
 from gapmeter.analysis.provenance import provenance_of_several
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked, Fact
@@ -241,7 +241,7 @@ def _notes(rows: Sequence[CostRow], found: Sequence[Found]) -> Iterable[str]:
             yield f"{row.name} is priced as {row.price.device}, but was measured on {row.price.measured_on}"
     first, ours = found[0], [one for one in found if one.is_server_here]
     if any(one.hardware.gpus for one in ours):
-        hosts = dict.fromkeys(f"{one.hardware.cpu}, {one.hardware.cores} cores" for one in ours)
+        hosts = dict.fromkeys(f"{one.hardware.cpu}, {counted(one.hardware.cores, 'core')}" for one in ours)
         if len(hosts) > 1:
             yield f"the machines differ in more than their GPUs: {' | '.join(hosts)}"
     for row, one in zip(rows[1:], found[1:], strict=True):

@@ -14,7 +14,7 @@ from gapmeter.analysis.ledger.launching import host_bound, timed_forwards
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.portions import answered
 from gapmeter.analysis.ledger.trace import Trace
-from gapmeter.analysis.numbers import count, duration, plain, share
+from gapmeter.analysis.numbers import count, counted, duration, plain, share
 from gapmeter.analysis.requests.metrics import elapsed_ns, resent_once
 from gapmeter.analysis.results.device import GpuSamples, Telemetry
 from gapmeter.analysis.results.manifest import Manifest
@@ -56,7 +56,8 @@ def recording_warnings(
     for note in manifest.plan.notes:
         yield _warning("plan", note, "", touches=("prompt_tokens",))
     if lost := int((requests["outcome"] == "abandoned").sum()):
-        text = f"{lost} turns were never sent, because an earlier turn of their conversation failed"
+        were, their = ("was", "its") if lost == 1 else ("were", "their")
+        text = f"{counted(lost, 'turn')} {were} never sent, because an earlier turn of {their} conversation failed"
         cause = "users give up after the first failure; the load was less than planned"  # which flatters whoever failed
         yield _warning("abandoned", text, cause, touches=("load",))
     yield from emulation_warning(manifest)
@@ -253,8 +254,8 @@ def attempts_warning(counted: Attempts, measured: int) -> Iterator[RunWarning]:
     if counted.asked_again:
         classes = ", ".join(f"{n} {name}" for name, n in counted.failed.items())
         text = (
-            f"{counted.total} attempts for {measured} requests: {counted.asked_again} were retried after a "
-            f"failure ({classes}), {counted.then_succeeded} then succeeded; latency counts from the first attempt"
+            f"{counted.total:,} attempts for {measured:,} requests: {counted.asked_again:,} were retried after a "
+            f"failure ({classes}), {counted.then_succeeded:,} then succeeded; latency counts from the first attempt"
         )
         yield _warning("retries", text, "load.retries is set", "--set load.retries=0", ("errors", "ttft", "e2e"))
 
@@ -287,7 +288,7 @@ def telemetry_warnings(telemetry: Telemetry | None, manifest: Manifest) -> Itera
     if any(process.stopped_s for process in telemetry.processes):
         stops = max((process.stopped_s or () for process in telemetry.processes), key=sum)
         text = (
-            f"the server was stopped {count(len(stops))} time{'s' * (len(stops) > 1)}, for about "
+            f"the server was stopped {counted(len(stops), 'time')}, for about "
             f"{duration(1e3 * sum(stops))} of {duration(1e3 * telemetry.window_s)}, "
             f"at most {duration(1e3 * max(stops))} at a time"
         )

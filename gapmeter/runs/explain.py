@@ -17,7 +17,7 @@ from rich.text import Text
 from gapmeter import errors
 from gapmeter.analysis.arrays import Bools
 from gapmeter.analysis.ledger.explore import FEWEST, difference
-from gapmeter.analysis.numbers import DASH, bounds, duration, share
+from gapmeter.analysis.numbers import DASH, bounds, counted, duration, share
 from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
 from gapmeter.analysis.results.latency import GroupDifference
@@ -144,7 +144,7 @@ def show(found: Explanation) -> None:
     parts = found.difference
     console = Console(stderr=True, highlight=False)
     console.print(f"{printable(difference_sentence(parts, found.a, found.b, found.device))}.", markup=False)
-    console.print(f"{parts.a_count:,} requests against {parts.b_count:,}, in {parts.stretches} stretches.")
+    console.print(f"{parts.a_count:,} requests against {parts.b_count:,}, in {counted(parts.stretches, 'stretch')}.")
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # 80 letters hold the longest names
     table.add_column("stage (owner)", overflow="fold")  # cut short, network in and network out would look alike
     for name in ("these", "others", "difference", "95 % interval", "share"):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter import errors
+from gapmeter.analysis.numbers import counted
 from gapmeter.analysis.results.manifest import SweepManifest, SweepPlace, SweepPoint
 from gapmeter.analysis.results.sweep import SweepResult
 from gapmeter.errors import UserError, unless_refused
@@ -64,7 +65,7 @@ def run_sweep(
     """
     sweep = _prepared(name, tuple(overrides), options, resume)
     study, runs = sweep.study, sum(map(len, sweep.order))
-    options.say(f"sweep of {len(sweep.points)} points, {runs} runs: {study.path}")
+    options.say(f"sweep of {counted(len(sweep.points), 'point')}, {counted(runs, 'run')}: {study.path}")
     try:
         for number, group in enumerate(sweep.order, 1):
             sweep.run_group(number, group)

@@ -127,6 +127,7 @@ def test_points_that_are_known_badly_leave_it_undecided() -> None:
     assert find_knee(USERS[:3], levels[:3], throughput_turn) == Knee(
         UNDECIDED, "3 points are too few to find a knee in; it takes 4", 0.0
     )
+    assert find_knee(USERS[:1], levels[:1], throughput_turn).why.startswith("1 point is too few")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gapmeter.analysis.numbers import bounds, duration, plain, rate, share, significant
+from gapmeter.analysis.numbers import bounds, counted, duration, plain, rate, share, significant
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,8 @@ def test_plain_numbers_have_neither_needless_zeros_nor_an_exponent() -> None:
 
 def test_rates_lose_needless_zeros() -> None:
     assert [rate(r) for r in (8.0, 7.95, 120.0, None)] == ["8 req/s", "7.95 req/s", "120 req/s", "–"]
+
+
+def test_things_are_counted_in_the_singular_and_in_the_plural() -> None:
+    told = [counted(n, noun) for n, noun in ((1, "user"), (0, "user"), (1000, "user"), (1, "stretch"), (2, "stretch"))]
+    assert told == ["1 user", "0 users", "1,000 users", "1 stretch", "2 stretches"]

@@ -164,3 +164,11 @@ def test_a_run_that_is_no_measurement_is_told_before_its_figures(
     path = write_run(tmp_path / "r", count=200, rate=15.0, evidence={"incomplete": incomplete}).path
     assert main(["explain", str(path), "--group", "prompt_tokens > 96", *form]) == 0
     assert capsys.readouterr().err.startswith(f"gapmeter: {path} is INVALID: ") is said
+
+
+def test_groups_that_lie_in_one_stretch_are_told_so_in_the_singular(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = explain.explain(write_run(tmp_path / "r", count=200, rate=15.0).path, "prompt_tokens > 96")
+    explain.show(replace(found, difference=found.difference.model_copy(update={"stretches": 1})))
+    assert ", in 1 stretch." in " ".join(capsys.readouterr().err.split())

@@ -96,3 +96,10 @@ def test_the_page_gives_rates_their_own_unit_and_says_to_which_side_an_undecided
     assert tables["Goodput against rate"].rows[0][3] == "1.39 .. 9.81"
     assert str(tables["Trials"].rows[0][1]) == "undecided, probably fails"
     assert tables["Trials"].rows[0][4] == "76 %"
+
+
+def test_a_search_of_one_trial_is_told_in_the_singular(tmp_path: Path) -> None:
+    path = write_search(tmp_path / "s", 9.0, 8.0, 10.0)
+    shown = document(CapacityResult.read(path), SearchManifest.read(path))
+    (how,) = [section for section in shown.on(doc.PAGE) if section.key == "how"]
+    assert how.lead.startswith("1 trial with 900 requests in 60.0 s, one server.")

@@ -150,3 +150,11 @@ def test_an_axis_has_room_for_its_values_in_their_order(values: list[float], lim
     places = [scale.at(value) for value in sorted(values)]
     assert places == sorted(places)
     assert 0 <= places[0] <= places[-1] < 1
+
+
+def test_a_sweep_of_one_point_is_told_in_the_singular(swept: SweepResult) -> None:
+    one = {"points": swept.sweep.points[:1], "series": (SweptCurve(name="", points=(0,)),), "knees": ()}
+    alone = swept.model_copy(update={"sweep": swept.sweep.model_copy(update=one)})
+    page = html.page(document(alone, manifest().model_copy(update={"order": (((0, 0),),)})))
+    assert "smoke: 1 point<" in page
+    assert "1 run on 1 server" in page
