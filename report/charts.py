@@ -29,6 +29,7 @@ from itertools import groupby, pairwise
 from typing import Literal, TypeVar
 
 from gapmeter.analysis.numbers import in_unit, unit_of
+from gapmeter.report.marks import ink
 from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, group, path, percent, stretched
 
@@ -274,7 +275,7 @@ def _spots(plot: Plot, found: Sequence[Point]) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a bar: its size on the axis, its paint (a colour or ``url(#hatch-…)``), the ink of its label.
+    """A piece of a bar: its size on the axis, its paint (a colour as ``#RRGGBB``, or ``url(#hatch-…)``), its label.
 
     ``least_px``: drawn so large even if it is too small to see, as the residual is.
     """
@@ -283,7 +284,6 @@ class Segment:
     fill: str
     label: str = ""
     title: str = ""
-    ink: str = "var(--ink)"
     css: str = "stage"
     least_px: float | None = None
     data: Mapping[str, object] = field(default_factory=dict)
@@ -307,7 +307,8 @@ def bar(plot: Plot, place: float, pieces: Sequence[Segment], thick: float, start
             room = [w for w in _WIDTHS if width * w >= _CHARACTER * len(piece.label) + 8] if piece.label else []
             if room:
                 css = f"middle inside fit-{room[0]}" + (" halo" if piece.fill.startswith("url") else "")
-                parts.append(el("text", piece.label, x="50%", y=thick / 2 + 4, class_=css, style=f"fill:{piece.ink}"))
+                style = f"fill:{ink(piece.fill)}"
+                parts.append(el("text", piece.label, x="50%", y=thick / 2 + 4, class_=css, style=style))
         else:
             x, across = plot.across(place) - thick / 2, percent(thick)
             y, tall = plot.down(high), max(plot.down(low) - plot.down(high), piece.least_px or 0.0)

@@ -14,15 +14,15 @@ from gapmeter.report.pictures import Part, Shares
 from gapmeter.report.words import UNTIL, as_sentence, shares
 
 _BANDS = {"typical": "typical", "slow": "slowest 1 %", "all": "everyone"}
-# part: words, colour, ink
+# part: words, colour
 _PARTS = {
-    "compute": ("{device} computing for the request", DECODE_COLOUR, "#fff"),
-    "launch_gap": ("{device} waiting for the host to launch", "#B07A00", "#fff"),
-    "host": ("host: API server and framework", OWNER_COLOURS["framework"], "#000"),
-    "queue": ("waiting for capacity: queue, others' work", OWNER_COLOURS["capacity"], "#000"),
-    "network": ("network", OWNER_COLOURS["network"], "#000"),
-    "load_tester": ("load tester", OWNER_COLOURS["load tester"], "#fff"),
-    "unexplained": ("unexplained", "url(#hatch-unexplained)", "var(--ink)"),
+    "compute": ("{device} computing for the request", DECODE_COLOUR),
+    "launch_gap": ("{device} waiting for the host to launch", "#B07A00"),
+    "host": ("host: API server and framework", OWNER_COLOURS["framework"]),
+    "queue": ("waiting for capacity: queue, others' work", OWNER_COLOURS["capacity"]),
+    "network": ("network", OWNER_COLOURS["network"]),
+    "load_tester": ("load tester", OWNER_COLOURS["load tester"]),
+    "unexplained": ("unexplained", "url(#hatch-unexplained)"),
 }
 _UNKNOWN = "Unmeasured: no process of the server stamped its forwards. Install its probe to see this."
 
@@ -56,7 +56,7 @@ def compute(result: RunResult) -> Section | None:
     )
     there = [
         (paint, words.format(device=device))
-        for part, (words, paint, _) in _PARTS.items()
+        for part, (words, paint) in _PARTS.items()
         if any(getattr(each.all, part) for each in found.values())
     ]
     busy = f"The {device} computes for a request during its own forwards: "
@@ -87,11 +87,11 @@ def _shares(found: ComputeShares, metric: str, device: str) -> Chart:
     for key, band in bands.items():
         computing.append(f"{names[key]}: computing {share(band.compute.share) if band.compute else 'unmeasured'}")
         parts = []
-        for part, (words, paint, ink) in _PARTS.items():
+        for part, (words, paint) in _PARTS.items():
             who, one = words.format(device=device), getattr(band, part)
             cell = Figure(one.share, "share", f"compute.{metric}.{key}.{part}.share") if one else doc.Unmeasured()
             rows.setdefault(part, [who]).extend([cell, shares(one.share_ci) if one else ""])
-            parts += [Part(who, paint, ink, one.ms, one.share, one.share_ci)] if one else []
+            parts += [Part(who, paint, one.ms, one.share, one.share_ci)] if one else []
         shown.append((names[key], band.total_ms, band.count, parts))
     title = f"Shares of the wait {UNTIL[metric]}"
     headers = ["who was at work", *(header for key in bands for header in (names[key], "95 %"))]

@@ -37,11 +37,11 @@ def fill(stage: str) -> str:
     return f"url(#hatch-{stage})" if hatched(stage) else colour(stage)
 
 
-def ink(stage: str) -> str:
-    """Black or white, whichever reads better on the stage's colour (WCAG relative luminance)."""
-    if hatched(stage):
+def ink(paint: str) -> str:
+    """Black or white, whichever reads better on a colour (WCAG relative luminance); on a hatch the page's own ink."""
+    if paint.startswith("url("):
         return "var(--ink)"
-    return "#000" if _luminance(colour(stage)) > 0.179 else "#fff"
+    return "#000" if _luminance(paint) > 0.179 else "#fff"
 
 
 def _luminance(hex_colour: str) -> float:

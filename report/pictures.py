@@ -24,7 +24,7 @@ def segment(stage: str, ms: float, device: str, whole: str, *, label: str = "", 
     """A stage's piece of a bar; ``whole``: what part it is of what. The residual is drawn however small it is."""
     words = ", ".join(filter(None, (f"{of}{marks.words(stage)}: {duration(ms)}", whole)))
     return Segment(
-        ms, marks.fill(stage), label, f"{words} · {marks.owner(stage, device)} · {marks.kind(stage)}", marks.ink(stage),
+        ms, marks.fill(stage), label, f"{words} · {marks.owner(stage, device)} · {marks.kind(stage)}",
         least_px=4 if stage == UNEXPLAINED else None, data={"data_stage": stage, "data_ms": f"{ms:.7g}"},
     )  # fmt: skip
 
@@ -147,11 +147,10 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A share of a whole, with its interval where there is one; ``paint`` and ``ink`` are its colours."""
+    """A share of a whole, with its interval where there is one; ``paint`` is its colour."""
 
     words: str
     paint: str
-    ink: str
     ms: float
     share: float
     ends: Interval
@@ -177,7 +176,7 @@ class Shares:
                 title = f"{part.words}: {label}{ends}, {duration(part.ms)}, mean of {count:,}"
                 data = {"data_share": f"{part.share:.7g}"}
                 label = label if part.share > 0.05 else ""
-                pieces.append(Segment(part.share, part.paint, label, title, part.ink, "part", data=data))
+                pieces.append(Segment(part.share, part.paint, label, title, "part", data=data))
             drawn.append(bar(plot, at, pieces, thick))
             drawn.append(head(plot, at, thick, f"{row} {duration(total_ms)}", f"mean of {count:,}"))
         return plot.chart(name, self.title, self.said, *drawn, stamp=stamp)

@@ -144,7 +144,7 @@ def request_data(run: ReportedRun, names: Sequence[str]) -> dict[str, Any]:
         "owners": [marks.owner(stage, run.device) for stage in STAGE_NAMES],
         "kinds": [marks.kind(stage) for stage in STAGE_NAMES],
         "paints": [marks.fill(stage) for stage in STAGE_NAMES],
-        "inks": [marks.ink(stage) for stage in STAGE_NAMES],
+        "inks": [marks.ink(marks.fill(stage)) for stage in STAGE_NAMES],
     }
 
 

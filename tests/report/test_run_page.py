@@ -273,3 +273,32 @@ def test_ten_thousand_requests_stay_below_three_megabytes(tmp_path: Path) -> Non
     dots = [a for a in page.all("circle") if a.get("class", "").startswith("dot")]
     assert 1000 < len(dots) <= 2 * (2000 + 260)
     assert len([a for a in page.all("text") if "failed" in a.get("class", "").split()]) == 2 * 50
+
+
+def _luminance(colour: str) -> float:
+    """WCAG's relative luminance of #RGB or #RRGGBB."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def _contrast(one: str, other: str) -> float:
+    dark, light = sorted(map(_luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_every_text_stands_out_from_its_ground_as_wcag_asks(page: Page) -> None:
+    """AA: 4.5 to 1, in the light, in the dark and on paper, and on the bars."""
+    modes = [dict(re.findall(r"--([a-z]+): (#\w{3}(?:\w{3})?);", mode)) for mode in page.source.split(":root {")[1:]]
+    assert len(modes) == 3
+    worst = {
+        (text, ground, number): round(_contrast(mode[text], mode[ground]), 2)
+        for number, mode in enumerate(modes)
+        for text in ("ink", "soft", "faint", "accent", "pass", "fail", "unsure")
+        for ground in ("paper", "panel")
+    }
+    assert {key: ratio for key, ratio in worst.items() if ratio < 4.5} == {}
+    labels = set(re.findall(r'fill="(#\w{6})" class="segment"></rect><text [^>]*style="fill:(#\w+)"', page.source))
+    assert len(labels) > 2
+    assert {pair: ratio for pair in labels if (ratio := round(_contrast(*pair), 2)) < 4.5} == {}
