@@ -90,8 +90,8 @@ class LiveRun:
         assets = files("gapmeter.web") / "assets"
         body = Markup((assets / "live.html").read_text(encoding="utf-8"))
         script = (assets / "live.js").read_text(encoding="utf-8")
-        section = Section("live", f"{name}, as it runs", [Html(body)])
-        document = Document(f"{name}: live", Header(""), None, [section], _provenance(manifest))
+        section, header = Section("live", "", [Html(body)]), Header(f"{name}, as it runs")
+        document = Document(f"{name}: live", header, None, [section], _provenance(manifest))
         return html.page(document, [script], "connect-src 'self'")
 
 

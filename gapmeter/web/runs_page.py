@@ -96,5 +96,5 @@ def _row(run: ListedRun) -> dict[str, str]:
 def _page(title: str, body: Markup) -> str:
     facts = dict.fromkeys(Provenance.model_fields, UNKNOWN)
     about = Provenance(**facts | {"validity": "each run's own", "command": "gapmeter ui"})
-    document = Document(title, Header(""), None, [Section("runs", title, [Html(body)])], about)
+    document = Document(title, Header(title), None, [Section("runs", "", [Html(body)])], about)
     return html.page(document, policy="form-action 'self'")

@@ -166,3 +166,9 @@ def test_an_answer_has_one_colour_in_the_list_and_on_its_own_page(verdict: str |
     assert f'<td class="{tone}"><b class="runs-verdict"' in page
     own = html.page(Document("", Header(""), Verdict(verdict or "", words.tone(verdict), ""), [], PROVENANCE))
     assert f'<div class="{f"verdict {tone}".strip()}"' in own
+
+
+def test_the_list_has_a_heading_and_its_table_a_name_for_those_who_do_not_see_them() -> None:
+    page = runs_page([ListedRun("run", "runs/a", "")], RunFilter(), "runs")
+    assert page.count("<h1>gapmeter: runs</h1>") == 1
+    assert page.count("<table") == page.count('<table class="runs" aria-label=')

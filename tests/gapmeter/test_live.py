@@ -38,6 +38,9 @@ async def test_a_run_is_seen_while_it_goes_on_and_turns_into_its_report(live: tu
     await tab.until("document.getElementById('phase').textContent === 'load'")
     await tab.until("document.querySelectorAll('#dots circle').length > 20")
     assert await tab.evaluate("document.getElementById('metrics').rows.length") == 3
+    heads = await tab.evaluate("[...document.querySelectorAll('h1')].map((head) => head.textContent)")
+    assert heads == ["smoke, as it runs"]
+    assert await tab.evaluate("[...document.querySelectorAll('table')].every((table) => table.ariaLabel)")
     limits = await tab.evaluate("[...document.getElementById('slos').rows].map((row) => row.cells[2].textContent)")
     assert limits == ["1 s", "5 %"]
     await tab.until("location.pathname.endsWith('/report.html') && document.readyState === 'complete'", seconds=120)
