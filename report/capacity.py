@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import quote
 
 from gapmeter.analysis.numbers import DASH, count, counted, duration, rate, share, significant
@@ -304,7 +305,7 @@ def _trials(search: Search) -> Section:
     rows: list[Row] = []
     for at, trial in enumerate(search.trials):
         slo, grew = trial.decided_by, "; but the queue grew" if trial.overloaded else ""
-        href = quote(f"{trial.folder}/report.html") if trial.folder else ""
+        href = quote(str(RunFolder(Path(trial.folder)).report)) if trial.folder else ""
         verdict, sure = _found(trial)
         rows.append([
             Name(str(trial.number), href), verdict,

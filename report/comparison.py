@@ -26,6 +26,7 @@ from gapmeter.analysis.results.regression import (
     Regression,
     RegressionRow,
 )
+from gapmeter.records import RunFolder
 from gapmeter.report import differences, html
 from gapmeter.report import document as doc
 from gapmeter.report.differences import change_sentence, failed_sentence, growth_interval, relative, verdict_sentence
@@ -67,7 +68,7 @@ def write(folder: Path, result: Comparison) -> Comparison:
     """``compare.json`` and ``report.html`` of a folder; returns the result with its sentences. Raises OSError."""
     result = result.model_copy(update={"words": words_of(result)})
     result.write(folder)
-    html.write(folder / "report.html", document(result))
+    html.write(RunFolder(folder).report, document(result))
     return result
 
 

@@ -10,6 +10,7 @@ from gapmeter.analysis.numbers import DASH, counted, rate, share, significant, u
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE
 from gapmeter.analysis.results.costs import CHEAPER, CostRatio, CostRow, CostTable, CostWords
+from gapmeter.records import RunFolder
 from gapmeter.report import document as doc
 from gapmeter.report import html, pareto
 from gapmeter.report.cost import price_words
@@ -44,7 +45,7 @@ def write(folder: Path, result: CostTable) -> CostTable:
     """``compare.json`` and ``report.html`` of a folder; returns the result with its words. Raises OSError."""
     result = result.model_copy(update={"words": CostWords(headline=headline(result), why=tuple(_doubts(result)))})
     result.write(folder)
-    html.write(folder / "report.html", document(result))
+    html.write(RunFolder(folder).report, document(result))
     return result
 
 
@@ -332,7 +333,7 @@ def _table(result: CostTable) -> Table:
 def _page_of(row: CostRow, result: CostTable) -> str:
     """Where the page of a row's only search, sweep or run lies; "" for several, or for an archive."""
     folders = [path for side in result.asked.folders or () for path in side if Path(path).name in row.folders]
-    return quote(f"{folders[0]}/report.html") if len(folders) == 1 else ""
+    return quote(str(RunFolder(Path(folders[0])).report)) if len(folders) == 1 else ""
 
 
 def _fleet(row: CostRow) -> str:

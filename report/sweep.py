@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import quote
 
 from gapmeter.analysis.judge.words import late_words
@@ -233,7 +234,7 @@ def _points(sweep: SweepFigures) -> Section:
     for point in sweep.in_order():
         # The page of its first run that has one.
         runs = [run.folder for run in point.repeats if run.verdict != FAILED]
-        name = Name(point.label, quote(f"{runs[0]}/report.html") if runs else "")
+        name = Name(point.label, quote(str(RunFolder(Path(runs[0])).report)) if runs else "")
         if isinstance(point, LostPoint):
             dashes = [DASH] * (4 + beside + 2 * len(_METRICS))
             rows.append([name, Mark(point.verdict, tone(point.verdict)), "", *dashes])

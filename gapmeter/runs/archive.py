@@ -19,6 +19,7 @@ from gapmeter import errors
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.keys import Keys
 from gapmeter.options import tell
+from gapmeter.records import RunFolder
 from gapmeter.records.compression import SUFFIX, open_record
 from gapmeter.scenarios.plain_file import check_folder, open_plain, read_json, sha256_of, unzipped
 
@@ -35,8 +36,9 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
     UserError when there is no run, the file exists, or raw records hold a key.
     """
     folder = Path(folder)
-    if not (folder / "manifest.json").exists():
-        raise UserError(f"{folder} is not a run's folder: it has no manifest.json", errors.USAGE)
+    manifest = RunFolder(folder).manifest
+    if not manifest.exists():
+        raise UserError(f"{folder} is not a run's folder: it has no {manifest.name}", errors.USAGE)
     with unless_refused(f"{folder} is not a run's folder"):
         check_folder(folder)
     name = folder.resolve().name
@@ -46,9 +48,9 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
     if target.exists():
         raise UserError(f"{target} exists; write another with -o", errors.USAGE)
     try:
-        keys = Keys.within(read_json(folder / "manifest.json"))
+        keys = Keys.within(read_json(manifest))
     except ValueError as error:
-        raise UserError(f"{folder}: manifest.json is damaged: {error}", errors.NOT_VALID) from error
+        raise UserError(f"{folder}: {manifest.name} is damaged: {error}", errors.NOT_VALID) from error
     part = target.with_name(f".{target.name}.part")
     try:
         with unless_refused(f"{target} cannot be written"):

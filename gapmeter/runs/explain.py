@@ -113,7 +113,7 @@ def _read(path: Path, metric: str) -> tuple[Run, pd.DataFrame, pd.DataFrame]:
         ledger = read_table(folder.path / "ledger.parquet")
         stages = run.result.stages
     except (FileNotFoundError, NotADirectoryError) as error:
-        name = Path(error.filename).name if error.filename else "summary.json"
+        name = Path(error.filename).name if error.filename else folder.summary.name
         raise UserError(f"{path}: no {name}; analyse it with: gapmeter report {path}", errors.USAGE) from error
     except OSError as error:
         if error.filename is not None:  # a right or a name, no content

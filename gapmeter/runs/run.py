@@ -193,14 +193,14 @@ def manifest_of(path: Path) -> AnyManifest:
         check_folder(path)
         return manifest
     except (FileNotFoundError, NotADirectoryError):
-        there, gone = "is not a run's folder: it has no manifest.json", "does not exist; name a run's folder"
+        there, gone = f"is not a run's folder: it has no {Manifest.FILE}", "does not exist; name a run's folder"
         raise UserError(f"{path} {there if path.exists() else gone}", errors.USAGE) from None
     except OSError as error:
         inside = os.path.relpath(error.filename or path, path)
         text = f"{str(path)[:200]} is not a run's folder: {inside[:200]}: {reason_of(error)}"
         raise UserError(text, errors.USAGE) from error
     except NotReadable as error:
-        what = f"manifest.json: {error.key} {error.problem}" if error.key else f"manifest.json: {error.problem}"
+        what = f"{Manifest.FILE}: {' '.join(filter(None, (error.key, error.problem)))}"
         if error.key in ("", "schema_version"):
             raise UserError(f"{path} is not a run's folder: {what}; {error.remedy}", errors.USAGE) from error
         raise UserError(f"{path} is damaged: {what}; {error.remedy}", errors.NOT_VALID) from error

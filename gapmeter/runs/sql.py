@@ -98,8 +98,8 @@ _COLUMNS: dict[str, tuple[str, Callable[[_Row], Any]]] = {
         for percentile in (50, 90, 99)
     },
     **{f"{metric}_max_ms": ("DOUBLE", _most(metric)) for metric in LATENCIES},
-    "summary": ("JSON", lambda row: row.text("summary.json")),
-    "manifest": ("JSON", lambda row: row.text("manifest.json")),
+    "summary": ("JSON", lambda row: row.text(RunResult.FILE)),
+    "manifest": ("JSON", lambda row: row.text(Manifest.FILE)),
 }  # fmt: skip
 
 

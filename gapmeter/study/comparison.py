@@ -11,6 +11,7 @@ from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.comparison import Comparison
 from gapmeter.errors import UserError
 from gapmeter.options import Options, tell
+from gapmeter.records import RunFolder
 from gapmeter.report.command import Command
 from gapmeter.runs.comparison import (
     check_factors,
@@ -152,5 +153,5 @@ def _judged(
     compared = compare_runs([baseline.folders, folders], baseline.factors, runs=runs)
     found, code = growth_of(compared.result, compared.folder, run.result, baseline.limit, baseline.folders, quiet=quiet)
     if not quiet:
-        tell(f"{compared.folder / 'report.html'}")
+        tell(str(RunFolder(compared.folder).report))
     return replace(run, regression=found, exit_code=max(run.exit_code, code))

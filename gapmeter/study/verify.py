@@ -102,7 +102,8 @@ def _check_comparison(folder: Path) -> list[Check]:
             compare_again(folder, again)
         except _FAILURES as error:
             return [*checks, not_derived(Comparison.FILE, "runs", error, again)]
-        return [*checks, *(compare_file(folder / name, again / name) for name in (Comparison.FILE, "report.html"))]
+        made = (again / Comparison.FILE, RunFolder(again).report)
+        return [*checks, *(compare_file(folder / path.name, path) for path in made)]
 
 
 def not_derived(name: str, what: str, error: Exception, within: Path) -> Check:
@@ -141,7 +142,7 @@ def _check_study(folder: Path) -> list[Check]:
             (analyse_points if isinstance(manifest, SweepManifest) else analyse_search)(again)
         except _FAILURES as error:
             return [not_derived("figures", "runs", error, again.path)]
-        return [compare_file(folder / name, again.path / name) for name in ("summary.json", "report.html")]
+        return [compare_file(folder / path.name, path) for path in (again.summary, again.report)]
 
 
 def check_run(path: Path) -> list[Check]:

@@ -68,8 +68,8 @@ class RunsSite:
 
     async def _open(self, request: web.Request) -> web.StreamResponse:
         run = await self._named(request.match_info["name"])
-        if (run.path / "report.html").is_file():
-            raise web.HTTPSeeOther("report.html")
+        if (report := RunFolder(run.path).report).is_file():
+            raise web.HTTPSeeOther(report.name)
         if run.state != "running":
             why = stopped(f"{run.state.capitalize()}: {run.reason or 'it has no report'}")
             text = f"{why} To write its report, or to see what is damaged: gapmeter report {run.path}"
@@ -103,7 +103,7 @@ class RunsSite:
             inside = False
         if kind is None or not inside or any(part.startswith(".") for part in parts):
             raise web.HTTPNotFound(text="there is no such file in this run\n")
-        if run.path.name in self._live and path == run.path / "report.html":
+        if run.path.name in self._live and path == RunFolder(run.path).report:
             self._live[run.path.name][0].report_fetched()
         return web.FileResponse(path, headers={"Content-Type": kind, "Content-Security-Policy": _SANDBOX})
 
