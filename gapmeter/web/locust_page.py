@@ -26,7 +26,7 @@ from locust.env import Environment
 from locust.runners import STATE_RUNNING, STATE_STOPPED, LocalRunner
 from locust.stats import stats_history
 
-from gapmeter.analysis.numbers import DASH
+from gapmeter.analysis.numbers import DASH, significant
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stats.exact import values_needed
 from gapmeter.errors import reason_of
@@ -85,11 +85,8 @@ def _row(
 
 
 def _text(value: float | None) -> str:
-    """Three significant figures, as the histograms have; a dash where the sample does not support a figure."""
-    if value is None or not math.isfinite(value):
-        return DASH
-    digits = 0 if not value else max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(digits, 4)}f}"
+    """A dash where the sample does not support a figure."""
+    return DASH if value is None or not math.isfinite(value) else significant(value)
 
 
 class ShownRun:

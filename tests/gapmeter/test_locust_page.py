@@ -205,5 +205,9 @@ def test_a_percentile_that_the_sample_does_not_support_is_a_dash() -> None:
         histogram.record_value(value * 1_000_000)
     (row,) = live_rows({"ttft": histogram})
     assert (row["p50"], row["p99"], row["p999"], row["count"]) == ("184", "364", "–", "368")
+    even = new_histogram()
+    for _ in range(20):
+        even.record_value(999_600)
+    assert live_rows({"ttft": even})[0]["p50"] == "1.00", "three digits, as in the report"
     (empty,) = live_rows({"itl": new_histogram()})
     assert (empty["p50"], empty["max"], empty["count"]) == ("–", "–", "0")
