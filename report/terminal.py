@@ -109,15 +109,15 @@ def _table(table: Table, width: int) -> Iterator[Text]:
         [cell.sign if at in signs and isinstance(cell := row[at], Mark) else plain(row[at]) for at in shown]
         for row in table.rows
     ]
-    widths = [max(map(len, cells)) for cells in zip(heads, *rows, strict=True)]
+    widths = [max(map(cell_len, cells)) for cells in zip(heads, *rows, strict=True)]
 
     def line(cells: Sequence[str], styles: Sequence[str]) -> Text:
         drawn = Text(" ")
         for at, cell, wide, style in zip(shown, cells, widths, styles, strict=True):
-            drawn.append(cell.rjust(wide) if table.is_right(at) else cell.ljust(wide), style)
+            drawn.append(_padded(cell, wide, right=table.is_right(at)), style)
             drawn.append(" " if wide == 1 else "  ")
         drawn.rstrip()
-        if len(drawn) > width and not table.whole:
+        if drawn.cell_len > width and not table.whole:
             drawn.truncate(width - 1)
             drawn.append("…")
         return drawn
@@ -127,6 +127,12 @@ def _table(table: Table, width: int) -> Iterator[Text]:
         yield line(cells, [_STYLES[cell.tone] if isinstance(cell := row[at], Mark) else "" for at in shown])
         below = [plain(row[at]) for at, column in enumerate(columns) if column.below and plain(row[at])]
         yield from (Text(_wrapped(words, width, " " * 8, " " * 8)) for words in below)
+
+
+def _padded(cell: str, wide: int, *, right: bool) -> str:
+    """So wide on a terminal, where some letters take two columns."""
+    space = " " * (wide - cell_len(cell))
+    return space + cell if right else cell + space
 
 
 def _wrapped(words: str, width: int, first: str, later: str, *, broken: bool = False) -> str:
@@ -151,11 +157,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Co
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
 
     def line(row: Sequence[str]) -> str:
-        spare = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
-        shown = (
-            f"{space}{cell}" if i in right else f"{cell}{space}"
-            for i, (cell, space) in enumerate(zip(row, spare, strict=True))
-        )
+        shown = (_padded(cell, wide, right=i in right) for i, (cell, wide) in enumerate(zip(row, widths, strict=True)))
         return f" {_BETWEEN.join(shown)}".rstrip()
 
     rule = "─" * (sum(widths) + len(_BETWEEN) * (len(widths) - 1))

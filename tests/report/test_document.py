@@ -125,3 +125,10 @@ def test_what_must_not_be_believed_is_stamped_on_every_picture_and_table(validit
     page = html.page(_document(validity))
     assert page.count('<div class="across"') == 2 * stamped
     assert page.count("<text>INVALID</text>") == stamped
+
+
+def test_columns_line_up_beside_letters_that_take_two_columns_of_a_terminal() -> None:
+    table = Table("Points", ["point", "ms"], [["模型", Figure(1.0)], ["tiny", Figure(22.0)]])
+    section = Section("points", "", [table], on=TERMINAL)
+    said = terminal.text(Document("", Header("t"), None, [section], _provenance())).plain
+    assert said.splitlines()[-2:] == [" 模型   1.00 ms", " tiny   22.0 ms"]
