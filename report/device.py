@@ -131,9 +131,7 @@ def _decode(decode: DecodeRoofline) -> str:
     of = "the last-level cache's" if decode.cache_resident else "memory's"
     said = f"decode reads at {_interval(decode.mbu)} of {of} bandwidth (MBU)"
     if decode.cache_resident:
-        size = decode.bytes_mean
-        read = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-        said += f": the {read} of a step fit into that cache, so memory is not the limit"
+        said += f": the {_size(decode.bytes_mean)} of a step fit into that cache, so memory is not the limit"
     bound = {
         "memory bandwidth": "it is bound by memory bandwidth",
         "cache bandwidth": "it is bound by the cache's bandwidth",
@@ -143,6 +141,10 @@ def _decode(decode: DecodeRoofline) -> str:
     least, real = duration(decode.itl_least_ms.mean), duration(decode.forward_ms.mean)
     batch = f"with {decode.batch_mean:.1f} sequences at once"
     return f"{said}; {bound}; even at full bandwidth a token takes at least {least} {batch} (the forward took {real})"
+
+
+def _size(in_bytes: float) -> str:
+    return f"{in_bytes / 1e9:.1f} GB" if in_bytes >= 999.95e6 else f"{in_bytes / 1e6:.1f} MB"
 
 
 def _interval(achieved: AchievedShare) -> str:
@@ -336,8 +338,8 @@ def _roofline_rows(known: Roofline) -> Iterator[Row]:
         least = decode.itl_least_ms
         how = f"bytes over bandwidth; at most {duration(least.max)} in this run"
         yield ["least time for a token", how, Figure(least.mean, "ms", f"{key}.itl_least_ms.mean"), ""]
-        read = f"weights {decode.weight_bytes / 1e6:,.1f} MB, the rest KV of {decode.kv_tokens_mean:,.0f} tokens"
-        size = Figure(decode.bytes_mean, key=f"{key}.bytes_mean", text=f"{decode.bytes_mean / 1e6:,.1f} MB")
+        read = f"weights {_size(decode.weight_bytes)}, the rest KV of {decode.kv_tokens_mean:,.0f} tokens"
+        size = Figure(decode.bytes_mean, key=f"{key}.bytes_mean", text=_size(decode.bytes_mean))
         yield ["bytes that a decode step reads", read, size, ""]
         yield ["sequences in a decode step", "mean", Figure(decode.batch_mean, "number", f"{key}.batch_mean"), ""]
     if prefill and prefill.mfu:

@@ -15,7 +15,7 @@ from gapmeter.report.charts import Axis, Plot, Point, limit, line, points, shade
 from gapmeter.report.document import Block, Chart, Figure, Headers, Key, Mark, Row, Section, Table
 from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el
-from gapmeter.report.words import both, tone
+from gapmeter.report.words import both, low_to_high, tone
 
 _SIDES = 8  # colours of report.css
 _DASHES = (None, "7 4", "2 4", "9 3 2 3")  # a curve is told apart by its line and its name, not by its colour
@@ -154,8 +154,7 @@ def _known(one: Interval) -> str:
 
 
 def _between(one: Interval | None) -> str:
-    ends = one and both((one.low, one.high))
-    return DASH if not ends else " .. ".join(map(significant, ends))
+    return low_to_high((one.low, one.high) if one else None) or DASH
 
 
 def in_short(pareto: Pareto) -> Table:

@@ -14,10 +14,11 @@ from gapmeter.analysis.device.binding import binding_evidence
 from gapmeter.analysis.device.roofline import _pairs, describe_roofline, least_forwards, ratio, step_work
 from gapmeter.analysis.device.telemetry import describe_telemetry, describe_utilisation, read_telemetry
 from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, STEP_SPAN, Trace
-from gapmeter.analysis.results import Manifest
+from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.device import Experts, PeakRate
 from gapmeter.records import EntryFlag, RunFolder, Span
-from gapmeter.report.device import roofline_sentence
+from gapmeter.report.device import roofline, roofline_sentence
+from gapmeter.report.document import Table
 from tests.analysis.test_telemetry import GPU, started, write
 from tests.kit.results import PEAKS, WEIGHTS, manifest
 
@@ -228,3 +229,13 @@ def test_engines_that_take_turns_are_each_busy_for_half_of_the_time() -> None:
     assert found.device is not None
     assert (found.device.busy_share, found.device.idle_share, found.device.forward_share) == (0.5, 0.5, 0.5)
     assert found.device.waiting_share == 0 and found.device.steps == 2
+
+
+def test_what_a_step_reads_is_told_in_gigabytes_where_that_is_shorter() -> None:
+    found = describe_roofline(decode_steps(580), about(), (0, 10**9))
+    large = found.decode.model_copy(update={"bytes_mean": 16.06e9, "weight_bytes": 999.97e6})
+    result = RunResult.model_construct(roofline=found.model_copy(update={"decode": large}))
+    (table,) = roofline(result).blocks
+    assert isinstance(table, Table)
+    told = {str(row[0]): (str(row[1]), str(row[2])) for row in table.rows}["bytes that a decode step reads"]
+    assert told[0].startswith("weights 1.0 GB, ") and told[1] == "16.1 GB"
