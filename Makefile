@@ -51,11 +51,11 @@ loadtest:  ## load a server and explain it: SCENARIO=chat-p99 [ENGINE=vllm URL=h
 	@$(own) -P -m gapmeter run "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") \
 	  $(if $(GENERATOR),--set "load.generator=$$GENERATOR") $(if $(UI),--ui) $(if $(LOCUSTFILE),--locustfile "$$LOCUSTFILE") $(ARGS)
 
-capacity:  ## the highest rate at which every SLO holds: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... OVER=server.max_batch=4,8 ARGS='--target-rps 50']
+capacity:  ## the highest rate at which every SLO holds: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... GENERATOR=locust OVER=server.max_batch=4,8 ARGS='--target-rps 50']
 	$(named)
 	$(setup) run
 	@$(own) -P -m gapmeter capacity "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") \
-	  $(if $(OVER),--over "$$OVER") $(ARGS)
+	  $(if $(GENERATOR),--set "load.generator=$$GENERATOR") $(if $(OVER),--over "$$OVER") $(ARGS)
 
 report:  ## write a run's report again, from its folder alone: [RUN=runs/..., otherwise the newest]
 	$(setup) core

@@ -256,3 +256,36 @@ def test_every_data_file_of_a_package_is_installed_with_it() -> None:
 
 def _plain(name: str) -> str:
     return name.lower().replace("_", "-")
+
+
+@pytest.mark.parametrize(
+    ("given", "typed"),
+    [
+        (
+            ("loadtest", "SCENARIO=it's mine.yaml", "ENGINE=vllm", "GENERATOR=locust", "UI=1", "LOCUSTFILE=my users.py",
+             "ARGS=--set 'slo=[\"errors <= 1 %\"]'"),
+            ("run", "it's mine.yaml", "--engine", "vllm", "--set", "load.generator=locust", "--ui", "--locustfile",
+             "my users.py", "--set", 'slo=["errors <= 1 %"]'),
+        ),
+        (
+            ("capacity", "SCENARIO=chat-p99", "URL=http://h:1", "GENERATOR=locust", "OVER=server.max_batch=4,8"),
+            ("capacity", "chat-p99", "--url", "http://h:1", "--set", "load.generator=locust", "--over",
+             "server.max_batch=4,8"),
+        ),
+        (("report", "RUN=runs/a b", "ARGS=-v"), ("report", "runs/a b", "-v")),
+        (("compare", "A=a 1,a 2", "B=b", "ARGS=c"), ("compare", "a 1,a 2", "b", "c")),
+    ],
+)  # fmt: skip
+def test_a_target_hands_on_every_variable_that_its_help_names(
+    tmp_path: Path, given: tuple[str, ...], typed: tuple[str, ...]
+) -> None:
+    stub = tmp_path / "stub"
+    stub.write_text("#!/bin/sh\nprintf '[%s]' \"$@\"\necho\n")
+    stub.chmod(0o755)
+    makefile = (ROOT / "Makefile").read_text()
+    (tmp_path / "Makefile").write_text(makefile.replace(".venv/bin/python", str(stub)))
+    said = make(tmp_path, *given, PYTHON=str(stub)).stdout.splitlines()
+    assert said[-1] == "".join(f"[{word}]" for word in ("-P", "-m", "gapmeter", *typed))
+    described = re.search(rf"^{given[0]}:.*## (.*)$", makefile, re.MULTILINE)
+    assert described
+    assert all(word.partition("=")[0] in described[1] for word in given[1:] if not word.startswith("ARGS"))
