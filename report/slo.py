@@ -210,7 +210,7 @@ def slo_interval(slo: SloAnswer) -> str:
     if slo.late is not None:
         return at_most(slo.at_most) or DASH
     if slo.unit == "share":
-        return f"{share(slo.low)} .. {share(slo.high)}"
+        return f"{share(slo.low)} .. {share(slo.high)}" if slo.count else "not estimable"
     if slo.basis == "share" and slo.beyond and (slo.low or 0.0) <= slo.limit:  # what decides, not an end that may not
         return f"{share(slo.beyond / slo.count)} beyond the limit"
     if slo.low is not None and slo.high is None and (slo.at_most is None or slo.status == FAIL):

@@ -70,3 +70,8 @@ def test_one_request_more_is_one() -> None:
     assert more_requests(Needs(requests=1, minutes=None)) == "1 more request"
     assert more_requests(Needs(requests=1200, minutes=None)) == "1,200 more requests"
     assert more_requests(Needs(requests=19383, minutes=20.0)) == "19,000 more requests"
+
+
+def test_a_share_of_no_requests_has_no_interval() -> None:
+    none = SloAnswer.model_construct(metric="errors", late=None, low=None, high=None, count=0)
+    assert slo_interval(none) == "not estimable"
