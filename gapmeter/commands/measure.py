@@ -70,10 +70,10 @@ def _add_run(commands: Commands) -> None:
         "--force", action="store_true", help="with --baseline: accept one run a side; the result says so"
     )
     parser.add_argument(
-        "--max-regression", metavar="SHARE", help="by how much an SLO's percentile may grow (default: 5%%)"
+        "--max-regression", metavar="SHARE", help="with --baseline: most an SLO's percentile may grow (default: 5%%)"
     )
     parser.add_argument(
-        "--factor", action="append", default=[], metavar="KEY", help="what may differ from the baseline"
+        "--factor", action="append", default=[], metavar="KEY", help="with --baseline: what may differ from it"
     )
     parser.set_defaults(call=_run, judges=True)
 
@@ -173,14 +173,14 @@ def _add_capacity(commands: Commands) -> None:
     flags.add_overrides(parser)
     parser.add_argument("--target-rps", metavar="N", help="also say how many servers a load of N requests/s needs")
     what = "with --target-rps: share of each server kept free (default: 20%%)"
-    parser.add_argument("--headroom", default="20%", metavar="20%", help=what)
+    parser.add_argument("--headroom", default="20%", metavar="SHARE", help=what)
     parser.add_argument(
-        "--spare", type=int, default=0, metavar="1", help="with --target-rps: extra servers in case some fail (1: N+1)"
+        "--spare", type=int, default=0, metavar="N", help="with --target-rps: extra servers in case some fail (1: N+1)"
     )
-    parser.add_argument("--confidence", default="95%", metavar="95%", help="confidence of the interval (default: 95%%)")
+    parser.add_argument("--confidence", default="95%", metavar="SHARE", help="of the interval (default: 95%%)")
     what = "widest interval that counts as found, plus or minus (default: 20%%)"
-    parser.add_argument("--within", default="20%", metavar="20%", help=what)
-    parser.add_argument("--budget", default="4m", metavar="DURATION", help="time for all trials (default: 4m)")
+    parser.add_argument("--within", default="20%", metavar="SHARE", help=what)
+    parser.add_argument("--budget", default="4m", metavar="TIME", help="time for all trials (default: 4m)")
     what = "search for each setting, and say which is cheapest"
     parser.add_argument("--over", action="append", default=[], metavar="KEY=VALUE,VALUE", help=what)
     parser.add_argument(

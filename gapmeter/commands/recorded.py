@@ -60,7 +60,7 @@ def _add_compare(commands: Commands) -> None:
     flags.add_runs_folder(parser, "where new folders go (default: runs)")
     parser.add_argument("--json", action="store_true", help="compare.json on standard output instead of the folder")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary for a pull request")
-    parser.add_argument("--quiet", action="store_true", help="print nothing on standard error")
+    parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
     parser.set_defaults(call=_compare, judges=True)
 
 
@@ -139,7 +139,7 @@ def _add_explain(commands: Commands) -> None:
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("--group", required=True, metavar="CONDITION", help="such as 'prompt_tokens > 64'")
     parser.add_argument("--against", default="rest", metavar="CONDITION", help="the other group (default: the rest)")
-    parser.add_argument("--metric", choices=("ttft", "e2e"), default="ttft", help="which latency to explain")
+    parser.add_argument("--metric", choices=("ttft", "e2e"), default="ttft", help="latency to explain (default: ttft)")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.set_defaults(call=_explain)
 
