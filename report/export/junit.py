@@ -181,12 +181,12 @@ def _clean(text: str) -> str:
 
 
 def annotations_of(suite: Suite) -> list[str]:
-    """GitHub's workflow commands: for what is not valid, each SLO missed or undecided, each regression."""
+    """GitHub's workflow commands: why it is not valid; else each SLO missed or undecided; each regression."""
     lines = [_annotation("error", f"{suite.name} is not valid", reason) for reason in suite.invalid]
     return lines + [
         _annotation(_LEVELS[case.status], f"{suite.name}: {case.short or case.name} {case.status}", case.message)
         for case in suite.cases
-        if case.status in _LEVELS
+        if case.status in _LEVELS and not case.invalid
     ]
 
 

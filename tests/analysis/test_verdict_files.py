@@ -10,7 +10,7 @@ import pytest
 
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.run_figures import RunTables, build_figures
-from gapmeter.report.export.junit import junit, suite_of_run
+from gapmeter.report.export.junit import annotations_of, junit, suite_of_run
 from gapmeter.report.slo import headline, slo_sentence, verdict_sentence
 from gapmeter.scenarios.slo import Slo
 from tests.kit.results import result
@@ -50,6 +50,13 @@ def test_no_case_of_an_invalid_run_passes() -> None:
     assert [kind for _, kind in cases(told(MIXED, records_dropped=2))] == ["error"] * 3
     assert cases(told([], records_dropped=2)) == [("the run is a valid measurement", "error")]
     assert cases(told([])) == [("the run is a valid measurement", "passed")]
+
+
+def test_an_invalid_run_is_annotated_with_why_and_with_no_slo_that_it_missed() -> None:
+    reason = "2 records were dropped because the disk was full"
+    lines = annotations_of(suite_of_run(told(MIXED, records_dropped=2)))
+    assert lines == [f"::error title=chat-p99 is not valid::{reason}"]
+    assert len(annotations_of(suite_of_run(told(MIXED)))) == 2
 
 
 def test_the_failure_text_holds_expression_value_interval_n_and_owner(mixed: RunResult) -> None:
