@@ -71,7 +71,7 @@ def compute(result: RunResult) -> Section | None:
         busy += f"{when} a forward pass was running {share(part)} of the time{mean}, for any request. "
     used = sampled.nvml_busy_share if sampled else None
     if used is None and device == "GPU":
-        busy += "The GPU's own utilization figure is unmeasured here."
+        busy += "The GPU's own utilisation figure is unmeasured here."
     elif used is not None:  # NVML says that some kernel ran, not for whom
         busy += f"NVML reports the {device} busy {share(used)} of the time, for any work."
     blocks: list[doc.Block] = [choice, doc.Key(there), Paragraph(busy, "quiet")]

@@ -294,11 +294,11 @@ def test_how_often_a_forward_ran_is_one_figure_wherever_it_stands(well: RunFolde
     (said,) = (block.words for block in section.blocks if isinstance(block, Paragraph))
     assert "While requests were measured a forward pass was running 21 % of the time, for any request." in str(said)
     assert "22 %" not in str(said)
-    assert "utilization figure is unmeasured" in str(said), "NVML tells a GPU's; a CPU has none"
+    assert "utilisation figure is unmeasured" in str(said), "NVML tells a GPU's; a CPU has none"
     on_cpu = result.model_copy(update={"compute": result.compute.model_copy(update={"device": "CPU"})})
     told = compute.compute(on_cpu)
     assert told is not None
-    assert not any("utilization" in str(block.words) for block in told.blocks if isinstance(block, Paragraph))
+    assert not any("utilisation" in str(block.words) for block in told.blocks if isinstance(block, Paragraph))
 
 
 def test_a_steady_run_is_not_called_a_capacity(well: RunFolder) -> None:
