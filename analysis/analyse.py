@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.cost import describe_economics
 from gapmeter.analysis.device.energy import energy_of
 from gapmeter.analysis.device.roofline import describe_roofline, least_forwards
@@ -30,7 +31,14 @@ from gapmeter.analysis.requests.metrics import MetricSeries, limits_of, succeede
 from gapmeter.analysis.results.manifest import Manifest, PlanFacts
 from gapmeter.analysis.results.run import CoreHolder, LedgerFacts, Ranks, RunResult, ShortenedLoad, StepFit
 from gapmeter.analysis.run_figures import RunTables, build_figures
-from gapmeter.analysis.tables import GeneratorFile, cut_short_ns, read_requests, steps_table, write_table
+from gapmeter.analysis.tables import (
+    GeneratorFile,
+    cut_short_ns,
+    last_looks_ns,
+    read_requests,
+    steps_table,
+    write_table,
+)
 from gapmeter.records import RunFolder
 from gapmeter.records.process import give_back_memory
 from gapmeter.scenarios.model import CHANGING_ARRIVALS
@@ -53,7 +61,11 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, MetricS
     steps = steps_table(trace) if trace is not None and trace.has_engine else None
     with ThreadPoolExecutor(2) as beside:  # what takes seconds of a large run is mostly done without Python's lock
         tables, ledger, files = _with_ledger(
-            RunTables(requests), trace, beside, attached=manifest.asked.server.engine == "attach"
+            RunTables(requests),
+            trace,
+            beside,
+            attached=manifest.asked.server.engine == "attach",
+            looked_ns=last_looks_ns(requests, generators),
         )
         trace = trace and trace.without_tokens()
         give_back_memory()
@@ -133,13 +145,13 @@ def _read_without_warmup(
 
 
 def _with_ledger(
-    tables: RunTables, trace: Trace | None, beside: Executor, *, attached: bool
+    tables: RunTables, trace: Trace | None, beside: Executor, *, attached: bool, looked_ns: Ints
 ) -> tuple[RunTables, Ledger, dict[str, pd.DataFrame]]:
     """The tables with their ledger, unless it is refused; the ledger; what of both becomes a file.
 
     What ledgers are made from, a gigabyte in a large run, is gone when this returns.
     """
-    inputs = LedgerInputs.of(tables.requests, trace, attached=attached)
+    inputs = LedgerInputs.of(tables.requests, trace, attached=attached, looked_ns=looked_ns)
     give_back_memory()
     made = beside.submit(make_ledger, inputs)
     if trace is None:  # else there would have to be room for both

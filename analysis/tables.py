@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pandas.api.types import is_object_dtype
 from gapmeter.analysis.arrays import Ints, each_of
 from gapmeter.analysis.ledger.trace import FIRST_PROCESS_CODE, FIRST_STEP_CODE, Trace
 from gapmeter.analysis.requests.attempts import read_attempts
+from gapmeter.analysis.requests.metrics import stamps_ns
 from gapmeter.analysis.results.manifest import PlanFacts
 from gapmeter.records import EntryFlag, RecordFile, RunFolder, Span
 from gapmeter.records.reader import NotRecords
@@ -30,15 +31,24 @@ _CELL_BYTES = 8  # of memory, at least: a file may hold any number of equal ones
 
 @dataclass(frozen=True, slots=True)
 class GeneratorFile:
-    """What one generator process recorded beside its requests; ``canary_at_ns``: on our clock."""
+    """What one generator process recorded beside its requests, on our clock.
+
+    ``beat_due_ns`` and ``beat_at_ns``: when its event loop was to run at every beat, and when it did.
+    """
 
     worker: int
     notes: list[dict[str, Any]]
-    lag_ns: Ints
+    beat_due_ns: Ints
+    beat_at_ns: Ints
     canary_at_ns: Ints
     canary_ns: Ints
     complete: bool
     dropped: int
+
+    @property
+    def lag_ns(self) -> Ints:
+        """How late the event loop was."""
+        return every_beat(self.beat_due_ns, self.beat_at_ns)
 
     def cpu_share(self) -> float | None:
         """CPU time over wall time of the timed window, None when the process did not live to say."""
@@ -101,13 +111,15 @@ def cut_short_ns(requests: pd.DataFrame, plan: PlanFacts) -> int | None:
 
 def _generator(file: RecordFile, offsets_ns: Mapping[str, int]) -> GeneratorFile:
     worker = int(file.process.get("worker", 0))
+    offset_ns = offsets_ns.get(str(worker), 0)
     lag = file.spans[file.spans["code"] == Span.LOOP_LAG]
     canary = file.spans[file.spans["code"] == Span.CANARY]
     return GeneratorFile(
         worker=worker,
         notes=file.notes,
-        lag_ns=every_beat(np.asarray(lag["queued_ns"], np.int64), np.asarray(lag["start_ns"], np.int64)),
-        canary_at_ns=np.asarray(canary["start_ns"], np.int64) - offsets_ns.get(str(worker), 0),
+        beat_due_ns=np.asarray(lag["queued_ns"], np.int64) - offset_ns,
+        beat_at_ns=np.asarray(lag["start_ns"], np.int64) - offset_ns,
+        canary_at_ns=np.asarray(canary["start_ns"], np.int64) - offset_ns,
         canary_ns=np.asarray(canary["end_ns"] - canary["start_ns"], dtype=np.int64),
         complete=file.complete,
         dropped=file.dropped,
@@ -128,6 +140,20 @@ def every_beat(due_ns: Ints, at_ns: Ints) -> Ints:
     passed = np.maximum(1, lags // every)
     beat, nth = each_of(passed)
     return np.asarray(lags[beat] - every * nth, np.int64)
+
+
+def last_looks_ns(requests: pd.DataFrame, generators: Sequence[GeneratorFile]) -> Ints:
+    """When, before each first token came, its generator process had last looked for what was there; -1 where unknown.
+
+    A loop that runs a beat has asked the kernel since that was due, and has read all that it was told of when it runs
+    the next one.
+    """
+    looks, first_ns, worker = np.full(len(requests), -1), stamps_ns(requests, "first_token_ns"), requests["worker"]
+    for generator in generators:
+        mine = np.flatnonzero(worker == generator.worker)
+        before = np.searchsorted(generator.beat_at_ns, first_ns[mine])
+        looks[mine] = np.concatenate([[-1, -1], generator.beat_due_ns])[before]
+    return looks
 
 
 def steps_table(trace: Trace) -> pd.DataFrame:

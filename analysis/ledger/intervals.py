@@ -25,8 +25,9 @@ class ClientStamps:
     """The client's stamps, one element a row of its table; ``MISSING`` where there is none.
 
     ``first_due``: when the first attempt was due, where earlier ones had failed; ``due`` is the attempt's own.
-    ``together``: how many tokens were read with the first one, it included. ``network_ns``: what the network takes of
-    every request, in which none can wait for the server.
+    ``together``: how many tokens were read with the first one, it included, and ``looked``: until when the load tester
+    had read whatever was there. ``network_ns``: what the network takes of every request, in which none can wait for the
+    server.
     """
 
     due: Ints
@@ -36,6 +37,7 @@ class ClientStamps:
     sent: Ints
     first_due: Ints | None = None
     together: Ints | None = None
+    looked: Ints | None = None
     network_ns: int = field(default=0, kw_only=True)
 
 
@@ -229,8 +231,12 @@ class Maker(Parts):
         written = np.minimum(self.egress["end"], self.events.end)
         self.add("egress_turn", self.detokenize["end"], written)
         self.add("egress", self.egress["queued"], written)
-        # Of several pieces in one read all have the last one's stamp: the first ones had come, and were not read.
-        self.add("read_late", written, self.index.of_token(Span.EGRESS, self.read_with)["start"])
+        # Of several pieces in one read all have the last one's stamp: the first ones had come, and were not read, or
+        # something in between, such as a proxy, had held them back.
+        unread = written
+        if self.client.looked is not None:
+            unread = np.where(written == MISSING, MISSING, np.maximum(written, self.client.looked[self.row]))
+        self.add("read_late", unread, self.index.of_token(Span.EGRESS, self.read_with)["start"])
         self.add("network_out", written, self.events.end)
         self.causal("write → client", self.egress["start"], self.events.end)
         self.causal("detokenize → egress", self.detokenize["end"], self.egress["end"])

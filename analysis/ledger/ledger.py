@@ -105,8 +105,13 @@ class LedgerInputs:
     measured: Bools
 
     @classmethod
-    def of(cls, requests: pd.DataFrame, trace: Trace | None, *, attached: bool = False) -> LedgerInputs:
-        """``attached``: a proxy or a network may lie before the server; one that was launched is on loopback."""
+    def of(
+        cls, requests: pd.DataFrame, trace: Trace | None, *, attached: bool = False, looked_ns: Ints | None = None
+    ) -> LedgerInputs:
+        """``attached``: a proxy or a network may lie before the server; one that was launched is on loopback.
+
+        ``looked_ns``: until when the load tester had read whatever was there, before each first token came.
+        """
         fit = fit_interference(trace) if trace is not None and trace.has_engine else None
         unmeasured = _unmeasured(trace) | ({"interference"} if fit is None else set())
         index = Index(trace, len(requests)) if trace is not None else None
@@ -114,7 +119,7 @@ class LedgerInputs:
         if trace is not None and index is not None and fit is not None:
             excess = _decode_steps(index, fit.seqs, np.minimum(fit.excess_ns, index.steps.computed_ns(fit.seqs)))
         measured = requests["measured"].to_numpy(np.bool_)
-        client = _client(requests, traced=trace is not None)
+        client = _client(requests, looked_ns, traced=trace is not None)
         if attached and index is not None:
             client = replace(client, network_ns=_network_ns(index, client))
         return cls(requests, trace, index, client, unmeasured, fit, excess, Sharer(trace), measured)
@@ -214,13 +219,14 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
     )
 
 
-def _client(requests: pd.DataFrame, *, traced: bool) -> ClientStamps:
+def _client(requests: pd.DataFrame, looked_ns: Ints | None, *, traced: bool) -> ClientStamps:
     due = "attempt_due_ns" if "attempt_due_ns" in requests else "due_ns"
     names = (due, "connect_start_ns", "connect_end_ns", "write_ns", "due_ns")
     at = {name: requests[name].to_numpy(np.int64, na_value=MISSING) for name in names}
     return ClientStamps(
         due=at[due], connect_start=at["connect_start_ns"], connect_end=at["connect_end_ns"], write=at["write_ns"],
         sent=handed_ns(requests), first_due=at["due_ns"], together=read_together(requests) if traced else None,
+        looked=looked_ns,
     )  # fmt: skip
 
 

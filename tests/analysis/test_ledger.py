@@ -13,7 +13,7 @@ import pytest
 
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.read import read_trace
-from gapmeter.analysis.tables import steps_table
+from gapmeter.analysis.tables import GeneratorFile, last_looks_ns, steps_table
 from gapmeter.records import EntryFlag, RecordWriter, Span, StepFlag
 
 PROMPT = EntryFlag.PROMPT | EntryFlag.LAST_CHUNK
@@ -476,6 +476,22 @@ def test_a_first_token_that_was_read_with_a_later_one_had_come_and_waited_for_th
     assert row["generator_lag_ns"] == FIRST["generator_lag"] + (19_500 - 9700)  # since it was written
     assert row["network_out_ns"] == 20_000 - 19_500
     assert row["unexplained_ns"] == 0
+
+
+def test_what_the_load_tester_looked_for_and_did_not_find_had_been_held_back_on_its_way(tmp_path: Path) -> None:
+    """A proxy that passes an answer on as a whole: all tokens come at once, and nobody reads late."""
+    requests = _requests(first_token_ns=20_000, token_ns=[20_000, 20_000])
+    inputs = LedgerInputs.of(requests, read_trace(_write(tmp_path), ["r1"]), looked_ns=np.array([19_000]))
+    row = make_ledger(inputs).rows.iloc[0]
+    assert row["generator_lag_ns"] == FIRST["generator_lag"] + (19_500 - 19_000)
+    assert row["network_out_ns"] == (19_000 - 9700) + (20_000 - 19_500)
+
+
+def test_a_load_tester_had_read_what_was_there_when_the_beat_before_the_last_was_due() -> None:
+    due, at, none = np.array([0, 20, 40]), np.array([0, 21, 90]), np.empty(0, np.int64)
+    requests = pd.DataFrame({"worker": [3] * 5 + [4], "first_token_ns": [0, 10, 22, 89, 91, 91]})
+    found = last_looks_ns(requests, [GeneratorFile(3, [], due, at, none, none, True, 0)])
+    assert found.tolist() == [-1, -1, 0, 0, 20, -1]
 
 
 def test_a_template_counts_until_the_event_loop_went_on_even_if_that_was_seconds_later(tmp_path: Path) -> None:

@@ -99,9 +99,9 @@ def test_a_sound_poisson_run_breaks_no_rule_and_warns_of_nothing() -> None:
 
 
 def test_of_several_generator_processes_those_that_were_killed_are_named_and_the_busiest_counts() -> None:
-    none = np.empty(0, np.int64)
+    times = [np.empty(0, np.int64)] * 4
     processes = [
-        GeneratorFile(worker, [{"type": "usage", "cpu_ns": cpu, "wall_ns": 10}], none, none, none, worker != 1, worker)
+        GeneratorFile(worker, [{"type": "usage", "cpu_ns": cpu, "wall_ns": 10}], *times, worker != 1, worker)
         for worker, cpu in enumerate((2, 8, 4))
     ]
     found = evidence_of(manifest(), processes, poisson_run().assign(measured=True), ())
@@ -116,7 +116,7 @@ def test_processes_on_cores_of_different_speed_are_no_core_that_changes_its_own(
     took_ns: tuple[list[int], ...], spread: float
 ) -> None:
     none = np.empty(0, np.int64)
-    processes = [GeneratorFile(k, [], none, none, np.array(each), True, 0) for k, each in enumerate(took_ns)]
+    processes = [GeneratorFile(k, [], none, none, none, np.array(each), True, 0) for k, each in enumerate(took_ns)]
     assert evidence_of(manifest(), processes, poisson_run().assign(measured=True), ()).canary_spread == spread
 
 
