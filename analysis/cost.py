@@ -214,8 +214,9 @@ def offered_rate(
         return NoRate(f"the SLOs were missed at this load, and a rate that misses them has no cost; {_SEARCH}")
     if verdict != PASS:
         return NoRate(f"the verdict is {verdict}: it is not known whether the SLOs hold at this load")
-    if steady is not None and steady.state == "unsteady":
-        return NoRate("there was no steady state: a longer run might miss the SLOs at this rate")
+    if steady is not None and not steady.lasts:
+        why = "there was no steady state" if steady.state == "unsteady" else "the server failed for a time"
+        return NoRate(f"{why}: a longer run might miss the SLOs at this rate")
     if measured < 2 or not load.window_s:
         return NoRate("too few requests for a rate")
     if load.requested_rate and load.unit == "requests" and load.arrivals in _AT_A_RATE:

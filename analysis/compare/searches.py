@@ -199,10 +199,10 @@ def _of_points(path: Path, result: SweepResult, points: Sequence[Point]) -> Foun
 
 
 def _seen_at(point: Point, runs: Sequence[MeasuredRun]) -> HeldRate:
-    """Of all repeats of a point; one without a steady state counts for all."""
+    """Of all repeats of a point; one that says nothing of a longer run counts for all."""
     first = next((run for run in runs if run.valid), runs[0]).result
-    unsteady = next((run.result.steady for run in runs if run.result.steady.state == "unsteady"), None)
-    return _seen(point.verdict, point.slo, first.load, first.counts.measured, unsteady)
+    not_lasting = next((run.result.steady for run in runs if not run.result.steady.lasts), None)
+    return _seen(point.verdict, point.slo, first.load, first.counts.measured, not_lasting)
 
 
 def _seen(

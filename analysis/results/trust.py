@@ -131,6 +131,11 @@ class Steady(Result):
     methods: SteadyMethods
     valid_for_capacity: bool
 
+    @property
+    def lasts(self) -> bool:
+        """Whether nothing that was found speaks against a longer run like this one."""
+        return self.valid_for_capacity or self.state in ("unknown", "not_applicable")
+
 
 class Ratio(Result):
     """Of the first seconds to the rest, with its 95 % interval."""

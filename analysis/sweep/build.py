@@ -336,8 +336,8 @@ def describe_economy(
     # Repeats play one trace of arrivals again and again: they tell no more of its rate than one of them.
     window_s = sum(each.load.window_s for each in results) / len(runs)
     load = results[0].load.model_copy(update={"window_s": window_s})
-    unsteady = next((each.steady for each in results if each.steady.state == "unsteady"), None)
-    rate = offered_rate(verdict, answers, load, len(measured) // len(runs), unsteady)
+    not_lasting = next((each.steady for each in results if not each.steady.lasts), None)
+    rate = offered_rate(verdict, answers, load, len(measured) // len(runs), not_lasting)
     cost = describe_cost(rate, describe_tokens(measured), manifest)
     good = [ends[0] for each in results if (ends := each.goodput.share_ci) and ends[0] is not None]
     precision = manifest.target.precision

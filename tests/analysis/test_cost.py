@@ -234,6 +234,7 @@ def test_a_rate_that_nobody_asked_for_is_counted_and_taken_at_its_lower_end(
         ({}, {"loop": "closed", "arrivals": "closed"}, None, "a closed loop has no rate"),
         ({}, {"arrivals": "ramp"}, None, "the rate changed through the run"),
         ({}, {}, UNSTEADY, "no steady state"),
+        ({}, {}, UNSTEADY.model_copy(update={"state": "steady"}), "the server failed for a time"),
     ],
 )
 def test_what_proves_no_rate_has_no_cost_and_never_a_zero(
