@@ -69,7 +69,8 @@ def _served(result: RunResult) -> str:
         if per_s is not None
     ]
     failed, ended = counts.failed_by_server, counts.ended
-    good = f" ({share(result.goodput.share)} good)" if result.goodput.limits_ms else ""
+    good_per_s = result.goodput.per_s if result.goodput.limits_ms else None
+    good = "" if good_per_s is None else f" ({share(good_per_s / through.requests_per_s)} good)"
     judged = any(slo.metric == "errors" for slo in result.slo)  # and so named among the objectives
     errors = f"{count(failed)} of {count(ended)} failed ({share(failed / max(ended, 1))})"
     errors = errors if failed else "" if judged else "none failed"

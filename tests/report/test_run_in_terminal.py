@@ -125,6 +125,13 @@ def test_failures_that_are_told_already_are_not_the_doubt_that_is_shown(tmp_path
     assert not any(line.startswith(" caution 80 of 400 requests failed") for line in lines)
 
 
+def test_how_much_of_what_was_served_was_good_says_nothing_of_what_was_not_served(tmp_path: Path) -> None:
+    """Half of the requests failed, and all others were in time: "5 req/s (50 % good)" reads as 2.5."""
+    slos = ("ttft p50 <= 9000 ms", "errors <= 60 %")
+    lines = _render(write_run(tmp_path / "r", count=400, failures=200, slos=slos, evidence={"slo_on_errors": True}))
+    assert re.search(r" req/s \(100 % good\)", next(line for line in lines if line.startswith(" served")))
+
+
 def test_what_an_infinitely_fast_gpu_would_leave_is_one_sentence(failed: Any) -> None:
     text = re.sub(r"\n +", " ", "\n".join(_render(failed)))
     assert re.search(r"An infinitely fast GPU would cut p\d+ TTFT from \S+ ms to \S+ m?s \.\. \S+ m?s\.", text)
