@@ -139,7 +139,7 @@ def build_figures(
         groups=pools.groups(ledgers["e2e"]),
         residual=residual,
         tail=describe_tail(anatomies, answers),
-        upgrade=describe_upgrade(ledgers, device),
+        upgrade=describe_upgrade(ledgers, device, lateness.refused_ns),
         checks=tuple(checks),
         warnings=doubts.most_telling_first(
             (

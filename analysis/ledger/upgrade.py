@@ -15,7 +15,7 @@ are percentiles of per-request values, not differences of percentiles.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -39,31 +39,33 @@ _PART_OF_OWNER = {"capacity": "queue", "network": "network", "load tester": "loa
 _PART_OF_STAGE = {"prefill": "compute", "decode": "compute", "launch_gap": "launch_gap", UNEXPLAINED: UNEXPLAINED}
 
 
-def describe_upgrade(ledgers: Mapping[str, pd.DataFrame], device: str) -> Upgrade:
-    """For TTFT and E2E; ``device`` is what computed the forwards."""
-    return Upgrade(device=device, ttft=bracket(ledgers["ttft"]), e2e=bracket(ledgers["e2e"]))
+def describe_upgrade(
+    ledgers: Mapping[str, pd.DataFrame], device: str, refused_ns: Callable[[str, float], float | None]
+) -> Upgrade:
+    """For TTFT and E2E; ``device`` is what computed the forwards, ``refused_ns`` which percentiles the run refuses."""
+
+    def known(metric: str) -> UpgradeBracket | None:
+        return bracket(ledgers[metric], [p for p in _PERCENTILES if refused_ns(metric, p) is None])
+
+    return Upgrade(device=device, ttft=known("ttft"), e2e=known("e2e"))
 
 
-def bracket(ledgers: pd.DataFrame) -> UpgradeBracket | None:
+def bracket(ledgers: pd.DataFrame, percentiles: Sequence[float] = _PERCENTILES) -> UpgradeBracket | None:
     """What is waited now and what an infinitely fast device leaves, from one event's ledgers in the order of due times.
 
-    ``percentile``: the highest of p99, p95, p90 and p50 that all three support. None when the run has no forward to
-    take out, or too few requests for a median.
+    ``percentile``: the highest of ``percentiles`` (of p99, p95, p90 and p50) that all three support. None when the run
+    has no forward to take out, or too few requests for a median.
     """
     forwards = [column(name) for name in ("prefill", "decode") if column(name) in ledgers]
     if not forwards or not len(ledgers) or ledgers[forwards].isna().any(axis=None):
         return None
     waits = (ledgers["total_ns"].to_numpy(np.float64), *without_forward_ns(ledgers))
-    estimates = [{p: series.percentile(p) for p in _PERCENTILES} for series in map(Series, waits)]
-    shown = next((p for p in _PERCENTILES if all(each[p].supported for each in estimates)), None)
+    estimates = [{p: series.percentile(p) for p in percentiles} for series in map(Series, waits)]
+    shown = next((p for p in percentiles if all(each[p].supported for each in estimates)), None)
     if shown is None:
         return None
-    now, lower, upper = (
-        MainPercentiles(
-            **{f"{percentile_key(p)}_ms": finite_ms(e.value) if e.supported else None for p, e in each.items()}
-        )
-        for each in estimates
-    )
+    known = [{f"{percentile_key(p)}_ms": finite_ms(e.value) for p, e in of.items() if e.supported} for of in estimates]
+    now, lower, upper = (MainPercentiles(**dict.fromkeys(MainPercentiles.model_fields) | each) for each in known)
     return UpgradeBracket(now=now, lower=lower, upper=upper, percentile=shown)
 
 

@@ -270,12 +270,16 @@ def test_what_lateness_can_only_have_added_to_keeps_its_upper_end(frames: Frames
         assert before.ci_ms is not None
         assert (now.at_most and now.at_most.ms) == (before.ci_ms[1] if bounded else None)
     assert late.metrics_from_sent["ttft"].at(95.0).at_most is None, "what was sent late may have been answered sooner"
+    usual, without = told.upgrade.ttft, late.upgrade.ttft
+    assert usual is not None and without is not None and usual.percentile > 95.0 > without.percentile
+    assert (without.now.p90_ms, without.now.p95_ms) == (usual.now.p90_ms, None)
 
 
 def test_no_part_of_a_run_shows_a_percentile_that_the_run_refuses(frames: Frames) -> None:
     held = replace(EVIDENCE, loop="closed", concurrency=4, client_loop_lag_ns=np.full(100, 500e6))
     requests = frames.requests.assign(turn=np.arange(len(frames.requests)) % 3 + 1)
-    late = build_figures(RunTables(requests), SLOS, held)
+    late = build_figures(RunTables(requests, frames.ledger), SLOS, held)
+    assert (late.upgrade.ttft, late.upgrade.e2e) == (None, None)
     assert (late.metrics["ttft"].p50_ms, late.metrics["ttft"].mean_ms) == (None, None)
     assert late.metrics["ttft"].mean_late_ms is not None
     assert [turn.ttft and turn.ttft.at(50.0).late_ms for turn in late.turns] == [500] * 3
