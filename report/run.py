@@ -159,7 +159,7 @@ def _verdict(result: RunResult) -> doc.Verdict:
         paid = f"At this SLA {who} at most {usd(many * each)}{tokens}."
     more = [
         Said(owner, on=PAGE, stage=(anatomy.stage if anatomy and anatomy.leading else ""), strong=True),
-        Said(why.most_an_upgrade_brings(result) if result.verdict != INVALID else "", on=PAGE),
+        Said(why.most_an_upgrade_brings(result), on=PAGE),
         Said(_unsteady(result) if valid else "", on=PAGE | MARKDOWN),
         Said(paid, on=PAGE),
     ]

@@ -205,5 +205,5 @@ def upgrade(result: RunResult) -> Section | None:
         return None
     headers: doc.Headers = ["metric", "percentile", *in_ms("now", "lower end", "upper end")]
     table = Table("What a faster device could bring", headers, rows, words=2, css="compact")
-    lead = f"{most_an_upgrade_brings(result)} {_BRACKET}"
+    lead = f"{most_an_upgrade_brings(result)} {_BRACKET}".lstrip()
     return Section("upgrade", f"What a faster {result.device} could bring", [table], lead, "faster device")

@@ -123,7 +123,7 @@ def most_an_upgrade_brings(result: RunFigures) -> str:
     """The most that an infinitely fast device could bring, of what is explained; "" where that is not known."""
     metric, brackets = main_metric(result), _brackets(result)
     shown = next((name for name in (metric, "e2e" if metric == "itl" else "ttft", "e2e") if name in brackets), None)
-    if shown is None:
+    if shown is None or result.verdict == INVALID:
         return ""
     anatomy = result.tail.of(shown) if shown == metric else None
     return as_sentence(upgrade_sentence(brackets[shown], shown, result.device, anatomy.percentile if anatomy else None))

@@ -271,6 +271,8 @@ def test_what_a_faster_device_leaves_is_told_of_the_percentile_that_is_explained
     """Of a percentile that is not among those worked out, the highest known one; of token gaps the whole answer."""
     result = RunResult.read(write_run(tmp_path / "r", count=400, rate=12.0, slos=(objective,)).path)
     assert told in most_an_upgrade_brings(result)
+    invalid = result.model_copy(update={"verdict": "INVALID"})
+    assert most_an_upgrade_brings(invalid) == "", "nothing is concluded from a run that is no measurement"
 
 
 def test_the_table_of_owners_shows_whoever_has_most_of_what_everybody_waits(tmp_path: Any) -> None:
