@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.device.telemetry import Samples, servers_gpus
@@ -84,14 +85,9 @@ def energy_of(telemetry: Samples, t0_ns: int, t1_ns: int, load_ns: int) -> Energ
 
 def _gpu_parts(telemetry: Samples, window: _Window) -> Iterator[_Part | None]:
     """The server's GPUs; None for one that nothing tells of."""
-    table = telemetry.tables.get("gpu")
-    if table is None:
-        return
-    own = servers_gpus(telemetry)
-    for gpu, rows in table.groupby("gpu"):
-        if int(gpu) not in own:
-            continue
-        part = None
+    table = telemetry.tables.get("gpu", pd.DataFrame({"gpu": []}))
+    for gpu in sorted(servers_gpus(telemetry)):
+        rows, part = table[table["gpu"] == gpu], None
         if "energy_mj" in rows and rows["energy_mj"].notna().all():
             joules = rows["energy_mj"].to_numpy(np.float64) / 1e3
             part = _counted(f"GPU {gpu}", rows["at_ns"].to_numpy(np.int64), joules, window)

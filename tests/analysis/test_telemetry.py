@@ -134,6 +134,15 @@ def test_rapl_counts_packages_and_memory_but_no_part_of_a_package_and_survives_i
     assert set(found.parts_j) == {"CPU package-0 (intel-rapl:0)", "CPU dram (intel-rapl:0:1)"}
 
 
+def test_energy_of_the_cpu_alone_is_none_of_a_server_whose_gpus_could_not_be_read(tmp_path: Path) -> None:
+    domains = [{"domain": "intel-rapl:0", "name": "package-0", "range_uj": 10**12}]
+    started(tmp_path, [GPU], rapl={"domains": domains})
+    write(tmp_path, "sampler", [{"at_ns": S, "type": "failed", "source": "gpu", "why": "GPU 0: it is lost"}])
+    rows = [{"at_ns": at * S, "domain": "intel-rapl:0", "energy_uj": 5 * 10**7 * at} for at in range(11)]
+    write(tmp_path, "rapl", rows)
+    assert energy_of(read(tmp_path), 2 * S, 8 * S, 1 * S) is None
+
+
 @given(st.lists(st.integers(0, 999), min_size=1, max_size=50), st.integers(0, 999))
 def test_a_counter_that_wraps_is_the_sum_of_its_steps(steps: list[int], first: int) -> None:
     true = first + np.concatenate([[0], np.cumsum(steps)])
