@@ -33,13 +33,12 @@ _BLOCK = 1_000  # requests
 class Gaps:
     """Every gap between two arrivals of tokens: shape (n,) each, in the order of arrival.
 
-    ``row`` is the request's row in the table that was given; ``tokens`` how many arrived at the gap's end.
+    ``row`` is the request's row in the table that was given.
     """
 
     row: Ints
     at_ns: Ints
     gap_ns: Floats
-    tokens: Ints
 
 
 def measured_requests(requests: pd.DataFrame) -> pd.DataFrame:
@@ -154,12 +153,10 @@ def last_waits_ns(requests: pd.DataFrame) -> Ints:
 
 def token_gaps(requests: pd.DataFrame, rows: Bools) -> Gaps:
     """The gaps of the requests that ``rows`` marks. Tokens that arrived together are one arrival."""
-    whose, at_ns, tokens = arrivals_of(requests, rows)
+    whose, at_ns, _ = arrivals_of(requests, rows)
     between = np.flatnonzero(~changes(whose))
     between = between[np.argsort(at_ns[between], kind="stable")]
-    return Gaps(
-        whose[between], at_ns[between], (at_ns[between] - at_ns[between - 1]).astype(np.float64), tokens[between]
-    )
+    return Gaps(whose[between], at_ns[between], (at_ns[between] - at_ns[between - 1]).astype(np.float64))
 
 
 def arrivals_of(requests: pd.DataFrame, rows: Bools) -> tuple[Ints, Ints, Ints]:
@@ -314,26 +311,24 @@ def gaps_of(requests: pd.DataFrame, good: Bools, *, failures: bool) -> Gaps:
     gaps = token_gaps(requests, np.ones(len(requests), bool) if failures else good)
     if not failures or good.all():
         return gaps
-    row, at_ns = _missing_gaps(requests, ~good, gaps)
+    row, at_ns = _missing_gaps(requests, ~good)
     row, at_ns = np.concatenate([gaps.row, row]), np.concatenate([gaps.at_ns, at_ns])
-    owed = len(row) - len(gaps.row)
-    gap_ns = np.concatenate([gaps.gap_ns, np.full(owed, np.inf)])
-    tokens = np.concatenate([gaps.tokens, np.ones(owed, np.int64)])
+    gap_ns = np.concatenate([gaps.gap_ns, np.full(len(row) - len(gaps.row), np.inf)])
     order = np.argsort(at_ns, kind="stable")
-    return Gaps(row[order], at_ns[order], gap_ns[order], tokens[order])
+    return Gaps(row[order], at_ns[order], gap_ns[order])
 
 
-def _missing_gaps(requests: pd.DataFrame, failed: Bools, gaps: Gaps) -> tuple[Ints, Ints]:
-    """Row and time of every gap that failed requests owe: tokens asked for, less the first, less those that came.
+def _missing_gaps(requests: pd.DataFrame, failed: Bools) -> tuple[Ints, Ints]:
+    """Row and time of every gap that failed requests owe: tokens asked for, less those that came, or the first.
 
     At least one a request that did not ask for a single token.
     """
-    came = np.bincount(gaps.row, weights=gaps.tokens, minlength=len(requests))
-    asked = np.nan_to_num(numbers_of(requests, "output_tokens_asked"))
-    owed = np.where(failed, np.maximum(asked - 1 - came, asked != 1), 0).astype(np.int64)
+    rows, (_, came) = np.flatnonzero(failed), flattened(requests, "token_ns", failed)
+    asked = np.nan_to_num(numbers_of(requests, "output_tokens_asked"))[rows]
+    owed = np.maximum(asked - np.maximum(came, 1), asked != 1).astype(np.int64)
     ended = stamps_ns(requests, "end_ns")
-    at_ns = np.where(ended >= 0, ended, stamps_ns(requests, "due_ns"))
-    return np.repeat(np.arange(len(requests)), owed), np.repeat(at_ns, owed)
+    at_ns = np.where(ended >= 0, ended, stamps_ns(requests, "due_ns"))[rows]
+    return np.repeat(rows, owed), np.repeat(at_ns, owed)
 
 
 def stamps_ns(requests: pd.DataFrame, name: str) -> Ints:

@@ -88,14 +88,12 @@ def test_gaps_are_pooled_over_requests_in_the_order_of_arrival() -> None:
     gaps = metrics.token_gaps(requests, np.array([True, True]))
     assert (gaps.gap_ns / MS).tolist() == [20.0, 12.0, 5.0]
     assert gaps.row.tolist() == [0, 1, 0]
-    assert gaps.tokens.tolist() == [1, 1, 1]
 
 
-def test_tokens_that_arrive_together_end_one_gap_and_their_number_is_kept() -> None:
+def test_tokens_that_arrive_together_end_one_gap() -> None:
     requests = table(row(0, 0, 0, [10, 10, 25, 25, 25, 40]))
     gaps = metrics.token_gaps(requests, np.array([True]))
     assert (gaps.gap_ns / MS).tolist() == [15.0, 15.0]
-    assert gaps.tokens.tolist() == [3, 1]
     assert metrics.request_values_ns(requests, "tpot")[0] == 6 * MS
 
 
@@ -113,6 +111,8 @@ def test_a_request_cut_in_the_middle_owes_the_gaps_that_did_not_come() -> None:
     assert np.isinf(both.ordered).sum() == 10 - 3
     assert both.count == 2 + 7 + 1
     assert metrics.metric_series(requests, "itl").count == 1
+    together = table(row(0, 0, 0, [10, 10, 10, 20], output_tokens_asked=10, outcome="cut"))
+    assert np.isinf(metrics.metric_series(together, "itl", failures=True).ordered).sum() == 10 - 4
 
 
 def test_warm_up_and_unsent_requests_are_in_no_figure() -> None:
