@@ -112,8 +112,9 @@ class LedgerInputs:
 
         ``looked_ns``: until when the load tester had read whatever was there, before each first token came.
         """
-        fit = fit_interference(trace) if trace is not None and trace.has_engine else None
-        unmeasured = _unmeasured(trace) | ({"interference"} if fit is None else set())
+        unmeasured = _unmeasured(trace)
+        fit = None if trace is None or "decode" in unmeasured else fit_interference(trace)  # it is a part of that
+        unmeasured |= {"interference"} if fit is None else set()
         index = Index(trace, len(requests)) if trace is not None else None
         excess = None
         if trace is not None and index is not None and fit is not None:

@@ -284,6 +284,13 @@ def test_interference_is_the_excess_of_mixed_steps_over_what_decode_alone_takes(
     assert row["interference_ns"] == pytest.approx(500, abs=60)
     assert row["decode_ns"] + row["interference_ns"] == 1500
 
+    def without(writer: RecordWriter) -> None:
+        core(writer)
+        writer.json({"type": "missing", "hook": "a hook", "stages": ["decode"]})
+
+    (tmp_path / "without").mkdir()
+    assert np.isnan(_row(tmp_path / "without", "last_token", core=without)["interference_ns"]), "a part of decode"
+
 
 def test_an_engine_that_takes_a_request_while_it_is_being_queued_reverses_nothing(tmp_path: Path) -> None:
     def core(writer: RecordWriter) -> None:
