@@ -333,11 +333,11 @@ def level_of_interval(value: float, low: float, high: float) -> Level:
 def ratio_of_geometric_means(one: Floats, two: Floats) -> Estimate | None:
     """Of two series of logarithms, ``one`` over ``two``; None where either is short.
 
-    Welch's degrees of freedom, on what each part is worth by the autocorrelation time of ``two``, the longer one.
+    Welch's degrees of freedom, on what each part is worth by the autocorrelation time of the longer one.
     """
     if min(len(one), len(two)) < FEWEST_OF_RATIO:
         return None
-    time = autocorrelation_time(two)
+    time = autocorrelation_time(max(one, two, key=len))
     parts = [(float(part.var(ddof=1)), max(len(part) / time, 2.0)) for part in (one, two)]
     errors = [variance / worth for variance, worth in parts]
     ratio, total = math.exp(float(one.mean() - two.mean())), sum(errors)
@@ -348,12 +348,12 @@ def ratio_of_geometric_means(one: Floats, two: Floats) -> Estimate | None:
 
 
 def ratio_of_means(one: Floats, two: Floats) -> Estimate | None:
-    """Of two series in time order, ``one`` over ``two``, the longer one; None where either mean is 0."""
+    """Of two series in time order, ``one`` over ``two``; None where either mean is 0."""
     if not one.mean() or not two.mean():
         return None
-    time = autocorrelation_time(two)
+    time = autocorrelation_time(max(one, two, key=len))
     error = math.sqrt(sum(float(part.var(ddof=1)) * time / len(part) / float(part.mean()) ** 2 for part in (one, two)))
-    return Level(float(one.mean() / two.mean()), error, max(len(one) / time - 1, 1.0)).estimate
+    return Level(float(one.mean() / two.mean()), error, max(min(len(one), len(two)) / time - 1, 1.0)).estimate
 
 
 def ratio_of_sums(amount: Floats, per: Floats) -> Estimate:

@@ -35,6 +35,7 @@ and the words on its cost say so. ``failures`` followed again: the most frequent
 tokens per request are of all requests, failed ones too. And again: the delivered rate leaves out the waits of retries.
 ``closed`` and ``gpu`` followed then: a rule more, on the users that the load tester held up.
 ``capacity`` followed then: its trial at 40/s has a warning that it had no steady state, as its warm-up is a fixed one.
+``gpu`` followed on 2026-11-27: of its first ten seconds over the last ones, TTFT's and TPOT's intervals are wider.
 """
 
 from __future__ import annotations
