@@ -37,14 +37,14 @@ def check_arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check
         return
     starts = first_turns(requests)
     left = _left_ns(requests)
-    planned, delivered = _per_s(_stamped(requests, "due_ns")), _per_s(left[left >= 0])
+    planned, delivered = _per_s(stamps_ns(requests, "due_ns")), _per_s(left[left >= 0])
     if planned is None or delivered is None:
         yield unmeasured("rate", "too few requests to tell the delivered rate")
         return
     if evidence.rate_knots:
         yield _curve(len(starts), evidence)
     elif evidence.requested_rate is not None:
-        begun = _per_s(_stamped(starts, "due_ns"))
+        begun = _per_s(stamps_ns(starts, "due_ns"))
         too_few = unmeasured("rate", f"too few {evidence.unit} to tell their rate")
         yield too_few if begun is None else _rate(begun, evidence.requested_rate, len(starts), evidence)
     late = abs(delivered / planned - 1)
@@ -157,11 +157,6 @@ def dispersion(requests: pd.DataFrame) -> float | None:
     chi-squared with windows - 1 degrees of freedom (Cox and Lewis 1966). None below ten windows.
     """
     return _index(_on_scale(_sent_ns(requests)))[0]
-
-
-def _stamped(requests: pd.DataFrame, name: str) -> Ints:
-    at = stamps_ns(requests, name)
-    return at[at >= 0]
 
 
 def _sent_ns(requests: pd.DataFrame) -> Ints:

@@ -63,7 +63,7 @@ def read_trace(
         for p in processes
     }
     notes = [note for file in files for note in file.notes]
-    roles, problems, ranks_apart_ns = {p.role for p in processes}, _problems(processes), _ranks_apart_ns(processes)
+    problems, ranks_apart_ns = _problems(processes), _ranks_apart_ns(processes)
     incomplete = tuple(Path(file.path).name for file in files if not file.complete)
     drifts = tuple(drift for f in files if (found := anchors_of(f.notes)) and (drift := found.drift) is not None)
     files.clear()
@@ -89,7 +89,6 @@ def read_trace(
         steps=tables["steps"],
         entries=tables["entries"],
         emissions=emissions,
-        roles=frozenset(roles),
         unmeasured=unmeasured,
         notes=notes,
         problems=problems,

@@ -85,8 +85,7 @@ class Trace:
     ``step`` counts through all engines of the server: ``engine_steps`` has each one's last. Of an engine's ranks the
     one that answers it tells the steps; ``ranks_apart_ns`` is how far apart they began a step's forward.
 
-    All times are CLOCK_MONOTONIC ns. ``roles`` are the kinds of process that recorded; ``unmeasured`` the stages
-    that a probe said it could not stamp.
+    All times are CLOCK_MONOTONIC ns. ``unmeasured``: the stages that a probe said it could not stamp.
     """
 
     request_spans: Mapping[int, Table]
@@ -95,7 +94,6 @@ class Trace:
     steps: Table
     entries: Table
     emissions: Table
-    roles: frozenset[str]
     unmeasured: frozenset[str]
     notes: list[dict[str, Any]]
     problems: tuple[str, ...] = ()
@@ -110,8 +108,7 @@ class Trace:
 
     @property
     def has_api(self) -> bool:
-        seen = self.request_spans.keys() & {Span.INGRESS, Span.EGRESS}
-        return bool(self.roles & {"api", "engine"}) and bool(seen)
+        return bool(self.request_spans.keys() & {Span.INGRESS, Span.EGRESS})
 
     @property
     def has_engine(self) -> bool:

@@ -31,7 +31,7 @@ def trace(entries: list[tuple[int, int, int, int, int, int]], forwards: list[tup
     return Trace(
         request_spans={}, step_spans=np.array(spans, STEP_SPAN), process_spans={},
         steps=np.array([(1,)], [("seq", "<i8")]), entries=np.array(entries, ENTRY), emissions=np.empty(0, EMISSION),
-        roles=frozenset({"core"}), unmeasured=frozenset(), notes=[],
+        unmeasured=frozenset(), notes=[],
     )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def _trace(stretches: dict[str, list[tuple[int, int, int]]]) -> Trace:
     step_spans, steps, entries, emissions = tables
     return Trace(
         request_spans={}, step_spans=step_spans, process_spans={}, steps=steps, entries=entries,
-        emissions=emissions, roles=frozenset(), unmeasured=frozenset(), notes=[],
+        emissions=emissions, unmeasured=frozenset(), notes=[],
         cores=CoreUse(REASONS, use, "switches"),
     )  # fmt: skip
 
