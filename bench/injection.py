@@ -21,7 +21,7 @@ import pandas as pd
 from bench.engine import Engine, Setting, default_cores, environment, running
 from gapmeter.analysis.arrays import Bools, Ints
 from gapmeter.analysis.ledger.cores import Culprit
-from gapmeter.analysis.ledger.index import Events
+from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.intervals import ClientStamps, build
 from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.read import read_trace
@@ -213,7 +213,8 @@ class Measured:
         """How many ns each stage owns from ``start`` to ``end``, in the ledgers of token ``n`` of the rows."""
         stamps = ("due_ns", "connect_start_ns", "connect_end_ns", "write_ns", "sent_ns")
         client = ClientStamps(*map(self._stamps, stamps))
-        causes = build(self.trace, client, Events(rows, n, start, end), frozenset())
+        index = Index(self.trace, len(client.due))
+        causes = build(self.trace, client, Events(rows, n, start, end), frozenset(), index)
         counted = np.ones(len(rows), np.bool_)
         by_stage = Sharer(self.trace).shares(causes.intervals, causes.processes, counted).by_stage
         found = pd.DataFrame({stage.name: by_stage[:, at] for at, stage in enumerate(STAGES) if stage.name in _NAMES})

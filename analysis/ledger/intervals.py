@@ -55,15 +55,13 @@ class Causes:
 
 
 def build(
-    trace: Trace | None, client: ClientStamps, events: Events, dropped: frozenset[str], index: Index | None = None
+    trace: Trace | None, client: ClientStamps, events: Events, dropped: frozenset[str], index: Index | None
 ) -> Causes:
     """All activities that led to the events, as intervals within each event's window.
 
     ``dropped`` names the classes that may not own time because a stage inside them could not be stamped.
-    ``index``: the trace's, where there is one already.
+    ``index``: the trace's.
     """
-    if index is None and trace is not None:
-        index = Index(trace, len(client.due))
     maker = Maker(trace, index, client, events)
     maker.beside_steps()
     if trace is not None and trace.has_engine:
