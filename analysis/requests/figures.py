@@ -63,16 +63,15 @@ def distribution(
 
 def _percentile(values: Series, percentile: float, per_request: float, seconds_per_request: float) -> Percentile:
     found = values.percentile(percentile)
-    ends = None
-    if found.low is not None and found.high is not None and not math.isinf(found.low):
-        ends = finite_ms(found.low), finite_ms(found.high)
     if found.supported:
-        return Percentile(value_ms=finite_ms(found.value), ci_ms=ends, infinite=found.value == math.inf)
+        value, low, high = found.known
+        ends = None if math.isinf(low) else (finite_ms(low), finite_ms(high))
+        return Percentile(value_ms=finite_ms(value), ci_ms=ends, infinite=math.isinf(value))
     more = values.more_values(percentile)
     more = math.ceil(more / per_request) if per_request else more
     minutes = more * seconds_per_request / 60 if seconds_per_request else None
     needs = Needs(requests=more, minutes=minutes)
-    return Percentile(ci_ms=ends, needs=needs, at_most=at_most_ms(values, percentile))
+    return Percentile(needs=needs, at_most=at_most_ms(values, percentile))
 
 
 def at_most_ms(values: Series, percentile: float) -> AtMost | None:
