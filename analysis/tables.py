@@ -148,7 +148,8 @@ def last_looks_ns(requests: pd.DataFrame, generators: Sequence[GeneratorFile]) -
     A loop that runs a beat has asked the kernel since that was due, and has read all that it was told of when it runs
     the next one.
     """
-    looks, first_ns, worker = np.full(len(requests), -1), stamps_ns(requests, "first_token_ns"), requests["worker"]
+    looks, first_ns = np.full(len(requests), -1), stamps_ns(requests, "first_token_ns")
+    worker = requests["worker"].to_numpy()
     for generator in generators:
         mine = np.flatnonzero(worker == generator.worker)
         before = np.searchsorted(generator.beat_at_ns, first_ns[mine])

@@ -87,7 +87,8 @@ def _gpu_parts(telemetry: Samples, window: _Window) -> Iterator[_Part | None]:
     """The server's GPUs; None for one that nothing tells of."""
     table = telemetry.tables.get("gpu", pd.DataFrame({"gpu": []}))
     for gpu in sorted(servers_gpus(telemetry)):
-        rows, part = table[table["gpu"] == gpu], None
+        rows = table[table["gpu"] == gpu]
+        part = None
         if "energy_mj" in rows and rows["energy_mj"].notna().all():
             joules = rows["energy_mj"].to_numpy(np.float64) / 1e3
             part = _counted(f"GPU {gpu}", rows["at_ns"].to_numpy(np.int64), joules, window)
