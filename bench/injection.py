@@ -30,6 +30,7 @@ from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED
 from gapmeter.analysis.tables import read_requests
+from gapmeter.machine.instrument import NotMeasured
 from gapmeter.records import RunFolder
 
 _PATCHES = Path(__file__).with_name("delays")
@@ -149,9 +150,12 @@ class Measured:
         added = np.concatenate(logs)
         self._added = added[np.isin(added["case"], schedule)]
 
-    def _trace(self, requests: pd.DataFrame) -> Trace | None:
+    def _trace(self, requests: pd.DataFrame) -> Trace:
         files = self.folder.record_files(self.folder.probe)
-        return read_trace(files, requests["request_id"].tolist(), self.folder.telemetry, default_cores())
+        trace = read_trace(files, requests["request_id"].tolist(), self.folder.telemetry, default_cores())
+        if trace is None:
+            raise NotMeasured(f"{self.folder.probe}: the server recorded nothing")
+        return trace
 
     def held(self, case: Case | None) -> dict[Culprit, float]:
         """Who had the core while a case's requests waited for it, in ns a request."""
