@@ -10,7 +10,7 @@ from typing import Final
 from gapmeter.analysis.capacity.any_rate import fails_at_any_rate, fails_too_many
 from gapmeter.analysis.capacity.curve import Posterior
 from gapmeter.analysis.capacity.read import BURSTS, MeasuredTrial, goal_of, read_trials
-from gapmeter.analysis.capacity.search import Goal, held_rate, is_overloaded, posterior, valid_of
+from gapmeter.analysis.capacity.search import Goal, held_rate, posterior, valid_of
 from gapmeter.analysis.capacity.trial import Trial
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
 from gapmeter.analysis.judge.words import STRANGERS
@@ -215,14 +215,14 @@ def _trial(goal: Goal, number: int, trial: Trial) -> TrialResult:
         seconds=outcome.seconds,
         reason=_reason_of(trial),
         folder=outcome.name or None,
-        overloaded=(trial.verdict == HOLDS and is_overloaded(trial)) or None,
+        overloaded=(trial.verdict == HOLDS and trial.overloaded) or None,
     )
 
 
 def _point(trial: Trial) -> RatePoint:
     """Goodput at one rate: the share of good requests, and its interval, of what was asked for or could be served."""
     outcome, share, ends = trial.outcome, None, None
-    rate = outcome.served.rate if outcome.served and is_overloaded(trial) else trial.rate
+    rate = outcome.served.rate if outcome.served and trial.overloaded else trial.rate
     if outcome.measured:
         share = outcome.good / outcome.measured
         ends = share_bounds(share * outcome.good_n_eff, outcome.good_n_eff)

@@ -150,7 +150,7 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
         for at, trial in enumerate(valid)
         if (served := trial.outcome.served) and served.saturated
     ]
-    most = min((trial.rate for trial in valid if _is_beyond(trial) or is_overloaded(trial)), default=None)
+    most = min((trial.rate for trial in valid if trial.beyond or trial.overloaded), default=None)
     if most is None or all(trial.finding.leaning == FAILS for trial in valid):
         return None
     speeds = speeds_of(
@@ -179,7 +179,7 @@ def _divided(trials: Sequence[Trial], levels: Sequence[TrialLevel], at: int, sha
     low = max(held, default=min(level.rate for level in levels) / 2)
     leans = dict[float, float]()
     for trial in trials:
-        if low < trial.rate < high and not is_overloaded(trial):
+        if low < trial.rate < high and not trial.overloaded:
             count = trial.outcome.counts[at]
             kept, broken = chance_if_kept(count, share), max(chance_if_broken(count, share), 1 - MOST_SURE)
             leans[trial.rate] = leans.get(trial.rate, 0.0) + math.log(kept / broken)
@@ -208,9 +208,7 @@ def run_trial(goal: Goal, oracle: Oracle, ask: Ask, number: int) -> Trial:
 def held_rate(trials: Sequence[Trial]) -> float | None:
     """The highest rate at which every SLO surely held, below every rate that surely failed."""
     failed = min((trial.rate for trial in trials if trial.verdict == FAILS), default=math.inf)
-    return max(
-        (t.rate for t in trials if t.verdict == HOLDS and t.rate < failed and not is_overloaded(t)), default=None
-    )
+    return max((t.rate for t in trials if t.verdict == HOLDS and t.rate < failed and not t.overloaded), default=None)
 
 
 def requests_to_hold(goal: Goal, trial: Trial) -> float:
@@ -224,24 +222,12 @@ def requests_to_hold(goal: Goal, trial: Trial) -> float:
     return max(needed, default=math.inf)
 
 
-def is_overloaded(trial: Trial) -> bool:
-    """Whether the server completed requests more slowly than they came."""
-    served = trial.outcome.served
-    return served is not None and served.saturated
-
-
-def _is_beyond(trial: Trial) -> bool:
-    """Whether it fails, or has all values beyond a limit: of a median that proves nothing, but it asks for no more."""
-    count = trial.outcome.counts[trial.finding.promise]
-    return trial.verdict == FAILS or (trial.finding.leaning == FAILS and 0 < count.count == count.over)
-
-
 def _level(trial: Trial, at: int, share: float) -> TrialLevel:
     """What a trial says of one percentile; without a value, only on which side; of a queue that grows, if it fails.
 
     A limit on token times may be kept there too, but such a rate is none that the server holds.
     """
-    count, full = trial.outcome.counts[at], is_overloaded(trial)
+    count, full = trial.outcome.counts[at], trial.overloaded
     worth = trial.outcome.measured / trial.outcome.bunched
     if count.log_level is not None and not full:
         return TrialLevel(trial.rate, *count.log_level, worth)
@@ -383,13 +369,13 @@ def _bracket(goal: Goal, valid: Sequence[Trial], beyond: float) -> float | Ended
     """
     lowest = min(valid, key=lambda trial: (trial.rate, -trial.outcome.measured))  # of a rate the longest trial
     highest = max(valid, key=lambda trial: (trial.rate, trial.outcome.measured))
-    full = any(is_overloaded(trial) for trial in valid)
-    if not full and not _is_beyond(highest):
+    full = any(trial.overloaded for trial in valid)
+    if not full and not highest.beyond:
         pairs = zip(goal.promises, highest.outcome.counts, strict=True)
         levels = [count.log_level for promise, count in pairs if promise.metric != "errors"]
         far = bool(levels) and all(level is not None and level[0] < _FAR for level in levels)
         return highest.rate * (4 if far else 2) if highest.rate < goal.start * 2**MOST_DOUBLINGS else CLIENT
-    if lowest.finding.leaning == HOLDS and not is_overloaded(lowest):
+    if lowest.finding.leaning == HOLDS and not lowest.overloaded:
         return None
     refuses = len({t.rate for t in valid}) >= _REFUSING and all(trial.outcome.refused_all for trial in valid)
     if lowest.rate <= goal.start / 2**MOST_HALVINGS or refuses or _fails_alone(goal, lowest):
@@ -400,7 +386,7 @@ def _bracket(goal: Goal, valid: Sequence[Trial], beyond: float) -> float | Ended
         if 2 * count.over < count.count:
             return alone
     served = lowest.outcome.served
-    return min(lowest.rate / 2, served.rate * 0.6 if is_overloaded(lowest) and served else math.inf)
+    return min(lowest.rate / 2, served.rate * 0.6 if lowest.overloaded and served else math.inf)
 
 
 def _fails_alone(goal: Goal, trial: Trial) -> bool:

@@ -132,6 +132,17 @@ class Trial:
         """HOLDS, FAILS, UNDECIDED or INVALID."""
         return INVALID_TRIAL if self.outcome.invalid or self.outcome.died else self.finding.verdict
 
+    @property
+    def overloaded(self) -> bool:
+        """Whether the server completed requests more slowly than they came."""
+        return self.outcome.served is not None and self.outcome.served.saturated
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it fails, or has all values beyond a limit: of a median that proves nothing, but asks for no more."""
+        count = self.outcome.counts[self.finding.promise]
+        return self.verdict == FAILS or (self.finding.leaning == FAILS and 0 < count.count == count.over)
+
 
 Enough = Callable[[int, Sequence[Count]], bool]  # given the number of the look, from 0, and the counts then
 
