@@ -136,7 +136,7 @@ class PointByPoint:
 
         def name(at: int) -> str:
             point = sweep.points[at]
-            answered = point.metrics and point.metrics["ttft"].count
+            answered = isinstance(point, Point) and point.answered
             return f"{point.label}{' ◂ knee' * (at in knees)}{'' if answered else ' ✕'}"
 
         groups = [[name(at) for at in series.points] for series in sweep.series]

@@ -163,9 +163,14 @@ class Point(PointFacts):
         return self.throughput.steady_tokens_per_s or self.throughput.output_tokens_per_s or None
 
     @property
+    def answered(self) -> bool:
+        """Whether there is something to measure: not every request failed."""
+        return self.metrics["ttft"].count > 0
+
+    @property
     def on_curves(self) -> bool:
-        """Whether a curve may run through it: it is a valid measurement, and not every request failed."""
-        return self.verdict != INVALID and self.metrics["ttft"].count > 0
+        """Whether a curve may run through it: it is a valid measurement of requests that were answered."""
+        return self.verdict != INVALID and self.answered
 
 
 AnyPoint = Annotated[Point | LostPoint, Field(discriminator="verdict")]
