@@ -86,7 +86,7 @@ def describe_weights(folder: Path, precision: str, kv_precision: str | None = No
             tensors = [_tensor(name, "F32", shape) for name, shape in llama_shapes(config).items()]
             source = "config.json (no weights are stored)"
         return _weights(tensors, config, precision, kv_precision, source) if tensors else None
-    except (OSError, ValueError, KeyError, TypeError, StopIteration):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -117,7 +117,7 @@ def _weights(
         experts = Experts(
             parameters=sum(t.elements for t in routed),
             bytes=sum(_served_bytes(t, precision, stored) for t in routed),
-            count=next(int(config[name]) for name in counts if config.get(name)),
+            count=int(config[next(filter(config.get, counts), counts[0])]),
             per_token=int(config["num_experts_per_tok"]),
         )
     kv_dtype = 1.0 if kv_precision and kv_precision.startswith("fp8") else _DTYPES.get(precision, stored)
