@@ -329,8 +329,9 @@ def open_session(scenario: Scenario, options: Options = Options(), *, home: Path
     """
     session = prepare_session(scenario, options)
     folder = RunFolder(home)
-    shutil.rmtree(folder.probe, ignore_errors=True)  # of a server whose session was killed
     with unless_refused(f"{home} cannot be made"):
+        if folder.probe.exists():  # of a server whose session was killed
+            shutil.rmtree(folder.probe)
         for part in (folder.logs, folder.probe):
             part.mkdir(parents=True, exist_ok=True)
     try:
