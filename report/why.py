@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from gapmeter.analysis.judge.words import STRANGERS, held_by
+from gapmeter.analysis.ledger.cores import UNKNOWN
+from gapmeter.analysis.ledger.switches import ANOTHER
 from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.latency import Anatomy, OwnerPart, UpgradeBracket, explained_by
@@ -305,7 +307,7 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
 def _more_cores(result: RunResult) -> str:
     """What shortens the wait for a core, which no setting of a server does."""
     held = [one.process for one in result.ledger.core_held or () if one.share >= _NOTABLE]
-    others = not held or {"another program", "unknown"} & set(held)
+    others = not held or {ANOTHER, UNKNOWN} & set(held)
     stop = ", or stop other programs on them" if others else ""
     return f"No setting shortens the wait for a core: give the server more cores{stop}."
 
