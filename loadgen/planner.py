@@ -18,7 +18,7 @@ from gapmeter.scenarios.model import Load, Scenario, Workload
 from gapmeter.scenarios.shapes import FixedPause
 
 _CLOSED_FEWEST, _CLOSED_MOST = 256, 4096
-_WARMED_UP_S = 2.0  # a whole trace with a warm-up that is found asks for so much more than it has, at most
+_WARMED_UP_S = 2.0  # with a warm-up that is found, a whole trace asks for up to so much more than it has: no lack
 
 
 def make_plan(
