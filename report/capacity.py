@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from urllib.parse import quote
-
 from gapmeter.analysis.numbers import DASH, count, counted, duration, rate, share, significant
 from gapmeter.analysis.results.capacity import (
     BUDGET,
@@ -27,7 +24,7 @@ from gapmeter.report import document as doc
 from gapmeter.report.capacity_charts import Goodput, Posterior, Sureness
 from gapmeter.report.document import BRIEF, TERMINAL, Chart, Column, Figure, Mark, Name, Row, Section, Table
 from gapmeter.report.slo import slo_sentence
-from gapmeter.report.words import low_to_high, reproduce, tone
+from gapmeter.report.words import low_to_high, page_of, reproduce, tone
 
 _MOST_DRIFT = 0.1  # a mean near the largest of those that are modelled, 12 %
 # Of the rate held, as docs/results/capacity.json has it: the upper end of the share's 95 % interval.
@@ -305,7 +302,7 @@ def _trials(search: Search) -> Section:
     rows: list[Row] = []
     for at, trial in enumerate(search.trials):
         slo, grew = trial.decided_by, "; but the queue grew" if trial.overloaded else ""
-        href = quote(str(RunFolder(Path(trial.folder)).report)) if trial.folder else ""
+        href = page_of(trial.folder)
         verdict, sure = _found(trial)
         rows.append([
             Name(str(trial.number), href), verdict,

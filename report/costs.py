@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
 from gapmeter.analysis.numbers import DASH, counted, rate, share, significant, usd
 from gapmeter.analysis.results.codec import Ends
@@ -30,7 +29,7 @@ from gapmeter.report.document import (
     Table,
     Words,
 )
-from gapmeter.report.words import as_sentence, low_to_high, tone
+from gapmeter.report.words import as_sentence, low_to_high, page_of, tone
 from gapmeter.scenarios.errors import either
 
 _LEAD: Final = (
@@ -333,7 +332,7 @@ def _table(result: CostTable) -> Table:
 def _page_of(row: CostRow, result: CostTable) -> str:
     """Where the page of a row's only search, sweep or run lies; "" for several, or for an archive."""
     folders = [path for side in result.asked.folders or () for path in side if Path(path).name in row.folders]
-    return quote(str(RunFolder(Path(folders[0])).report)) if len(folders) == 1 else ""
+    return page_of(folders[0] if len(folders) == 1 else "")
 
 
 def _fleet(row: CostRow) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from urllib.parse import quote
 
 from gapmeter.analysis.judge.words import late_words
 from gapmeter.analysis.numbers import DASH, counted, duration, significant
@@ -45,7 +43,7 @@ from gapmeter.report.document import (
 from gapmeter.report.growth import growth_sentence, headline
 from gapmeter.report.slo import slo_sentence
 from gapmeter.report.sweep_charts import Curves, PointByPoint
-from gapmeter.report.words import as_sentence, both, interval, reproduce, tone
+from gapmeter.report.words import as_sentence, both, interval, page_of, reproduce, tone
 
 _STACKS = {"ttft": "Time to first token (TTFT)", "itl": "A token gap (ITL)", "e2e": "The whole answer (E2E)"}
 _METRICS = tuple(_STACKS)
@@ -234,7 +232,7 @@ def _points(sweep: SweepFigures) -> Section:
     for point in sweep.in_order():
         # The page of its first run that has one.
         runs = [run.folder for run in point.repeats if run.verdict != FAILED]
-        name = Name(point.label, quote(str(RunFolder(Path(runs[0])).report)) if runs else "")
+        name = Name(point.label, page_of(runs[0] if runs else ""))
         if isinstance(point, LostPoint):
             dashes = [DASH] * (4 + beside + 2 * len(_METRICS))
             rows.append([name, Mark(point.verdict, tone(point.verdict)), "", *dashes])

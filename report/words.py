@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
 
 from gapmeter.analysis.numbers import bounds, count, counted, duration, share, significant
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID_TRIAL, UNDECIDED
@@ -11,6 +13,7 @@ from gapmeter.analysis.results.distribution import Needs
 from gapmeter.analysis.results.manifest import ManifestBase
 from gapmeter.analysis.results.run import RunFigures
 from gapmeter.analysis.stages import owner_words
+from gapmeter.records import RunFolder
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Folded, Pre, Tone
 
@@ -42,6 +45,11 @@ def stopped(text: str) -> str:
 def whose(stage: str, owner: str, device: str) -> str:
     """``queue (capacity)``; ``device`` is what computed the forwards."""
     return f"{marks.words(stage)} ({owner_words(owner, device)})"
+
+
+def page_of(folder: str | None) -> str:
+    """The link to the page of a run or a study; "" without a folder."""
+    return quote(str(RunFolder(Path(folder)).report)) if folder else ""
 
 
 def about_minutes(needs: Needs) -> str:
