@@ -107,8 +107,8 @@ def headline(search: Search) -> tuple[str, ...]:
         lines.append("No request of any trial met every limit; the trials' pages say why.")
     if search.disturbed:
         lines.append(
-            f"In {search.disturbed} of {len(search.trials)} trials another program used the server's cores, or the CPU "
-            "changed its speed (see their pages), so the answer is for the machine as it was then."
+            f"In {search.disturbed} of {len(search.trials)} trials another program used the server's cores, or the "
+            "load tester's CPU changed its speed (see their pages), so the answer is for the machine as it was then."
         )
     if search.binding_slo:
         lines.append(_binding(search))
