@@ -51,10 +51,7 @@ def _add_run(commands: Commands) -> None:
     )
     parser.add_argument("--progress", choices=("auto", "json"), default="auto", help="json: one JSON object per second")
     parser.add_argument(
-        "--patience",
-        default="30s",
-        metavar="TIME",
-        help="with --workers: give up one silent for this long (default: 30s)",
+        "--patience", metavar="TIME", help="with --workers: give up one silent for this long (default: 30s)"
     )
     parser.add_argument("--locustfile", type=Path, metavar="FILE", help="use the users and load shape in this file")
     parser.add_argument("--ui", action="store_true", help="show the run on Locust's web page, on 127.0.0.1")
@@ -148,11 +145,13 @@ def _baseline(arguments: argparse.Namespace, scenario: Scenario) -> Baseline | N
     return baseline
 
 
-def workers_of(count: int, listen: str, patience: str) -> Workers | None:
+def workers_of(count: int, listen: str, patience: str | None) -> Workers | None:
     """What ``--workers``, ``--listen`` and ``--patience`` ask for; None without. Raises UserError."""
-    if not count and not listen:
+    if not count:
+        if listen or patience is not None:
+            raise UserError("--listen and --patience go with --workers N", errors.USAGE)
         return None
-    if count < 1:
+    if count < 0:
         raise UserError(f"--workers {count} is not a number of workers; write for instance --workers 3", errors.USAGE)
     from gapmeter.loadgen.fleet import Workers
 
@@ -163,7 +162,8 @@ def workers_of(count: int, listen: str, patience: str) -> Workers | None:
     if not os.environ.get("GAPMETER_WORKER_SECRET") and not ours:
         text = "workers on other machines need a shared secret: set GAPMETER_WORKER_SECRET here and"
         raise UserError(f"{text} there to the same value, which you make up", errors.USAGE)
-    return Workers(count, host, port, flags.seconds_of("--patience", patience, least_s=5.0))
+    patience_s = flags.seconds_of("--patience", "30s" if patience is None else patience, least_s=5.0)
+    return Workers(count, host, port, patience_s)
 
 
 def _add_capacity(commands: Commands) -> None:
@@ -173,9 +173,9 @@ def _add_capacity(commands: Commands) -> None:
     flags.add_overrides(parser)
     parser.add_argument("--target-rps", metavar="N", help="also say how many servers a load of N requests/s needs")
     what = "with --target-rps: share of each server kept free (default: 20%%)"
-    parser.add_argument("--headroom", default="20%", metavar="SHARE", help=what)
+    parser.add_argument("--headroom", metavar="SHARE", help=what)
     parser.add_argument(
-        "--spare", type=int, default=0, metavar="N", help="with --target-rps: extra servers in case some fail (1: N+1)"
+        "--spare", type=int, metavar="N", help="with --target-rps: extra servers in case some fail (1: N+1; default: 0)"
     )
     parser.add_argument("--confidence", default="95%", metavar="SHARE", help="of the interval (default: 95%%)")
     what = "widest interval that counts as found, plus or minus (default: 20%%)"
@@ -195,11 +195,13 @@ def _add_capacity(commands: Commands) -> None:
 def _capacity(arguments: argparse.Namespace) -> int:
     from gapmeter.study.resolve import check_searchable, resolve, searchable_points
 
-    changed = flags.overrides(arguments)
-    if arguments.spare < 0:
-        raise UserError(f"--spare {arguments.spare}: no fewer than 0 servers; write 1 for N+1", errors.USAGE)
+    changed, spare = flags.overrides(arguments), arguments.spare or 0
+    if arguments.target_rps is None and (arguments.headroom is not None or arguments.spare is not None):
+        raise UserError("--headroom and --spare go with --target-rps N", errors.USAGE)
+    if spare < 0:
+        raise UserError(f"--spare {spare}: no fewer than 0 servers; write 1 for N+1", errors.USAGE)
     target_rps = None if arguments.target_rps is None else flags.rate_of("--target-rps", arguments.target_rps)
-    headroom = flags.share_of("--headroom", arguments.headroom, 0.0, 0.95)
+    headroom = flags.share_of("--headroom", "20%" if arguments.headroom is None else arguments.headroom, 0.0, 0.95)
     confidence = flags.share_of("--confidence", arguments.confidence, 0.5, 0.999)
     within = flags.share_of("--within", arguments.within, 0.005, 1.0)
     budget_s = flags.seconds_of("--budget", arguments.budget, least_s=30.0, most_s=86400.0)
@@ -222,7 +224,7 @@ def _capacity(arguments: argparse.Namespace) -> int:
         quiet=arguments.quiet,
         command=flags.command_of(arguments),
     )
-    goal = CapacityGoal(target_rps, headroom, arguments.spare, confidence, within, budget_s)
+    goal = CapacityGoal(target_rps, headroom, spare, confidence, within, budget_s)
     found: Conclusion[Any]
     if arguments.over:
         found = find_capacities(arguments.scenario, changed, options, goal, resumed)

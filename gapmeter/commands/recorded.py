@@ -45,9 +45,7 @@ def _add_compare(commands: Commands) -> None:
     parser.add_argument("--a", action="append", default=[], help="side A: folders; with --run, KEY=VALUE")
     parser.add_argument("--b", action="append", default=[], help="side B: folders; with --run, KEY=VALUE")
     parser.add_argument("--run", metavar="SCENARIO", help="run it with --a and with --b, alternately, and compare")
-    parser.add_argument(
-        "--pairs", type=int, default=3, metavar="N", help="with --run: how many runs a side (default: 3)"
-    )
+    parser.add_argument("--pairs", type=int, metavar="N", help="with --run: how many runs a side (default: 3)")
     flags.add_overrides(parser)
     parser.add_argument(
         "--factor", action="append", default=[], metavar="KEY", help="what may differ, for instance server.max_batch"
@@ -109,21 +107,22 @@ def _compared_in_turn(arguments: argparse.Namespace, command: str) -> Conclusion
         raise UserError(f"--run makes the runs itself; leave out {' '.join(arguments.sides)}", errors.USAGE)
     if not (arguments.a or arguments.b):
         raise UserError("--run needs what differs: --a server.max_batch=4 --b server.max_batch=8", errors.USAGE)
-    if arguments.pairs < 1:
-        raise UserError(f"--pairs {arguments.pairs}: at least 1 run of each side", errors.USAGE)
+    pairs = 3 if arguments.pairs is None else arguments.pairs
+    if pairs < 1:
+        raise UserError(f"--pairs {pairs}: at least 1 run of each side", errors.USAGE)
     from gapmeter.options import Options
     from gapmeter.study.comparison import compare_in_turn
 
     options = Options(runs=arguments.runs, quiet=arguments.quiet, api_key=os.environ.get("GAPMETER_API_KEY"))
     return compare_in_turn(
-        arguments.run, arguments.a, arguments.b, arguments.pairs, arguments.overrides, options,
+        arguments.run, arguments.a, arguments.b, pairs, arguments.overrides, options,
         factors=arguments.factor, force=arguments.force, command=command,
     )  # fmt: skip
 
 
 def _compared_folders(arguments: argparse.Namespace, command: str) -> Conclusion[Comparison] | Conclusion[CostTable]:
-    if arguments.overrides:
-        raise UserError("--set changes a scenario; it goes with --run SCENARIO", errors.USAGE)
+    if arguments.overrides or arguments.pairs is not None:
+        raise UserError("--set and --pairs go with --run SCENARIO", errors.USAGE)
     named = [",".join(folders) for folders in (arguments.a, arguments.b) if folders]
     sides = [[Path(part) for part in side.split(",") if part] for side in (*arguments.sides, *named)]
     if len(sides) < 2 or not all(sides):

@@ -210,6 +210,7 @@ MISTAKES = {
     "a factor that is no key": (["three", "eight", "--factor", "server.max_bach"], 2, "did you mean server.max_batch?"),
     "a factor like no key": (["three", "eight", "--factor", "xyz"], 2, "write one such as server.max_batch"),
     "overrides of runs that are there": (["three", "eight", "--set", "load.rate=2"], 2, "--run SCENARIO"),
+    "pairs of runs that are there": (["three", "eight", "--pairs", "2"], 2, "--run SCENARIO"),
 }
 
 
