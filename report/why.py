@@ -89,8 +89,8 @@ def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
 
 
 def tail_sentences(result: RunFigures) -> dict[str, str]:
-    """A sentence for each metric, the one that matters most in front."""
-    ordered = dict.fromkeys((result.tail.metric, "ttft", "e2e", "itl"))
+    """A sentence for each metric, the one that matters most in front; none of what is no measurement."""
+    ordered = dict.fromkeys((result.tail.metric, "ttft", "e2e", "itl") if result.verdict != INVALID else ())
     return {
         metric: tail_sentence(anatomy, metric, result.device)
         for metric in ordered
@@ -105,7 +105,7 @@ def upgrade_sentences(result: RunFigures) -> dict[str, str]:
 
 def _brackets(result: RunFigures) -> dict[str, UpgradeBracket]:
     brackets = {"ttft": result.upgrade.ttft, "e2e": result.upgrade.e2e}
-    return {metric: bracket for metric, bracket in brackets.items() if bracket}
+    return {metric: bracket for metric, bracket in brackets.items() if bracket and result.verdict != INVALID}
 
 
 def upgrade_sentence(bracket: UpgradeBracket, metric: str, device: str, asked: float | None = None) -> str:
@@ -125,7 +125,7 @@ def most_an_upgrade_brings(result: RunFigures) -> str:
     """The most that an infinitely fast device could bring, of what is explained; "" where that is not known."""
     metric, brackets = main_metric(result), _brackets(result)
     shown = next((name for name in (metric, "e2e" if metric == "itl" else "ttft", "e2e") if name in brackets), None)
-    if shown is None or result.verdict == INVALID:
+    if shown is None:
         return ""
     anatomy = result.tail.of(shown) if shown == metric else None
     return as_sentence(upgrade_sentence(brackets[shown], shown, result.device, anatomy.percentile if anatomy else None))

@@ -252,7 +252,9 @@ def test_what_no_probe_measured_is_not_called_without_a_single_cause(tmp_path: A
 
 def test_an_invalid_run_is_advised_nothing_and_blames_nobody(tmp_path: Any) -> None:
     folder = write_run(tmp_path / "r", count=600, rate=22.0, evidence={"incomplete": "stopped by Ctrl-C"})
-    assert advice(RunResult.read(folder.path), Manifest.read(folder.path)) == []
+    result = RunResult.read(folder.path)
+    assert advice(result, Manifest.read(folder.path)) == []
+    assert result.words is not None and not result.words.tail and not result.words.upgrade
     page = html.page(run.document(folder))
     assert "longer than typical ones" not in page
     assert '<p class="lead">Typical requests take' not in page
