@@ -13,7 +13,6 @@ from gapmeter.report.document import Chart, Figure, Panel, Paragraph, Section, T
 from gapmeter.report.pictures import Part, Shares
 from gapmeter.report.words import UNTIL, as_sentence, shares
 
-_BANDS = {"typical": "typical", "slow": "slowest 1 %", "all": "everyone"}
 # part: words, colour
 _PARTS = {
     "compute": ("{device} computing for the request", DECODE_COLOUR),
@@ -32,12 +31,14 @@ def compute_sentence(found: ComputeShares, metric: str, device: str) -> str | No
     part = found.slow.compute
     if part is None:
         return None
-    few = found.slow.count != math.ceil(found.all.count / 100)
-    who = f"the slowest {found.slow.count}" if few else "the slowest 1 %"
-    event = {"ttft": "to the first token", "e2e": "to the last token", "itl": "between tokens"}[metric]
-    low, high = part.share_ci
-    ends = f" ({100 * low:.0f} to {100 * high:.0f} %)" if low is not None and high is not None else ""
-    return f"the {device} computed for {who} during {100 * part.share:.0f} %{ends} of their time {event}"
+    ends = shares(part.share_ci)
+    during = f"{share(part.share)}{f' ({ends})' if ends else ''}"
+    return f"the {device} computed for the {_slowest(found)} during {during} of their time {UNTIL[metric]}"
+
+
+def _slowest(found: ComputeShares) -> str:
+    """Few requests have no slowest 1 %: there it is a number of them."""
+    return "slowest 1 %" if found.slow.count == math.ceil(found.all.count / 100) else f"slowest {found.slow.count}"
 
 
 def compute(result: RunResult) -> Section | None:
@@ -79,10 +80,8 @@ def compute(result: RunResult) -> Section | None:
 
 
 def _shares(found: ComputeShares, metric: str, device: str) -> Chart:
-    bands: dict[str, ComputeBand] = {name: getattr(found, name) for name in _BANDS}
-    # Few requests have no slowest 1 %: there it is a number of them.
-    few = found.slow.count > math.ceil(found.all.count / 100)
-    names = _BANDS | ({"slow": f"slowest {found.slow.count}"} if few else {})
+    names = {"typical": "typical", "slow": _slowest(found), "all": "everyone"}
+    bands: dict[str, ComputeBand] = {name: getattr(found, name) for name in names}
     computing, shown, rows = [], [], dict[str, list[Words]]()
     for key, band in bands.items():
         computing.append(f"{names[key]}: computing {share(band.compute.share) if band.compute else 'unmeasured'}")

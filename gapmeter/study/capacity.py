@@ -15,6 +15,7 @@ from gapmeter import errors
 from gapmeter.analysis.capacity import search
 from gapmeter.analysis.capacity.read import BURSTS, count_all, goal_of, read_outcome, read_trials
 from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Trial
+from gapmeter.analysis.numbers import share
 from gapmeter.analysis.results.capacity import (
     DIED,
     FAILS,
@@ -317,7 +318,7 @@ def _verdict(trial: Trial, goal: search.Goal) -> str:
         return f"not valid: {outcome.died or outcome.invalid}"
     count, slo = outcome.counts[finding.promise], goal.promises[finding.promise].text
     word = "fails" if finding.leaning == FAILS else "holds"
-    said = f"{word} ({100 * finding.confidence:.0f} %)"
+    said = f"{word} ({share(finding.confidence)})"
     if trial.verdict not in (FAILS, HOLDS):
         said = f"undecided, probably {said}" if finding.confidence > 0.5 else "undecided"
     return f"{said}: {slo}, {count.over:g} of {count.count} over the limit, {outcome.seconds:.0f} s"

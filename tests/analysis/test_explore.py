@@ -159,4 +159,7 @@ def test_the_device_s_share_is_what_its_stages_took_and_unmeasured_parts_are_nul
     assert describe_compute(rows, two, "GPU").busy_share == pytest.approx(200 / 250), "what is at once counts once"
     again = describe_compute(rows, two, "GPU", engine_steps=(3, 5))
     assert (again.engines, again.busy_share) == (2, pytest.approx((150 + 100) / 2 / 250)), "one of two may be idle"
-    assert "the GPU computed for the slowest" in str(compute_sentence(found.e2e, "e2e", "GPU"))
+    slow = told.compute.model_copy(update={"share": 0.0466, "share_ci": (0.0094, 0.101)})
+    band = found.e2e.slow.model_copy(update={"compute": slow})
+    said = str(compute_sentence(found.e2e.model_copy(update={"slow": band}), "e2e", "GPU"))
+    assert "computed for the slowest" in said and "during 4.7 % (0.94 % to 10 %) of their time" in said
