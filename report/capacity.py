@@ -28,7 +28,7 @@ from gapmeter.report.words import low_to_high, page_of, reproduce, tone
 
 _MOST_DRIFT = 0.1  # a mean near the largest of those that are modelled, 12 %
 # Of the rate held, as docs/results/capacity.json has it: the upper end of the share's 95 % interval.
-_GUARANTEE = "too high in at most 2 % of searches on simulated servers of constant speed"
+_GUARANTEE = "too high in at most 1.1 % of searches on simulated servers of constant speed"
 
 
 def write(folder: RunFolder, result: CapacityResult) -> CapacityResult:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from gapmeter.analysis.numbers import share
 from gapmeter.analysis.results.capacity import (
     BUDGET,
     DIED,
@@ -21,6 +23,8 @@ from gapmeter.report import document as doc
 from gapmeter.report.capacity import document, headline
 from tests.kit.searches import write_search
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @pytest.mark.parametrize(("good", "said"), [(0.0, True), (0.01, False)])
 def test_a_search_whose_every_request_was_beyond_a_limit_says_so(tmp_path: Path, good: float, said: bool) -> None:
@@ -33,6 +37,13 @@ def test_a_search_whose_every_request_was_beyond_a_limit_says_so(tmp_path: Path,
     told = headline(search.model_copy(update={"curve": points, "ended": BUDGET}))
     assert told[0].startswith("Capacity below 8 req/s")
     assert any("No request of any trial met every limit" in line for line in told) is said
+
+
+def test_how_often_a_proven_rate_is_too_high_is_what_the_published_searches_showed(tmp_path: Path) -> None:
+    published = json.loads((ROOT / "docs" / "results" / "capacity.json").read_text())["figures"]["stationary"]
+    search = CapacityResult.read(write_search(tmp_path / "s", 9.0, 8.0, 10.0)).capacity
+    proven = headline(search.model_copy(update={"held": 8.0}))[1]
+    assert f"too high in at most {share(published['held_above_ci'][1])} of searches" in proven
 
 
 @pytest.mark.parametrize(("ended", "why"), [(BUDGET, ": there was not enough time left"), (DIED, ".")])
