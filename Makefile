@@ -26,6 +26,7 @@ FUZZ ?= 90
 # What these hold is passed on by the environment, as it is: neither make nor a shell looks for commands in it.
 given := SCENARIO ENGINE URL GENERATOR LOCUSTFILE OVER UI RUN A B SOAK FUZZ
 $(foreach name,$(given),$(eval override $(name) := $$(value $(name))))
+override UI := $(filter-out 0,$(UI))
 export $(given)
 
 own := .venv/bin/python

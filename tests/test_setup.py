@@ -272,6 +272,7 @@ def _plain(name: str) -> str:
             ("capacity", "chat-p99", "--url", "http://h:1", "--set", "load.generator=locust", "--over",
              "server.max_batch=4,8"),
         ),
+        (("loadtest", "SCENARIO=smoke", "UI=0"), ("run", "smoke")),
         (("report", "RUN=runs/a b", "ARGS=-v"), ("report", "runs/a b", "-v")),
         (("compare", "A=a 1,a 2", "B=b", "ARGS=c"), ("compare", "a 1,a 2", "b", "c")),
     ],
