@@ -39,7 +39,8 @@ def _block(block: doc.Block) -> Iterable[str]:
                 for one in block.items
             )
         case doc.Pre():
-            yield f"```\n{block.text}\n```"
+            fence = _fence(block.text, 3)
+            yield f"{fence}\n{block.text}\n{fence}"
 
 
 def _table(table: Table) -> str:
@@ -59,7 +60,8 @@ def _words(words: Words) -> str:
 def _inline(part: doc.Inline) -> str:
     match part:
         case doc.Code(text):
-            return f"`{text}`"
+            fence = _fence(text, 1)
+            return f"{fence}{text}{fence}" if fence == "`" else f"{fence} {text} {fence}"
         case doc.Mark() if part.status:
             return part.status
         case doc.Name(text, href) if href:
@@ -67,7 +69,16 @@ def _inline(part: doc.Inline) -> str:
     return escaped(str(part))
 
 
+def _fence(code: str, least: int) -> str:
+    """Backticks that no backticks within end."""
+    return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", code))])
+
+
 def escaped(words: str) -> str:
-    """Text that Markdown and HTML show as it is, on one line: no link, image, code or stars of somebody's."""
+    """Text that Markdown and HTML show as it is, on one line: no link, image, code, heading or emphasis of somebody's.
+
+    A space of no width keeps GitHub from calling ``@team``, and from telling issue ``#12`` that it was mentioned.
+    """
     words = re.sub(r"\s+", " ", words).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"[\\`*\[\]]", r"\\\g<0>", words)
+    words = re.sub(r"[\\`*~\[\]]|(?<![^\W_])_|_(?![^\W_])|^[#+-](?=[#+-]*(?:\s|$))", r"\\\g<0>", words)
+    return re.sub(r"(?<!\w)@(?=\w)|#(?=\d)", r"\g<0>&#8203;", words)

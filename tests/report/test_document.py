@@ -25,6 +25,7 @@ from gapmeter.report.document import (
     Mark,
     Panel,
     Paragraph,
+    Pre,
     Quoted,
     Section,
     Switch,
@@ -118,6 +119,29 @@ def test_markdown_has_the_tables_behind_the_pictures_and_cannot_be_broken_out_of
     assert said.endswith(
         "<sub>chat d1 · tiny · float32 · vllm · CPU · 8 req/s · n = 9 · valid · 2026-01-02 · again</sub>\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("foreign", "shown"),
+    [
+        ("@team, me@home, chat @ vllm", "@&#8203;team, me@home, chat @ vllm"),
+        ("like org/it#12", "like org/it#&#8203;12"),
+        ("# loud", r"\# loud"),
+        ("---", r"\---"),
+        ("-0.5 ms", "-0.5 ms"),
+        ("__so__ ~~not~~ server.max_batch", r"\_\_so\_\_ \~\~not\~\~ server.max_batch"),
+        ("![](http://y)", r"!\[\](http://y)"),
+    ],
+)
+def test_foreign_text_calls_nobody_in_a_pull_request_and_has_no_form_of_its_own(foreign: str, shown: str) -> None:
+    assert markdown.escaped(foreign) == shown
+
+
+def test_code_in_markdown_ends_where_it_ends() -> None:
+    section = Section("again", "", [Paragraph(Code("a``")), Pre("gapmeter run '```'\n@team")], on=MARKDOWN)
+    said = markdown.text(Document("t", Header("chat"), None, [section], _provenance()))
+    assert "\n``` a`` ```\n" in said
+    assert "\n````\ngapmeter run '```'\n@team\n````\n" in said
 
 
 @pytest.mark.parametrize(("validity", "stamped"), [("valid", 0), ("INVALID", 1)])
