@@ -60,8 +60,8 @@ GROUPS: tuple[str, ...] = (
     "queueing", "tokenization", "framework", "gpu_prefill", "gpu_decode", "network", "load_tester",
 )  # fmt: skip
 
-# Okabe-Ito; a colour means an owner, the same in report and trace.
-OWNER_COLOURS: dict[str, str] = {
+# Okabe-Ito; a color means an owner, the same in report and trace.
+OWNER_COLORS: dict[str, str] = {
     "load tester": "#6B6B6B",
     "network": "#56B4E9",
     "API server": "#CC79A7",
@@ -70,14 +70,14 @@ OWNER_COLOURS: dict[str, str] = {
     "GPU": "#0072B2",
     "nobody": "#BBBBBB",
 }
-DECODE_COLOUR = "#009E73"
+DECODE_COLOR = "#009E73"
 
 
-def colour(stage: str) -> str:
-    """The colour of a stage: its owner's, with decode apart from prefill."""
+def color(stage: str) -> str:
+    """The color of a stage: its owner's, with decode apart from prefill."""
     if stage == "decode":
-        return DECODE_COLOUR
-    return OWNER_COLOURS[BY_NAME[stage].owner if stage in BY_NAME else "nobody"]
+        return DECODE_COLOR
+    return OWNER_COLORS[BY_NAME[stage].owner if stage in BY_NAME else "nobody"]
 
 
 def owner_of(stage: str) -> str:

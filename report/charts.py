@@ -16,7 +16,7 @@ of its own takes ten lines::
 
 Rows or columns of bars come from ``Scale.categories`` on one of the two axes; rows run downward. Several panels with
 one time axis are plots with the same ``x``, ``labels=False`` for all but the last. No mark lies outside of its plot: a
-limit beyond an axis is told in words at its edge. Colours and line styles are classes of report.css, so that dark mode
+limit beyond an axis is told in words at its edge. Colors and line styles are classes of report.css, so that dark mode
 and print need nothing here.
 """
 
@@ -275,7 +275,7 @@ def _spots(plot: Plot, found: Sequence[Point]) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of a bar: its size on the axis, its paint (a colour as ``#RRGGBB``, or ``url(#hatch-…)``), its label.
+    """A piece of a bar: its size on the axis, its paint (a color as ``#RRGGBB``, or ``url(#hatch-…)``), its label.
 
     ``least_px``: drawn so large even if it is too small to see, as the residual is.
     """

@@ -7,20 +7,20 @@ import math
 from gapmeter.analysis.numbers import share
 from gapmeter.analysis.results.latency import ComputeBand, ComputeShares
 from gapmeter.analysis.results.run import RunResult
-from gapmeter.analysis.stages import DECODE_COLOUR, OWNER_COLOURS
+from gapmeter.analysis.stages import DECODE_COLOR, OWNER_COLORS
 from gapmeter.report import document as doc
 from gapmeter.report.document import Chart, Figure, Panel, Paragraph, Section, Table, Words
 from gapmeter.report.pictures import Part, Shares
 from gapmeter.report.words import UNTIL, as_sentence, shares
 
-# part: words, colour
+# part: words, color
 _PARTS = {
-    "compute": ("{device} computing for the request", DECODE_COLOUR),
+    "compute": ("{device} computing for the request", DECODE_COLOR),
     "launch_gap": ("{device} waiting for the host to launch", "#B07A00"),
-    "host": ("host: API server and framework", OWNER_COLOURS["framework"]),
-    "queue": ("waiting for capacity: queue, others' work", OWNER_COLOURS["capacity"]),
-    "network": ("network", OWNER_COLOURS["network"]),
-    "load_tester": ("load tester", OWNER_COLOURS["load tester"]),
+    "host": ("host: API server and framework", OWNER_COLORS["framework"]),
+    "queue": ("waiting for capacity: queue, others' work", OWNER_COLORS["capacity"]),
+    "network": ("network", OWNER_COLORS["network"]),
+    "load_tester": ("load tester", OWNER_COLORS["load tester"]),
     "unexplained": ("unexplained", "url(#hatch-unexplained)"),
 }
 _UNKNOWN = "Unmeasured: no process of the server stamped its forwards. Install its probe to see this."

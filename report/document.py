@@ -134,7 +134,7 @@ class Slot(_Text):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage of the ledger by its name; the page puts its colour beside it."""
+    """A stage of the ledger by its name; the page puts its color beside it."""
 
     name: str
     meaning: str = ""
@@ -261,7 +261,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a colour stands for, where it is no stage's: (paint, words)."""
+    """What a color stands for, where it is no stage's: (paint, words)."""
 
     entries: Sequence[tuple[str, str]]
 
@@ -394,7 +394,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A sentence under the verdict; ``stage`` gives it that colour."""
+    """A sentence under the verdict; ``stage`` gives it that color."""
 
     words: str
     on: Medium = EVERYWHERE

@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from gapmeter.analysis.results.run import Provenance
-from gapmeter.analysis.stages import OWNER_COLOURS, owner_words
+from gapmeter.analysis.stages import OWNER_COLORS, owner_words
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import PAGE, Document, Figure, Mark, Table, Tone, Verdict, Words, plain
@@ -193,7 +193,7 @@ class _Printer:
 
     def _legend(self, stages: Sequence[str]) -> Fragment:
         """The stages by owner, each with a swatch and its name; buttons, so that they can be picked by keyboard too."""
-        order = [owner_words(name, self._device) for name in OWNER_COLOURS]
+        order = [owner_words(name, self._device) for name in OWNER_COLORS]
         groups: dict[str, list[Fragment]] = {}
         for stage in stages:
             words, owner = marks.words(stage), marks.owner(stage, self._device)

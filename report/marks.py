@@ -1,8 +1,8 @@
-"""How a stage looks: its colour, its hatch, its words. The same in every picture of the page."""
+"""How a stage looks: its color, its hatch, its words. The same in every picture of the page."""
 
 from __future__ import annotations
 
-from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, colour, owner_of, owner_words
+from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, color, owner_of, owner_words
 from gapmeter.report.svg import Fragment, el
 
 HATCHED = "#8A8A8A"
@@ -31,28 +31,28 @@ def hatched(stage: str) -> bool:
 
 
 def fill(stage: str) -> str:
-    """The paint of a stage: its colour, or for the residual and transit stages a hatch of it."""
+    """The paint of a stage: its color, or for the residual and transit stages a hatch of it."""
     if stage == UNEXPLAINED:
         return "url(#hatch-unexplained)"
-    return f"url(#hatch-{stage})" if hatched(stage) else colour(stage)
+    return f"url(#hatch-{stage})" if hatched(stage) else color(stage)
 
 
 def ink(paint: str) -> str:
-    """Black or white, whichever reads better on a colour (WCAG relative luminance); on a hatch the page's own ink."""
+    """Black or white, whichever reads better on a color (WCAG relative luminance); on a hatch the page's own ink."""
     if paint.startswith("url("):
         return "var(--ink)"
     return "#000" if _luminance(paint) > 0.179 else "#fff"
 
 
-def _luminance(hex_colour: str) -> float:
-    channels = [int(hex_colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def _luminance(hex_color: str) -> float:
+    channels = [int(hex_color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def definitions() -> Fragment:
-    """The hatches, once a page: light for transit in its owner's colour, grey for the residual, thin for estimates."""
-    hatches = [_hatch(f"hatch-{s.name}", colour(s.name), 45) for s in STAGES if s.kind == "transit"]
+    """The hatches, once a page: light for transit in its owner's color, gray for the residual, thin for estimates."""
+    hatches = [_hatch(f"hatch-{s.name}", color(s.name), 45) for s in STAGES if s.kind == "transit"]
     hatches.append(_hatch("hatch-unexplained", HATCHED, -45))
     return el("svg", el("defs", *hatches), width=0, height=0, class_="defs", aria_hidden="true", focusable="false")
 

@@ -17,17 +17,17 @@ from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el
 from gapmeter.report.words import both, low_to_high, tone
 
-_SIDES = 8  # colours of report.css
-_DASHES = (None, "7 4", "2 4", "9 3 2 3")  # a curve is told apart by its line and its name, not by its colour
+_SIDES = 8  # colors of report.css
+_DASHES = (None, "7 4", "2 4", "9 3 2 3")  # a curve is told apart by its line and its name, not by its color
 _MARKS = {PASS: "met", FAIL: "missed"}
-_COLOURS = "Green: SLOs met; red: missed; hollow: undecided"
+_COLORS = "Green: SLOs met; red: missed; hollow: undecided"
 
 
 @dataclass(frozen=True, slots=True)
 class Plane:
     """All points with their intervals, the front as a staircase, and the pace that an SLO asks for.
 
-    ``by_side``: colours tell the sides of a comparison; else they tell the SLOs.
+    ``by_side``: colors tell the sides of a comparison; else they tell the SLOs.
     """
 
     pareto: Pareto
@@ -139,7 +139,7 @@ def _lead(pareto: Pareto) -> str:
 
 
 def _caption(pareto: Pareto, by_side: bool) -> str:
-    marks = "Filled: SLOs met; hollow: missed or undecided" if by_side else _COLOURS
+    marks = "Filled: SLOs met; hollow: missed or undecided" if by_side else _COLORS
     invalid = "" if all(point.is_valid for point in pareto.points) else "; ✕: not valid as a measurement"
     pace = f" Shaded: the {pareto.statistic} TPOT is within the limit of {pareto.limit.text}." if pareto.limit else ""
     return (

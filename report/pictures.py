@@ -147,7 +147,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A share of a whole, with its interval where there is one; ``paint`` is its colour."""
+    """A share of a whole, with its interval where there is one; ``paint`` is its color."""
 
     words: str
     paint: str

@@ -1,4 +1,4 @@
-"""A document in a terminal: plain text, whose colours only mark answers."""
+"""A document in a terminal: plain text, whose colors only mark answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STYLES: dict[Tone, str] = {"good": "bold green", "bad": "bold red", "open": "bo
 def show(
     document: Document, stream: TextIO, *, links: Facts | None = None, end: str = "", details: bool = False
 ) -> None:
-    """Write it to ``stream``: coloured on a terminal (unless NO_COLOR is set), plain elsewhere."""
+    """Write it to ``stream``: colored on a terminal (unless NO_COLOR is set), plain elsewhere."""
     terminal = stream.isatty()
     console = Console(file=stream, highlight=False, soft_wrap=True, force_terminal=terminal)
     width = console.width if terminal else WIDTH

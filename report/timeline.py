@@ -151,7 +151,7 @@ class Dots:
         plot = Plot(self.span.axis(), Axis(Scale.linear([largest, *near], room=0.06), "ms", about=5), height=170)
         dots = [self._dot(row) for row in self._drawn().tolist()]
         failed = np.flatnonzero(self.failed)
-        crosses = [  # a mark and its word, never by colour alone
+        crosses = [  # a mark and its word, never by color alone
             el("text", el("title", f"{self.outcome[i]} at {at:.2f} s"), "✕", x=percent(plot.across(at)), y=-5,
                class_="failed middle")
             for i, at in ((i, float(self.at_s[i])) for i in failed.tolist()[:_FAILED])

@@ -280,7 +280,7 @@ def log_reason(log_path: Path, clean: Clean = bytes, from_byte: int = 0) -> str:
         return ""
     lines = []
     for line in text.splitlines()[-400:]:
-        while (plain := _DECORATION.sub("", line, count=1)) != line:  # vLLM's colours, process and level marks
+        while (plain := _DECORATION.sub("", line, count=1)) != line:  # vLLM's colors, process and level marks
             line = plain
         if line.strip():
             lines.append(line)

@@ -161,7 +161,7 @@ def test_a_p99_that_is_refused_is_called_so_in_the_list(
         ("CHEAPER", "good"), ("NOT ESTABLISHED", "open"), (None, ""),
     ],
 )  # fmt: skip
-def test_an_answer_has_one_colour_in_the_list_and_on_its_own_page(verdict: str | None, tone: str) -> None:
+def test_an_answer_has_one_color_in_the_list_and_on_its_own_page(verdict: str | None, tone: str) -> None:
     page = runs_page([ListedRun("run", "runs/a", "", verdict=verdict)], RunFilter(), "runs")
     assert f'<td class="{tone}"><b class="runs-verdict"' in page
     own = html.page(Document("", Header(""), Verdict(verdict or "", words.tone(verdict), ""), [], PROVENANCE))

@@ -174,16 +174,16 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("coloured", [True, False])
-def test_colours_go_to_terminals_that_want_them(failed: Any, monkeypatch: pytest.MonkeyPatch, coloured: bool) -> None:
+@pytest.mark.parametrize("colored", [True, False])
+def test_colors_go_to_terminals_that_want_them(failed: Any, monkeypatch: pytest.MonkeyPatch, colored: bool) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    if not coloured:
+    if not colored:
         monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")
     stream = Terminal()
     terminal.show(_document(failed), stream, details=True)
-    assert ("\x1b[1;31mFAIL" in stream.getvalue()) is coloured
+    assert ("\x1b[1;31mFAIL" in stream.getvalue()) is colored
 
 
 def test_a_file_gets_plain_text(failed: Any) -> None:

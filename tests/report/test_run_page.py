@@ -275,9 +275,9 @@ def test_ten_thousand_requests_stay_below_three_megabytes(tmp_path: Path) -> Non
     assert len([a for a in page.all("text") if "failed" in a.get("class", "").split()]) == 2 * 50
 
 
-def _luminance(colour: str) -> float:
+def _luminance(color: str) -> float:
     """WCAG's relative luminance of #RGB or #RRGGBB."""
-    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    digits = color[1:] if len(color) == 7 else "".join(2 * digit for digit in color[1:])
     parts = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
