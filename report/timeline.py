@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints
-from gapmeter.analysis.numbers import duration, round_step, significant
+from gapmeter.analysis.numbers import counted, duration, round_step, significant
 from gapmeter.analysis.requests.metrics import ended_by_us, final, issued, succeeded
 from gapmeter.analysis.results.requests import ENDED_BY_US
 from gapmeter.report.charts import Axis, Plot, Point, band, limit, line, points, shade, stairs
@@ -377,8 +377,8 @@ def _level(name: str, level: Level, span: Span, stamp: str | None, *, last: bool
     shown = [shade(plot, max(low, 0.0), min(high, span.length_s), "gap", f"no sample from {low:.1f} to {high:.1f} s")
              for low, high in (*gaps, *level.shaded)]  # fmt: skip
     mean = f"mean {significant(float(value.mean()))}, largest {significant(largest)}" if len(value) else "none"
-    gone = f"; {len(gaps)} gaps, {sum(high - low for low, high in gaps):.1f} s in all" if gaps else ""
-    said = f"{level.title}, {level.unit or 'count'}: {mean}, {len(value):,} samples{gone}."
+    gone = f"; {counted(len(gaps), 'gap')}, {sum(high - low for low, high in gaps):.1f} s in all" if gaps else ""
+    said = f"{level.title}, {level.unit or 'count'}: {mean}, {counted(len(value), 'sample')}{gone}."
     kept = thin(at, value, span.length_s)
     breaks = [(low + 1e-9, float("nan")) for low, _ in gaps]  # no number in a gap: there the line breaks
     samples = line(plot, sorted([*zip(at[kept].tolist(), value[kept].tolist(), strict=True), *breaks]), "curve thin")

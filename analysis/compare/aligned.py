@@ -12,6 +12,7 @@ from scipy import sparse
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.compare.sides import PER_REQUEST, RunColumns
+from gapmeter.analysis.numbers import counted
 from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.stages import STAGE_NAMES
 from gapmeter.analysis.stats import bootstrap
@@ -38,7 +39,7 @@ def align(side_a: Sequence[RunColumns], side_b: Sequence[RunColumns]) -> tuple[l
     """Both sides cut to the requests that both measured, where those may be paired; else as they are, and why not."""
     a, b = list(side_a), list(side_b)
     if len(a) != len(b):
-        return a, b, f"{len(a)} runs on one side, {len(b)} on the other"
+        return a, b, f"{counted(len(a), 'run')} on one side, {len(b)} on the other"
     if not all(run.open_loop for run in (*a, *b)):
         return a, b, "in a closed loop, when a request is due depends on the answers before it"
     cut_a, cut_b = [], []

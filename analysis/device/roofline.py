@@ -25,6 +25,7 @@ from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.device.devices import UnknownDevice, find_device, recognize
 from gapmeter.analysis.device.use import step_sampling_ns
 from gapmeter.analysis.ledger.trace import Trace
+from gapmeter.analysis.numbers import counted
 from gapmeter.analysis.results.device import (
     AchievedShare,
     DecodeRoofline,
@@ -59,7 +60,7 @@ def peaks_of(manifest: Manifest) -> tuple[RooflineDevice, str] | str:
     multiplies = precision == measured.multiply_precision
     device = RooflineDevice(
         name=manifest.hardware.cpu,
-        source=f"measured on {'1 core' if cores == 1 else f'{cores} cores'} before the server began",
+        source=f"measured on {counted(cores, 'core')} before the server began",
         bandwidth_gb_s=_best(max(measured.triad, measured.read, key=lambda rate: rate.high)),
         tflops=_best(measured.multiply) if multiplies else None,
         llc_bytes=measured.llc_bytes,

@@ -254,7 +254,7 @@ def attempts_warning(counted: Attempts, measured: int) -> Iterator[RunWarning]:
     if counted.asked_again:
         classes = ", ".join(f"{n} {name}" for name, n in counted.failed.items())
         text = (
-            f"{counted.total:,} attempts for {measured:,} requests: {counted.asked_again:,} were retried after a "
+            f"{counted.total:,} attempts for {measured:,} requests: {counted.asked_again:,} retried after a "
             f"failure ({classes}), {counted.then_succeeded:,} then succeeded; latency counts from the first attempt"
         )
         yield _warning("retries", text, "load.retries is set", "--set load.retries=0", ("errors", "ttft", "e2e"))

@@ -113,7 +113,7 @@ def test_attempts_are_counted_beside_requests_and_a_warning_says_so(requests: pd
         total=8, asked_again=3, then_succeeded=2, failed={"http_5xx": 2, "timeout": 1, "refused": 1}
     )
     (warning,) = (warning for warning in told.warnings if warning.code == "retries")
-    assert warning.text.startswith("8 attempts for 4 requests: 3 were retried after a failure (2 http_5xx, ")
+    assert warning.text.startswith("8 attempts for 4 requests: 3 retried after a failure (2 http_5xx, ")
     assert "2 then succeeded" in warning.text
 
 

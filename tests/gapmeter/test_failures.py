@@ -76,6 +76,6 @@ def test_retries_make_a_request_of_several_attempts_whichever_generator_asks(gen
     assert (good["outcome"] == "ok").all()
     assert ((good["attempt_due_ns"] - good["due_ns"]) >= 60_000_000).all(), "20 and 40 ms of pauses"
     (told,) = [warning for warning in done.summary["warnings"] if warning["code"] == "retries"]
-    assert told["text"].startswith("54 attempts for 30 requests: 12 were retried")
+    assert told["text"].startswith("54 attempts for 30 requests: 12 retried")
     checks = {check["rule"]: check["status"] for check in done.summary["checks"]}
     assert checks["delivered"] == "ok", "what is sent again was not sent late"
