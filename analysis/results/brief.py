@@ -98,7 +98,10 @@ class BriefCapacity(_Part):
 
 
 class BriefOrigin(_Part):
-    model: str
+    """``validity``: valid, INVALID, or what is missing."""
+
+    model: str = ""
+    validity: str = "valid"
 
 
 class StudyBrief(_File):
@@ -106,6 +109,5 @@ class StudyBrief(_File):
 
     FILE: ClassVar[str] = "summary.json"
 
-    verdict: str | None = None
     capacity: BriefCapacity | None = None
-    provenance: BriefOrigin | None = None
+    provenance: BriefOrigin = BriefOrigin()

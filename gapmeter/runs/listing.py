@@ -149,12 +149,14 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
             return replace(listed, reason=manifest.ended_because or "")
         if manifest.kind != "run":
             study = StudyBrief.read(path)
-            if manifest.scenario.server.engine == "attach" and study.provenance:
+            validity = study.provenance.validity
+            if manifest.scenario.server.engine == "attach" and study.provenance.model:
                 listed = replace(listed, model=study.provenance.model)
             if (found := study.capacity) is not None and found.rate is not None:
                 ends = (DASH if end is None else significant(end) for end in (found.low, found.high))
                 listed = replace(listed, load=f"{rate(found.rate)} ({' .. '.join(ends)})")
-            return replace(listed, verdict=study.verdict, reason=manifest.ended_because or "")
+            reason = manifest.ended_because or ("" if validity in ("valid", "INVALID") else validity)
+            return replace(listed, verdict=validity if validity == "INVALID" else None, reason=reason)
         result = RunBrief.read(path)
         p99_ms = {name: metric.p99_ms for name, metric in result.metrics.items()}
         return replace(

@@ -50,7 +50,7 @@ def test_runs_come_in_the_order_in_which_they_began_with_their_figures(
     common = ("schema_version", "status", "scenario", "scenario_digest", "command", "started_wall_ns", "started_ns",
               "hardware", "versions", "git")  # fmt: skip
     swept = {key: manifest[key] for key in common} | {"kind": "sweep", "repeat": 1, "points": [], "order": []}
-    folder(tmp_path, "a", swept | {"started_wall": "2026-01-03T00:00:00"}, {"verdict": "PASS"})
+    folder(tmp_path, "a", swept | {"started_wall": "2026-01-03T00:00:00"}, {})
     (tmp_path / "something-else").mkdir()
     first, second = list_known(tmp_path)
     assert (first.path.name, first.verdict, first.measured) == ("b", summary["verdict"], 30)
@@ -76,9 +76,26 @@ def test_a_sweep_over_an_attached_server_has_the_model_that_it_was_on(tmp_path: 
     scenario = manifest["scenario"]
     attached = scenario | {"server": scenario["server"] | {"engine": "attach", "url": "http://127.0.0.1:8000"}}
     swept = {name: value for name, value in manifest.items() if name != "target"} | {"kind": "sweep"}
-    folder(tmp_path, "a", swept | {"scenario": attached}, {"verdict": "PASS", "provenance": {"model": "its-own"}})
+    folder(tmp_path, "a", swept | {"scenario": attached}, {"provenance": {"model": "its-own"}})
     (found,) = list_known(tmp_path)
     assert (found.kind, found.model) == ("sweep", "its-own")
+
+
+@pytest.mark.parametrize(
+    ("validity", "answer", "reason"),
+    [
+        ("valid", "done", ""),
+        ("INVALID", "INVALID", ""),
+        ("1 of 2 points without valid figures", "done", "1 of 2 points without valid figures"),
+    ],
+)
+def test_a_sweep_whose_points_are_no_measurement_is_not_simply_done(
+    tmp_path: Path, manifest: dict[str, Any], validity: str, answer: str, reason: str
+) -> None:
+    summary = {"provenance": {"model": "tiny", "validity": validity}}
+    folder(tmp_path, "a", manifest | {"kind": "sweep"}, summary)
+    (found,) = list_known(tmp_path)
+    assert (found.answer, found.reason) == (answer, reason)
 
 
 @pytest.mark.parametrize(
