@@ -89,7 +89,7 @@ def make_study_folder(runs: Path, scenario: Scenario, kind: str) -> Path:
 
 
 def manifest_to_resume(path: Path, scenario: Scenario, manifest_type: type[M]) -> M:
-    """The manifest of an earlier study of this scenario at this price. Raises UserError for any other folder."""
+    """The manifest of an earlier study of this scenario, see ``is_of``. Raises UserError for any other folder."""
     what, _ = STUDIES[str(manifest_type.model_fields["kind"].default)]
     try:
         manifest = manifest_of(path)
@@ -98,15 +98,17 @@ def manifest_to_resume(path: Path, scenario: Scenario, manifest_type: type[M]) -
     if not isinstance(manifest, manifest_type):
         raise UserError(f"--resume: {path} is not the folder of {what}", errors.USAGE)
     if not is_of(manifest, scenario):
-        text = f"--resume: {path} is {what} of another scenario or price; begun with: {manifest.command}"
+        text = f"--resume: {path} is {what} of another scenario, price or telemetry; begun with: {manifest.command}"
         raise UserError(text, errors.USAGE)
     _until_the_end.enter_context(hold(path))
     return manifest.model_copy(update={"status": "running"})
 
 
 def is_of(manifest: ManifestBase, scenario: Scenario) -> bool:
-    """Whether a study is of this scenario, and at its prices: what was run before keeps those that it had."""
-    return manifest.scenario_digest == scenario.digest() and manifest.scenario["cost"] == scenario.to_dict()["cost"]
+    """Whether a study is of this scenario, at its prices and with its telemetry: what was run before keeps its own."""
+    asked = scenario.to_dict()
+    same = all(manifest.scenario[key] == asked[key] for key in ("cost", "telemetry"))  # which no digest has in it
+    return same and manifest.scenario_digest == scenario.digest()
 
 
 def is_finished(run: Path) -> bool:

@@ -305,11 +305,14 @@ def taken_up(tmp_path: Path, ended: str, *words: str) -> Path:
     return path
 
 
-def test_a_study_is_taken_up_at_the_price_that_its_runs_have_and_at_no_other(tmp_path: Path) -> None:
-    path = taken_up(tmp_path, "found", "cost.usd_per_hour=1")
-    assert manifest_to_resume(path, resolve("smoke", ["cost.usd_per_hour=1"]), SearchManifest).status == "running"
-    with pytest.raises(UserError, match="is a capacity search of another scenario or price; begun with: "):
-        manifest_to_resume(path, resolve("smoke", ["cost.usd_per_hour=2"]), SearchManifest)
+@pytest.mark.parametrize("key", ["cost.usd_per_hour", "telemetry.hz"])
+def test_a_study_is_taken_up_at_the_price_and_with_the_telemetry_of_its_runs_and_no_other(
+    tmp_path: Path, key: str
+) -> None:
+    path = taken_up(tmp_path, "found", f"{key}=1")
+    assert manifest_to_resume(path, resolve("smoke", [f"{key}=1"]), SearchManifest).status == "running"
+    with pytest.raises(UserError, match="is a capacity search of another scenario, price or telemetry; begun with: "):
+        manifest_to_resume(path, resolve("smoke", [f"{key}=2"]), SearchManifest)
 
 
 @pytest.mark.parametrize(("ended", "kept"), [("not_measured", 1), ("budget", 2)])
