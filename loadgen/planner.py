@@ -16,6 +16,7 @@ from gapmeter.loadgen.plan import CHAT, Plan, Swaps
 from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.scenarios.model import Load, Scenario, Workload
 from gapmeter.scenarios.shapes import FixedPause
+from gapmeter.scenarios.values import LONGEST_NS, SECOND_NS
 
 _CLOSED_FEWEST, _CLOSED_MOST = 256, 4096
 _WARMED_UP_S = 2.0  # with a warm-up that is found, a whole trace asks for up to so much more than it has: no lack
@@ -45,6 +46,9 @@ def make_plan(
     if load.loop == "open" and (not len(arrivals.due_ns) or arrivals.due_ns[-1] < warmup_ns):
         remedy = "a longer trace or load.warmup: 0" if load.trace else "a longer load.duration or a higher load.rate"
         raise PlanError(f"no request falls into the measured part; write {remedy}")
+    if load.requests and len(arrivals.due_ns) and (takes_ns := arrivals.due_ns[-1] - warmup_ns) > LONGEST_NS:
+        days = f"{takes_ns / SECOND_NS / 86400:,.0f} days"
+        raise PlanError(f"{load.requests:,} requests take {days} with this load.{load.arrivals}; write fewer")
     content = make_content(scenario, tokenizer, len(arrivals.due_ns), seeds, say)
     count = len(content.asks)
     due_ns, warmup_requests = _of_turns(content.turns, arrivals.due_ns, warmup_requests)

@@ -272,6 +272,17 @@ def test_a_run_too_short_for_any_request_is_refused(path: Path) -> None:
         planned(path, "load.rate=0.001", "load.duration=1s", "load.warmup=0")
 
 
+@pytest.mark.parametrize(
+    "shape",
+    ["load.steps=[{rate: 10, for: 5s}, {rate: 0.00001, for: 5s}]", "load.ramp={from: 10, to: 0.00001, over: 10s}"],
+)
+def test_a_number_of_requests_that_takes_longer_than_a_run_may_last_is_refused(path: Path, shape: str) -> None:
+    arrivals = shape.partition("=")[0].removeprefix("load.")
+    words = (f"load.arrivals={arrivals}", shape, "load.rate=null", "load.duration=null", "load.requests=100")
+    with pytest.raises(PlanError, match=rf"100 requests take \d\d days with this load.{arrivals}; write fewer"):
+        planned(path, *words)
+
+
 def test_an_open_loop_plans_each_of_its_requests(path: Path) -> None:
     plan = planned(path)
     assert plan.planned == len(plan) > 0
