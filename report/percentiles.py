@@ -10,7 +10,7 @@ import numpy as np
 
 from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.judge.words import late_words
-from gapmeter.analysis.numbers import count, duration, over, share
+from gapmeter.analysis.numbers import count, counted, duration, over, share
 from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of, stage_values_ns
 from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results.distribution import CensoredDistribution, Distribution, StageDistribution, percentile_key
@@ -39,6 +39,7 @@ _NOTE = (
     "too much of it may be the load tester's own lateness. How correlated neighbors are is estimated for each "
     "percentile, so a higher one may be known where a lower one is not."
 )
+_BY_ITSELF = "Percentiles of single stages do not add up; the stacks above do."
 
 
 def percentiles(run: ReportedRun) -> Section:
@@ -57,7 +58,7 @@ def percentiles(run: ReportedRun) -> Section:
             metric.upper(), values, named_of(figures, key), limits_of(result, metric), sent, late_ns=late_ns
         )
         if curve is None:
-            none = f"{values.count:,} sample{'s support' if values.count > 1 else ' supports'} no percentile."
+            none = f"{counted(values.count, 'sample')}: too few for any percentile."
             if not np.isfinite(values.ordered).any():
                 none = "No request succeeded, so there is nothing to draw." if values.count else "Nothing to count."
             if (late := late_ns(50.0)) is not None:
@@ -158,8 +159,7 @@ def stages(result: RunResult) -> Section | None:
     ]  # fmt: skip
     names = [f"{p} to {event} token" for event in ("first", "last") for p in ("p50", "p90", "p99")]
     table = Table("Every stage", ["stage", "owner", "kind", *in_ms(*names)], rows, words=3)
-    lead = "Percentiles of each stage by itself; they do not add up, the stacks above do."
-    return Section("stages", "Every stage", [table], lead, "stages")
+    return Section("stages", "Every stage", [table], _BY_ITSELF, "stages")
 
 
 def _stage(found: StageDistribution | None, key: str) -> list[Words]:
@@ -170,7 +170,6 @@ def _stage(found: StageDistribution | None, key: str) -> list[Words]:
 
 # --- one stage by itself
 
-_STAGES_LEAD = "Percentiles of single stages do not add up; the stacks above do. Stages that took no time are left out."
 _PARTS = {"first_token": "stages_to_first_token", "last_token": "stages"}
 _UNTIL = {"first_token": UNTIL["ttft"], "last_token": UNTIL["e2e"]}
 
@@ -204,7 +203,7 @@ def _stage_curves(run: ReportedRun) -> list[Block]:
         for event, drawn in charts.items()
         for name in names
     ]
-    lead = Paragraph(_STAGES_LEAD, "quiet")
+    lead = Paragraph(f"{_BY_ITSELF} Stages that took no time are left out.", "quiet")
     return [doc.Heading("One stage by itself"), lead, doc.Choice(switches, panels)]
 
 

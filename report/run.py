@@ -21,7 +21,6 @@ from gapmeter.analysis.results.regression import Regression
 from gapmeter.analysis.results.requests import ClosedLoop, Turn
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult
 from gapmeter.analysis.results.run import Words as RunWords
-from gapmeter.analysis.results.trust import RunWarning
 from gapmeter.records import RunFolder
 from gapmeter.report import compute, cost, device, explore, glance, percentiles, slo, timeline, trust, waits, why
 from gapmeter.report import document as doc
@@ -193,22 +192,19 @@ def _warnings(result: RunResult, told: Sequence[str] = ()) -> list[doc.Block]:
 
 def _trusted(result: RunResult) -> Section:
     """In the terminal: may it be believed, and what speaks against that; of several doubts the first."""
-    facts = [("trust", _trust(result))]
+    facts = [("trust", trust.trust_sentence(result))]
     if result.verdict == INVALID:
         facts.append(("rules", "docs/how-it-measures.md: what makes a run INVALID, and when a figure is refused"))
         return Section("trusted", "", [Facts(facts), *_warnings(result, result.invalid_reasons)], on=TERMINAL)
     judged = {slo.metric for slo in result.slo}
     told = [one for one in result.warnings if one.code != "errors" or one.flag]  # failures stand above it
-    doubts = [(one.touches, _to_try(one)) for one in told] + [(tuple(judged), _unsteady(result))]
+    doubts = [(one.touches, f"{as_sentence(one.text)}{f' Try {one.flag}.' * bool(one.flag)}") for one in told]
+    doubts.append((tuple(judged), _unsteady(result)))
     doubts.sort(key=lambda doubt: not judged & set(doubt[0]))  # then in their order
     if shown := [text for _, text in doubts if text]:
         rest = f" (-v: {len(shown) - 1} more)" if len(shown) > 1 else ""
         facts.append(("caution", f"{shown[0]}{rest}"))
     return Section("trusted", "", [Facts(facts)], on=TERMINAL)
-
-
-def _to_try(one: RunWarning) -> str:
-    return f"{as_sentence(one.text)} Try {one.flag}." if one.flag else as_sentence(one.text)
 
 
 def _unsteady(result: RunResult) -> str:
@@ -220,13 +216,9 @@ def _unsteady(result: RunResult) -> str:
     return "No steady state: the figures depend on how long the run was; no cost is given."
 
 
-def _trust(result: RunResult) -> str:
-    return f"{'valid' if result.trust.valid else 'NOT valid'}: {trust.trust_figures(result)}"
-
-
 def _facts(result: RunResult, on: doc.Medium) -> Section:
     """A line for each part that has something to say; in a comment on a pull request the one that is needed."""
-    facts = [("trust", _trust(result))] if on is MARKDOWN else []
+    facts = [("trust", trust.trust_sentence(result))] if on is MARKDOWN else []
     if on is DETAILS:
         steady = (_steady(result), trust.drift_sentence(result.drift))
         more = [

@@ -97,7 +97,7 @@ def over_time(run: ReportedRun) -> Section:
     ours = int(ended_by_us(requests).sum())
     many = len(requests)
     failed = many - int(succeeded(requests).sum()) - ours
-    lead = f"Seconds from the first due time; {many:,} {'request was' if many == 1 else 'requests were'} issued"
+    lead = f"Seconds from the first due time; {counted(many, 'request')} issued"
     lead += f", {failed:,} of them failed (✕ along the top)." if failed else ", none failed."
     lead += f" The load tester stopped before {ours:,} of them ended." if ours else ""
     if span.warmup_s > 0:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from gapmeter.analysis.judge.steady import FEWEST_REQUESTS
 from gapmeter.analysis.judge.words import growth_text, outage_text
-from gapmeter.analysis.numbers import DASH, duration, plain, share
+from gapmeter.analysis.numbers import DASH, counted, duration, plain, share
 from gapmeter.analysis.results.run import RunFigures, RunResult
 from gapmeter.analysis.results.trust import Drift, Floor, Mser5, Pelt, QueueSlope, Ratio, ReceiveWait, Steady, Trust
 from gapmeter.report import document as doc
@@ -48,7 +48,7 @@ _RATIO_LEAD = (
 
 def trust_sentence(result: RunFigures) -> str:
     """One line of the figures that say how far the others can be trusted."""
-    return f"{'valid' if result.trust.valid else 'invalid'}: {trust_figures(result)}"
+    return f"{'valid' if result.trust.valid else 'NOT valid'}: {trust_figures(result)}"
 
 
 def remainder_sentence(trust: Trust) -> str:
@@ -105,8 +105,8 @@ def steady_sentence(steady: Steady, *, measured: int, offered: float | None) -> 
     if mser5 is None or pelt is None:
         if measured >= FEWEST_REQUESTS:
             return "no request succeeded, so there are no latencies to test"
-        were = "request was" if measured == 1 else "requests were"
-        return f"too short to tell: {measured} {were} measured; it takes {FEWEST_REQUESTS} to see a steady state"
+        seen = counted(measured, "measured request")
+        return f"too short to tell: {seen}; it takes {FEWEST_REQUESTS} to see a steady state"
     said = []
     if slope is not None and slope.grows:
         more, less = ("" if rate is None else f" ({plain(rate)}/s)" for rate in (offered, slope.served_per_s))
@@ -118,12 +118,7 @@ def steady_sentence(steady: Steady, *, measured: int, offered: float | None) -> 
         kept = f"steady, but the first {first} measured requests differ and are kept, as load.warmup says (MSER-5)"
         said.append("steady" if not first else f"steady after the first {first} requests" if mser5.applied else kept)
     if not pelt.agrees:
-        seen = [
-            f"{change.metric.upper()} at {plain(change.ratio, 2)} times its level from request {change.request} on"
-            for change in pelt.changes
-            if change.certain
-        ]
-        said.append(f"PELT disagrees: it sees {seen[-1] if seen else 'no change of level'}")
+        said.append(f"PELT disagrees: it sees {(_changes(pelt) or ['no change of level'])[-1]}")
     return "; ".join(said)
 
 
@@ -237,12 +232,16 @@ def _mser(found: Mser5 | None) -> str:
 def _pelt(found: Pelt | None) -> str:
     if found is None:
         return "not asked"
-    seen = [
-        f"{one.metric.upper()} {plain(one.ratio, 2)} times its level from request {one.request} on"
+    seen = "; ".join(_changes(found)) or "no certain change of level"
+    return f"{seen} ({'agrees' if found.agrees else 'disagrees'})"
+
+
+def _changes(found: Pelt) -> list[str]:
+    return [
+        f"{one.metric.upper()} at {plain(one.ratio, 2)} times its level from request {one.request} on"
         for one in found.changes
         if one.certain
     ]
-    return f"{'; '.join(seen) or 'no certain change of level'} ({'agrees' if found.agrees else 'disagrees'})"
 
 
 def _slope(found: QueueSlope | None, loop: str) -> str:

@@ -56,8 +56,7 @@ def recording_warnings(
     for note in manifest.plan.notes:
         yield _warning("plan", note, "", touches=("prompt_tokens",))
     if lost := int((requests["outcome"] == "abandoned").sum()):
-        were, their = ("was", "its") if lost == 1 else ("were", "their")
-        text = f"{counted(lost, 'turn')} {were} never sent, because an earlier turn of {their} conversation failed"
+        text = f"{counted(lost, 'turn')} never sent, because an earlier turn of the conversation failed"
         cause = "users give up after the first failure; the load was less than planned"  # which flatters whoever failed
         yield _warning("abandoned", text, cause, touches=("load",))
     yield from emulation_warning(manifest)

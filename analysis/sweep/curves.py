@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from gapmeter.analysis.numbers import counted
 from gapmeter.analysis.requests.figures import LEDGER_OF, mean_of_requests
 from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.sweep import (
@@ -197,8 +196,7 @@ Rule = Callable[[Sequence[float], Sequence[float]], Turn]
 def find_knee(load: Sequence[float], levels: Sequence[Level], rule: Rule) -> Knee:
     """What ``rule`` says of points that are known only so well."""
     if len(load) < FEWEST:
-        are = "is" if len(load) == 1 else "are"
-        why = f"{counted(len(load), 'point')} {are} too few to find a knee in; it takes {FEWEST}"
+        why = f"too few points to find a knee in: {len(load)}; it takes {FEWEST}"
         return Knee(UNDECIDED, why, 0.0)
     rng = np.random.default_rng(0)
     drawn = np.stack([level.drawn(rng, DRAWS) for level in levels], axis=1)

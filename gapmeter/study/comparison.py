@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gapmeter import errors
+from gapmeter.analysis.numbers import counted
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.comparison import Comparison
 from gapmeter.errors import UserError
@@ -66,8 +67,8 @@ def compare_in_turn(
 
     for side, conclusion in zip(order, visit_in_turn(visits(), quiet), strict=False):
         if conclusion.exit_code == errors.INTERRUPTED:
-            whole = len(made[0]) + len(made[1])
-            raise UserError(f"interrupted; {whole} runs are whole, in {options.runs}", errors.INTERRUPTED)
+            whole = counted(len(made[0]) + len(made[1]), "whole run")
+            raise UserError(f"interrupted; {whole} in {options.runs}", errors.INTERRUPTED)
         made[side].append(conclusion.folder)
         if conclusion.result.verdict == "INVALID":
             whole, why = sum(map(len, made)), "; ".join(conclusion.result.invalid_reasons)

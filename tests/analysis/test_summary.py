@@ -176,7 +176,7 @@ def test_a_broken_rule_makes_the_run_invalid_whatever_its_slos_say(
     assert says in headline(result(told))
     if "incomplete" in change:
         assert not next(warning.cause for warning in told.warnings if warning.code == "complete"), "the text has it"
-    assert trust_sentence(told).startswith("invalid")
+    assert trust_sentence(told).startswith("NOT valid")
     assert bool(told.stages) is ("ledger_refused" not in change), "a refused ledger is not shown"
 
 

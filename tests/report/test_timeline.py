@@ -79,7 +79,7 @@ def test_a_turn_that_was_never_sent_is_neither_issued_nor_failed_and_the_last_fa
     requests.to_parquet(folder.path / "requests.parquet")
     section = over_time(ReportedRun.read(folder))
     due_and_failed = len(requests) - 2, 1  # the warm-up's are drawn too
-    assert f"{len(requests) - 2} requests were issued, 1 of them failed" in str(section.lead)
+    assert f"{len(requests) - 2} requests issued, 1 of them failed" in str(section.lead)
     (table, *_) = [block.table for block in section.blocks if isinstance(block, Chart)]
     assert isinstance(table, Table)
     assert tuple(sum(int(str(row[column])) for row in table.rows) for column in (2, 3)) == due_and_failed
@@ -88,7 +88,7 @@ def test_a_turn_that_was_never_sent_is_neither_issued_nor_failed_and_the_last_fa
 def test_one_request_was_issued(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", count=1, rate=20.0)
     pd.read_parquet(folder.path / "requests.parquet").tail(1).to_parquet(folder.path / "requests.parquet")
-    assert "; 1 request was issued, none failed." in str(over_time(ReportedRun.read(folder)).lead)
+    assert "; 1 request issued, none failed." in str(over_time(ReportedRun.read(folder)).lead)
 
 
 def test_what_was_in_flight_when_the_load_was_ended_is_no_failure_of_the_server(tmp_path: Path) -> None:
