@@ -121,8 +121,8 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action=_Version, nargs=0, help="print the version, with the hash of the analysis")
     whole.set_defaults(debug=False, judges=False)  # judges: what it says on standard output is not what it is for
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    for group in (measure, recorded):
-        group.add(commands)
+    for add in (*measure.COMMANDS, *recorded.COMMANDS):
+        add(commands)
     for command in (whole, *commands.choices.values()):
         command.allow_abbrev = False  # an abbreviated --api-key would pass for another word
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")

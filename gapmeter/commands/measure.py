@@ -26,14 +26,6 @@ if TYPE_CHECKING:  # its import takes a second, which a mistake on the command l
     from gapmeter.study.comparison import Baseline
 
 
-def add(commands: Commands) -> None:
-    """Add these commands and their flags."""
-    for add_command in (
-        _add_run, _add_capacity, _add_report, _add_worker, _add_config, _add_scenarios, _add_doctor, _add_calibrate,
-    ):  # fmt: skip
-        add_command(commands)
-
-
 def _add_run(commands: Commands) -> None:
     parser = commands.add_parser("run", help="run a scenario against a server and explain its latency")
     parser.add_argument("scenario", help="a scenario's name or file")
@@ -354,3 +346,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     from gapmeter.machine.calibration import run_calibration
 
     return run_calibration(arguments.generator, quick=arguments.quick, as_json=arguments.json)
+
+
+COMMANDS = (
+    _add_run, _add_capacity, _add_report, _add_worker, _add_config, _add_scenarios, _add_doctor, _add_calibrate,
+)  # fmt: skip

@@ -27,14 +27,6 @@ if TYPE_CHECKING:  # its import takes a second, which a mistake on the command l
     from gapmeter.runs.run import Conclusion
 
 
-def add(commands: Commands) -> None:
-    """Add these commands and their flags."""
-    for add_command in (
-        _add_compare, _add_explain, _add_export, _add_ui, _add_runs, _add_sql, _add_verify, _add_archive,
-    ):  # fmt: skip
-        add_command(commands)
-
-
 def _add_compare(commands: Commands) -> None:
     parser = commands.add_parser(
         "compare", help="runs: which differences are real; searches and sweeps: which is cheaper"
@@ -304,3 +296,6 @@ def _archive(arguments: argparse.Namespace) -> int:
 
     print(archive(arguments.run, arguments.output))
     return errors.OK
+
+
+COMMANDS = (_add_compare, _add_explain, _add_export, _add_ui, _add_runs, _add_sql, _add_verify, _add_archive)
