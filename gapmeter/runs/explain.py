@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,11 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from gapmeter import errors
 from gapmeter.analysis.arrays import Bools
 from gapmeter.analysis.ledger.explore import FEWEST, difference
-from gapmeter.analysis.numbers import DASH, bounds, counted, duration, share
+from gapmeter.analysis.numbers import bounds, counted, share
 from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of
 from gapmeter.analysis.requests.metrics import measured_requests, request_values_ns
 from gapmeter.analysis.results.latency import GroupDifference
@@ -26,8 +24,9 @@ from gapmeter.analysis.stages import STAGE_NAMES, column
 from gapmeter.analysis.tables import read_table
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
+from gapmeter.report import terminal
+from gapmeter.report.document import TERMINAL, Document, Figure, Header, Paragraph, Row, Said, Section, Table, Verdict
 from gapmeter.report.explore import difference_sentence
-from gapmeter.report.printable import printable
 from gapmeter.report.words import whose
 from gapmeter.runs.run import Run, rederivable, require_one_run
 from gapmeter.runs.sql import one_sentence
@@ -142,19 +141,17 @@ def columns_of(requests: pd.DataFrame, rows: pd.DataFrame) -> dict[str, pd.Serie
 def show(found: Explanation) -> None:
     """Print it as a table on standard error."""
     parts = found.difference
-    console = Console(stderr=True, highlight=False)
-    console.print(f"{printable(difference_sentence(parts, found.a, found.b, found.device))}.", markup=False)
-    console.print(f"{parts.a_count:,} requests against {parts.b_count:,}, in {counted(parts.stretches, 'stretch')}.")
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # 80 letters hold the longest names
-    table.add_column("stage (owner)", overflow="fold")  # cut short, network in and network out would look alike
-    for name in ("these", "others", "difference", "95 % interval", "share"):
-        table.add_column(name, justify="right", no_wrap=True)
+    counts = f"{parts.a_count:,} requests against {parts.b_count:,}, in {counted(parts.stretches, 'stretch')}."
     low, high = parts.difference_ci_ms
     proven = low is not None and high is not None and not low <= 0 <= high  # of nothing there are no shares
-    for row in [row for row in parts.ranked if row.ms][:_SHOWN]:
-        part = share(row.share) if row.share is not None and proven else DASH
-        owner = Text(printable(whose(row.stage, row.owner, found.device)))
-        times = map(duration, (row.a_ms, row.b_ms, row.ms))
-        table.add_row(owner, *times, bounds(*row.ci_ms), part)
-    console.print(table)
-    console.print(printable(found.provenance.line()), style="dim", markup=False)
+    rows: list[Row] = [
+        [whose(row.stage, row.owner, found.device), Figure(row.a_ms), Figure(row.b_ms), Figure(row.ms),
+         bounds(*row.ci_ms), share(row.share if proven else None)]
+        for row in [row for row in parts.ranked if row.ms][:_SHOWN]
+    ]  # fmt: skip
+    headers = ["stage (owner)", "these", "others", "difference", "95 % interval", "share"]
+    blocks = [Table("By stage", headers, rows, whole=True), Paragraph(found.provenance.line())]
+    answer = f"{difference_sentence(parts, found.a, found.b, found.device)}."
+    section = Section("stages", "", blocks, on=TERMINAL)
+    shown = Document("", Header(""), Verdict("", "", answer, more=[Said(counts)]), [section], found.provenance)
+    terminal.show(shown, sys.stderr)
