@@ -34,10 +34,15 @@ class UserError(Exception):
         self.exit_code = exit_code
 
 
+def exit_words(code: int, meaning: str = "") -> str:
+    """A command's last line: its exit code, and what that means."""
+    return f"exit={code} {meaning or MEANING[code]}"
+
+
 def say_exit(code: int, meaning: str = "") -> int:
-    """A failure's last line on standard error, with its code and what that means; returns the code."""
+    """The last line of a failure on standard error; returns the code."""
     if code != OK:
-        print(f"exit={code} {meaning or MEANING[code]}", file=sys.stderr)
+        print(exit_words(code, meaning), file=sys.stderr)
     return code
 
 

@@ -130,8 +130,8 @@ def report_capacity(path: Path, *, quiet: bool) -> Conclusion[CapacityResult]:
         if capacity.can_go_on(result.capacity):
             minutes = math.ceil(2 * manifest.capacity.budget_s / 60)
             links.append(("go on", str(again.resumed(path, "--budget", f"{minutes}m"))))
-        why = capacity.meaning(result.capacity) or errors.MEANING[result.exit_code]
-        show(capacity.document(result, manifest), path, f"exit={result.exit_code} {why}", *links)
+        end = errors.exit_words(result.exit_code, capacity.meaning(result.capacity))
+        show(capacity.document(result, manifest), path, end, *links)
     return Conclusion(path, result, result.exit_code)
 
 

@@ -142,11 +142,11 @@ def conclude(
     if not quiet:
         from gapmeter.report import run
 
-        why = errors.MEANING[code] if result.slo or code != errors.OK else "measured; no SLO was set"
+        why = "" if result.slo or code != errors.OK else "measured; no SLO was set"
         if code == errors.NOT_VALID:
             why = "undecided" if result.verdict == "INCONCLUSIVE" else "not valid as a measurement"
         again = [("again", manifest.command)] if verbose else []
-        show(run.brief(result, manifest), folder.path, f"exit={code} {why}", *again, details=verbose)
+        show(run.brief(result, manifest), folder.path, errors.exit_words(code, why), *again, details=verbose)
     return Conclusion(folder.path, result, code)
 
 

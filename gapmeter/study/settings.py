@@ -94,9 +94,9 @@ def compared(
     elif all(s.ended == UNMEETABLE for s in searches):
         code = errors.SLO_MISSED
     if not options.quiet:
-        meaning = errors.MEANING[code] if code else "every setting was searched"
+        end = errors.exit_words(code, "" if code else "every setting was searched")
         go_on = [("go on", str(again))] * any(map(can_go_on, searches))
-        show(costs.document(table.result), table.folder, f"exit={code} {meaning}", *go_on)
+        show(costs.document(table.result), table.folder, end, *go_on)
     return replace(table, exit_code=code)
 
 

@@ -91,7 +91,7 @@ def report_sweep(path: Path, *, quiet: bool) -> Conclusion[SweepResult]:
 
         meanings = {errors.OK: "every point was measured", errors.NOT_VALID: "not every point is a valid measurement"}
         document = sweep.document(result, SweepManifest.read(path))
-        show(document, path, f"exit={code} {meanings.get(code, errors.MEANING[code])}")
+        show(document, path, errors.exit_words(code, meanings.get(code, "")))
     return Conclusion(path, result, code)
 
 
