@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from gapmeter.analysis.numbers import counted, plain, rate
-from gapmeter.analysis.results.manifest import Hardware, Manifest, ManifestBase, SearchManifest, SweepManifest
+from gapmeter.analysis.results.manifest import Hardware, Manifest, ManifestBase
 from gapmeter.analysis.results.requests import LoadFacts
 from gapmeter.analysis.results.run import INVALID, UNKNOWN, MadeBy, Provenance, RunFigures
 
@@ -40,10 +40,11 @@ def served_by(manifest: Manifest) -> tuple[str, str]:
     return (manifest.target.model, UNKNOWN) if server.engine == "attach" else (server.model, server.precision)
 
 
-def provenance_of_study(manifest: SweepManifest | SearchManifest, served: str | None = None, **own: str) -> Provenance:
-    """The provenance of several loads together; ``own``: load, n, validity and what else is not as the manifest says.
+def provenance_as_asked(manifest: ManifestBase, served: str | None = None, **own: str) -> Provenance:
+    """The provenance of several loads together, or of one that goes on.
 
-    ``served``: the model that an attached server named, whatever the scenario would have launched.
+    ``own``: load, n, validity and what else is not as the manifest says. ``served``: the model that an
+    attached server named, whatever the scenario would have launched.
     """
     server = manifest.scenario["server"]
     facts = {

@@ -16,7 +16,7 @@ from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
 from gapmeter.analysis.judge.words import STRANGERS
 from gapmeter.analysis.numbers import counted, rate
 from gapmeter.analysis.pareto import pace_limit, pareto, run_point
-from gapmeter.analysis.provenance import provenance_of_study
+from gapmeter.analysis.provenance import provenance_as_asked
 from gapmeter.analysis.results.capacity import (
     BUDGET,
     CLIENT,
@@ -77,7 +77,7 @@ def analyse_capacity(folder: RunFolder) -> CapacityResult:
         slo=tuple(SearchedSlo(text=slo.text, metric=slo.metric) for slo in manifest.slo),
         capacity=search,
         **({} if economy is None else {name: getattr(economy, name) for name in Economy.model_fields}),
-        provenance=provenance_of_study(
+        provenance=provenance_as_asked(
             manifest,
             next((each.result.provenance.model for each in measured if each.result), None),
             load=f"{arrivals if arrivals in BURSTS else 'Poisson'}, open loop, {counted(len(search.trials), 'trial')}",

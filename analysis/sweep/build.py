@@ -14,7 +14,7 @@ from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.lateness import ReportedLateness, without_refused
 from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point
-from gapmeter.analysis.provenance import provenance_of_study, served_by
+from gapmeter.analysis.provenance import provenance_as_asked, served_by
 from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, succeeded
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
@@ -318,7 +318,7 @@ def _provenance(points: Sequence[AnyPoint], manifest: SweepManifest, made_on: Ma
     values = {key: ", ".join(dict.fromkeys(str(point.resolved.get(key)) for point in points)) for key in keys}
     bad = sum(point.verdict in (INVALID, FAILED, MISSING) for point in points)
     validity = "valid" if not bad else f"{bad} of {len(points)} points without valid figures"
-    return provenance_of_study(
+    return provenance_as_asked(
         manifest,
         next((each.target.model for each in made_on.values()), None),
         load="; ".join(f"{key} {those}" for key, those in values.items()),

@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 from markupsafe import Markup
 
-from gapmeter.analysis.provenance import served_by
+from gapmeter.analysis.provenance import provenance_as_asked
 from gapmeter.analysis.results.codec import NotReadable
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import UNKNOWN, Provenance
@@ -183,12 +183,8 @@ def _thinned(dots: list[list[Any]]) -> list[list[Any]]:
 
 
 def _provenance(manifest: Manifest) -> Provenance:
-    scenario, load, (model, precision) = manifest.asked, manifest.asked.load, served_by(manifest)
+    scenario, load = manifest.asked, manifest.asked.load
     unit = "conversations" if scenario.workload.kind == "conversation" else "req"
     how = f"{load.rate:g} {unit}/s, open loop" if load.rate else load.arrivals
-    return Provenance(
-        scenario=scenario.name, digest=manifest.scenario_digest, model=model, precision=precision,
-        engine=scenario.server.engine, hardware=UNKNOWN, load=how,
-        n=UNKNOWN, validity="not judged yet: the run goes on", date=manifest.started_wall.partition("T")[0],
-        command=manifest.command,
-    )  # fmt: skip
+    validity = "not judged yet: the run goes on"
+    return provenance_as_asked(manifest, manifest.target.model, load=how, n=UNKNOWN, validity=validity)

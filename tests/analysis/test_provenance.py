@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis import provenance
-from gapmeter.analysis.provenance import made_by, provenance_of, provenance_of_study
+from gapmeter.analysis.provenance import made_by, provenance_as_asked, provenance_of
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.analysis.results.run import Provenance
@@ -47,7 +47,7 @@ def test_an_attached_server_s_model_is_the_one_that_it_serves_whatever_the_scena
 @pytest.mark.parametrize("named", ["served", None])
 def test_so_is_it_in_a_study_of_an_attached_server(tmp_path: Path, named: str | None) -> None:
     path = write_search(tmp_path / "s", 10.0, 9.0, 11.0, scenario={"server": {"engine": "attach"}})
-    found = provenance_of_study(SearchManifest.read(path), named, load="Poisson", n="9", validity="valid")
+    found = provenance_as_asked(SearchManifest.read(path), named, load="Poisson", n="9", validity="valid")
     assert (found.model, found.precision) == (named or "unknown", "unknown")
 
 

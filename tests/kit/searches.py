@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter.analysis.cost import describe_cost, searched_rate
-from gapmeter.analysis.provenance import provenance_of_study
+from gapmeter.analysis.provenance import provenance_as_asked
 from gapmeter.analysis.results.capacity import CapacityResult, CountedSlo, Fleet, Search, SearchedSlo, TrialResult
 from gapmeter.analysis.results.cost import Interval, NoEnergy, TokensPerRequest, Value
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest
@@ -50,7 +50,7 @@ def write_search(
         name="chat", exit_code=0, slo=(SearchedSlo(text=slo, metric="ttft"),), capacity=Search(**unknown | known),
         tokens_per_request=TOKENS, cost=cost, energy=NoEnergy(status="unmeasured", reason="nobody counted"),
         value=Value(good_requests_per_usd=None, reason="nobody counted"),
-        provenance=provenance_of_study(manifest, load="Poisson", n="900", validity="valid"),
+        provenance=provenance_as_asked(manifest, load="Poisson", n="900", validity="valid"),
     )  # fmt: skip
     path.mkdir(parents=True)
     manifest.write(path)
