@@ -25,16 +25,9 @@ def kind(stage: str) -> str:
     return BY_NAME[stage].kind if stage in BY_NAME else "the rest"
 
 
-def hatched(stage: str) -> bool:
-    """Whether a stage is drawn as a hatch: in transit between two processes, or unexplained."""
-    return stage == UNEXPLAINED or (stage in BY_NAME and BY_NAME[stage].kind == "transit")
-
-
 def fill(stage: str) -> str:
     """The paint of a stage: its color, or for the residual and transit stages a hatch of it."""
-    if stage == UNEXPLAINED:
-        return "url(#hatch-unexplained)"
-    return f"url(#hatch-{stage})" if hatched(stage) else color(stage)
+    return f"url(#hatch-{stage})" if stage == UNEXPLAINED or kind(stage) == "transit" else color(stage)
 
 
 def ink(paint: str) -> str:
