@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from gapmeter.runs.listing import list_runs
     from gapmeter.runs.run import open_run as open
     from gapmeter.runs.sql import ask as sql
-    from gapmeter.study.again import report_again
     from gapmeter.study.capacity import CapacityGoal
     from gapmeter.study.capacity import find_capacity as capacity
     from gapmeter.study.comparison import compare_in_turn
+    from gapmeter.study.conclusion import report_again
     from gapmeter.study.resolve import resolve as scenario
     from gapmeter.study.session import open_session as session
     from gapmeter.study.settings import find_capacities as capacities
@@ -43,7 +43,7 @@ _PLACES = {
     "explain": ("runs.explain", "explain"),
     "list_runs": ("runs.listing", "list_runs"),
     "open": ("runs.run", "open_run"),
-    "report_again": ("study.again", "report_again"),
+    "report_again": ("study.conclusion", "report_again"),
     "run": ("study.study", "run_scenario"),
     "scenario": ("study.resolve", "resolve"),
     "session": ("study.session", "open_session"),

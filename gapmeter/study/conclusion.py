@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, ManifestBase, RunResult
-from gapmeter.analysis.results.manifest import Git
+from gapmeter.analysis.results.manifest import Git, SearchManifest, SweepManifest
 from gapmeter.errors import UserError, reason_of, remedy_of
 from gapmeter.keys import Keys
 from gapmeter.machine.hardware import describe_hardware, describe_versions, output_of
 from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
 from gapmeter.report.command import Command
-from gapmeter.runs.run import Conclusion
+from gapmeter.runs.run import Conclusion, hold, manifest_of, unless_damaged
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.telemetry.sources import is_here
 
@@ -166,3 +166,25 @@ def analyse_run(folder: RunFolder, *, definitions: bool) -> RunResult:
     from gapmeter.report import write_result
 
     return write_result(folder, *analyse(folder, definitions=definitions))
+
+
+def report_again(
+    path: str | Path, *, quiet: bool = False, verbose: bool = False, definitions: bool = False
+) -> Conclusion[Any]:
+    """Analyse a run, a sweep or a search again from its folder alone; ``definitions``: also by other tools' ones.
+
+    Raises UserError when it is no run's folder, or holds no requests.
+    """
+    path = Path(path)
+    manifest = manifest_of(path)
+    is_study = isinstance(manifest, SearchManifest | SweepManifest)
+    with unless_damaged(path, manifest), hold(path) if is_study else contextlib.nullcontext():
+        if isinstance(manifest, SearchManifest):
+            from gapmeter.study.capacity import report_capacity  # its import takes a second
+
+            return report_capacity(path, quiet=quiet)
+        if isinstance(manifest, SweepManifest):
+            from gapmeter.study.sweep import report_sweep
+
+            return report_sweep(path, quiet=quiet)
+        return conclude(RunFolder(path), manifest, quiet=quiet, verbose=verbose, definitions=definitions)

@@ -59,7 +59,7 @@ import pytest
 
 from gapmeter.analysis.results.schema import schema, types
 from gapmeter.runs.comparison import compare_runs
-from gapmeter.study.again import report_again
+from gapmeter.study.conclusion import report_again
 
 HERE = Path(__file__).parent
 KEYS = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz"))
