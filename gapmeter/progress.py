@@ -88,7 +88,7 @@ def line(now: Progress, width: int) -> str:
 
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(max(0, round(seconds)), 60)
-    return f"{minutes}:{rest:02d}"
+    return f"{minutes}:{rest:02d}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 class ProgressLine:

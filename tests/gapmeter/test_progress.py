@@ -37,6 +37,7 @@ def test_the_line_never_exceeds_the_width(width: int) -> None:
         ({"remaining_s": None}, "load 1:05 · "),
         ({"remaining_s": 132.2, "least_s": 24.6}, "load 1:05, 0:25 to 2:12 left · "),
         ({"remaining_s": 107.6, "least_s": 0.0}, "load 1:05, at most 1:48 left · "),
+        ({"remaining_s": 596_160.4}, "load 1:05, 165:36:00 left · "),
         ({"failed": 3}, "3 failed"),
         ({"failed": 1234, "in_flight": 10_000}, "in flight 10,000 · p99 TTFT 612 ms > 500 ms · 1,234 failed · "),
         ({"value_ms": None}, "p99 TTFT – · "),
