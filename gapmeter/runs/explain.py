@@ -24,8 +24,8 @@ from gapmeter.analysis.stages import STAGE_NAMES, column
 from gapmeter.analysis.tables import read_table
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
+from gapmeter.report import document as doc
 from gapmeter.report import terminal
-from gapmeter.report.document import TERMINAL, Document, Figure, Header, Paragraph, Row, Said, Section, Table, Verdict
 from gapmeter.report.explore import difference_sentence
 from gapmeter.report.words import whose
 from gapmeter.runs.run import Run, rederivable, require_one_run
@@ -144,14 +144,16 @@ def show(found: Explanation) -> None:
     counts = f"{parts.a_count:,} requests against {parts.b_count:,}, in {counted(parts.stretches, 'stretch')}."
     low, high = parts.difference_ci_ms
     proven = low is not None and high is not None and not low <= 0 <= high  # of nothing there are no shares
-    rows: list[Row] = [
-        [whose(row.stage, row.owner, found.device), Figure(row.a_ms), Figure(row.b_ms), Figure(row.ms),
+    rows: list[doc.Row] = [
+        [whose(row.stage, row.owner, found.device), doc.Figure(row.a_ms), doc.Figure(row.b_ms), doc.Figure(row.ms),
          bounds(*row.ci_ms), share(row.share if proven else None)]
         for row in [row for row in parts.ranked if row.ms][:_SHOWN]
     ]  # fmt: skip
     headers = ["stage (owner)", "these", "others", "difference", "95 % interval", "share"]
-    blocks = [Table("By stage", headers, rows, whole=True), Paragraph(found.provenance.line())]
+    blocks: list[doc.Block] = [doc.Table("By stage", headers, rows, whole=True), doc.Paragraph(found.provenance.line())]
     answer = f"{difference_sentence(parts, found.a, found.b, found.device)}."
-    section = Section("stages", "", blocks, on=TERMINAL)
-    shown = Document("", Header(""), Verdict("", "", answer, more=[Said(counts)]), [section], found.provenance)
+    section = doc.Section("stages", "", blocks, on=doc.TERMINAL)
+    shown = doc.Document(
+        "", doc.Header(""), doc.Verdict("", "", answer, more=[doc.Said(counts)]), [section], found.provenance
+    )
     terminal.show(shown, sys.stderr)
