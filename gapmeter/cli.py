@@ -114,7 +114,7 @@ measurement or undecided, 104 a mistake in the scenario, 106 no server.
 
 def parser() -> argparse.ArgumentParser:
     """Every command with its flags; what one parses has ``call``, which takes it and returns an exit code."""
-    whole = _Parser(
+    whole: argparse.ArgumentParser = _Parser(
         prog="gapmeter", description="A load tester for LLM servers: where every request's milliseconds went.",
         epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip

@@ -67,8 +67,8 @@ def compare_in_turn(
 
     for side, conclusion in zip(order, visit_in_turn(visits(), quiet), strict=False):
         if conclusion.exit_code == errors.INTERRUPTED:
-            whole = counted(len(made[0]) + len(made[1]), "whole run")
-            raise UserError(f"interrupted; {whole} in {options.runs}", errors.INTERRUPTED)
+            kept = counted(sum(map(len, made)), "whole run")
+            raise UserError(f"interrupted; {kept} in {options.runs}", errors.INTERRUPTED)
         made[side].append(conclusion.folder)
         if conclusion.result.verdict == "INVALID":
             whole, why = sum(map(len, made)), "; ".join(conclusion.result.invalid_reasons)
