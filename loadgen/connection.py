@@ -30,6 +30,7 @@ CUT = "the connection was closed before the answer was complete"
 _UNENDED = "the connection was closed before the body had ended, behind the answer's end mark"
 _HELD_OPEN = "the server held the body open behind the answer's end mark"
 _MOST_ERROR_BODY = 300
+_MOST_HEAD, _MOST_ANSWER = 1 << 20, 1 << 26  # bytes: a server that sends for ever must not fill the memory
 _UPGRADED = 101  # nobody had asked for that
 _TEXT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|refusal|arguments)":\s*"[^"]')
 _END_MARK = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\] *(?:[\r\n]|$)")
@@ -45,8 +46,8 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_arrive", "_arrived", "_complete", "_disordered", "_exchange", "_feed", "_final", "_framed", "_headed",
-        "_keep", "_location", "_mark", "_marks", "_parser", "_parts", "_pool", "_stamp", "_stamps", "_transport",
-        "closed", "disorder", "number", "on_body",
+        "_keep", "_location", "_mark", "_marks", "_parser", "_parts", "_pool", "_room", "_stamp", "_stamps",
+        "_transport", "closed", "disorder", "number", "on_body",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, number: int) -> None:
@@ -59,6 +60,7 @@ class Connection(asyncio.Protocol):
         self.disorder: Callable[[], int] | None = None
         self._disordered = 0
         self.on_body = self._parts.append
+        self._room = _MOST_HEAD  # bytes that may still come
         self._complete = -1  # body parts of the complete answer, -1 until it is
         self._headed = self._framed = False  # its head has been read; its head says where the body ends
         self._location = b""  # where its head points to
@@ -92,6 +94,7 @@ class Connection(asyncio.Protocol):
             return
         self._stamp(now)
         self._arrive(arrived)
+        self._room -= len(data)
         try:
             self._feed(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -101,6 +104,9 @@ class Connection(asyncio.Protocol):
         self._mark(len(self._parts))
         if self._complete >= 0:
             self._answered(now)
+        elif self._room < 0:
+            what, most = ("answer", _MOST_ANSWER) if self._headed else ("answer's head", _MOST_HEAD)
+            self._pool.give_up(self._exchange, Outcome.MALFORMED, f"the {what} is longer than {most >> 20} MB")
         elif b"[DONE]" in data or self._is_cut_mark():
             self._pool.await_end(self._exchange, now)
 
@@ -170,6 +176,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         if self._status() >= 200:  # an interim answer (100 Continue) has a head of its own
             self._headed = True
+            self._room = _MOST_ANSWER
 
     def on_message_complete(self) -> None:
         if self._complete < 0 and self._parser is not None and self._status() >= 200:
@@ -230,7 +237,7 @@ class Connection(asyncio.Protocol):
             self._parts.clear()
             self._marks.clear()
             del self._stamps[:], self._arrived[:]
-            self._complete, self._final = -1, 0
+            self._complete, self._final, self._room = -1, 0, _MOST_HEAD
             self._headed = self._framed = False
             self._parser = httptools.HttpResponseParser(self)  # the old one would give this status to what is no answer
             self._feed = self._parser.feed_data

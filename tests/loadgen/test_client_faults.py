@@ -116,6 +116,34 @@ async def test_raw_answers_are_told_apart(answer: bytes, outcome: Outcome, statu
     assert record.attempt == 0
 
 
+_ANSWER = b"".join(sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]"))
+_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+_MANY = b"x" * (1 << 23)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason", "outcome"),
+    [
+        ((_CHUNKED, chunk(b"data: " + _MANY), chunk(_MANY)), "the answer is longer than 64 MB", Outcome.MALFORMED),
+        ((_CHUNKED, chunk(b"data: 1\n\n" * 900_000)), "the answer is longer than 64 MB", Outcome.MALFORMED),
+        ((b"HTTP/1.1 200 OK\r\nX: ", _MANY), "the answer's head is longer than 1 MB", Outcome.MALFORMED),
+        ((b"HTTP/1.1 100 Continue\r\n\r\n" * 9000,), "the answer's head is longer than 1 MB", Outcome.MALFORMED),
+        ((_CHUNKED, chunk(_ANSWER), chunk(b": ping\n\n" * 900_000)), "the server held the body open", Outcome.OK),
+    ],
+    ids=["a line", "events", "a header", "interim answers", "comments behind the end mark"],
+)
+async def test_a_server_that_sends_for_ever_is_left_before_it_fills_the_memory(
+    pieces: tuple[bytes, ...], reason: str, outcome: Outcome
+) -> None:
+    with answering(*pieces, endless=True) as url:
+        async with asking(url) as one:
+            record = await one.ask()
+            later = await one.ask()  # on another connection
+    assert (record.outcome, later.outcome) == (outcome, outcome)
+    assert record.error.startswith(reason)
+    assert len(record.body) < 65 << 20
+
+
 async def test_nobody_listening_is_refused() -> None:
     async with asking(f"http://127.0.0.1:{free_port()}", warm=0) as one:
         record = await one.ask()
@@ -149,10 +177,6 @@ async def test_what_comes_behind_a_whole_answer_changes_nothing_of_it(junk: byte
             record = await one.ask(body(2))
     assert (record.outcome, record.status, record.error) == (Outcome.OK, 200, "")
     assert record.body == whole
-
-
-_ANSWER = b"".join(sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]"))
-_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize(
