@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,12 +71,20 @@ def recording_warnings(
         yield from core_warning(ledger.rows[mine], ledger.held)
     yield from lost_switches_warning(trace)
     yield from support_warnings(ledger.support)
-    for found in trace.notes:
-        if found.get("type") == "missing":
-            stages = tuple(found.get("stages", ()))
-            text = f"unmeasured: {', '.join(stages)} ({found.get('hook', 'a hook')} is not in this version)"
-            yield _warning("missing-hook", text, "the engine's version moved or renamed it", touches=stages)
+    yield from hook_warnings(trace.notes)
     yield from device_warnings(trace)
+
+
+def hook_warnings(notes: Iterable[Mapping[str, Any]]) -> Iterator[RunWarning]:
+    """What a probe could not stamp: its hook found nothing, or failed itself."""
+    for found in notes:
+        if found.get("type") != "missing":
+            continue
+        stages, hook = tuple(found.get("stages", ())), found.get("hook", "a hook")
+        why, cause = f"{hook} is not in this version", "the engine's version moved or renamed it"
+        if error := found.get("error"):
+            why, cause = f"the probe failed in {hook}: {error}", "the engine's version may have changed what it reads"
+        yield _warning("missing-hook", f"unmeasured: {', '.join(stages) or 'nothing'} ({why})", cause, touches=stages)
 
 
 def lost_switches_warning(trace: Trace) -> Iterator[RunWarning]:

@@ -69,7 +69,10 @@ class Probe:
         """Open this role's file, once, and put into it what was found missing up to now."""
         if self.writer is not None:
             return
-        self.writer = open_probe(self.role, describe)
+        try:
+            self.writer = open_probe(self.role, describe)
+        except OSError as error:
+            logger.warning("gapmeter: nothing of this process is recorded: %s", error)
         if self.writer is not None:  # a child of multiprocessing leaves without running atexit's functions
             multiprocessing.util.Finalize(None, self.writer.close, exitpriority=0)
         self.review()
@@ -185,12 +188,16 @@ def _apply(probe: Probe, hook: Hook, target: str, module: ModuleType) -> None:
     for part in path:
         owner = getattr(owner, part, None)
     original = getattr(owner, "__dict__", {}).get(attribute)  # an engine's module may put anything there
-    if original is None:
-        return
     static = isinstance(original, staticmethod)
     function = original.__func__ if static else original
-    wrapped = hook.wrap(function)
-    setattr(owner, attribute, staticmethod(wrapped) if static else wrapped)
+    if not callable(function):
+        return
+    try:
+        wrapped = hook.wrap(function)
+        setattr(owner, attribute, staticmethod(wrapped) if static else wrapped)
+    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine, whose import this is
+        probe.failed(hook.targets[0], hook.stages, error)
+        return
     probe.wrapped.add((hook, target))
     probe.read.append((hook, target, function))
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from gapmeter.analysis.judge.warnings import support_warnings
+from gapmeter.analysis.judge.warnings import hook_warnings, support_warnings
 from gapmeter.analysis.ledger.interference import least_squares
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.read import read_trace
@@ -90,6 +90,19 @@ def test_model_runner_and_device_are_those_of_the_workers(
     found = [one for one in support_of(trace_of(tmp_path, role="worker", **head)) if one.feature != "tested version"]
     assert {one.feature for one in found} == feature
     assert {one.level for one in found} == level
+
+
+@pytest.mark.parametrize(
+    ("stages", "error", "text"),
+    [
+        (["decode"], {}, "unmeasured: decode (m:f is not in this version)"),
+        (["decode"], {"error": "KeyError: 'x'"}, "unmeasured: decode (the probe failed in m:f: KeyError: 'x')"),
+        ([], {"error": "KeyError: 'x'"}, "unmeasured: nothing (the probe failed in m:f: KeyError: 'x')"),
+    ],
+)
+def test_a_hook_that_failed_is_not_said_to_be_missing(stages: list[str], error: dict[str, str], text: str) -> None:
+    (warned,) = hook_warnings([{"type": "missing", "hook": "m:f", "stages": stages, **error}, {"type": "settings"}])
+    assert (warned.text, warned.touches) == (text, tuple(stages))
 
 
 def test_another_server_than_vllm_says_nothing_of_the_kind(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ class Thing:
         return x * 2
     async def later(self, x):
         return x + 3
+    @property
+    def value(self):
+        return 7
 """
 
 
@@ -130,6 +133,62 @@ def test_a_failure_of_ours_changes_nothing_for_the_caller_and_is_recorded_once(t
     assert [thing.plain(n) for n in range(3)] == [1, 2, 3]
     (note,) = missing_hooks(probe)
     assert note["stages"] == ["queue"] and "ZeroDivisionError" in note["error"]
+
+
+def test_a_target_that_cannot_be_wrapped_stays_as_it_is_and_the_import_goes_on(target: str) -> None:
+    def refuse(_: object) -> Callable[..., Any]:
+        raise TypeError("cannot be wrapped")
+
+    class Broken(Watcher):
+        def make_hooks(self) -> list[Hook]:
+            at = f"{self.name}:Thing."
+            return [
+                self.after(f"{at}value", ("queue",), lambda *_: None),
+                Hook((f"{at}plain",), ("decode",), refuse),
+            ]
+
+    probe = Broken(target)
+    install([probe])
+    probe.open({"server": "test"})
+    thing = importlib.import_module(target).Thing()
+    assert (thing.value, thing.plain(1)) == (7, 2)
+    found = {note["stages"][0]: note.get("error", "") for note in missing_hooks(probe)}
+    assert found == {"queue": "", "decode": "TypeError: cannot be wrapped"}
+
+
+def test_where_nothing_can_be_written_the_server_serves_and_its_log_says_so(
+    target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GAPMETER_PROBE_DIR", str(tmp_path / "file" / "probe"))
+    probe = Watcher(target)
+    install([probe])
+    thing = importlib.import_module(target).Thing()
+    probe.open({"server": "test"})
+    assert thing.plain(1) == 2 and probe.writer is None
+    assert "nothing of this process is recorded: [Errno 20]" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["data_received", "run_asgi"])
+def test_a_server_whose_insides_have_changed_still_answers(writer: RecordWriter, name: str) -> None:
+    class Changed:
+        """What is hooked of uvicorn, without anything that the probe reads of it."""
+
+        __slots__ = ()
+
+        def data_received(self, data: bytes) -> bytes:
+            return data
+
+        async def run_asgi(self, app: str) -> str:
+            return app
+
+    probe = ApiProbe()
+    probe.writer = writer
+    hook = next(h for h in probe.hooks() if h.targets[0].endswith(f".{name}"))
+    called = hook.wrap(getattr(Changed, name))(Changed(), "whole")
+    assert (asyncio.run(called) if name == "run_asgi" else called) == "whole"
+    (note,) = missing_hooks(probe)
+    assert note["stages"][:2] == ["network_in", "ingress"] and "AttributeError" in note["error"]
 
 
 @pytest.mark.parametrize("raises", [False, True])

@@ -131,13 +131,16 @@ class ApiProbe(Probe):
         collector = f"{_OUTPUT}RequestOutputCollector."
         return [
             self.after("vllm.v1.engine.async_llm:AsyncLLM.__init__", (), self._opened),
-            *(Hook((f"{m}:{p}.data_received",), (), self._wrap_bytes) for m, p in zip(_HTTP, _PROTOCOLS, strict=True)),
-            *(Hook((f"{m}:RequestResponseCycle.run_asgi",), (), self._wrap_run) for m in _HTTP),
+            self.around(
+                tuple(f"{m}:{p}.data_received" for m, p in zip(_HTTP, _PROTOCOLS, strict=True)), ingress,
+                self._receiving, every=True,
+            ),
+            self.around(
+                tuple(f"{m}:RequestResponseCycle.run_asgi" for m in _HTTP), (*ingress, *egress), self._begin, every=True
+            ),
             *(Hook((f"{m}:RequestResponseCycle.send",), (), self._wrap_send) for m in _HTTP),
-            Hook((f"{_HTTP[0]}:RequestResponseCycle.run_asgi", f"{_HTTP[1]}:RequestResponseCycle.run_asgi"),
-                 (*ingress, *egress), _as_it_is),
-            Hook(("vllm.renderers.hf:safe_apply_chat_template",), ("template",), self._inline(codes.TEMPLATE)),
-            Hook(("vllm.v1.engine.input_processor:InputProcessor.process_inputs",), (), self._inline(codes.REQUEST)),
+            self.after("vllm.renderers.hf:safe_apply_chat_template", ("template",), _inline(codes.TEMPLATE)),
+            self.after("vllm.v1.engine.input_processor:InputProcessor.process_inputs", (), _inline(codes.REQUEST)),
             Hook(("vllm.renderers.hf:make_async",), (), self._wrap_pool),
             Hook(("vllm.renderers.base:make_async",), ("tokenize",), self._wrap_pool),
             *(self.before(endpoint, (), _serving) for endpoint in _ENDPOINTS),
@@ -162,47 +165,28 @@ class ApiProbe(Probe):
 
     # -- in
 
-    def _wrap_bytes(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _receiving(self, protocol: Any, *_: Any) -> Callable[[], None]:
         """Stamp the first bytes of each request on its cycle: the earliest that the application can know of it."""
+        before = protocol.cycle
+        in_body = before is not None and before.more_body
+        first = protocol.__dict__.get("gapmeter_first_ns") or now()
 
-        @functools.wraps(original)
-        def data_received(protocol: Any, data: bytes) -> None:
-            before = protocol.cycle
-            in_body = before is not None and before.more_body
-            seen = now()
-            first = protocol.__dict__.get("gapmeter_first_ns") or seen
-            original(protocol, data)
-            cycle = protocol.cycle
-            if cycle is not before:
-                cycle.gapmeter_first_ns = first
-                first = 0
-            protocol.gapmeter_first_ns = 0 if in_body else first
+        def received() -> None:
+            begun = protocol.cycle is not before
+            if begun:
+                protocol.cycle.gapmeter_first_ns = first
+            protocol.gapmeter_first_ns = 0 if begun or in_body else first
 
-        return data_received
+        return received
 
-    def _wrap_run(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        async def run_asgi(cycle: Any, app: Any) -> None:
-            call = self._begin(cycle)
-            if call is None:
-                await original(cycle, app)
-                return
-            _current.set(call)
-            try:
-                await original(cycle, app)
-            finally:
-                self._finish(call)
-
-        return run_asgi
-
-    def _begin(self, cycle: Any) -> Call | None:
-        call = None
-        if self.writer is not None and cycle.scope.get("method") == "POST":
-            names = (value for name, value in cycle.scope["headers"] if name == b"x-request-id")
-            begun = getattr(cycle, "gapmeter_first_ns", 0) or now()
-            call = Call(begun, next(names, b"").decode("latin-1"))
-        cycle.gapmeter_call = call
-        return call
+    def _begin(self, cycle: Any, *_: Any) -> Callable[[], None] | None:
+        if self.writer is None or cycle.scope.get("method") != "POST":
+            return None
+        names = (value for name, value in cycle.scope["headers"] if name == b"x-request-id")
+        begun = getattr(cycle, "gapmeter_first_ns", 0) or now()
+        call = cycle.gapmeter_call = Call(begun, next(names, b"").decode("latin-1"))
+        _current.set(call)
+        return functools.partial(self._finish, call)
 
     def _finish(self, call: Call) -> None:
         """The response is over: how each generation ended; or, if none was made, that the request was here."""
@@ -230,26 +214,6 @@ class ApiProbe(Probe):
         for code, (queued, start, end, back) in call.stages:
             if end:
                 self.writer.span(code, ref, start, end, min(max(back - end, 0), _MOST), queued)
-
-    @staticmethod
-    def _inline(code: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Stamps a stage that runs on the event loop itself, in the request's own context."""
-
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def called(*args: Any, **kwargs: Any) -> Any:
-                call = _current.get()
-                if call is None:
-                    return original(*args, **kwargs)
-                start = now()
-                result = original(*args, **kwargs)
-                end = now()
-                call.stages.append((code, [start, start, end, end]))
-                return result
-
-            return called
-
-        return wrap
 
     def _wrap_pool(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """vLLM's make_async: what it makes submits to a pool of threads; submit, start and end are stamped apart."""
@@ -352,6 +316,12 @@ def _handed(start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
         call.sent_ns = end
 
 
-def _as_it_is(original: Callable[..., Any]) -> Callable[..., Any]:
-    """For a hook that only says which stages are lost when none of its targets exists."""
-    return original
+def _inline(code: int) -> Callable[..., None]:
+    """Stamps a stage that runs on the event loop itself, in the request's own context."""
+
+    def stamp(start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+        call = _current.get()
+        if call is not None:
+            call.stages.append((code, [start, start, end, end]))
+
+    return stamp
