@@ -37,6 +37,11 @@ def reason(error: OSError) -> str:
     return os.strerror(error.errno or 0) if has_number else error.strerror or str(error)
 
 
+def lack_of(error: OSError) -> str:
+    """What this machine lacks for a connection, "" where it is not that."""
+    return _OUR_LACK.get(error.errno or 0, "")
+
+
 def numeric(address: Sequence[Any]) -> str:
     """The host of a socket's address; of a link-local one with the interface that it is on."""
     scope = address[3] if len(address) > 3 else 0
@@ -175,7 +180,7 @@ class Pool:
     def _not_opened(self, exchange: Exchange, error: OSError) -> None:
         if exchange.done:
             return
-        if lack := _OUR_LACK.get(error.errno or 0):
+        if lack := lack_of(error):
             self.lack = self.lack or lack
             self._never_sent(exchange, Outcome.ABORTED, lack)
             return
@@ -236,7 +241,7 @@ class Client(Pool):
             try:
                 return await self._open()
             except OSError as error:
-                failure = failure or error
+                failure = error
         raise failure or OSError(f"{self._address.host} has no address")
 
     async def _open(self) -> Connection:

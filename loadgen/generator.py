@@ -18,6 +18,7 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
+from gapmeter.loadgen.client import lack_of, reason
 from gapmeter.loadgen.sender import Sender
 from gapmeter.records import Span
 from gapmeter.records.timer import Readers, Timer
@@ -92,6 +93,13 @@ def exit_code(spec: Spec, sender: Sender, broken: list[BaseException]) -> int:
     if lack := sender.client.lack:
         return leave(Exit.NO_CONNECTION, lack)
     return Exit.STOPPED if sender.stopped.is_set() else Exit.DONE
+
+
+def not_connected(error: OSError) -> int:
+    """Leave because no connection could be opened ahead; returns the exit code."""
+    if lack := lack_of(error):
+        return leave(Exit.NO_CONNECTION, lack)
+    return leave(Exit.UNREACHABLE, reason(error))
 
 
 def listen_for_start(loop: Readers, start: Callable[[int], None], gone: Callable[[], None]) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 
 import uvloop
 
-from gapmeter.loadgen.client import reason
 from gapmeter.loadgen.exchange import Address, authorization
 from gapmeter.loadgen.generator import (
     API_KEY,
@@ -30,6 +29,7 @@ from gapmeter.loadgen.generator import (
     exit_code,
     leave,
     listen_for_start,
+    not_connected,
     stop_collecting,
 )
 from gapmeter.loadgen.issue import issue
@@ -107,7 +107,7 @@ async def _work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) 
     try:
         await sender.client.warm(spec.warm)
     except OSError as error:
-        return leave(Exit.UNREACHABLE, reason(error))
+        return not_connected(error)
     stop_collecting()
     print("ready", flush=True)
     start: asyncio.Future[int] = loop.create_future()

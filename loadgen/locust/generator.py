@@ -16,7 +16,6 @@ from locust.env import Environment
 from locust.exception import StopUser
 from locust.runners import LocalRunner
 
-from gapmeter.loadgen.client import reason
 from gapmeter.loadgen.exchange import Address
 from gapmeter.loadgen.generator import (
     PARENT_GONE,
@@ -26,6 +25,7 @@ from gapmeter.loadgen.generator import (
     exit_code,
     leave,
     listen_for_start,
+    not_connected,
     stop_collecting,
 )
 from gapmeter.loadgen.issue import begin
@@ -86,7 +86,7 @@ def work(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -> int:
     try:
         sender.client.warm(spec.warm)
     except OSError as error:
-        return leave(Exit.UNREACHABLE, reason(error))
+        return not_connected(error)
     try:
         test = PlanTest(sender, spec.url) if own is None else LocustfileTest(sender, spec.url, own)
     except BadLocustfile as error:

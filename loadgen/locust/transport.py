@@ -87,7 +87,7 @@ class GreenPool(Pool):
             try:
                 return self._open()
             except OSError as error:
-                failure = failure or error
+                failure = error
         raise failure or OSError(f"{self._address.host} has no address")
 
     def _open(self) -> Connection:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import resource
 import socket
 import time
 
 import pytest
 
+from gapmeter.loadgen.generator import Exit, not_connected
 from gapmeter.records import Outcome
 from gapmeter.records.request import Flag
 from gapmeter.records.stream import parse_answer
@@ -157,6 +161,36 @@ async def test_warming_up_says_when_nobody_listens() -> None:
     async with asking(f"http://127.0.0.1:{free_port()}", warm=0) as one:
         with pytest.raises(ConnectionRefusedError):
             await one.client.warm(2)
+
+
+async def test_files_that_this_machine_lacks_for_connections_ahead_are_no_fault_of_the_address(
+    null: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with asking(null, warm=0) as one:
+        most = max(int(fd) for fd in os.listdir("/proc/self/fd")) + 4
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
+        try:
+            with pytest.raises(OSError, match="Too many open files") as failed:
+                await one.client.warm(20)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not_connected(failed.value) == Exit.NO_CONNECTION
+    assert "this process may open no more files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "left_with", "why"),
+    [
+        (errno.EADDRNOTAVAIL, Exit.NO_CONNECTION, "no port left to connect from"),
+        (errno.ECONNREFUSED, Exit.UNREACHABLE, "Connection refused"),
+    ],
+)
+def test_only_a_server_that_takes_no_connections_is_unreachable(
+    code: int, left_with: Exit, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not_connected(OSError(code, os.strerror(code))) == left_with
+    assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
