@@ -49,6 +49,9 @@ _STORED = {
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _DTYPES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 _LLAMA_LAYOUT = {"llama", "mistral"}
+# What models' configs call how many experts a layer has, and how many of them compute a token.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 _LARGEST_HEADER = 1 << 28
 _BUDGET_S = 0.22  # a kernel, once its arrays are there
 _FEWEST = 3
@@ -113,12 +116,11 @@ def _weights(
         sliding = sum(kind == "sliding_attention" for kind in kinds) if kinds else layers
     experts = None
     if routed:
-        counts = ("num_experts", "num_local_experts", "n_routed_experts")
         experts = Experts(
             parameters=sum(t.elements for t in routed),
             bytes=sum(_served_bytes(t, precision, stored) for t in routed),
-            count=int(config[next(filter(config.get, counts), counts[0])]),
-            per_token=int(config["num_experts_per_tok"]),
+            count=_first(config, _EXPERTS),
+            per_token=_first(config, _EXPERTS_PER_TOKEN),
         )
     kv_dtype = 1.0 if kv_precision and kv_precision.startswith("fp8") else _DTYPES.get(precision, stored)
     return Weights(
@@ -138,6 +140,11 @@ def _weights(
         experts=experts,
         source=source,
     )
+
+
+def _first(config: Mapping[str, Any], keys: Sequence[str]) -> int:
+    """What the config has by the first of these names that it knows. Raises KeyError where it knows none."""
+    return int(config[next(filter(config.get, keys), keys[0])])
 
 
 def _served_bytes(tensor: Tensor, precision: str, stored: float) -> float:

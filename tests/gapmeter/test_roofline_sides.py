@@ -78,6 +78,24 @@ def test_experts_stand_apart_and_sliding_layers_are_counted(tmp_path: Path) -> N
     assert (found.sliding_layers, found.window) == (1, 512)
 
 
+@pytest.mark.parametrize(
+    ("count", "per_token"),
+    [
+        ("num_experts", "num_experts_per_tok"),  # Qwen
+        ("num_local_experts", "num_experts_per_tok"),  # Mixtral
+        ("n_routed_experts", "moe_topk"),  # LongCat
+        ("moe_num_experts", "moe_k"),  # ERNIE
+        ("num_experts", "num_experts_per_token"),  # Kimi
+        ("num_experts", "top_k_experts"),  # Gemma
+    ],
+)
+def test_experts_are_counted_whatever_their_config_calls_them(tmp_path: Path, count: str, per_token: str) -> None:
+    tensors = {f"a.experts.{k}.w": ("BF16", [8, 8]) for k in range(4)}
+    found = describe_weights(model(tmp_path, tensors, **{count: 4, per_token: 2}), "bfloat16")
+    assert found is not None and found.experts is not None
+    assert (found.experts.count, found.experts.per_token) == (4, 2)
+
+
 @pytest.mark.parametrize("broken", ["no config", "other layout", "no safetensors", "other experts"])
 def test_what_does_not_tell_its_size_is_none(tmp_path: Path, broken: str) -> None:
     if broken == "other layout":
@@ -86,7 +104,7 @@ def test_what_does_not_tell_its_size_is_none(tmp_path: Path, broken: str) -> Non
         model(tmp_path)
         (tmp_path / "model.safetensors").write_bytes(b"not one at all")
     if broken == "other experts":
-        model(tmp_path, {"a.experts.0.w": ("BF16", [8, 8])}, moe_num_experts=1)
+        model(tmp_path, {"a.experts.0.w": ("BF16", [8, 8])}, experts_of_another_name=1)
     assert describe_weights(tmp_path, "float32") is None
 
 
