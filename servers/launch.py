@@ -176,11 +176,11 @@ def launch(
 ) -> ServerProcess:
     """Start ``command`` on ``cores`` (empty: anywhere) and return once ``ready_url`` answers 200.
 
-    ``env`` is added to ours; thread counts follow ``cores`` unless it names them. ``meanwhile`` is called once, while
-    it starts: work that then costs nobody time. ``on_wait`` hears the seconds waited so far, about once a second.
-    ``clean`` takes keys out of what the server says: out of a failure's reason at once, out of its log when it has
-    ended. Raises ServerFailed when the server ends first or is not ready in ``timeout_s``; by then nothing of it runs
-    any more, as on any other exception.
+    ``env`` is added to ours; thread counts follow ``cores`` unless either names them. ``meanwhile`` is called once,
+    while it starts: work that then costs nobody time. ``on_wait`` hears the seconds waited so far, about once a
+    second. ``clean`` takes keys out of what the server says: out of a failure's reason at once, out of its log when
+    it has ended. Raises ServerFailed when the server ends first or is not ready in ``timeout_s``; by then nothing
+    of it runs any more, as on any other exception.
     """
     server = start(command, env, cores, log_path, clean)
     try:
@@ -206,7 +206,7 @@ def start(
             log_from = log.tell()
             supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_SUPERVISOR), *arguments],
-                env={**os.environ, **threads, **env},
+                env={**threads, **os.environ, **env},
                 stdin=subprocess.PIPE, stdout=log, stderr=log,
                 bufsize=0, pass_fds=(status_write,), start_new_session=True,
             )  # fmt: skip

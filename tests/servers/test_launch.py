@@ -182,12 +182,18 @@ def test_a_death_in_mid_run_is_seen_and_explained(tmp_path: Path) -> None:
         assert failure is not None and server.exit_code == 137 and "signal 9" in str(failure)
 
 
-def test_the_server_runs_on_the_cores_it_was_given_with_as_many_threads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", ["", "3"])
+def test_the_server_runs_on_the_cores_it_was_given_with_as_many_threads_unless_the_user_says_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if own:
+        monkeypatch.setenv("OMP_NUM_THREADS", own)
     core = min(os.sched_getaffinity(0))
     code = "import os; print('cores', os.sched_getaffinity(0), os.environ['OMP_NUM_THREADS'], os.environ['X'])"
     server = start([sys.executable, "-c", code], {"X": "set"}, (core,), tmp_path / "log")
     until(lambda: server.poll() is not None)
-    assert (tmp_path / "log").read_text() == f"cores {{{core}}} 1 set\n"
+    assert (tmp_path / "log").read_text() == f"cores {{{core}}} {own or 1} set\n"
     assert server.stop() == 0
 
 
