@@ -315,7 +315,8 @@ def telemetry_warnings(telemetry: Telemetry | None, manifest: Manifest) -> Itera
     engine, asked = telemetry.engine, telemetry.sources["engine"].expected
     if engine and asked and engine.took_ms.p50 / 1e3 * asked > _DEAR_METRICS * telemetry.window_s:
         text = f"each scrape of /metrics took {duration(engine.took_ms.p50)}"
-        cause = "the server makes that page on the thread that sends tokens and delays them; or the sampler had to wait"
+        cause = "the server makes that page on the thread that sends tokens and delays them; or the network is slow, "
+        cause += "or the sampler had to wait"
         yield _warning("metrics-cost", text, cause, "--set telemetry.metrics_every=15s", ("itl", "ttft"))
 
 
