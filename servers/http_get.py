@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 
 MOST_BYTES = 1 << 20
 _MIN_RTT_AT = 148  # tcpi_min_rtt, in µs, in <linux/tcp.h>'s struct tcp_info
-_UNKNOWN_AUTHORITY = "name a file with its authority's certificate in SSL_CERT_FILE"
 _OF_CERTIFICATES = {  # OpenSSL's words for what no authority mends
     "certificate has expired": "have it renewed there, or set the clock here",
     "certificate is not yet valid": "set the clock here, or there",
@@ -131,7 +130,7 @@ class HttpGet:
             case TimeoutError():
                 return NoAnswer(f"no whole answer in {self._seconds:g} s: timed out")
             case ssl.SSLCertVerificationError():
-                hint = _OF_CERTIFICATES.get(error.verify_message, _UNKNOWN_AUTHORITY)
+                hint = _OF_CERTIFICATES.get(error.verify_message) or _unknown_authority()
                 if error.verify_code in _WRONG_NAME:
                     hint = "give the name that its certificate is for"
                 return NoAnswer(f"its certificate is not trusted: {error.verify_message[:200]}", hint)
@@ -152,6 +151,13 @@ class HttpGet:
         if self._parts.scheme not in named or urllib.request.proxy_bypass(self._parts.netloc):
             return ""
         return f"the proxy in {self._parts.scheme}_proxy is not used: write an address that is reached without one"
+
+
+def _unknown_authority() -> str:
+    named = os.environ.get("SSL_CERT_FILE", "")
+    if named and not os.path.isfile(named):  # which OpenSSL passes over without a word
+        return f"SSL_CERT_FILE names {named}, which is not a file"
+    return "name a file with its authority's certificate in SSL_CERT_FILE"
 
 
 def _round_trip_ns(sock: socket.socket) -> int:

@@ -105,6 +105,9 @@ def test_a_certificate_that_is_not_trusted_is_said_with_its_remedy(
         monkeypatch.delenv("SSL_CERT_FILE", raising=False)
         with pytest.raises(UserError, match=r"certificate is not trusted: self.signed.*SSL_CERT_FILE"):
             served_models(attached(url), None)
+        monkeypatch.setenv("SSL_CERT_FILE", f"{certificate.file}.mistyped")
+        with pytest.raises(UserError, match=r"SSL_CERT_FILE names .*cert.pem.mistyped, which is not a file"):
+            served_models(attached(url), None)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate.file))
         assert served_models(attached(url), None)[1] == ["m"]
 
