@@ -70,10 +70,10 @@ def evidence_of(
 ) -> Evidence:
     """What a run's manifest and its generator processes say; ``requests``: all of the run."""
     load, plan = manifest.asked.load, manifest.plan
-    lag_ns = np.concatenate([np.empty(0), *(g.lag_ns for g in generators)])
     canaries = [g.canary_ns for g in generators if len(g.canary_ns) >= _FEWEST_CANARIES]
     knots = [(at + plan.start_ns, rate) for at, rate in plan.rate_knots]
     window = _window(plan, requests, complete=manifest.status == "complete")
+    lag_ns = np.concatenate([np.empty(0), *(g.lag_ns(window[0]) for g in generators)])
     notes = [note for g in generators for note in g.notes if note.get("type") == "conversations"]
     killed = [str(g.worker) for g in generators if not g.complete]
     incomplete = f"generator process {', '.join(killed)} was killed" if killed else ""

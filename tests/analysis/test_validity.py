@@ -185,10 +185,22 @@ def test_evidence_against_a_run_touches_its_own_rule_alone(change: dict[str, Any
 def test_a_loop_that_stood_still_was_late_for_every_beat_meanwhile() -> None:
     due = np.array([0, 20, 40, 1020, 1040]) * MS  # held from 45 to 1,035 ms: beats 60 to 1,020 passed unseen
     at = np.array([0, 20, 1035, 1035, 1040]) * MS
-    lags = every_beat(due, at)
+    lags = every_beat(due, at, 0)
     assert sorted(lags) == sorted([0, 0, *range(15 * MS, 1000 * MS, 20 * MS), 0])
-    assert list(every_beat(due[:2], at[:2])) == [0, 0]
-    assert len(every_beat(due[:0], at[:0])) == 0
+    assert sorted(every_beat(due, at, 990 * MS)) == [0, 15 * MS, 35 * MS], "of a hold, what was due from then on"
+    assert list(every_beat(due[:2], at[:2], 0)) == [0, 0]
+    assert len(every_beat(due[:0], at[:0], 0)) == 0
+
+
+def test_a_loop_that_was_late_in_the_warm_up_alone_was_late_for_nothing_that_counts() -> None:
+    requests = poisson_run().assign(measured=True)
+    start = int(requests["due_ns"].min())
+    requests["measured"] = requests["due_ns"] >= start + 5000 * MS
+    due = start + np.arange(0, 9000, 20) * MS
+    at = due + np.where(due < start + 4500 * MS, 40 * MS, 1000)
+    generator = GeneratorFile(0, [], due, at, due[:0], due[:0], True, 0)
+    lags = evidence_of(manifest(), [generator], requests, ()).client_loop_lag_ns
+    assert lags is not None and set(lags) == {1000} and len(lags) <= 200
 
 
 def streamed(gaps_ms: list[float], chunks: list[int], stamped: float = 0.0) -> pd.DataFrame:
