@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gapmeter.loadgen.generator import API_KEY, Exit, Locustfile, Spec
@@ -31,15 +32,15 @@ class NotStarted(RuntimeError):
     """A generator process ended before it was ready; the text is the last line that it said."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Fleet:
-    """Generator processes that are ready to start; each writes one of ``record_paths``. ``stopped``: by us."""
+    """Generator processes that are ready to start; each writes one of ``record_paths``. ``stopped`` is set by us."""
 
     processes: tuple[subprocess.Popen[bytes], ...]
     record_paths: tuple[Path, ...]
     log_paths: tuple[Path, ...]
     ahead_ns: int = _START_AHEAD_NS
-    stopped: bool = False
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     def start(self, t0_ns: int | None = None) -> int:
         """Give all the same start, without one a little ahead; returns it (CLOCK_MONOTONIC ns)."""
@@ -65,14 +66,14 @@ class Fleet:
 
     def stop(self) -> None:
         """Ask all to record what is in flight as aborted, and leave."""
-        self.stopped = True
+        self.stopped.set()
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
 
     def troubles(self) -> list[str]:
         """A sentence for every process that neither finished nor was stopped by us."""
-        well = (None, Exit.DONE, Exit.STOPPED) if self.stopped else (None, Exit.DONE)
+        well = (None, Exit.DONE, Exit.STOPPED) if self.stopped.is_set() else (None, Exit.DONE)
         return [
             f"generator process {number} {_why(process.returncode, log)}"
             for number, (process, log) in enumerate(zip(self.processes, self.log_paths, strict=True))
