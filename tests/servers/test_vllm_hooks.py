@@ -222,6 +222,17 @@ def test_the_plugin_is_idle_unless_told_where_to_write(monkeypatch: pytest.Monke
     assert sys.meta_path == before
 
 
+def test_a_plugin_that_cannot_be_loaded_lets_vllm_start_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GAPMETER_PROBE_DIR", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "gapmeter_probe.vllm.worker", None)  # as where a file of it is missing
+    before = list(sys.meta_path)
+    register()
+    assert sys.meta_path == before
+    assert "nothing of this process is recorded: import of gapmeter_probe.vllm.worker halted" in caplog.text
+
+
 def spans(path: str, code: int) -> list[Any]:
     file: RecordFile = read_records(path)
     return list(file.spans[file.spans["code"] == code])

@@ -7,6 +7,7 @@ same code serves the API server, the engine core and the workers, whether they s
 
 from __future__ import annotations
 
+import logging
 import os
 
 from gapmeter_probe.writer import PROBE_DIR
@@ -16,9 +17,12 @@ def register() -> None:
     """Called by vLLM, possibly more than once in a process. Does nothing unless it was told where to write."""
     if not os.environ.get(PROBE_DIR):
         return
-    from gapmeter_probe.hooks import install
-    from gapmeter_probe.vllm.api import ApiProbe
-    from gapmeter_probe.vllm.core import CoreProbe
-    from gapmeter_probe.vllm.worker import WorkerProbe
+    try:
+        from gapmeter_probe.hooks import install
+        from gapmeter_probe.vllm.api import ApiProbe
+        from gapmeter_probe.vllm.core import CoreProbe
+        from gapmeter_probe.vllm.worker import WorkerProbe
 
-    install([ApiProbe(), CoreProbe(), WorkerProbe()])
+        install([ApiProbe(), CoreProbe(), WorkerProbe()])
+    except Exception as error:  # noqa: BLE001 - vLLM would end
+        logging.getLogger("vllm.gapmeter_probe").warning("gapmeter: nothing of this process is recorded: %s", error)
