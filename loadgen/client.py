@@ -235,14 +235,14 @@ class Client(Pool):
         """The first connection; the address that took it is used for all others."""
         loop = asyncio.get_running_loop()
         addresses = await loop.getaddrinfo(self._address.host, self._address.port, type=1)  # SOCK_STREAM
-        failure: OSError | None = None
+        failure = OSError(f"{self._address.host} has no address")
         for family, _, _, _, address in addresses:
             self._family, self._host = family, numeric(address)
             try:
                 return await self._open()
             except OSError as error:
                 failure = error
-        raise failure or OSError(f"{self._address.host} has no address")
+        raise failure
 
     async def _open(self) -> Connection:
         self._opened += 1

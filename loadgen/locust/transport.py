@@ -81,14 +81,14 @@ class GreenPool(Pool):
     def _reach(self) -> Connection:
         """The first connection; the address that took it is used for all others."""
         addresses = socket.getaddrinfo(self._address.host, self._address.port, type=socket.SOCK_STREAM)
-        failure: OSError | None = None
+        failure = OSError(f"{self._address.host} has no address")
         for family, _, _, _, address in addresses:
             self._family, self._host = family, numeric(address)
             try:
                 return self._open()
             except OSError as error:
                 failure = error
-        raise failure or OSError(f"{self._address.host} has no address")
+        raise failure
 
     def _open(self) -> Connection:
         self._opened += 1
