@@ -116,8 +116,7 @@ class StopFinder:
         places = [at for stop in self._stops if (at := self._unshown.find(stop)) >= 0]
         if places:
             return self._unshown[: min(places)], True
-        keep = 0 if last else self._margin
-        shown = self._unshown[: len(self._unshown) - keep] if keep else self._unshown
+        shown = self._unshown[: max(0, len(self._unshown) - (0 if last else self._margin))]
         self._unshown = self._unshown[len(shown) :]
         return shown, False
 
