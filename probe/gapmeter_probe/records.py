@@ -62,13 +62,13 @@ class Span(IntEnum):
     """
 
     # API server; ref = request
-    INGRESS = 1  # bytes of the request first seen by the application .. handed to the engine client
+    INGRESS = 1  # the request's last bytes seen by the application .. handed to the engine client
     TEMPLATE = 2  # chat template
     TOKENIZE = 3  # text -> ids
     HANDOFF = 4  # call that sends the request to the engine process (or puts it on the engine's queue)
     OUTPUT_RECEIVE = 5  # engine output that holds the request's tokens: received .. processing starts (n = tokens)
     DETOKENIZE = 6  # queued: batch processing starts; start .. end: this request's ids -> text, stop checks
-    HTTP = 8  # of INGRESS: first bytes .. the application is called
+    HTTP = 8  # of INGRESS: last bytes .. the application is called
     APPLICATION = 9  # of INGRESS: routing, JSON, validation
     REQUEST = 10  # of INGRESS: the engine's request is made from prompt and parameters
     EGRESS = 7  # start: chunk handed to the HTTP layer; end: write call returned; queued: formatting starts

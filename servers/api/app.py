@@ -128,8 +128,6 @@ class Api:
             return _refusal(ApiError(413, "the body is larger than this server reads"), request)
         except ConnectionError:
             return web.Response()  # the client is gone: aiohttp finds nobody to send it to, and closes
-        finally:
-            request.finished()
 
     # -- the small endpoints
 
@@ -155,15 +153,15 @@ class Api:
         chat = request.path == "/v1/chat/completions"
         answer_id = f"{'chatcmpl' if chat else 'cmpl'}-{client_id or uuid.uuid4().hex}"
         engine_id = f"{answer_id}-{self._count}"
-        stamps = RequestStamps(self._writer, self._metrics, engine_id, client_id, request.begun_ns)
+        stamps = RequestStamps(self._writer, self._metrics, engine_id, client_id, request.seen_ns)
         outcome = Outcome.ABORTED
         try:
             if request.headers.get("expect", "").lower() == "100-continue":
                 await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             body = await request.read()
-            read_ns = now()
+            seen_ns, read_ns = request.seen_ns, now()
             completion = parse_request(body, chat=chat, served_name=self._options.served_name)
-            stamps.parsed(read_ns)
+            stamps.parsed(seen_ns, read_ns)
             prompt_ids = await self._prompt_ids(completion, stamps)
             generation = self._submit(completion, engine_id, client_id, prompt_ids, stamps)
             answer = AnswerJson(completion, answer_id, self._options.served_name, prompt_ids)

@@ -1,4 +1,4 @@
-"""What the API process notes of each request: its first bytes, its stages, writes that have left, and how it ended.
+"""What the API process notes of each request: its last bytes, its stages, writes that have left, and how it ended.
 
 It goes into the probe's record file, where there is one, and into the counters of /metrics.
 """
@@ -39,7 +39,7 @@ class Metrics:
             ("requests_accepted_total", "counter", "Requests that the engine took.", self.accepted),
             ("prompt_tokens_total", "counter", "Prompt tokens of these.", self.prompt_tokens),
             ("generation_tokens_total", "counter", "Tokens written to clients.", self.generated_tokens),
-            ("request_seconds_total", "counter", "Seconds in requests, first byte to end.", seconds),
+            ("request_seconds_total", "counter", "Seconds in requests, last byte in to end.", seconds),
             ("engine_steps_total", "counter", "Steps of the engine.", stats.steps),
             ("engine_preemptions_total", "counter", "Requests evicted from the KV cache.", stats.preemptions),
             ("requests_running", "gauge", "Requests that the engine is working on.", stats.running),
@@ -57,7 +57,7 @@ class Metrics:
 
 
 class RequestStamps:
-    """One request: ``begun_ns`` is when its first bytes were seen. Without a writer it is only counted."""
+    """One request: ``begun_ns`` is when its head was seen. Without a writer it is only counted."""
 
     __slots__ = ("_begun_ns", "_cached", "_metrics", "_prompt", "_ref", "_writer", "_written", "received")
 
@@ -75,8 +75,9 @@ class RequestStamps:
         if self._writer:
             self._writer.span(code, self._ref, start_ns, end_ns, 0, queued_ns)
 
-    def parsed(self, read_ns: int) -> None:
-        """The body had been read at ``read_ns``, and is a request now."""
+    def parsed(self, seen_ns: int, read_ns: int) -> None:
+        """The body's last bytes were seen at ``seen_ns``; it had been read at ``read_ns``, and is a request now."""
+        self._begun_ns = seen_ns
         if self._writer:
             self._writer.span(codes.HTTP, self._ref, self._begun_ns, read_ns)
             self._writer.span(codes.APPLICATION, self._ref, read_ns, now())
@@ -119,13 +120,13 @@ class RequestStamps:
 
 
 class StampedHandler(web.RequestHandler):
-    """A connection. ``first_ns``: when bytes of the request that is being read, or comes next, were first seen."""
+    """A connection. ``seen_ns``: when bytes last came."""
 
-    __slots__ = ("first_ns",)
+    __slots__ = ("seen_ns",)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.first_ns = 0
+        self.seen_ns = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -135,21 +136,16 @@ class StampedHandler(web.RequestHandler):
             transport.set_write_buffer_limits(high=0)
 
     def data_received(self, data: bytes) -> None:
-        if not self.first_ns:
-            self.first_ns = now()
+        self.seen_ns = now()
         super().data_received(data)
 
 
 class StampedRequest(web.BaseRequest):
-    """A request that knows when its first bytes were seen."""
+    """A request that knows when its latest bytes were seen: at first its head's, then its body's."""
 
-    ATTRS = web.BaseRequest.ATTRS | frozenset(("begun_ns",))
-    begun_ns: int
-
-    def finished(self) -> None:
-        """The request has been read and answered: the next bytes belong to another one."""
-        if isinstance(self.protocol, StampedHandler):
-            self.protocol.first_ns = 0
+    @property
+    def seen_ns(self) -> int:
+        return self.protocol.seen_ns if isinstance(self.protocol, StampedHandler) else now()
 
 
 class StampedServer(web.Server):
@@ -161,6 +157,4 @@ class StampedServer(web.Server):
     def _make_request(
         self, message: Any, payload: Any, protocol: web.RequestHandler, writer: Any, task: asyncio.Task[None]
     ) -> StampedRequest:
-        request = StampedRequest(message, payload, protocol, writer, task, self._loop, client_max_size=_MOST_BODY_BYTES)
-        request.begun_ns = (protocol.first_ns if isinstance(protocol, StampedHandler) else 0) or now()
-        return request
+        return StampedRequest(message, payload, protocol, writer, task, self._loop, client_max_size=_MOST_BODY_BYTES)

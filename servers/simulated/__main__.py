@@ -25,7 +25,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from gapmeter.servers.api.app import ApiOptions, Handler, serve
 from gapmeter.servers.api.openai import ApiError
-from gapmeter.servers.api.stamps import StampedRequest
 from gapmeter.servers.api.text import Decoder, TextModel
 from gapmeter.servers.engine_client import EngineClient, GenerationRequest, Message
 from gapmeter.servers.simulated.realtime import exact_timers, pause_until
@@ -128,8 +127,6 @@ class TimedHandler:
                     self._truth.flush()
                 os.kill(os.getpid(), signal.SIGKILL)
             if self._faults.refuses(self._count):
-                if isinstance(request, StampedRequest):
-                    request.finished()  # else the connection's next request would count from this one's arrival
                 body = ApiError(500, "told to fail").encoded()
                 return web.Response(status=500, body=body, headers={"Content-Type": "application/json"})
             for name in ("write", "write_eof"):

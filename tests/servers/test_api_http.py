@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,21 @@ async def test_on_one_connection_each_request_begins_after_the_answer_before(tmp
         begun = int(rows[Span.INGRESS]["start_ns"][rows[Span.INGRESS]["ref"] == ref][0])
         before = int(rows[Span.EGRESS]["end_ns"][rows[Span.EGRESS]["ref"] == ref - 1].max())
         assert begun - before > 40_000_000
+
+
+async def test_the_wait_for_the_rest_of_a_body_is_the_networks(tmp_path: Path) -> None:
+    with simulated(tmp_path) as server:
+        body = json.dumps(HELLO).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nx-request-id: r\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as raw:
+            raw.sendall(head + body[:9])
+            await asyncio.sleep(0.3)
+            last_ns = time.monotonic_ns()
+            raw.sendall(body[9:])
+            assert raw.recv(65536).startswith(b"HTTP/1.1 200")
+    file = server.records("api")
+    (ingress,), (http,) = (file.spans[file.spans["code"] == code] for code in (Span.INGRESS, Span.HTTP))
+    assert last_ns <= ingress["start_ns"] == http["start_ns"] <= http["end_ns"] <= ingress["end_ns"]
 
 
 async def test_chunks_are_counted_in_tokens_and_written_one_after_the_other(tmp_path: Path) -> None:

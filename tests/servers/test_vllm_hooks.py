@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gapmeter_probe.hooks import Hook, Probe, install
+from gapmeter_probe.hooks import Hook, Probe, install, now
 from gapmeter_probe.vllm import register
 from gapmeter_probe.vllm.api import ApiProbe, Call, Generation
 from gapmeter_probe.writer import RecordWriter
@@ -189,6 +189,46 @@ def test_a_server_whose_insides_have_changed_still_answers(writer: RecordWriter,
     assert (asyncio.run(called) if name == "run_asgi" else called) == "whole"
     (note,) = missing_hooks(probe)
     assert note["stages"][:2] == ["network_in", "ingress"] and "AttributeError" in note["error"]
+
+
+def test_the_wait_for_the_rest_of_a_body_is_the_networks(writer: RecordWriter) -> None:
+    class Uvicorn:
+        """As much of its protocol, and of a request's cycle, as is looked at."""
+
+        cycle: Any = None
+
+        def __init__(self, head: str = "") -> None:
+            self.scope, self.more_body = {"method": "POST", "headers": [(b"x-request-id", head.encode())]}, True
+
+        def data_received(self, data: str) -> None:
+            if data in ("first", "second"):
+                self.cycle = Uvicorn(data)
+            self.cycle.more_body = data != "end"
+
+        async def run_asgi(self, rest: Callable[[], None]) -> None:
+            await asyncio.sleep(0.01)
+            rest()
+
+    probe = ApiProbe()
+    probe.writer = writer
+    received, run = (
+        next(h for h in probe.hooks() if h.targets[0].endswith(f".{name}")).wrap(getattr(Uvicorn, name))
+        for name in ("data_received", "run_asgi")
+    )
+    protocol, at = Uvicorn(), list[int]()
+
+    def rest() -> None:
+        for data in ("more", "end"):
+            at.append(now())
+            received(protocol, data)
+
+    for head in ("first", "second"):  # of a connection that is used again
+        received(protocol, head)
+        asyncio.run(run(protocol.cycle, rest))
+    http, ingress = spans(writer.path, Span.HTTP), spans(writer.path, Span.INGRESS)
+    assert len(ingress) == 2
+    for last, one, whole in zip(at[1::2], http, ingress, strict=True):
+        assert last <= one["start_ns"] == one["end_ns"] == whole["start_ns"] <= whole["end_ns"]
 
 
 @pytest.mark.parametrize("raises", [False, True])

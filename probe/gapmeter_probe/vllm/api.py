@@ -1,4 +1,4 @@
-"""The API server: from a request's first bytes to the engine, and from the engine's outputs to the socket.
+"""The API server: from a request's last bytes to the engine, and from the engine's outputs to the socket.
 
 A request is followed by a context variable that is set where it enters (its task, and the tasks made from it, see it)
 and by the engine's id once it is handed over; ids are never taken apart.
@@ -166,16 +166,18 @@ class ApiProbe(Probe):
     # -- in
 
     def _receiving(self, protocol: Any, *_: Any) -> Callable[[], None]:
-        """Stamp the first bytes of each request on its cycle: the earliest that the application can know of it."""
+        """Stamp on a request's cycle when its latest bytes came: what a slow network brings late is not our wait."""
         before = protocol.cycle
         in_body = before is not None and before.more_body
-        first = protocol.__dict__.get("gapmeter_first_ns") or now()
+        seen = now()
 
         def received() -> None:
-            begun = protocol.cycle is not before
-            if begun:
-                protocol.cycle.gapmeter_first_ns = first
-            protocol.gapmeter_first_ns = 0 if begun or in_body else first
+            if protocol.cycle is not before:  # the head is complete
+                protocol.cycle.gapmeter_seen_ns = seen
+            elif in_body:
+                before.gapmeter_seen_ns = seen
+                if (call := getattr(before, "gapmeter_call", None)) is not None:
+                    call.begun_ns = seen
 
         return received
 
@@ -183,7 +185,7 @@ class ApiProbe(Probe):
         if self.writer is None or cycle.scope.get("method") != "POST":
             return None
         names = (value for name, value in cycle.scope["headers"] if name == b"x-request-id")
-        begun = getattr(cycle, "gapmeter_first_ns", 0) or now()
+        begun = getattr(cycle, "gapmeter_seen_ns", 0) or now()
         call = cycle.gapmeter_call = Call(begun, next(names, b"").decode("latin-1"))
         _current.set(call)
         return functools.partial(self._finish, call)
@@ -208,9 +210,10 @@ class ApiProbe(Probe):
 
     def _write_stages(self, call: Call, ref: int) -> None:
         assert self.writer is not None
-        self.writer.span(codes.HTTP, ref, call.begun_ns, call.running_ns)
+        running = max(call.begun_ns, call.running_ns)  # it is called with the head, and may await the body
+        self.writer.span(codes.HTTP, ref, call.begun_ns, running)
         if call.served_ns:
-            self.writer.span(codes.APPLICATION, ref, call.running_ns, call.served_ns)
+            self.writer.span(codes.APPLICATION, ref, running, call.served_ns)
         for code, (queued, start, end, back) in call.stages:
             if end:
                 self.writer.span(code, ref, start, end, min(max(back - end, 0), _MOST), queued)
