@@ -188,13 +188,12 @@ def _apply(probe: Probe, hook: Hook, target: str, module: ModuleType) -> None:
     for part in path:
         owner = getattr(owner, part, None)
     original = getattr(owner, "__dict__", {}).get(attribute)  # an engine's module may put anything there
-    static = isinstance(original, staticmethod)
-    function = original.__func__ if static else original
+    function = original.__func__ if isinstance(original, staticmethod) else original
     if not callable(function):
         return
     try:
         wrapped = hook.wrap(function)
-        setattr(owner, attribute, staticmethod(wrapped) if static else wrapped)
+        setattr(owner, attribute, wrapped if function is original else staticmethod(wrapped))
     except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine, whose import this is
         probe.failed(hook.targets[0], hook.stages, error)
         return
