@@ -13,6 +13,7 @@ from gapmeter.analysis.results.codec import Ends, Number, Result, left_out
 
 _MOST_LATE = 0.1  # of a mean, as of a percentile
 _KEY = re.compile(r"p(\d+)")
+_SELDOM = ("needs", "at_most", "late_ms")  # what few percentiles have, by their names
 _NUMBER = {"type": ["number", "null"]}
 _ENDS = {"type": ["array", "null"], "items": _NUMBER, "minItems": 2, "maxItems": 2}
 
@@ -140,17 +141,15 @@ class Distribution(Result):
         if not isinstance(value, Mapping) or "percentiles" in value:
             return value
         rest = dict(value)
-        needs, infinite, at_most = rest.pop("needs", {}), rest.pop("infinite", ()), rest.pop("at_most", {})
-        late = rest.pop("late_ms", {})
+        infinite, seldom = rest.pop("infinite", ()), {name: rest.pop(name, {}) for name in _SELDOM}
+        if not isinstance(infinite, list | tuple) or not all(isinstance(each, Mapping) for each in seldom.values()):
+            raise ValueError(f"infinite is a list of percentiles' names, and {', '.join(_SELDOM)} are by such a name")
         gathered: dict[float, dict[str, Any]] = {}
         for key in value:
             name, _, kind = key.partition("_")
             if kind in ("ms", "ci_ms") and _KEY.fullmatch(name):
-                entry = gathered.setdefault(
-                    percentile_of_key(name),
-                    {"needs": needs.get(name), "infinite": name in infinite, "at_most": at_most.get(name),
-                     "late_ms": late.get(name)},
-                )  # fmt: skip
+                told = {what: each.get(name) for what, each in seldom.items()}
+                entry = gathered.setdefault(percentile_of_key(name), {"infinite": name in infinite, **told})
                 entry["value_ms" if kind == "ms" else kind] = rest.pop(key)
         return rest | {"percentiles": gathered}
 

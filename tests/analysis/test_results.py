@@ -90,6 +90,13 @@ BROKEN: dict[str, tuple[Change, str]] = {
         lambda told: told["metrics"]["ttft"].update(p99x_ms=3),
         "metrics.ttft.p99x_ms is not a key of it",
     ),
+    **{
+        f"{name} of another kind": (
+            lambda told, name=name: told["metrics"]["ttft"].update({name: 5}),
+            "metrics.ttft is .*: value error, infinite is a list of percentiles' names, and needs, at_most, late_ms",
+        )
+        for name in ("needs", "infinite", "at_most", "late_ms")
+    },
     "a value of another kind": (
         lambda told: told["counts"].update(measured="many"),
         "counts.measured is 'many': input should be a valid integer",
