@@ -57,7 +57,8 @@ class Frames:
 def read_runs(point: Path) -> list[MeasuredRun | LostRun]:
     """The runs in a point's folder, in the order of their repeats."""
     runs: list[MeasuredRun | LostRun] = []
-    for path in sorted(point.glob("r*"), key=lambda path: int(path.name[1:] or 0)):
+    folders = [path for path in point.glob("r*") if path.name[1:].isdecimal()]
+    for path in sorted(folders, key=lambda path: int(path.name[1:])):
         failed = path / "failed.json"
         if failed.exists():
             why = json.loads(failed.read_text())

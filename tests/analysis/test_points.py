@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from gapmeter.analysis.results.trust import Check
 from gapmeter.analysis.stats.series import level_of_interval
 from gapmeter.analysis.sweep.curves import CurvePoint, axis_of, label
 from gapmeter.analysis.sweep.growth import growth_between, means_ms, slow_band
-from gapmeter.analysis.sweep.read import Frames
+from gapmeter.analysis.sweep.read import Frames, LostRun, read_runs
 from gapmeter.report.growth import growth_sentence
 
 
@@ -82,6 +84,13 @@ def test_a_point_s_name_is_short_and_never_empty(values: dict[str, Any], name: s
     assert label(values) == name
 
 
+def test_a_point_s_repeats_come_in_their_order_and_a_copy_beside_them_is_none(tmp_path: Path) -> None:
+    for name in ("r1", "r10", "r2", "r1.bak", "rough"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "failed.json").write_text(json.dumps({"reason": name, "exit_code": 98}))
+    assert read_runs(tmp_path) == [LostRun(tmp_path / name, name, 98) for name in ("r1", "r2", "r10")]
+
+
 def ledgers(queue_ms: float, count: int = 400) -> pd.DataFrame:
     """Requests of 20 ms and an exponential queue with this mean."""
     rng = np.random.default_rng(3)
@@ -108,9 +117,9 @@ def test_the_growth_from_point_to_point_is_put_into_the_stage_that_grew() -> Non
     found = grown(ledgers(0), ledgers(60))
     assert (found.stage, found.owner) == ("queue", "capacity")
     assert found.share == pytest.approx(1, abs=0.02)
-    assert found.share_ci is not None and found.share_ci[0] <= found.share <= found.share_ci[1]
+    assert found.share_ci[0] <= found.share <= found.share_ci[1]
     assert found.band_grows_ms == pytest.approx(sum(found.stages_ms.values()))
-    assert found.interval_ms is not None and found.interval_ms[0] < found.grows_ms < found.interval_ms[1]
+    assert found.interval_ms[0] < found.grows_ms < found.interval_ms[1]
     said = growth_sentence(found, "GPU")
     assert said.startswith("From a to b p99 TTFT grows by ")
     assert "is queue (capacity)" in said
