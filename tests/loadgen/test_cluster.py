@@ -38,6 +38,10 @@ pytestmark = pytest.mark.whole_run  # seconds each: workers come, are given up, 
 MS = 1_000_000
 
 
+def worker(*words: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "gapmeter", "worker", *words]
+
+
 class Crew:
     """Worker processes, which start once the master says where it listens."""
 
@@ -49,37 +53,38 @@ class Crew:
         found = re.search(r"(\S+:\d+) listens", text)
         if found and not self.address:
             self.address = found.group(1)
-            self.processes = [self.join() for _ in range(self._count)]
+            for _ in range(self._count):
+                self.processes.append(self.join())
 
     def join(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-P", "-m", "gapmeter", "worker", "--master", self.address]
+        return self.started(worker("--master", self.address))
+
+    def started(self, command: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
     def ends(self) -> list[int]:
         return [process.wait(30) for process in self.processes]
+
+    @contextlib.contextmanager
+    def at_work(self, what: Plan, url: str, folder: Path, patience_s: float = 30) -> Iterator[Fleet]:
+        """All are armed and wait for the start; none is left when the block ends."""
+        workers = Workers(self._count, listen_port=0, patience_s=patience_s)
+        try:
+            with make_cluster(what, url, folder, workers, generator="locust", say=self.say) as fleet:
+                yield fleet
+        finally:
+            for process in self.processes:
+                process.kill()
+                process.communicate()
 
 
 @contextlib.contextmanager
 def cluster(
     what: Plan, url: str, folder: Path, *, count: int = 3, patience_s: float = 30
 ) -> Iterator[tuple[Fleet, Crew]]:
-    """Workers, armed and waiting for the start; none is left when the block ends."""
     crew = Crew(count)
-    try:
-        with make_cluster(
-            what, url, folder, Workers(count, listen_port=0, patience_s=patience_s), generator="locust", say=crew.say
-        ) as fleet:
-            yield fleet, crew
-    finally:
-        for process in crew.processes:
-            process.kill()
-            process.communicate()
-
-
-def reported(folder: Path) -> LocustWorkers:
-    report = LocustWorkers.read(folder)
-    assert report is not None
-    return report
+    with crew.at_work(what, url, folder, patience_s) as fleet:
+        yield fleet, crew
 
 
 def test_three_workers_issue_one_plan_by_clocks_that_are_estimated_and_their_histograms_add_up(
@@ -94,7 +99,7 @@ def test_three_workers_issue_one_plan_by_clocks_that_are_estimated_and_their_his
     assert [record.request_id for record in found] == ids(what)
     assert [record.due_ns - t0 for record in found] == what.due_ns.tolist()
     assert {record.outcome for record in found} == {Outcome.OK}
-    report = reported(tmp_path)
+    report = LocustWorkers.read(tmp_path)
     assert [(worker.state, worker.planned, worker.issued) for worker in report.workers] == [("handed in", 50, 50)] * 3
     assert report.plan == what.digest()
     assert all(map(clock_is_within_its_half_width, report.workers)), report.workers
@@ -121,7 +126,7 @@ def test_a_worker_that_is_killed_is_named_and_nobody_issues_its_slice_again(tmp_
         assert fleet.wait(lambda: None, 0.05) == [Exit.BAD_SPEC]
         (trouble,) = fleet.troubles()
         crew.ends()
-    report = reported(tmp_path)
+    report = LocustWorkers.read(tmp_path)
     (dead,) = [worker for worker in report.workers if worker.state != "handed in"]
     assert dead.pid == crew.processes[1].pid
     assert dead.state == "lost"
@@ -206,9 +211,9 @@ def test_a_worker_whose_master_is_gone_stops_within_a_minute_and_names_where_it_
         t0 = fleet.start()
         time.sleep((t0 - time.monotonic_ns()) / 1e9 + 1)
         fleet.processes[0].kill()
-        (worker,) = crew.processes
-        _, said = worker.communicate(timeout=100)
-    assert worker.returncode == 98
+        (alone,) = crew.processes
+        _, said = alone.communicate(timeout=100)
+    assert alone.returncode == 98
     kept = re.search(r"the master is gone; its records are in (\S+)", said)
     assert kept, said
     folder = Path(kept[1]).parent
@@ -242,17 +247,10 @@ AHEAD_S = (5000, 0, 77)
 class Shifted(Crew):
     """Each worker's CLOCK_MONOTONIC is ahead of ours by so many seconds."""
 
-    def join(self) -> subprocess.Popen[str]:
+    def started(self, command: list[str]) -> subprocess.Popen[str]:
         ahead = str(AHEAD_S[len(self.processes)])
         inside = ["unshare", "--time", "--fork", "--kill-child", "--monotonic", ahead, "--boottime", ahead]
-        command = [*inside, sys.executable, "-P", "-m", "gapmeter", "worker", "--master", self.address]
-        return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-
-    def say(self, text: str) -> None:
-        if "listens" in text and not self.address:
-            self.address = text.split("; ")[1].split(" ")[0]
-            for _ in AHEAD_S:
-                self.processes.append(self.join())
+        return super().started([*inside, *command])
 
 
 def _may() -> bool:
@@ -271,19 +269,12 @@ def test_workers_with_clocks_of_their_own_issue_at_the_common_start_and_their_of
         pytest.skip("a time namespace needs Linux 5.6, root and the program unshare")
     what = plan([index * 20 * MS for index in range(90)])
     crew = Shifted(len(AHEAD_S))
-    try:
-        with make_cluster(
-            what, null, tmp_path, Workers(3, listen_port=0), generator="locust", say=crew.say
-        ) as fleet:  # fmt: skip
-            t0 = fleet.start()
-            assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
-            ended = time.monotonic_ns()
+    with crew.at_work(what, null, tmp_path) as fleet:
+        t0 = fleet.start()
+        assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
+        ended = time.monotonic_ns()
         assert crew.ends() == [0, 0, 0]
-    finally:
-        for process in crew.processes:
-            process.kill()
-            process.communicate()
-    workers = {worker.worker: worker for worker in reported(tmp_path).workers}
+    workers = {worker.worker: worker for worker in LocustWorkers.read(tmp_path).workers}
     known = sorted(worker.clock_offset_ns for worker in workers.values())
     widths = {worker.clock_half_width_ns for worker in workers.values()}
     assert [round(offset / 1e9) for offset in known] == sorted(AHEAD_S)
@@ -308,14 +299,11 @@ class Strangers(Crew):
         self._words, self._variables = words, variables
         self.code, self.said = 0, ""
 
-    def say(self, text: str) -> None:
-        if "listens" in text and not self.address:
-            address = text.split("; ")[1].split(" ")[0]
-            command = [sys.executable, "-P", "-m", "gapmeter", "worker", "--master", address, *self._words]
-            env = os.environ | self._variables
-            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=60)
-            self.code, self.said = done.returncode, done.stderr
-            super().say(text)
+    def join(self) -> subprocess.Popen[str]:
+        command, env = worker("--master", self.address, *self._words), os.environ | self._variables
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=60)
+        self.code, self.said = done.returncode, done.stderr
+        return super().join()
 
 
 @pytest.mark.parametrize("secret", ["", "another"])
@@ -324,13 +312,10 @@ def test_a_worker_takes_no_orders_from_a_master_with_another_secret_nor_a_master
 ) -> None:
     monkeypatch.setenv(SECRET, "the run's own")
     crew = Strangers(**{SECRET: secret})
-    workers = Workers(1, listen_port=0)
-    with make_cluster(plan([0]), null, tmp_path, workers, generator="locust", say=crew.say) as fleet:
+    with crew.at_work(plan([0]), null, tmp_path) as fleet:
         fleet.start()
         assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
         assert crew.ends() == [0]
-    for process in crew.processes:
-        process.communicate()
     assert crew.code == 98
     assert "does not share this worker's secret" in crew.said
     assert "armed" not in crew.said
@@ -340,13 +325,11 @@ def test_a_worker_takes_no_orders_from_a_master_with_another_secret_nor_a_master
 
 def test_a_workers_key_goes_to_the_server_that_it_was_started_for_and_to_no_other(tmp_path: Path, null: str) -> None:
     crew = Strangers("--url", "http://127.0.0.1:9", GAPMETER_API_KEY="sk-secret-0123456789")
-    with pytest.raises(NotStarted, match=r"its key is for http://127.0.0.1:9 alone, not for http"), make_cluster(
-        plan([0]), null, tmp_path, Workers(1, listen_port=0), generator="locust", say=crew.say
-    ):  # fmt: skip
+    with (
+        pytest.raises(NotStarted, match=r"its key is for http://127.0.0.1:9 alone, not for http"),
+        crew.at_work(plan([0]), null, tmp_path),
+    ):
         pass
-    for process in crew.processes:
-        process.kill()
-        process.communicate()
     assert crew.code == 98
 
 
@@ -377,10 +360,9 @@ def test_a_server_is_the_one_of_the_same_scheme_host_and_port(ours: str, theirs:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_worker_that_finds_no_master_leaves_at_a_signal(number: signal.Signals) -> None:
-    command = [sys.executable, "-P", "-m", "gapmeter", "worker", "--master", f"127.0.0.1:{free_port()}"]
+    command = worker("--master", f"127.0.0.1:{free_port()}")
     heed = partial(signal.signal, number, signal.SIG_DFL)  # a shell's background job is started to ignore SIGINT
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as process:
-        assert process.stderr is not None
         assert "calling the master" in process.stderr.readline()
         process.send_signal(number)
         assert process.wait(10) == 105
@@ -388,13 +370,12 @@ def test_a_worker_that_finds_no_master_leaves_at_a_signal(number: signal.Signals
 
 
 def test_a_worker_hears_a_signal_that_comes_within_its_imports() -> None:
-    command = [sys.executable, "-P", "-m", "gapmeter", "worker", "--master", f"127.0.0.1:{free_port()}"]
+    command = worker("--master", f"127.0.0.1:{free_port()}")
     heed = partial(signal.signal, signal.SIGTERM, signal.SIG_DFL)
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as process:
         until(lambda: hears(process.pid, signal.SIGTERM))
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 105
-        assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
 
 
@@ -404,7 +385,6 @@ def test_a_worker_hears_a_signal_that_comes_within_its_imports() -> None:
     (("--master", "127.0.0.1", "--api-key", "k"), 2, "name it with --url"),
 ])  # fmt: skip
 def test_a_worker_that_can_never_begin_says_why_at_once(words: tuple[str, ...], code: int, said: str) -> None:
-    command = [sys.executable, "-P", "-m", "gapmeter", "worker", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(worker(*words), cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == code
     assert said in done.stderr

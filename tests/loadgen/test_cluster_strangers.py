@@ -16,13 +16,14 @@ import msgpack
 import pytest
 import zmq
 
-from gapmeter.loadgen.fleet import Fleet, Workers, make_cluster
+from gapmeter.loadgen.fleet import Fleet
 from gapmeter.loadgen.generator import Exit
 from gapmeter.loadgen.locust.protocol import SECRET, TYPE
 from gapmeter.loadgen.locust.slice_run import Report
+from gapmeter.records.workers import LocustWorkers
 from tests.kit.loads import plan, records_of
 from tests.kit.wait import until
-from tests.loadgen.test_cluster import Crew, reported
+from tests.loadgen.test_cluster import Crew
 
 pytestmark = pytest.mark.whole_run
 
@@ -85,17 +86,9 @@ class Tapped(Crew):
 @contextlib.contextmanager
 def tapped(url: str, folder: Path, crew: Tapped, requests: int) -> Iterator[Fleet]:
     folder.mkdir(exist_ok=True)
-    try:
-        with make_cluster(
-            plan([index * 10 * MS for index in range(requests)]), url, folder, Workers(1, listen_port=0),
-            generator="locust", say=crew.say,
-        ) as fleet:  # fmt: skip
-            yield fleet
-    finally:
-        for process in crew.processes:
-            process.kill()
-            process.communicate()
-        crew.tap.over.join()
+    with crew.at_work(plan([index * 10 * MS for index in range(requests)]), url, folder) as fleet:
+        yield fleet
+    crew.tap.over.join()
 
 
 @contextlib.contextmanager
@@ -131,10 +124,10 @@ def test_who_hears_all_changes_neither_the_load_nor_what_is_said_of_it(
                 sock.send(garbage)
             sock.send_multipart([b"a", b"b"])
             time.sleep(0.5)
-        trips = reported(tmp_path).workers[0].round_trips
-        until(lambda: reported(tmp_path).workers[0].round_trips > trips + 1)  # the master still hears its worker
+        trips = LocustWorkers.read(tmp_path).workers[0].round_trips  # the master still hears its worker
+        until(lambda: LocustWorkers.read(tmp_path).workers[0].round_trips > trips + 1)
         assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
-    (told,) = reported(tmp_path).workers
+    (told,) = LocustWorkers.read(tmp_path).workers
     assert (told.state, told.issued, told.finished, told.failed) == ("handed in", 900, 900, 0)
     assert told.reports < 1000
     assert [record.index for record in records_of(tmp_path)] == list(range(900))
@@ -174,4 +167,4 @@ def test_what_a_worker_said_in_one_run_is_no_worker_of_another(
         fleet.start()
         assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
     assert set(again.answers) == {"welcome", "refuse"}
-    assert len(reported(tmp_path / "two").workers) == 1
+    assert len(LocustWorkers.read(tmp_path / "two").workers) == 1
