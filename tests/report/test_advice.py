@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.latency import Band
 from gapmeter.analysis.results.manifest import PrecisionSupport
 from gapmeter.analysis.results.run import CoreHolder
 from gapmeter.analysis.results.trust import QueueSlope
 from gapmeter.analysis.stages import UNEXPLAINED_OWNER
+from gapmeter.records import RunFolder
 from gapmeter.report import document as doc
 from gapmeter.report import html, run
 from gapmeter.report.command import Command
@@ -19,6 +22,39 @@ from gapmeter.report.waits import where
 from gapmeter.report.why import advice, most_an_upgrade_brings, owners, setting, tail_sentence
 from gapmeter.scenarios.model import KEYS
 from tests.kit.runs import write_run
+
+Told = tuple[RunResult, Manifest]
+
+
+def read(folder: RunFolder) -> Told:
+    return RunResult.read(folder.path), Manifest.read(folder.path)
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    return read(write_run(tmp_path_factory.mktemp("short") / "r", count=60, rate=12.0))[1]
+
+
+@pytest.fixture(scope="module")
+def queueing(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """A run whose slow requests waited in the queue."""
+    return read(write_run(tmp_path_factory.mktemp("queueing") / "r", count=2400, rate=22.0))
+
+
+def serving(manifest: Manifest, **server: object) -> Manifest:
+    scenario = dict(manifest.scenario)
+    return manifest.model_copy(update={"scenario": scenario | {"server": dict(scenario["server"]) | server}})
+
+
+def waiting(band: Band, share: float) -> Band:
+    """The same requests, had they waited so much of their time for a core."""
+    return band.model_copy(update={"stages_ms": {**band.stages_ms, "core_wait": share * band.total_ms}})
+
+
+def retold(result: RunResult, held: Sequence[CoreHolder] | None = None, **tail: object) -> RunResult:
+    """The same run, had its slow requests had this anatomy and somebody its cores."""
+    ledger = result.ledger.model_copy(update={"core_held": held})
+    return result.model_copy(update={"tail": result.tail.model_copy(update=tail), "ledger": ledger})
 
 
 @pytest.mark.parametrize(
@@ -47,16 +83,13 @@ def test_a_run_becomes_the_comparison_that_proves_a_setting(command: str, told: 
 
 
 @pytest.mark.parametrize("stage", ["queue", "other_step", "preempted", "prefill", "decode", "generator_lag"])
-def test_what_is_advised_is_a_key_of_scenarios_and_its_value_now(tmp_path: Any, stage: str) -> None:
-    manifest = Manifest.read(write_run(tmp_path / "r", count=60, rate=12.0).path)
+def test_what_is_advised_is_a_key_of_scenarios_and_its_value_now(manifest: Manifest, stage: str) -> None:
     assert setting("decode", manifest) is None, "nobody knows whether this device has another precision"
     known = PrecisionSupport(
         precision="float32", format="fp32", device="CPU", native=True, supported=("float32", "bfloat16"), emulated=False
     )
     manifest = manifest.model_copy(update={"target": manifest.target.model_copy(update={"precision": known})})
-    found = setting(stage, manifest)
-    assert found is not None
-    key, now, other = found
+    key, now, other = setting(stage, manifest)
     group, leaf = key.split(".")
     assert key in KEYS
     assert str(getattr(getattr(manifest.asked, group), leaf)) == now != other
@@ -67,13 +100,9 @@ def test_what_is_advised_is_a_key_of_scenarios_and_its_value_now(tmp_path: Any, 
     [({}, None), ({"--max-num-batched-tokens": 8192}, "8192"), ({"max_num_batched_tokens": 2048}, "2048")],
 )
 def test_a_budget_of_tokens_that_vllm_chose_by_its_device_is_not_guessed(
-    tmp_path: Any, args: dict[str, int], found: str | None
+    manifest: Manifest, args: dict[str, int], found: str | None
 ) -> None:
-    manifest = Manifest.read(write_run(tmp_path / "r", count=60, rate=12.0).path)
-    server = dict(manifest.scenario["server"]) | {"engine": "vllm", "args": args}
-    told = setting(
-        "interference", manifest.model_copy(update={"scenario": dict(manifest.scenario) | {"server": server}})
-    )
+    told = setting("interference", serving(manifest, engine="vllm", args=args))
     assert (told[1] if told else None) == found
 
 
@@ -87,34 +116,27 @@ def test_a_budget_of_tokens_that_vllm_chose_by_its_device_is_not_guessed(
     ],
 )
 def test_graphs_that_are_off_are_what_to_try_where_the_device_waits_for_launches(
-    tmp_path: Any, engine: str, args: dict[str, bool], told: tuple[str, str, str] | None
+    manifest: Manifest, engine: str, args: dict[str, bool], told: tuple[str, str, str] | None
 ) -> None:
-    manifest = Manifest.read(write_run(tmp_path / "r", count=60, rate=12.0).path)
-    server = dict(manifest.scenario["server"]) | {"engine": engine, "args": args}
-    assert told == setting(
-        "launch_gap", manifest.model_copy(update={"scenario": dict(manifest.scenario) | {"server": server}})
-    )
+    assert setting("launch_gap", serving(manifest, engine=engine, args=args)) == told
 
 
-def test_a_run_whose_slow_requests_queue_is_advised_a_larger_batch(tmp_path: Any) -> None:
-    folder = write_run(tmp_path / "r", count=2400, rate=22.0)
-    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
-    words, command = advice(result, manifest)
-    assert isinstance(words, doc.Paragraph) and isinstance(command, doc.Pre)
+def test_a_run_whose_slow_requests_queue_is_advised_a_larger_batch(queueing: Told) -> None:
+    words, command = advice(*queueing)
+    assert isinstance(command, doc.Pre)
     assert str(words.words).startswith("Try server.max_batch=16 (now 8) to shorten queue.")
     assert command.text.endswith("--a server.max_batch=8 --b server.max_batch=16")
 
 
-def test_a_run_that_asked_more_than_the_server_can_do_is_sent_to_a_search(tmp_path: Any) -> None:
-    folder = write_run(tmp_path / "r", count=1500, rate=40.0)
-    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
+def test_a_run_that_asked_more_than_the_server_can_do_is_sent_to_a_search(tmp_path: Path) -> None:
+    result, manifest = read(write_run(tmp_path / "r", count=1500, rate=40.0))
     slope = QueueSlope(
         per_s=2.0, per_s_ci=(1.8, 2.2), confidence=0.95, in_flight=(5, 80), grows=True, steady_most=9, served_per_s=20.0
     )
     methods = result.steady.methods.model_copy(update={"queue_slope": slope})
     grown = result.model_copy(update={"steady": result.steady.model_copy(update={"methods": methods})})
     words, command = advice(grown, manifest)
-    assert isinstance(words, doc.Paragraph) and isinstance(command, doc.Pre)
+    assert isinstance(command, doc.Pre)
     assert str(words.words).startswith("The load is more than the server can do.")
     assert command.text.startswith("gapmeter capacity ")
 
@@ -123,10 +145,9 @@ def test_a_run_that_asked_more_than_the_server_can_do_is_sent_to_a_search(tmp_pa
     ("kind", "status", "searches"), [("timeout", 0, True), ("http_4xx", 429, True), ("http_5xx", 500, False)]
 )
 def test_an_overload_that_shows_in_failures_alone_is_sent_to_a_search_beneath_what_failed(
-    tmp_path: Any, kind: str, status: int, searches: bool
+    tmp_path: Path, kind: str, status: int, searches: bool
 ) -> None:
-    folder = write_run(tmp_path / "r", count=900, rate=12.0, failures=30)
-    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
+    result, manifest = read(write_run(tmp_path / "r", count=900, rate=12.0, failures=30))
     assert result.verdict == "FAIL"
     failures = tuple(
         each.model_copy(
@@ -149,21 +170,14 @@ def test_an_overload_that_shows_in_failures_alone_is_sent_to_a_search_beneath_wh
     [("another program", "Before changing settings, try dedicated cores"), ("engine", "Try server")],
 )
 def test_another_program_on_the_servers_cores_is_told_before_any_setting(
-    tmp_path: Any, process: str, first: str
+    queueing: Told, process: str, first: str
 ) -> None:
-    folder = write_run(tmp_path / "r", count=2400, rate=22.0)
-    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
-    told = result.tail.of("ttft")
-    assert told is not None
-    waits = {**told.typical.stages_ms, "core_wait": 0.4 * told.typical.total_ms}
-    typical = told.typical.model_copy(update={"stages_ms": waits})
+    result, manifest = queueing
+    told = result.tail.ttft
+    late = told.model_copy(update={"typical": waiting(told.typical, 0.4)})
     holder = CoreHolder(process=process, stage="", share=0.7, mean_ms=5.0, program="cc1plus")
-    changed = result.model_copy(update={
-        "tail": result.tail.model_copy(update={"ttft": told.model_copy(update={"typical": typical})}),
-        "ledger": result.ledger.model_copy(update={"core_held": (holder,)}),
-    })  # fmt: skip
-    words = advice(changed, manifest)[0]
-    assert isinstance(words, doc.Paragraph) and str(words.words).startswith(first)
+    words = advice(retold(result, (holder,), ttft=late), manifest)[0]
+    assert str(words.words).startswith(first)
     # What is known of who had the cores is of all requests, not of the typical ones.
     told_of_all = "waiting for a core; in 70 % of all requests' waits the program cc1plus was using it"
     assert (told_of_all in str(words.words)) is (process == "another program")
@@ -173,87 +187,63 @@ def test_another_program_on_the_servers_cores_is_told_before_any_setting(
     ("process", "stop"), [("engine", ""), ("another program", ", or stop other programs on them"), (None, ", or stop")]
 )
 def test_other_programs_are_to_be_stopped_only_where_they_may_have_had_the_cores(
-    tmp_path: Any, process: str | None, stop: str
+    queueing: Told, process: str | None, stop: str
 ) -> None:
-    folder = write_run(tmp_path / "r", count=2400, rate=22.0)
-    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
-    told = result.tail.of("ttft")
-    assert told is not None
-    waiting = told.model_copy(update={"owners": (told.owners[0].model_copy(update={"stages": ("core_wait",)}),)})
+    result, manifest = queueing
+    told = result.tail.ttft
+    late = told.model_copy(update={"owners": (told.owners[0].model_copy(update={"stages": ("core_wait",)}),)})
     held = (CoreHolder(process=process, stage="", share=0.7, mean_ms=5.0, program=""),) if process else None
-    changed = result.model_copy(update={
-        "tail": result.tail.model_copy(update={"ttft": waiting}),
-        "ledger": result.ledger.model_copy(update={"core_held": held}),
-    })  # fmt: skip
-    (words,) = advice(changed, manifest)
-    assert isinstance(words, doc.Paragraph)
+    (words,) = advice(retold(result, held, ttft=late), manifest)
     assert str(words.words).startswith(f"No setting shortens the wait for a core: give the server more cores{stop}")
     assert ("stop" in str(words.words)) is bool(stop)
 
 
-def test_a_wait_for_a_core_within_token_gaps_is_told_of_token_gaps(tmp_path: Any) -> None:
-    folder = write_run(tmp_path / "r", count=2400, rate=22.0)
-    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
-    told = result.tail.of("itl")
-    assert told is not None
-    waits = {**told.typical.stages_ms, "core_wait": 0.4 * told.typical.total_ms}
-    gaps = told.model_copy(update={"typical": told.typical.model_copy(update={"stages_ms": waits})})
+def test_a_wait_for_a_core_within_token_gaps_is_told_of_token_gaps(queueing: Told) -> None:
+    result, manifest = queueing
+    told = result.tail.itl
+    gaps = told.model_copy(update={"typical": waiting(told.typical, 0.4)})
     holder = CoreHolder(process="another program", stage="", share=0.7, mean_ms=5.0, program="cc1plus")
-    changed = result.model_copy(update={
-        "tail": result.tail.model_copy(update={"metric": "itl", "itl": gaps}), "verdict": "PASS",
-        "ledger": result.ledger.model_copy(update={"core_held": (holder,)}),
-    })  # fmt: skip
-    (words,) = advice(changed, manifest)
-    assert isinstance(words, doc.Paragraph) and ": typical token gaps spend " in str(words.words)
+    changed = retold(result, (holder,), metric="itl", itl=gaps)
+    (words,) = advice(changed.model_copy(update={"verdict": "PASS"}), manifest)
+    assert ": typical token gaps spend " in str(words.words)
 
 
-def test_a_stop_that_slow_requests_met_is_told_before_any_setting(tmp_path: Any) -> None:
-    folder = write_run(tmp_path / "r", count=2400, rate=22.0)
-    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
-    told = result.tail.of("ttft")
-    assert told is not None
-    waits = {**told.at.stages_ms, "core_wait": 0.4 * told.at.total_ms}
-    at = told.at.model_copy(update={"stages_ms": waits})
+def test_a_stop_that_slow_requests_met_is_told_before_any_setting(queueing: Told) -> None:
+    result, manifest = queueing
+    told = result.tail.ttft
+    stopped = told.model_copy(update={"at": waiting(told.at, 0.4)})
     holder = CoreHolder(process="stopped", stage="", share=0.9, mean_ms=5.0, program="")
-    changed = result.model_copy(update={
-        "tail": result.tail.model_copy(update={"ttft": told.model_copy(update={"at": at})}),
-        "ledger": result.ledger.model_copy(update={"core_held": (holder,)}),
-    })  # fmt: skip
-    (words,) = advice(changed, manifest)
-    assert isinstance(words, doc.Paragraph)
+    (words,) = advice(retold(result, (holder,), ttft=stopped), manifest)
     assert str(words.words) == (
         "Before changing settings, try to find what stops the server: for 90 % of the time that requests waited for a "
         "core, a signal (SIGSTOP) or a debugger had stopped it."
     )
 
 
-def test_nothing_is_advised_for_a_stage_that_is_next_to_nothing_of_the_wait(tmp_path: Any) -> None:
-    folder = write_run(tmp_path / "r", count=2400, rate=22.0)
-    result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
-    told = result.tail.of("ttft")
-    assert told is not None and advice(result, manifest)
+def test_nothing_is_advised_for_a_stage_that_is_next_to_nothing_of_the_wait(queueing: Told) -> None:
+    result, manifest = queueing
+    told = result.tail.ttft
+    assert advice(result, manifest)
     endless = told.model_copy(update={"at": told.at.model_copy(update={"total_ms": 1000 * told.at.total_ms})})
-    assert advice(result.model_copy(update={"tail": result.tail.model_copy(update={"ttft": endless})}), manifest) == []
+    assert advice(retold(result, ttft=endless), manifest) == []
 
 
-def test_what_no_probe_measured_is_not_called_without_a_single_cause(tmp_path: Any) -> None:
-    folder = write_run(tmp_path / "r", count=2400, rate=22.0)
-    result = RunResult.read(folder.path)
-    told = result.tail.of("ttft")
-    assert told is not None
+def test_what_no_probe_measured_is_not_called_without_a_single_cause(queueing: Told) -> None:
+    result, _ = queueing
+    told = result.tail.ttft
     blank = told.owners[0].model_copy(update={"owner": UNEXPLAINED_OWNER})
     typical = told.typical.model_copy(update={"stages_ms": {"unexplained": told.typical.total_ms}})
     open_cause = told.model_copy(update={"owners": (blank,), "typical": typical, "leading": None})
-    shown = objectives(result.model_copy(update={"tail": result.tail.model_copy(update={"ttft": open_cause})}))
+    shown = objectives(retold(result, ttft=open_cause))
     assert "no probe timestamps the server's stages" in tail_sentence(open_cause, "ttft", "CPU")
     (table,) = shown.blocks
-    assert isinstance(table, doc.Table) and str(table.rows[0][-1]).endswith("unexplained")
+    assert str(table.rows[0][-1]).endswith("unexplained")
 
 
-def test_an_invalid_run_is_advised_nothing_and_blames_nobody(tmp_path: Any) -> None:
+def test_an_invalid_run_is_advised_nothing_and_blames_nobody(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", count=600, rate=22.0, evidence={"incomplete": "stopped by Ctrl-C"})
-    result = RunResult.read(folder.path)
-    assert advice(result, Manifest.read(folder.path)) == []
+    result, manifest = read(folder)
+    assert advice(result, manifest) == []
     assert result.words is not None and not result.words.tail and not result.words.upgrade
     page = html.page(run.document(folder))
     assert "longer than typical ones" not in page
@@ -268,7 +258,7 @@ def test_an_invalid_run_is_advised_nothing_and_blames_nobody(tmp_path: Any) -> N
     ],
 )  # fmt: skip
 def test_what_a_faster_device_leaves_is_told_of_the_percentile_that_is_explained(
-    tmp_path: Any, objective: str, told: str
+    tmp_path: Path, objective: str, told: str
 ) -> None:
     """Of a percentile that is not among those worked out, the highest known one; of token gaps the whole answer."""
     result = RunResult.read(write_run(tmp_path / "r", count=400, rate=12.0, slos=(objective,)).path)
@@ -277,11 +267,10 @@ def test_what_a_faster_device_leaves_is_told_of_the_percentile_that_is_explained
     assert most_an_upgrade_brings(invalid) == "", "nothing is concluded from a run that is no measurement"
 
 
-def test_the_table_of_owners_shows_whoever_has_most_of_what_everybody_waits(tmp_path: Any) -> None:
+def test_the_table_of_owners_shows_whoever_has_most_of_what_everybody_waits(tmp_path: Path) -> None:
     """A queue that slow requests were even spared had 262 of 492 ms at the median, in the row of "the rest"."""
     result = RunResult.read(write_run(tmp_path / "r", count=2400, rate=22.0, slos=("ttft p90 <= 100 ms",)).path)
     anatomy = result.tail.ttft
-    assert anatomy is not None
     waits = {
         "API server": (130, 394),
         "framework": (47, 349),
@@ -294,12 +283,11 @@ def test_the_table_of_owners_shows_whoever_has_most_of_what_everybody_waits(tmp_
         for owner, (at, ms) in waits.items()
     )
     told = anatomy.model_copy(update={"owners": parts})
-    table = owners(result.model_copy(update={"tail": result.tail.model_copy(update={"ttft": told})}))
-    assert table is not None
+    table = owners(retold(result, ttft=told))
     assert [str(row[0]) for row in table.rows] == ["API server", "framework", "network", "capacity", "the rest"]
 
 
-def test_the_page_says_of_how_many_requests_the_token_gaps_are_where_not_of_all(tmp_path: Any) -> None:
+def test_the_page_says_of_how_many_requests_the_token_gaps_are_where_not_of_all(tmp_path: Path) -> None:
     result = RunResult.read(write_run(tmp_path / "r", count=400).path)
     some = result.model_copy(update={"ledger": result.ledger.model_copy(update={"gaps_of": 7000})})
     assert "itl" in result.bands and "drawn at random" not in str(where(result))
