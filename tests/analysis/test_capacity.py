@@ -43,7 +43,7 @@ from gapmeter.analysis.capacity.trial import (
     plan_looks,
     values_to_hold,
 )
-from gapmeter.analysis.results.capacity import BUDGET, FAILS, HOLDS, UNDECIDED, Fleet
+from gapmeter.analysis.results.capacity import BUDGET, FAILS, HOLDS, UNDECIDED, Ended, Fleet, Search
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.report.capacity import headline
 from gapmeter.scenarios.slo import Slo
@@ -54,11 +54,12 @@ P99 = Promise("ttft p99 <= 500 ms", "ttft", 0.01)
 P95 = Promise("e2e p95 <= 2 s", "e2e", 0.05)
 EMPTY = Outcome((Count(0, 100, 100),), 100, 100, 10.0, 100, 100)
 FULL = {"served": Served(15.0, 0.03, saturated=True)}
+LIMITED = {"invalid": "the load tester was late", "client_limit": True}
 
 
-def trial(rate: float, verdict: str, confidence: float = 0.95, **more: object) -> Trial:
-    """A brief one, or with as many requests as were ``measured``."""
-    leaning = HOLDS if verdict == UNDECIDED else verdict
+def trial(rate: float, verdict: str, confidence: float = 0.95, leaning: str = HOLDS, **more: object) -> Trial:
+    """A brief one, or with as many requests as were ``measured``. ``leaning``: of one that is undecided."""
+    leaning = leaning if verdict == UNDECIDED else verdict
     outcome = dataclasses.replace(EMPTY, **more)  # type: ignore[arg-type]
     most = outcome.measured if "measured" in more else 2 * FIRST_LOOK
     return Trial(rate, outcome, Finding(verdict, confidence, leaning, 0), most)
@@ -231,6 +232,7 @@ def test_a_share_far_above_the_one_allowed_fails_once_it_came_in_several_bursts(
 
 
 ERRORS = Promise("errors <= 1 %", "errors", 0.01)
+ERRORS_GOAL = Goal((ERRORS,), 10.0)
 P50, P90 = (Promise(f"e2e p{p} <= 2 s", "e2e", 1 - p / 100) for p in (50, 90))
 
 
@@ -307,9 +309,7 @@ def served(rate: float, ceiling: float, count: int = 600) -> Served:
     done = np.zeros(count)
     for k, work in enumerate(rng.exponential(1e9 / ceiling, count)):
         done[k] = max(due[k], done[k - 1] if k else 0.0) + work
-    found = served_by(due, done)
-    assert found is not None
-    return found
+    return served_by(due, done)
 
 
 def test_a_full_server_completes_its_ceiling_and_one_below_it_what_is_asked() -> None:
@@ -331,7 +331,6 @@ def test_a_full_server_completes_its_ceiling_and_one_below_it_what_is_asked() ->
 def test_a_server_is_full_where_latencies_rise_with_the_load_and_throughout(took_ms: Floats, saturated: bool) -> None:
     due_ns = np.arange(200) * 5e7
     found = served_by(due_ns, due_ns + took_ms * 1e6)
-    assert found is not None
     assert found.saturated == saturated
 
 
@@ -401,7 +400,6 @@ def test_arrivals_in_bursts_tell_a_percentile_less_exactly() -> None:
             for rate, log in levels.items()
         ]
         known = posterior(goal, [*tried, trial(20, FAILS, counts=(Count(80, 90, 3),), measured=90, **FULL)])
-        assert known is not None
         ends.append(known.interval(0.95))
     (low, high), (lower, higher) = ends
     assert lower < low and higher - lower > high - low
@@ -413,35 +411,26 @@ def test_a_limit_that_is_kept_even_while_the_queue_grows_leaves_the_capacity_bel
     count = Count(0, 900, 900, log_level=(-0.5, 0.05))
     tried = [trial(rate, HOLDS, 0.99, counts=(count,), measured=900) for rate in (5, 8, 10, 12)]
     known = posterior(goal, [*tried, trial(20, HOLDS, 0.99, counts=(count,), measured=900, **FULL)])
-    assert known is not None
     assert known.interval(0.95)[1] < 20, "at which the queue grew"
 
 
 def test_what_has_no_percentile_is_halved_between_a_rate_that_fails_and_one_that_holds() -> None:
-    errors = Goal((Promise("errors <= 1 %", "errors", 0.01),), 10.0)
-    tried = [
-        trial(10, HOLDS, 0.99, counts=(Count(0, 400, 400),)),
-        trial(20, FAILS, counts=(Count(90, 100, 100),)),
-    ]
-    known = posterior(errors, tried)
-    assert known is not None
+    held = trial(10, HOLDS, 0.99, counts=(Count(0, 400, 400),))
+    known = posterior(ERRORS_GOAL, [held, trial(20, FAILS, counts=(Count(90, 100, 100),))])
     assert known.quantile(0.5) == pytest.approx(math.sqrt(200))
-    assert posterior(errors, tried[:1]) is None
+    assert posterior(ERRORS_GOAL, [held]) is None
 
 
 def test_a_rate_that_was_not_decided_is_no_end_of_an_interval() -> None:
     """A server that refuses a ninth request at a time: by Erlang's loss formula it loses 1 % at 19.55 a second."""
-    errors = Goal((Promise("errors <= 1 %", "errors", 0.01),), 10.0)
     seen = {10.0: (0, 67, 67), 20.0: (0, 75, 75), 23.2: (8, 607, 249), 21.6: (20, 1177, 615)}
     tried = [trial(rate, UNDECIDED, 0.6, counts=(Count(*count),)) for rate, count in seen.items()]
     tried.append(trial(29.9, FAILS, counts=(Count(20, 381, 221),)))
-    known = posterior(errors, tried)
-    assert known is not None
+    known = posterior(ERRORS_GOAL, tried)
     low, high = known.interval(0.95)
     assert low < 19.55 < high
-    assert known.spread(0.95) > errors.within, "nothing was proven below it"
-    sure = posterior(errors, [*tried, trial(17.0, HOLDS, 0.99, counts=(Count(0, 600, 600),))])
-    assert sure is not None
+    assert known.spread(0.95) > ERRORS_GOAL.within, "nothing was proven below it"
+    sure = posterior(ERRORS_GOAL, [*tried, trial(17.0, HOLDS, 0.99, counts=(Count(0, 600, 600),))])
     assert sure.interval(1.0)[0] >= 17.0 and sure.quantile(0.5) < 21.6, "where more failed than may"
 
 
@@ -450,10 +439,8 @@ def test_errors_that_never_come_are_searched_for_below_the_rate_that_the_server_
     tried = [trial(10, HOLDS, 0.99), trial(20, HOLDS, 0.99), trial(40, HOLDS, 0.99, **FULL)]
     assert 20 < next_rate(errors, tried) < 40
     known = posterior(errors, tried)
-    assert known is not None
     assert known.interval(1.0) == pytest.approx((20, 40))
     alone = posterior(errors, [trial(30, UNDECIDED, **FULL)])
-    assert alone is not None
     assert alone.interval(1.0) == pytest.approx((15, 30)), "nothing lower was tried"
 
 
@@ -473,7 +460,7 @@ def test_the_first_rates_double_until_the_server_is_full_and_fall_until_one_lean
 
 
 def test_a_rate_far_below_every_limit_is_quadrupled_whatever_is_promised_of_errors() -> None:
-    both = dataclasses.replace(GOAL, promises=(P99, Promise("errors <= 1 %", "errors", 0.01)))
+    both = dataclasses.replace(GOAL, promises=(P99, ERRORS))
     for log, rate in ((-3.0, 40.0), (-1.0, 20.0)):
         counts = (Count(0, 200, 200, log_level=(log, 0.1)), Count(0, 200, 200))
         assert next_rate(both, [trial(10, UNDECIDED, 0.5, counts=counts, measured=200)]) == rate
@@ -491,18 +478,15 @@ BRACKET = [
 
 def test_once_the_server_was_full_trials_for_the_curve_lie_around_its_estimate_and_below_the_ceiling() -> None:
     asked = next_trial(GOAL, BRACKET)
-    assert isinstance(asked, Ask)
     assert asked.aim == "curve"
     assert 10 < asked.rate < 15
     brief = next_trial(GOAL, [])
-    assert isinstance(brief, Ask)
     assert asked.most / asked.rate > 5 * brief.most / brief.rate
 
 
 def test_a_rate_that_could_not_be_decided_is_not_asked_for_again_to_hold() -> None:
     close = [trial(rate, UNDECIDED, 0.5, **measured(rate, log, 2000)) for rate, log in ((11, -0.9), (13, -0.2))]
     first = next_trial(GOAL, [*BRACKET, *close])
-    assert isinstance(first, Ask)
     assert first.aim == "hold"
     assert first.rate < 11
     gone_on = trial(first.rate, UNDECIDED, 0.5, **measured(first.rate, -1.2, 3000))
@@ -510,15 +494,13 @@ def test_a_rate_that_could_not_be_decided_is_not_asked_for_again_to_hold() -> No
     failed = trial(first.rate, FAILS, counts=(Count(9, 60, 60, log_level=(-1.2, 0.1)),))
     for tried in (gone_on, given_up, failed):
         second = next_trial(GOAL, [trial(4, UNDECIDED), *BRACKET, *close, tried])
-        assert isinstance(second, Ask)
         assert second.rate < first.rate * 0.95 or second.aim == "curve"
 
 
 def test_while_every_rate_failed_nothing_is_said_of_where_one_would_hold() -> None:
     failed = [trial(rate, FAILS, counts=(Count(34, 60, 60),), **FULL) for rate in (10, 5, 2.5, 1.25)]
     assert posterior(GOAL, failed) is None
-    near = trial(0.6, UNDECIDED, 0.6, counts=(Count(3, 60, 60),))
-    near = dataclasses.replace(near, finding=dataclasses.replace(near.finding, leaning=FAILS))
+    near = trial(0.6, UNDECIDED, 0.6, FAILS, counts=(Count(3, 60, 60),))
     assert posterior(GOAL, [*failed, near]) is None, "it leans to failing as well"
     assert posterior(GOAL, [*failed, trial(0.6, UNDECIDED, 0.6, counts=(Count(0, 60, 60),))]) is not None
 
@@ -545,10 +527,9 @@ def test_the_rate_held_is_the_highest_below_all_that_failed() -> None:
 
 
 def test_an_invalid_trial_is_repeated_once_then_the_client_was_the_limit() -> None:
-    limited = {"invalid": "the load tester was late", "client_limit": True}
-    done = [trial(10, HOLDS), trial(20, HOLDS, **limited)]
+    done = [trial(10, HOLDS), trial(20, HOLDS, **LIMITED)]
     assert next_rate(GOAL, done) == 20
-    assert next_rate(GOAL, [*done, trial(20, HOLDS, **limited)]) == capacity.CLIENT
+    assert next_rate(GOAL, [*done, trial(20, HOLDS, **LIMITED)]) == capacity.CLIENT
 
 
 @pytest.mark.parametrize(("over", "over_half", "is_far"), [(0, 3, True), (0, None, False), (5, 40, False)], ids=str)
@@ -560,6 +541,15 @@ def test_holding_takes_as_many_requests_as_one_of_a_trial_s_is_worth(
     assert requests_to_hold(GOAL, seen) == pytest.approx(5 * values_to_hold(P99, is_far=is_far))
 
 
+def answer(manifest: SearchManifest, *tried: Trial) -> Search:
+    return build_search(goal_of(manifest), [MeasuredTrial(each, None) for each in tried], manifest)
+
+
+def ended_by(manifest: SearchManifest, how: Ended, *slos: Slo) -> SearchManifest:
+    asked = manifest.capacity.model_copy(update={"ended": how})
+    return manifest.model_copy(update={"slo": slos, "capacity": asked})
+
+
 @pytest.mark.parametrize(
     ("target_rps", "verdict", "planned"),
     [(50.0, HOLDS, True), (50.0, FAILS, False), (None, HOLDS, False)],
@@ -569,7 +559,7 @@ def test_a_fleet_is_planned_for_a_target_from_a_rate_that_holds(
     tmp_path: Path, target_rps: float | None, verdict: str, planned: bool
 ) -> None:
     manifest = SearchManifest.read(write_search(tmp_path / "search", 10.0, 8.0, 12.0, target_rps=target_rps))
-    found = build_search(goal_of(manifest), [MeasuredTrial(trial(10, verdict), None)], manifest)
+    found = answer(manifest, trial(10, verdict))
     assert (found.held, found.planning is not None) == (10.0 if verdict == HOLDS else None, planned)
     assert found.replicas == (found.planning.replicas if found.planning else None)
 
@@ -579,15 +569,13 @@ def test_where_no_rate_kept_a_limit_on_errors_and_all_together_broke_it_there_is
     tmp_path: Path, failed: int, estimated: bool
 ) -> None:
     """2 % fail at every rate, where 1 % may: half of the lowest rate tried is no end of an interval."""
-    path, slos = write_search(tmp_path / "search", 10.0, 8.0, 12.0), (slo("errors", None, 0.01),)
-    manifest = SearchManifest.read(path).model_copy(update={"slo": slos})
-    manifest = manifest.model_copy(update={"capacity": manifest.capacity.model_copy(update={"ended": BUDGET})})
+    manifest = SearchManifest.read(write_search(tmp_path / "search", 10.0, 8.0, 12.0))
     counts = [Count(12, 400, 400), Count(failed, 400, 400), Count(0, 60, 60)]
     tried = [
         trial(rate, FAILS if rate == 40 else UNDECIDED, counts=(each,), measured=each.count)
         for rate, each in zip([40, 20, 10], counts, strict=True)
     ]
-    found = build_search(goal_of(manifest), [MeasuredTrial(each, None) for each in tried], manifest)
+    found = answer(ended_by(manifest, BUDGET, slo("errors", None, 0.01)), *tried)
     assert ((found.rate, found.low) == (None, None)) is not estimated
     assert (found.high or 0) <= 40
 
@@ -635,11 +623,10 @@ def test_errors_at_all_rates_alike_are_told_from_those_of_a_full_server(
 
 def test_the_answer_for_errors_at_all_rates_pools_the_trials_at_low_rates(tmp_path: Path) -> None:
     manifest = SearchManifest.read(write_search(tmp_path / "search", 16.0, None, None))
-    capacity_asked = manifest.capacity.model_copy(update={"ended": capacity.UNMEETABLE})
-    manifest = manifest.model_copy(update={"slo": (slo("errors", None, 0.01),), "capacity": capacity_asked})
+    manifest = ended_by(manifest, capacity.UNMEETABLE, slo("errors", None, 0.01))
     counts = {8.0: Count(1, 60, 60, bursts=1), 16.0: Count(6, 64, 64, bursts=6), 64.0: Count(13, 256, 256, bursts=13)}
     tried = [trial(rate, UNDECIDED, counts=(each,)) for rate, each in counts.items()]
-    found = build_search(goal_of(manifest), [MeasuredTrial(each, None) for each in tried], manifest)
+    found = answer(manifest, *tried)
     assert next_trial(goal_of(manifest), tried) == capacity.UNMEETABLE
     assert headline(found)[0] == (
         "No rate meets every SLO: at 16 req/s and below as well as above, errors <= 1 % fails (7 of 124 values beyond "
@@ -650,49 +637,37 @@ def test_the_answer_for_errors_at_all_rates_pools_the_trials_at_low_rates(tmp_pa
 def test_the_goodput_of_an_overload_is_a_part_of_what_the_server_completes(tmp_path: Path) -> None:
     """Of 30 a second it completes 15; before the queue is long all are within their limits."""
     manifest = SearchManifest.read(write_search(tmp_path / "search", 10.0, 8.0, 12.0))
-    tried = trial(10, HOLDS), trial(30, FAILS, **FULL)
-    found = build_search(goal_of(manifest), [MeasuredTrial(each, None) for each in tried], manifest)
+    found = answer(manifest, trial(10, HOLDS), trial(30, FAILS, **FULL))
     assert [point.goodput_per_s for point in found.curve] == [10.0, 15.0]
     assert found.curve[1].goodput_ci == pytest.approx((15 * 0.025 ** (1 / 100), 15))
 
 
 def test_below_the_client_s_own_limit_the_highest_rate_that_may_hold_is_looked_for() -> None:
-    limited = {"invalid": "the load tester was late", "client_limit": True}
-
     def below(limit: float, *tried: Trial) -> Ask | str:
-        return next_trial(GOAL, [*tried, *[trial(limit, HOLDS, **limited)] * 2])
+        return next_trial(GOAL, [*tried, *[trial(limit, HOLDS, **LIMITED)] * 2])
 
     far = below(40, trial(10, HOLDS))
-    assert isinstance(far, Ask)
     assert (far.rate, far.aim) == (20, "ceiling")
     near = below(20, trial(10, UNDECIDED, 0.6))
-    assert isinstance(near, Ask)
     assert (near.rate, near.aim) == (10, "hold"), "no rate was surely held yet"
     assert below(20, trial(10, UNDECIDED, 0.6, measured=2000)) == capacity.CLIENT, "it could not be decided"
     assert below(20, trial(10, FAILS)) == capacity.CLIENT
 
 
 def test_a_rate_below_the_client_s_own_limit_that_a_brief_trial_did_not_decide_is_asked_once_more_for_longer() -> None:
-    client = [trial(40, HOLDS, invalid="the load tester was late", client_limit=True)] * 2
-    doubtful = Finding(UNDECIDED, 0.6, FAILS, 0)
-    tried = [trial(10, UNDECIDED, 0.6), dataclasses.replace(trial(20, UNDECIDED, 0.6), finding=doubtful), *client]
+    tried = [trial(10, UNDECIDED, 0.6), trial(20, UNDECIDED, 0.6, FAILS), *[trial(40, HOLDS, **LIMITED)] * 2]
     longer = next_trial(GOAL, tried)
-    assert isinstance(longer, Ask)
     assert (longer.rate, longer.aim) == (20, "curve")
-    still = trial(20, UNDECIDED, 0.6, measured=longer.most)
-    then = next_trial(GOAL, [*tried, dataclasses.replace(still, finding=doubtful)])
-    assert isinstance(then, Ask)
+    then = next_trial(GOAL, [*tried, trial(20, UNDECIDED, 0.6, FAILS, measured=longer.most)])
     assert (then.rate, then.aim) == (10, "hold"), "20 is asked no third time"
     after = next_trial(GOAL, [*tried, trial(20, FAILS, measured=longer.most, counts=(Count(300, 600, 60),))])
-    assert isinstance(after, Ask)
     assert after.rate < 20 and after.aim != "ceiling", "the server is the limit"
 
 
 def test_time_that_ran_out_at_the_client_s_own_limit_says_so_unless_the_server_was_full() -> None:
-    limited = {"invalid": "the load tester was late", "client_limit": True}
     goal = dataclasses.replace(GOAL, budget_s=25.0)
-    assert next_rate(goal, [trial(10, HOLDS), trial(20, HOLDS, **limited)]) == capacity.CLIENT
-    assert next_rate(goal, [*BRACKET, trial(80, HOLDS, **limited)]) == capacity.BUDGET
+    assert next_rate(goal, [trial(10, HOLDS), trial(20, HOLDS, **LIMITED)]) == capacity.CLIENT
+    assert next_rate(goal, [*BRACKET, trial(80, HOLDS, **LIMITED)]) == capacity.BUDGET
 
 
 def test_a_trial_that_is_invalid_for_another_reason_twice_ends_the_search() -> None:
@@ -724,14 +699,14 @@ def test_a_trial_whose_fewest_requests_would_outlast_the_budget_is_not_begun() -
 def test_no_higher_rate_is_asked_of_a_server_that_is_beyond_its_median_s_limit_throughout() -> None:
     goal = dataclasses.replace(GOAL, promises=(P50,))
     for over, rate in ((64, 5.0), (40, 20.0)):
-        slow = dataclasses.replace(EMPTY, counts=(Count(over, 64, 64, bursts=0),))
-        assert next_rate(goal, [Trial(10.0, slow, Finding(UNDECIDED, 0.6, FAILS, 0), 64)]) == rate
+        slow = (Count(over, 64, 64, bursts=0),)
+        assert next_rate(goal, [trial(10.0, UNDECIDED, 0.6, FAILS, counts=slow, measured=64)]) == rate
 
 
 @pytest.mark.parametrize(("verdict", "then"), [(UNDECIDED, 5.0), (FAILS, capacity.UNMEETABLE)])
 def test_a_single_hiccup_of_a_quick_server_does_not_show_that_no_rate_meets_an_slo(verdict: str, then: object) -> None:
-    slow = dataclasses.replace(EMPTY, counts=(Count(1, 40, 40, bursts=1),), in_flight=0.002)
-    lowest = Trial(10.0, slow, Finding(verdict, 0.6, FAILS, 0), 40)
+    slow = (Count(1, 40, 40, bursts=1),)
+    lowest = trial(10.0, verdict, 0.6, FAILS, counts=slow, in_flight=0.002, measured=40)
     assert next_rate(GOAL, [lowest, trial(20, FAILS, **FULL)]) == then
 
 

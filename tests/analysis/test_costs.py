@@ -48,6 +48,12 @@ def searched(
     return found
 
 
+def estimated(search: Found, rate: float, low: float, high: float) -> Found:
+    """The same search, had it found this."""
+    rates = {"rate": rate, "low": low, "high": high}
+    return dataclasses.replace(search, capacity=search.capacity.model_copy(update=rates))
+
+
 def table(*found: Found, **asked: Any) -> CostTable:
     return cost_table([[[one]] for one in found], Asked(**asked))
 
@@ -67,7 +73,6 @@ def test_the_ratio_of_two_costs_is_that_of_prices_over_rates_and_both_errors_com
     assert a.per_request_usd_ci == pytest.approx((1 / (3600 * 60 * 0.8), 1 / (3600 * 45 * 0.8)))
     assert a.per_million_output_tokens_usd == pytest.approx(1 / (3600 * 50 * 0.8) / 100 * 1e6)
     assert (found.cheapest, found.verdict) == ("B", CHEAPER)
-    assert a.ratio is not None and b.ratio is not None
     assert (b.ratio.value, b.ratio.low, b.ratio.high) == (1, 1, 1)
     own = [math.hypot(math.log(60 / 50), math.log(150 / 140)), math.hypot(math.log(50 / 45), math.log(160 / 150))]
     assert a.ratio.own == pytest.approx((2 * math.exp(-own[0]), 2 * math.exp(own[1])))
@@ -103,12 +108,8 @@ def test_which_of_two_rows_comes_first_changes_nothing(
     any_search: Found, a: tuple[float, float, float], b: tuple[float, float, float]
 ) -> None:
     assume(a[0] != b[0])
-
-    def found(rate: float, down: float, up: float) -> Found:
-        rates = any_search.capacity.model_copy(update={"rate": rate, "low": rate / down, "high": rate * up})
-        return dataclasses.replace(any_search, capacity=rates)
-
-    one, other = table(found(*a), found(*b)), table(found(*b), found(*a))
+    first, second = (estimated(any_search, rate, rate / down, rate * up) for rate, down, up in (a, b))
+    one, other = table(first, second), table(second, first)
     assert (one.verdict, {row.capacity.rate: row.ratio for row in one.rows}) == (
         other.verdict,
         {row.capacity.rate: row.ratio for row in other.rows},
@@ -121,13 +122,10 @@ def test_ratios_cover_the_truth_when_a_whole_search_is_off_by_what_searches_are_
     covered = 0
     for _ in range(400):
         rates = [math.exp(math.log(truth) + rng.normal(0, math.hypot(own, SEARCH_SPREAD))) for truth in (50, 75)]
-        ends = [{"rate": rate, "low": rate * math.exp(-Z * own), "high": rate * math.exp(Z * own)} for rate in rates]
-        rows = [dataclasses.replace(base, capacity=base.capacity.model_copy(update=end)) for end in ends]
-        found = table(*rows)
+        found = table(*(estimated(base, rate, rate * math.exp(-Z * own), rate * math.exp(Z * own)) for rate in rates))
         dearer = next(row for row in found.rows if row.name != found.cheapest)
         truth = 1.5 if dearer.name == "A" else 1 / 1.5
         ratio = dearer.ratio
-        assert ratio is not None and ratio.low is not None and ratio.high is not None
         covered += ratio.low <= truth <= ratio.high
     assert stats.binom.ppf(0.001, 400, 0.95) <= covered <= stats.binom.ppf(0.999, 400, 0.95)
 
@@ -137,8 +135,7 @@ def test_many_alike_are_told_apart_no_oftener_than_two(tmp_path: Path) -> None:
     base, rng, claimed = searched(tmp_path, 50, 45, 55), np.random.default_rng(5), 0
     for _ in range(200):
         rates = [50 * math.exp(rng.normal(0, math.hypot(0.05, SEARCH_SPREAD))) for _ in range(8)]
-        ends = [{"rate": r, "low": r * math.exp(-Z * 0.05), "high": r * math.exp(Z * 0.05)} for r in rates]
-        found = table(*(dataclasses.replace(base, capacity=base.capacity.model_copy(update=end)) for end in ends))
+        found = table(*(estimated(base, r, r * math.exp(-Z * 0.05), r * math.exp(Z * 0.05)) for r in rates))
         claimed += any(row.ratio and row.name != found.cheapest and row.ratio.doubt is None for row in found.rows)
     assert claimed <= stats.binom.ppf(0.999, 200, 0.05)
 
@@ -150,7 +147,6 @@ def test_a_difference_that_two_searches_of_one_server_may_have_is_not_establishe
     a, b = searched(tmp_path, 50, 49, 51), searched(tmp_path, 59, 58, 60)
     found = table(a, b)
     assert found.verdict == NOT_ESTABLISHED
-    assert found.rows[0].ratio is not None
     assert (found.rows[0].ratio.doubt, found.cheapest) == ("spread", "B")
     shown = " ".join(text(document(found)).plain.split())
     assert "Which is cheaper is not established: A or B may be." in shown
@@ -182,7 +178,7 @@ def test_repeats_that_lie_far_apart_count_for_what_they_show_in_the_rate_the_cos
     assert rate is not None and low == pytest.approx(rate * math.exp(-math.hypot(between, within[0])), rel=1e-4)
     assert high == pytest.approx(rate * math.exp(math.hypot(between, within[1])), rel=1e-4)
     assert row.per_request_usd_ci == pytest.approx((1 / (3600 * (high or 0) * 0.8), 1 / (3600 * (low or 0) * 0.8)))
-    assert row.ratio is not None and (row.ratio.low, row.ratio.high) == row.ratio.own, "they have it in them"
+    assert (row.ratio.low, row.ratio.high) == row.ratio.own, "they have it in them"
     assert (found.verdict, row.ratio.doubt) == (NOT_ESTABLISHED, "interval")
     told = " ".join(text(document(found)).plain.split())
     assert "which may not be a real difference. A third search of A and B would tell more than the second did." in told
@@ -207,7 +203,6 @@ def test_a_side_of_several_searches_has_the_tokens_and_the_energy_of_all_of_them
     ]  # fmt: skip
     other = [[searched(tmp_path, 50, 45, 55)]]
     row = cost_table([[[one] for one in searches], other]).rows[0]
-    assert row.per_request_usd is not None and row.per_request_usd_ci is not None
     assert row.per_million_output_tokens_usd == pytest.approx(row.per_request_usd / 100 * 1e6)
     ends = [1e6 * (usd or 0.0) / many for usd, many in zip(row.per_request_usd_ci, (112, 88), strict=True)]
     assert row.per_million_output_tokens_usd_ci == pytest.approx(ends)
@@ -227,8 +222,7 @@ def test_sides_of_several_searches_cover_the_truth_however_far_those_are_off(
 
     def search(truth: float) -> list[Found]:
         rate = truth * math.exp(rng.normal(0, math.hypot(own, spread)))
-        ends = {"rate": rate, "low": rate * math.exp(-Z * own), "high": rate * math.exp(Z * own)}
-        return [dataclasses.replace(base, capacity=base.capacity.model_copy(update=ends))]
+        return [estimated(base, rate, rate * math.exp(-Z * own), rate * math.exp(Z * own))]
 
     for _ in range(sides):
         found = cost_table([[search(truth) for _ in range(searches)] for truth in (50, 75)])
@@ -237,7 +231,7 @@ def test_sides_of_several_searches_cover_the_truth_however_far_those_are_off(
             assert low and high
             rates += low <= 1 / (3600 * truth * 0.8) <= high
         dearer = next(row for row in found.rows if row.name != found.cheapest)
-        assert dearer.ratio is not None and dearer.ratio.low and dearer.ratio.high
+        assert dearer.ratio.low and dearer.ratio.high
         ratios += dearer.ratio.low <= (1.5 if dearer.name == "A" else 1 / 1.5) <= dearer.ratio.high
     assert rates >= stats.binom.ppf(0.01, 2 * sides, 0.95)
     assert ratios >= stats.binom.ppf(0.01, sides, 0.95)
@@ -245,7 +239,6 @@ def test_sides_of_several_searches_cover_the_truth_however_far_those_are_off(
 
 def test_a_difference_within_both_intervals_is_not_established(tmp_path: Path) -> None:
     found = table(searched(tmp_path, 50, 40, 60), searched(tmp_path, 55, 45, 70))
-    assert found.rows[0].ratio is not None
     assert (found.verdict, found.rows[0].ratio.doubt) == (NOT_ESTABLISHED, "interval")
 
 
@@ -402,13 +395,12 @@ def test_a_run_that_passed_costs_at_most_so_much_which_may_be_enough(tmp_path: P
     slo = "ttft p50 <= 900 ms"
     run = read_found(write_run(tmp_path / "run", slos=(slo,), count=240).path)[0]
     assert (run.capacity.low, run.capacity.high, run.capacity.rate) == (8.0, None, None)
-    assert run.price is not None
     usd = 2 * run.price.usd_per_hour
     dear = searched(tmp_path, 2, 1.9, 2.1, usd=usd, slo=slo)
     found = table(dear, run)
     ratio = found.rows[0].ratio
     assert (found.cheapest, found.verdict) == ("B", CHEAPER)
-    assert ratio is not None and (ratio.value, ratio.high) == (None, None)
+    assert (ratio.value, ratio.high) == (None, None)
     assert ratio.low == pytest.approx(2 * 8 / 2.1 * math.exp(-spread(1, 1)))
     assert f"serves a request for at most {1 / (ratio.low or 1):.2g} of what A" in headline(found)
     close = searched(tmp_path, 15, 14, 16, usd=usd, slo=slo)
@@ -444,7 +436,6 @@ def test_a_run_whose_rate_nobody_asked_for_is_a_point_by_the_rate_that_came(tmp_
     load = result.load.model_copy(update={"requested_rate": None, "arrivals": "trace"})
     result.model_copy(update={"load": load}).write(path)
     (found,) = read_found(path)
-    assert found.pareto is not None
     assert [point.name for point in found.pareto.points] == [rate_words(load.delivered_rate)]
 
 
