@@ -17,8 +17,8 @@ from bench.compare import dropping, gate_cell, queue_run, scaled, without
 from gapmeter.analysis.compare import build, claims
 from gapmeter.analysis.compare.aligned import align
 from gapmeter.analysis.compare.build import compare, pair_of
-from gapmeter.analysis.compare.claims import FAMILY, judge_pair, judge_regression
-from gapmeter.analysis.compare.differences import compare_sides
+from gapmeter.analysis.compare.claims import FAMILY, PairVerdict, judge_pair, judge_regression
+from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.protocol import check
 from gapmeter.analysis.compare.sides import RunColumns, Side, read_run
 from gapmeter.analysis.judge.lateness import ReportedLateness
@@ -56,13 +56,20 @@ from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.report import html, markdown, terminal
 from gapmeter.report.comparison import document, headline, with_sentences, words_of
 from gapmeter.report.differences import brief, change_of, change_sentence, not_estimable, shift, verdict_sentence
-from gapmeter.report.document import Chart, Columns, Table
+from gapmeter.report.document import Table
 from gapmeter.scenarios.slo import LATENCIES
 from tests.kit import results as kit
 from tests.kit.compared import COMMAND, folder, manifest, virtual
 
 PERCENTILES = dict.fromkeys(LATENCIES, FAMILY)
-VALID = RunResult.model_construct(verdict="PASS", invalid_reasons=(), floor=None)
+
+
+def judged(
+    a: Sequence[RunColumns], b: Sequence[RunColumns], resamples: int = 50
+) -> tuple[Differences, PairVerdict, PairComparison]:
+    found = compare_sides(a, b, PERCENTILES, resamples=resamples)
+    (verdict,) = claims.judge([found], {})
+    return found, verdict, pair_of(("A", "B"), found, verdict, "GPU")
 
 
 @pytest.mark.parametrize("paired", [True, False])
@@ -147,8 +154,7 @@ def test_identical_runs_differ_no_more_often_than_promised_and_a_change_of_five_
     for seed in range(6):
         a = virtual(seed)
         for service, forward in ((1, 5_000_000), (2, 5_250_000)):
-            differences = compare_sides([a], [virtual(seed, service, forward_ns=forward)], PERCENTILES, resamples=200)
-            (verdict,) = claims.judge([differences], {})
+            differences, verdict, _ = judged([a], [virtual(seed, service, forward_ns=forward)], resamples=200)
             if service == 1:
                 false += verdict.word != NOTHING
             elif verdict.word == SLOWER:
@@ -180,7 +186,6 @@ def test_where_no_difference_is_found_the_figure_of_an_slo_is_told_of() -> None:
     for slos, told in ((), ("e2e", 50.0)), ([("tpot", 50.0)], ("tpot", 50.0)):
         (verdict,) = claims.judge([found], {}, slos)
         assert verdict.word == NOTHING
-        assert verdict.telling is not None
         assert (verdict.telling.metric, verdict.telling.percentile) == told
 
 
@@ -344,7 +349,7 @@ def test_folders_are_compared_told_and_drawn_with_no_figure_that_json_lacks(fold
     assert result.verdict == "MIXED"
     assert found.paired
     assert (found.a, found.b) == ("A (max_batch 3)", "B (max_batch 8)")
-    assert found.changed is not None and found.changed.stage == "queue"
+    assert found.changed.stage == "queue"
     own = found.stages["last_token"]
     assert sum(stage.difference_ms or 0.0 for stage in own.stages) == pytest.approx(own.total.difference_ms)
     shown = document(result)
@@ -377,7 +382,6 @@ def test_a_side_without_a_steady_state_is_told(folders: list[Path]) -> None:
 def test_a_mean_that_moves_the_other_way_says_where_nothing_supports_it(folders: list[Path]) -> None:
     (found,) = compare(sides(folders[:2])).comparisons
     e2e = found.metrics["e2e"]
-    assert found.changed is not None and e2e.mean is not None
     changed = found.changed.model_copy(update={"metric": "e2e", "claim": "TPOT p50", "unexplained": "opposite"})
     mean = e2e.mean.model_copy(update={"why": "3 independent requests do not support a mean"})
     metrics = {**found.metrics, "e2e": e2e.model_copy(update={"mean": mean})}
@@ -388,8 +392,7 @@ def test_a_mean_that_moves_the_other_way_says_where_nothing_supports_it(folders:
 def test_more_than_two_runs_share_one_family_and_one_table(folders: list[Path]) -> None:
     result = compare(sides(folders))
     assert [found.b for found in result.comparisons] == ["B (max_batch 8)", "C (max_batch 6)"]
-    assert result.method is not None and result.method.family > 9
-    assert result.table is not None
+    assert result.method.family > 9
     assert [row.name for row in result.table.rows] == ["A", "B", "C"]
 
 
@@ -419,14 +422,12 @@ def test_a_side_of_several_runs_has_the_cost_the_energy_and_the_verdict_of_all_o
 def test_identical_devices_are_told_how_far_they_lie_apart(tmp_path: Path) -> None:
     paths = [folder(tmp_path / name, rate=rate) for name, rate in (("one", 8.0), ("two", 8.1))]
     table = compare(sides(paths), Asked(factors=("load.rate",))).table
-    assert table is not None
     (spread,) = table.devices
     assert spread.sides == ("A", "B")
     assert spread.figures["e2e_p50"].relative >= 0
     server = {"scenario__server__engine": "attach", "scenario__server__url": "http://10.0.0.5:8000"}
     elsewhere = [folder(tmp_path / name, rate=rate, changes=server) for name, rate in (("three", 8.0), ("four", 8.1))]
     table = compare(sides(elsewhere), Asked(factors=("load.rate",))).table
-    assert table is not None
     assert ([row.device for row in table.rows], table.devices) == (["unknown"] * 2, ())
 
 
@@ -478,15 +479,15 @@ NONE_FAILED = FailedShares(a_share=0.0, b_share=0.0, a_ci=(0.0, 0.003), b_ci=(0.
 
 def held(
     *figures: ClaimedFigure, errors: FailedShares = NONE_FAILED, runs: tuple[int, int] = (3, 3),
-    mean: ClaimedFigure | None = None,
+    mean: ClaimedFigure | None = None, allowed: float = 0.05,
 ) -> Regression:  # fmt: skip
-    """TTFT p50, p90 ... of B against A, with 5 % allowed."""
+    """TTFT p90, p50 of B against A."""
     named = dict(zip((90.0, 50.0), figures, strict=False))
     percentiles = {f"p{p:g}": figure for p, figure in named.items()}
     metrics = {"ttft": MetricComparison(verdict="slower", percentiles=percentiles, shift=(), mean=mean)}
     pair = PairComparison.model_construct(metrics=metrics, changed=None, errors=errors, runs=runs)
     result = Comparison.model_construct(comparable=True, comparisons=(pair,))
-    return with_sentences(judge_regression(result, [("ttft", p) for p in named], 0.05, "base", "compare/1"), result)
+    return with_sentences(judge_regression(result, [("ttft", p) for p in named], allowed, "base", "compare/1"), result)
 
 
 # Student's t with 4 degrees of freedom: 2.776 standard errors.
@@ -518,13 +519,7 @@ def test_a_regression_is_an_interval_beyond_the_limit_and_within_is_one_below_it
 
 
 def test_what_did_not_grow_at_all_is_within_a_limit_of_nothing() -> None:
-    metrics = {
-        "ttft": MetricComparison(
-            verdict="no difference found", percentiles={"p90": figure(0.0, 0.0)}, shift=(), mean=None
-        )
-    }
-    pair = PairComparison.model_construct(metrics=metrics, changed=None, errors=NONE_FAILED, runs=(3, 3))
-    assert claims.judge_pair(pair, [("ttft", 90.0)], 0.0, "base", "compare/1").status == WITHIN
+    assert held(figure(0.0, 0.0), allowed=0.0).status == WITHIN
 
 
 def test_a_time_out_is_told_as_no_latency_of_the_baseline() -> None:
@@ -545,7 +540,6 @@ def test_of_two_percentiles_each_must_regress_more_surely_and_both_must_be_withi
 
 def test_what_is_undecided_says_how_many_runs_would_decide_it_and_what_these_could_see() -> None:
     (row,) = held(figure(0.08, 0.02)).rows
-    assert row.runs_needed is not None and row.least is not None
     error_of_a_run = 0.02 * (3 / 2) ** 0.5
     enough, fewer = (
         stats.t.ppf([0.975, 0.8], 2 * count - 2).sum() * error_of_a_run * (2 / count) ** 0.5
@@ -634,10 +628,9 @@ def test_a_server_that_only_fails_more_is_told_so_and_its_time_out_moves_no_othe
         (whole, failing, FAILS_MORE, "B failed 5.0 % of its requests, A none, more than chance explains; "),
         (failing, whole, FAILS_LESS, "B failed none of its requests, A 5.0 %, fewer than chance explains; "),
     ):
-        found = compare_sides([one], [other], PERCENTILES, resamples=200)
-        (verdict,) = claims.judge([found], {})
+        found, verdict, pair = judged([one], [other], resamples=200)
         assert verdict.word == word
-        assert verdict_sentence(pair_of(("A", "B"), found, verdict, "GPU")).startswith(said)
+        assert verdict_sentence(pair).startswith(said)
         for percentile, each in found.metrics["ttft"].items():
             if percentile is not None and each.supported and not each.failed:
                 longest = float(whole.values["ttft"].max())
@@ -662,9 +655,8 @@ def test_failures_of_one_burst_are_no_more_than_chance_explains_where_the_other_
 
 def test_of_too_few_requests_more_failures_are_told_and_no_lack_of_a_difference() -> None:
     few = virtual(1).rows(np.arange(5))
-    found = compare_sides([few], [without(few, np.ones(5, bool), 60e9)], PERCENTILES, resamples=20)
-    (verdict,) = claims.judge([found], {})
-    said = verdict_sentence(pair_of(("A", "B"), found, verdict, "GPU"))
+    _, verdict, pair = judged([few], [without(few, np.ones(5, bool), 60e9)], resamples=20)
+    said = verdict_sentence(pair)
     assert (verdict.word, verdict.telling) == (FAILS_MORE, None)
     assert said.startswith(
         "B failed 100 % of its requests, A none, more than chance explains; no percentile and no mean "
@@ -674,9 +666,8 @@ def test_of_too_few_requests_more_failures_are_told_and_no_lack_of_a_difference(
 def test_of_a_side_that_failed_every_request_nothing_but_that_is_told() -> None:
     whole = virtual(1)
     failed = without(whole, np.ones(whole.count, bool), 60e9)
-    found = compare_sides([failed], [whole], PERCENTILES, resamples=50)
-    (verdict,) = claims.judge([found], {})
-    said = verdict_sentence(pair_of(("A", "B"), found, verdict, "GPU"))
+    _, verdict, pair = judged([failed], [whole])
+    said = verdict_sentence(pair)
     assert verdict.word == FAILS_LESS
     assert said.endswith("; no percentile and no mean can be compared: requests failed, and a mean leaves them out")
 
@@ -688,8 +679,7 @@ def test_a_server_that_fails_more_is_never_faster_and_one_that_fails_less_may_be
     whole = virtual(1)
     failing = failing_at_random(scaled(whole, math.log(factor)))
     for one, other, word in ((whole, failing, more), (failing, whole, less)):
-        found = compare_sides([one], [other], PERCENTILES, resamples=200)
-        assert claims.judge([found], {})[0].word == word
+        assert judged([one], [other], resamples=200)[1].word == word
 
 
 @pytest.mark.parametrize("share", [0.01, 0.02, 0.05])
@@ -698,9 +688,7 @@ def test_dropping_the_slowest_requests_is_neither_faster_nor_within(share: float
     for seed in range(2):
         a = [virtual(seed, service) for service in range(count)]
         b = [dropping(run, share) for run in a]
-        found = compare_sides(a, b, PERCENTILES, resamples=60)
-        (verdict,) = claims.judge([found], {})
-        pair = pair_of(("A", "B"), found, verdict, "GPU")
+        found, verdict, pair = judged(a, b, resamples=60)
         assert verdict.word not in (FASTER, MIXED)
         assert judge_pair(pair, [("ttft", 90.0)], 0.05, "", "").status in (REGRESSED, UNDECIDED)
         assert "B failed" in verdict_sentence(pair)
@@ -716,18 +704,16 @@ def alike(seed: int, count: int, log_factor: float = 0.0) -> RunColumns:
 
 
 def test_six_times_slower_is_told_by_the_mean_where_no_percentile_can_be_estimated() -> None:
-    alone = compare_sides([alike(0, 40)], [alike(10, 40, math.log(6))], PERCENTILES, resamples=100)
+    alone, verdict, _ = judged([alike(0, 40)], [alike(10, 40, math.log(6))], resamples=100)
     assert "independent ones, do not support a mean of one run a side" in alone.metrics["ttft"][None].why
-    assert claims.judge([alone], {})[0].word == UNKNOWN
+    assert verdict.word == UNKNOWN
     a, b = ([alike(10 * side + i, 40, side * math.log(6)) for i in range(3)] for side in (0, 1))
-    found = compare_sides(a, b, PERCENTILES, resamples=100)
+    found, verdict, pair = judged(a, b, resamples=100)
     assert not any(found.metrics["ttft"][p].supported for p in FAMILY)
-    (verdict,) = claims.judge([found], {})
-    pair = pair_of(("A", "B"), found, verdict, "GPU")
     assert verdict.word == SLOWER
     assert str(verdict.telling.figure if verdict.telling else "") == "mean TTFT"
     mean = pair.metrics["ttft"].mean
-    assert mean is not None and mean.relative_ci is not None and mean.relative_ci[0] < 5 < mean.relative_ci[1]
+    assert mean.relative_ci is not None and mean.relative_ci[0] < 5 < mean.relative_ci[1]
     told = r"B is slower than A: mean TTFT .* -> .*, \+.* \(.*\), [\d.]+ times \([\d.]+ to [\d.]+\)$"
     assert re.search(told, verdict_sentence(pair))
 
@@ -789,18 +775,15 @@ def test_a_failed_request_is_infinite_and_counts_as_what_it_was_given() -> None:
 
 def test_a_percentile_that_is_a_failed_request_on_both_sides_cannot_be_compared() -> None:
     a, b = (dropping(virtual(1, service), 0.2) for service in (0, 1))
-    found = compare_sides([a], [b], PERCENTILES, resamples=50)
+    found, _, pair = judged([a], [b])
     told = found.metrics["ttft"]
     assert "failed" in told[90.0].why
     assert told[50.0].supported
-    pair = pair_of(("A", "B"), found, claims.judge([found], {})[0], "GPU")
     said = not_estimable(pair)
     assert "Among the requests that failed, on both sides: TTFT p90" in said
     assert "p90" not in said.partition("Samples too small")[2].partition(".")[0]
     (deciles,) = shift(pair, 0, "").blocks
-    assert isinstance(deciles, Columns)
     (drawn,) = (block for part in deciles.parts for block in part if getattr(block, "key", "") == "shift-0-ttft")
-    assert isinstance(drawn, Chart) and drawn.table
     assert [str(cell) for cell in drawn.table.rows[-1][:3]] == ["p90", "failed", "failed"]
 
 
@@ -808,13 +791,11 @@ def test_a_percentile_that_one_side_failed_is_shown_as_a_bound_and_makes_the_oth
     """The time-out that it was given is nobody's latency."""
     whole = virtual(1)
     for given_ns in (5e9, 30e9):
-        found = compare_sides([dropping(whole, 0.2, given_ns=given_ns)], [whole], PERCENTILES, resamples=50)
-        (verdict,) = claims.judge([found], {})
+        found, verdict, pair = judged([dropping(whole, 0.2, given_ns=given_ns)], [whole])
         assert (found.metrics["ttft"][50.0].failed, found.metrics["ttft"][90.0].failed) == ("", "a")
         reached = {metric: {90.0: found.metrics[metric][90.0]} for metric in LATENCIES}
         assert claims.judge([replace(found, metrics=reached)], {})[0].word not in (FASTER, MIXED)
-        assert verdict.telling is not None and not verdict.telling.difference.failed
-        pair = pair_of(("A", "B"), found, verdict, "GPU")
+        assert not verdict.telling.difference.failed
         told = pair.metrics["ttft"].percentiles["p90"]
         assert change_of("TTFT p90", told) == f"TTFT p90 ≥ {duration(given_ns / 1e6)} -> {duration(told.b_ms)}"
         assert "A 20 %" in verdict_sentence(pair)
@@ -824,12 +805,11 @@ def test_a_percentile_of_which_only_an_end_reaches_what_failed_is_at_least_what_
     """8.5 % failed: the p90 was answered, and may be a request that was not."""
     whole = virtual(1)
     failing = without(whole, np.random.default_rng(3).random(whole.count) < 0.085, 30e9)
-    found = compare_sides([failing], [virtual(1, 1)], PERCENTILES, resamples=50)
+    _, _, pair = judged([failing], [virtual(1, 1)])
     p90 = failing.series("e2e").percentile(90.0)
     assert p90.value is not None and math.isfinite(p90.value) and p90.high == math.inf
-    pair = pair_of(("A", "B"), found, claims.judge([found], {})[0], "GPU")
     told = pair.metrics["e2e"].percentiles["p90"]
-    assert told.a_ms is not None and told.a_ms == pytest.approx(p90.value / 1e6, rel=0.2)
+    assert told.a_ms == pytest.approx(p90.value / 1e6, rel=0.2)
     assert change_of("E2E p90", told) == f"E2E p90 ≥ {duration(told.a_ms)} -> {duration(told.b_ms)}"
 
 
@@ -845,8 +825,7 @@ def test_a_percentile_of_which_only_an_end_reaches_what_failed_is_at_least_what_
 def test_the_answer_to_a_figure_does_not_contradict_its_interval(
     ci_ms: tuple[float, float], p_adjusted: float, failed: str | None, answer: str
 ) -> None:
-    found = compare_sides([virtual(1)], [virtual(1, 1)], PERCENTILES, resamples=50)
-    pair = pair_of(("A", "B"), found, claims.judge([found], {})[0], "GPU")
+    _, _, pair = judged([virtual(1)], [virtual(1, 1)])
     figure = (
         pair.metrics["ttft"]
         .percentiles["p50"]
@@ -863,11 +842,8 @@ def test_the_answer_to_a_figure_does_not_contradict_its_interval(
 def test_stages_are_said_to_be_of_answered_requests_where_some_failed_and_what_is_unexplained_has_no_owner() -> None:
     a, slow = virtual(1), virtual(1, forward_ns=30e6)
     for b, answered in ((slow, ""), (dropping(slow, 0.05), " of answered requests")):
-        found = compare_sides([a], [b], PERCENTILES, resamples=100)
-        (verdict,) = claims.judge([found], {})
-        pair = pair_of(("A", "B"), found, verdict, "GPU")
+        _, _, pair = judged([a], [b], resamples=100)
         assert re.match(f"(the difference of )?the mean (TTFT|E2E){answered}(:| \\d)", change_sentence(pair))
-        assert pair.changed is not None
         nobodys = pair.changed.model_copy(
             update={"stage": "unexplained", "owner": "nobody yet", "cause": None, "share": 1.0}
         )
@@ -877,10 +853,7 @@ def test_stages_are_said_to_be_of_answered_requests_where_some_failed_and_what_i
 
 def test_a_stage_that_changes_by_more_than_the_whole_is_told_in_milliseconds_with_what_goes_the_other_way() -> None:
     a, b = virtual(1), virtual(1, forward_ns=30e6)
-    found = compare_sides([a], [b], PERCENTILES, resamples=100)
-    (verdict,) = claims.judge([found], {})
-    pair = pair_of(("A", "B"), found, verdict, "GPU")
-    assert pair.changed is not None and pair.changed.stage is not None
+    _, _, pair = judged([a], [b], resamples=100)
     own = pair.stages[pair.changed.event]
     moved = next(each.difference_ms or 0.0 for each in own.stages if each.stage == pair.changed.stage)
     more = own.model_copy(update={"total": own.total.model_copy(update={"difference_ms": moved - 1.5})})
@@ -920,7 +893,6 @@ def test_with_several_runs_nothing_is_surer_than_students_test_of_the_runs_own_f
     once = np.ones((a[0].count, 1), np.int32)
     own = [[Resampled(run.values["ttft"]).harrell_davis(once, (50.0,)).item() for run in side] for side in (a, b)]
     theirs = stats.ttest_ind(own[1], own[0])
-    assert found.p is not None and found.growth_ends is not None
     assert found.spreads[1].p(float(np.mean(own[1]) - np.mean(own[0]))) == pytest.approx(theirs.pvalue)
     assert found.p >= found.spreads[1].p(found.value or 0.0)
     logs = stats.ttest_ind(np.log(own[1]), np.log(own[0])).confidence_interval(0.95)
