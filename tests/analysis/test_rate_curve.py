@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.judge.arrivals import check_arrivals
 from gapmeter.analysis.judge.evidence import Evidence, Knots, expected_counts, lowest_and_highest
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, Check
+from tests.kit.runs import stamped
 
 S = 1_000_000_000
 T0 = 10**12
@@ -22,7 +24,7 @@ STEPS: Knots = [(T0, 5.0), (T0 + 50 * S, 5.0), (T0 + 50 * S, 0.0), (T0 + 60 * S,
 EVIDENCE = Evidence("open", "ramp", 16.0, rate_knots=RAMP, window_ns=(T0, T0 + 100 * S))
 
 
-def arrivals(knots: Knots, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def arrivals(knots: Knots, seed: int) -> Ints:
     """Poisson arrivals at the rate of the curve, by thinning."""
     rng = np.random.default_rng(seed)
     at = np.sort(rng.uniform(0, 100, rng.poisson(40 * 100)))
@@ -31,9 +33,8 @@ def arrivals(knots: Knots, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int6
     return (at[rng.uniform(0, 40, len(at)) < there] * S).astype(np.int64) + T0
 
 
-def run(due: np.ndarray[tuple[int], np.dtype[np.int64]], lag_ns: int = 50_000) -> pd.DataFrame:
-    stamps = {"due_ns": due, "attempt_due_ns": due, "sent_ns": due + lag_ns, "first_token_ns": due + S}
-    return pd.DataFrame({**stamps, "outcome": "ok", "turn": 0})
+def run(due: Ints, lag_ns: int = 50_000) -> pd.DataFrame:
+    return stamped(due, due + lag_ns, due + S, due + S)
 
 
 def found(requests: pd.DataFrame, evidence: Evidence, rule: str) -> Check:

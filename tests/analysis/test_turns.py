@@ -9,6 +9,7 @@ import pytest
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.load import describe_load, describe_turns
 from gapmeter.report.run import turns_sentence
+from tests.kit.runs import stamped
 
 MS = 1_000_000
 
@@ -16,13 +17,8 @@ MS = 1_000_000
 def run(turns: list[int]) -> pd.DataFrame:
     due = 10**12 + np.arange(len(turns), dtype=np.int64) * 10 * MS
     place = np.array(turns)
-    return pd.DataFrame(
-        {
-            "due_ns": due, "sent_ns": due, "first_token_ns": due + place * 7 * MS, "last_token_ns": due + 90 * MS,
-            "turn": place, "prompt_tokens": place * 100, "prompt_tokens_asked": place * 100,
-            "cached_tokens": (place - 1) * 100, "outcome": "ok",
-        }
-    )  # fmt: skip
+    tokens = {"prompt_tokens": place * 100, "prompt_tokens_asked": place * 100, "cached_tokens": (place - 1) * 100}
+    return stamped(due, due, due + place * 7 * MS, due + 90 * MS, turn=place, **tokens)
 
 
 def test_each_turn_has_its_own_figures() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.capacity.read import outcome_of, promises_of
-from gapmeter.analysis.capacity.trial import Trial, find, plan_looks
+from gapmeter.analysis.capacity.trial import Outcome, Trial, find, plan_looks
 from gapmeter.analysis.judge import arrivals, validity
 from gapmeter.analysis.judge.evidence import Evidence, evidence_of, floor_of
 from gapmeter.analysis.judge.lateness import lateness_of, shortens
@@ -19,14 +20,15 @@ from gapmeter.analysis.judge.verdict import judge
 from gapmeter.analysis.judge.warnings import connect_warning
 from gapmeter.analysis.judge.words import late_words, not_judged
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor, TrialNote
-from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, RunWarning
+from gapmeter.analysis.results.run import SloAnswer
+from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check, RunWarning
 from gapmeter.analysis.tables import GeneratorFile, every_beat
 from gapmeter.records.request import Flag
 from gapmeter.report.slo import gauge, slo_interval, slo_sentence, slo_value
 from gapmeter.report.trust import floor_sentence
 from gapmeter.scenarios.slo import Slo
 from tests.kit.results import manifest
-from tests.kit.runs import slo
+from tests.kit.runs import slo, stamped
 
 MS = 1_000_000
 FLOOR = GeneratorFloor(
@@ -43,6 +45,10 @@ POISSON = Evidence(
 ON_OFF = replace(POISSON, arrivals="onoff")
 
 
+def users_of(count: int, **more: Any) -> Evidence:
+    return Evidence("closed", "closed", concurrency=count, **more)
+
+
 def poisson_run(count: int = 1500, lag_ms: float = 0.05, seed: int = 2) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     due = 10**12 + np.cumsum(rng.exponential(1e9 / 20, count)).astype(np.int64)
@@ -50,31 +56,19 @@ def poisson_run(count: int = 1500, lag_ms: float = 0.05, seed: int = 2) -> pd.Da
 
 
 def run(due: np.ndarray[Any, Any], sent: np.ndarray[Any, Any]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "worker": 0,
-            "due_ns": due,
-            "attempt_due_ns": due,
-            "superseded": False,
-            "retry": 0,
-            "turn": 0,
-            "sent_ns": sent,
-            "first_token_ns": sent + 50 * MS,
-            "last_token_ns": sent + 300 * MS,
-            "prompt_tokens": 100,
-            "prompt_tokens_asked": 100,
-            "output_tokens": 32,
-            "output_tokens_asked": 32,
-            "outcome": "ok",
-            "status": 200,
-            "error": "",
-            "finish_reason": "length",
-        }
-    )
+    return stamped(
+        due, sent, sent + 50 * MS, sent + 300 * MS, worker=0, prompt_tokens=100, prompt_tokens_asked=100,
+        output_tokens=32, output_tokens_asked=32, status=200, error="", finish_reason="length",
+    )  # fmt: skip
 
 
 def states(requests: pd.DataFrame, evidence: Evidence) -> dict[str, str]:
     return {check.rule: check.status for check in validity.check_run(requests, evidence)}
+
+
+def checked(rule: str, requests: pd.DataFrame, evidence: Evidence, answers: Sequence[SloAnswer] = ()) -> Check:
+    (found,) = (check for check in validity.check_run(requests, evidence, answers) if check.rule == rule)
+    return found
 
 
 def warned(requests: pd.DataFrame, evidence: Evidence) -> list[RunWarning]:
@@ -250,7 +244,7 @@ def test_late_reading_refuses_the_figures_that_it_can_have_spoilt_and_no_others(
         ((slo("e2e", 50, 999),), WARN),
     ):
         answers = judge(slos, requests, {}, lateness=lateness)
-        (check,) = [c for c in validity.check_run(requests, evidence, answers) if c.rule == "loop_lag"]
+        check = checked("loop_lag", requests, evidence, answers)
         assert check.status == (status if refused else OK)
         assert (check.value or 0) / MS == pytest.approx(27, abs=0.1), "its p99"
 
@@ -263,11 +257,10 @@ def test_what_was_sent_late_and_what_was_read_late_can_spoil_a_figure_together()
         assert lateness_of(one, loop).refused_ns("ttft", 99) is None
     both = lateness_of(sent_late, read_late)
     assert (both.refused_ns("ttft", 99), both.refused_ns("ttft", 95)) == (20 * MS, None)
-    checks = validity.check_run(sent_late, replace(POISSON, client_loop_lag_ns=read_late))
-    (lag,) = [check for check in checks if check.rule == "lag"]
+    lag = checked("lag", sent_late, replace(POISSON, client_loop_lag_ns=read_late))
     assert lag.status == BROKEN and "may come from that and from late reading" in lag.text
     assert "refused, because too much may be the load tester's lateness: p99 TTFT" in lag.text
-    (lag,) = [check for check in validity.check_run(sent_late, POISSON) if check.rule == "lag"]
+    lag = checked("lag", sent_late, POISSON)
     assert lag.status != BROKEN and "late reading" not in lag.text
     alone = streamed([5.0], [1], stamped=1.0).assign(sent_ns=sent_late["sent_ns"])
     assert lateness_of(alone, read_late).refused_ns("ttft", 99) is None, "the kernel stamped each first token by itself"
@@ -280,16 +273,14 @@ def test_a_warning_of_lateness_is_about_a_figure_that_is_told(late: int, expecte
     """1,500 requests tell no p99.9; of the others the sentence names the one that is refused."""
     requests = poisson_run()
     requests.loc[np.random.default_rng(3).permutation(len(requests))[:late], "sent_ns"] += 8 * MS
-    answer = judge([slo("ttft", 90.0, 100)], requests, {})
-    (lag,) = (one for one in validity.check_run(requests, POISSON, answer) if one.rule == "lag")
+    lag = checked("lag", requests, POISSON, judge([slo("ttft", 90.0, 100)], requests, {}))
     assert (lag.status, about in lag.text) == (expected, True)
 
 
 def test_a_percentile_that_an_slo_names_is_said_to_be_refused_of_every_metric_of_which_it_is() -> None:
     requests, evidence = streamed([5.0] * 31, [1] * 31), replace(POISSON, client_loop_lag_ns=SOMETIMES_HELD)
     answers = judge([slo("ttft", 97, 999)], requests, {})
-    (check,) = (one for one in validity.check_run(requests, evidence, answers) if one.rule == "loop_lag")
-    assert "p97 ITL" in check.text
+    assert "p97 ITL" in checked("loop_lag", requests, evidence, answers).text
 
 
 @pytest.mark.parametrize("limits_ms", [(49, 100), (100, 49)])
@@ -300,8 +291,7 @@ def test_a_percentile_with_two_limits_breaks_the_rule_where_either_is_not_judged
     limits = [slo("ttft", 90, limit) for limit in limits_ms]
     answers = judge(limits, requests, {}, lateness=lateness_of(requests, None))
     assert [answer.status for answer in answers] == ["INVALID" if limit == 49 else "PASS" for limit in limits_ms]
-    (lag,) = (one for one in validity.check_run(requests, POISSON, answers) if one.rule == "lag")
-    assert lag.status == BROKEN
+    assert checked("lag", requests, POISSON, answers).status == BROKEN
 
 
 def test_a_figure_that_lateness_can_also_shorten_is_met_only_by_more_than_that() -> None:
@@ -404,14 +394,23 @@ def test_a_trial_that_is_not_judged_names_the_limit_that_lateness_may_have_kept(
     assert found.outcome.invalid == f"{limits[1].text} is not judged: {late_words(late / MS)}"
 
 
+NOTE = TrialNote(rate=20.0, folder=".", looks=(1500,), ended=1, from_ns=0, seconds=75.0)
+TTFT = slo("ttft", 99, 900)
+
+
+def outcome(requests: pd.DataFrame, evidence: Evidence, *limits: Slo, **note: object) -> Outcome:
+    """Of a trial that had these requests; all at one look unless noted otherwise."""
+    whole = requests.assign(
+        measured=requests.get("measured", True), index=np.arange(len(requests)), end_ns=requests["last_token_ns"]
+    )
+    return outcome_of(whole, evidence, limits, NOTE.model_copy(update=note))
+
+
 def trial(requests: pd.DataFrame, evidence: Evidence, *limits: Slo) -> Trial:
     """One that had these requests."""
-    requests = requests.assign(measured=True, index=np.arange(len(requests)), end_ns=requests["last_token_ns"])
     looks = plan_looks(promises_of(limits), len(requests), 20)
-    counts = tuple(look.count for look in looks)
-    note = TrialNote(rate=20.0, folder=".", looks=counts, ended=len(looks), from_ns=0, seconds=75.0)
-    outcome = outcome_of(requests, evidence, limits, note)
-    return Trial(20.0, outcome, find(promises_of(limits), outcome.counts, looks[-1]), looks[-1].count)
+    found = outcome(requests, evidence, *limits, looks=tuple(look.count for look in looks), ended=len(looks))
+    return Trial(20.0, found, find(promises_of(limits), found.counts, looks[-1]), looks[-1].count)
 
 
 def trial_verdict(requests: pd.DataFrame, evidence: Evidence, limit: Slo) -> str:
@@ -424,20 +423,17 @@ def trial_verdict(requests: pd.DataFrame, evidence: Evidence, limit: Slo) -> str
 
 @pytest.mark.parametrize("rule", ["output", "prompt", "awake"])
 def test_a_trial_of_other_requests_than_asked_for_or_with_a_suspended_machine_is_no_measurement(rule: str) -> None:
-    requests = poisson_run()
-    requests = requests.assign(measured=True, index=np.arange(len(requests)), end_ns=requests["last_token_ns"])
-    evidence = POISSON
+    requests, evidence = poisson_run(), POISSON
     if rule == "awake":
         evidence = replace(POISSON, suspended_ns=10**9)
     else:
         requests[f"{rule}_tokens"] = requests[f"{rule}_tokens_asked"] - 1
-    note = TrialNote(rate=20.0, folder=".", looks=(len(requests),), ended=1, from_ns=0, seconds=75.0)
-    outcome = outcome_of(requests, evidence, (slo("ttft", 99, 900),), note)
+    found = outcome(requests, evidence, TTFT)
     told = "suspended" if rule == "awake" else f"{rule}s had a different length than asked for"
-    assert told in outcome.invalid
-    assert not outcome.client_limit
+    assert told in found.invalid
+    assert not found.client_limit
     said = validity.invalid_reasons(validity.check_run(requests, evidence))
-    assert said == [outcome.invalid], "as its own page says"
+    assert said == [found.invalid], "as its own page says"
 
 
 @pytest.mark.parametrize(("measured", "dropped"), [(True, 0), (False, 0), (True, 9)])
@@ -445,24 +441,17 @@ def test_a_trial_that_the_load_tester_broke_off_is_no_measurement_and_its_own_li
     measured: bool, dropped: int
 ) -> None:
     """Whether or not its warm-up was over by then; what was in flight counts as no failure of the server."""
-    requests = poisson_run()
-    requests = requests.assign(measured=measured, index=np.arange(len(requests)), end_ns=requests["last_token_ns"])
-    requests["outcome"] = "aborted"
+    requests = poisson_run().assign(measured=measured, outcome="aborted")
     evidence = replace(POISSON, incomplete="generator process 0 failed", records_dropped=dropped)
-    note = TrialNote(rate=20.0, folder=".", looks=(len(requests),), ended=1, from_ns=0, seconds=75.0)
-    outcome = outcome_of(requests, evidence, (slo("ttft", 99, 900),), note)
-    assert (outcome.invalid, outcome.client_limit) == ("generator process 0 failed", not dropped)
-    of_the_server = outcome_of(requests, evidence, (slo("ttft", 99, 900),), note.model_copy(update={"died": "it died"}))
+    found = outcome(requests, evidence, TTFT)
+    assert (found.invalid, found.client_limit) == ("generator process 0 failed", not dropped)
+    of_the_server = outcome(requests, evidence, TTFT, died="it died")
     assert (of_the_server.died, of_the_server.client_limit) == ("it died", False)
 
 
 @pytest.mark.parametrize(("dispersion", "factor"), [(None, 1.0), (0.0, 1.0), (1.0, 1.0), (16.0, 8.5)])
 def test_a_trial_of_arrivals_in_bursts_meets_fewer_spells(dispersion: float | None, factor: float) -> None:
-    requests = poisson_run()
-    requests = requests.assign(measured=True, index=np.arange(len(requests)), end_ns=requests["last_token_ns"])
-    note = TrialNote(rate=20.0, folder=".", looks=(len(requests),), ended=1, from_ns=0, seconds=75.0)
-    evidence = replace(POISSON, count_dispersion=dispersion)
-    assert outcome_of(requests, evidence, (slo("ttft", 99, 900),), note).bunched == factor
+    assert outcome(poisson_run(), replace(POISSON, count_dispersion=dispersion), TTFT).bunched == factor
 
 
 @pytest.mark.parametrize(("again", "verdict"), [(False, "holds"), (True, "undecided")])
@@ -496,16 +485,12 @@ def test_a_trial_shows_that_the_server_is_full_though_some_requests_failed(faili
 
 def test_a_trial_in_which_an_slo_s_metric_never_occurred_is_no_measurement() -> None:
     """Answers of one token have no TPOT: whatever the rate, nobody would know whether its limit is kept."""
-    requests = poisson_run()
-    requests = requests.assign(
-        measured=True, index=np.arange(len(requests)), last_token_ns=requests["first_token_ns"],
-        end_ns=requests["first_token_ns"], output_tokens=1, output_tokens_asked=1,
-    )  # fmt: skip
-    note = TrialNote(rate=20.0, folder=".", looks=(len(requests),), ended=1, from_ns=0, seconds=75.0)
-    limits = (slo("ttft", 99, 900), slo("tpot", 99, 30))
-    outcome = outcome_of(requests, POISSON, limits, note)
-    assert (outcome.invalid, outcome.client_limit) == ("p99 TPOT never occurred: no request had one", False)
-    assert outcome.invalid == not_judged(judge(limits, requests, {})[1]), "as its own page says"
+    requests = poisson_run().assign(output_tokens=1, output_tokens_asked=1)
+    requests["last_token_ns"] = requests["first_token_ns"]
+    limits = (TTFT, slo("tpot", 99, 30))
+    found = outcome(requests, POISSON, *limits)
+    assert (found.invalid, found.client_limit) == ("p99 TPOT never occurred: no request had one", False)
+    assert found.invalid == not_judged(judge(limits, requests, {})[1]), "as its own page says"
 
 
 @pytest.mark.parametrize(
@@ -521,11 +506,8 @@ def test_a_trial_in_which_an_slo_s_metric_never_occurred_is_no_measurement() -> 
 def test_a_trial_is_refused_where_errors_alone_came_that_no_load_explains(
     outcomes: list[str], status: int, refused: bool
 ) -> None:
-    requests = poisson_run()
-    requests = requests.assign(measured=True, index=np.arange(len(requests)), end_ns=requests["last_token_ns"])
-    requests = requests.assign(outcome=np.resize(outcomes, len(requests)), status=status)
-    note = TrialNote(rate=20.0, folder=".", looks=(len(requests),), ended=1, from_ns=0, seconds=75.0)
-    assert outcome_of(requests, POISSON, (slo("ttft", 99, 300),), note).refused_all is refused
+    requests = poisson_run().assign(outcome=np.resize(outcomes, 1500), status=status)
+    assert outcome(requests, POISSON, slo("ttft", 99, 300)).refused_all is refused
 
 
 @pytest.mark.parametrize(("lag_ms", "expected"), [(0.9, OK), (1.5, WARN), (2.5, WARN), (6, BROKEN)])
@@ -587,8 +569,7 @@ def test_a_few_late_turns_of_conversations_are_not_excused_by_how_few_conversati
 def test_bunched_arrivals_are_not_what_was_asked_for(law: str) -> None:
     rng = np.random.default_rng(1)
     due = 10**12 + np.repeat(np.cumsum(rng.exponential(0.25e9, 300)), 5).astype(np.int64)
-    found = validity.check_run(run(due, due), replace(POISSON, arrivals=law))
-    assert next(c for c in found if c.rule == "dispersion").status == BROKEN
+    assert states(run(due, due), replace(POISSON, arrivals=law))["dispersion"] == BROKEN
     assert arrivals.dispersion(run(due, due)) == pytest.approx(5, rel=0.35)
 
 
@@ -653,8 +634,7 @@ def test_users_whose_answers_are_read_late_are_fewer_than_were_asked_for(
         receive_wait_ns=[np.array([9_000, waits[k]], np.uint32) for k in order],
         token_ns=[np.array([at + 50 * MS]) for at in came], chunk_tokens=[np.array([1])] * len(came),
     )  # fmt: skip
-    found = validity.check_run(requests, Evidence("closed", "closed", concurrency=4))
-    delivered = next(check for check in found if check.rule == "delivered")
+    delivered = checked("delivered", requests, users_of(4))
     assert (delivered.status, delivered.value, delivered.limit) == (status, pytest.approx(users, abs=0.05), 4)
 
 
@@ -667,8 +647,7 @@ def test_a_stall_lengthens_the_latency_of_users_who_were_to_ask_meanwhile(think_
         token_ns=[np.array([at]) for at in requests["last_token_ns"]], end_ns=requests["last_token_ns"] + 9_000,
     )  # fmt: skip
     lag_ns = np.append(np.full(500, 0.1e6), 400e6)
-    evidence = Evidence("closed", "closed", concurrency=8, think_time_ns=think_ns, client_loop_lag_ns=lag_ns)
-    (check,) = (one for one in validity.check_run(requests, evidence) if one.rule == "loop_lag")
+    check = checked("loop_lag", requests, users_of(8, think_time_ns=think_ns, client_loop_lag_ns=lag_ns))
     assert "it once stalled for 400 ms" in check.text
     assert ("which shows in maxima" in check.text) is shows
 
@@ -676,26 +655,23 @@ def test_a_stall_lengthens_the_latency_of_users_who_were_to_ask_meanwhile(think_
 @pytest.mark.parametrize("count", [1, 8])
 def test_of_users_who_asked_once_nobody_can_tell_how_many_could_have_asked_again(count: int) -> None:
     due = 10**12 + np.arange(count) * MS
-    found = validity.check_run(run(due, due + 3 * MS), Evidence("closed", "closed", concurrency=8))
-    delivered = next(check for check in found if check.rule == "delivered")
+    delivered = checked("delivered", run(due, due + 3 * MS), users_of(8))
     assert delivered.status == UNMEASURED
     assert "8 users" in delivered.text
 
 
 def test_users_are_at_most_held_up_all_the_time() -> None:
     due = 10**12 + np.array([0, 1, 2, 9]) * MS
-    found = validity.check_run(run(due, due + 30 * MS), Evidence("closed", "closed", concurrency=3))
-    assert next(check.value for check in found if check.rule == "delivered") == pytest.approx(3 - 24 / 9)
+    assert checked("delivered", run(due, due + 30 * MS), users_of(3)).value == pytest.approx(3 - 24 / 9)
 
 
 @pytest.mark.parametrize(("users", "said"), [(1, "1 user was asked for; "), (2, "2 users were asked for; ")])
 def test_one_user_was_asked_for_not_one_users_were(users: int, said: str) -> None:
-    found = validity.check_run(poisson_run(), Evidence("closed", "closed", concurrency=users))
-    assert next(check.text for check in found if check.rule == "delivered").startswith(said)
+    assert checked("delivered", poisson_run(), users_of(users)).text.startswith(said)
 
 
 def test_a_closed_loop_has_no_rate_to_keep() -> None:
-    found = states(poisson_run(), Evidence("closed", "closed", concurrency=8))
+    found = states(poisson_run(), users_of(8))
     assert "rate" not in found
     assert "dispersion" not in found
 
@@ -707,8 +683,7 @@ def test_a_closed_loop_has_no_rate_to_keep() -> None:
 def test_many_failures_spoil_a_run_unless_an_slo_judges_them(failed: int, slo_on_errors: bool, expected: str) -> None:
     requests = poisson_run()
     requests.loc[: failed - 1, "outcome"] = "http_5xx"
-    checks = validity.check_run(requests, replace(POISSON, slo_on_errors=slo_on_errors))
-    found = next(check for check in checks if check.rule == "errors")
+    found = checked("errors", requests, replace(POISSON, slo_on_errors=slo_on_errors))
     assert found.status == expected
     assert ("http_5xx" in found.text) == (failed > 0)
 
@@ -716,8 +691,7 @@ def test_many_failures_spoil_a_run_unless_an_slo_judges_them(failed: int, slo_on
 def test_of_failures_the_most_frequent_class_is_said_with_how_many_it_has() -> None:
     requests = poisson_run()
     requests.loc[:9, "outcome"], requests.loc[10:19, "outcome"] = "http_5xx", "cut"
-    found = next(check for check in validity.check_run(requests, POISSON) if check.rule == "errors")
-    assert ", 10 of them http_5xx)" in found.text, "as many were cut"
+    assert ", 10 of them http_5xx)" in checked("errors", requests, POISSON).text, "as many were cut"
 
 
 @pytest.mark.parametrize("side", ["output", "prompt"])
@@ -862,7 +836,7 @@ def test_each_generator_process_is_held_to_its_own_limit() -> None:
 
 
 def test_a_machine_that_was_not_calibrated_leaves_the_limit_unmeasured_and_says_what_to_type() -> None:
-    (check,) = [c for c in validity.check_run(poisson_run(), replace(POISSON, floor=None)) if c.rule == "floor"]
+    check = checked("floor", poisson_run(), replace(POISSON, floor=None))
     assert check.status == UNMEASURED
     assert "gapmeter calibrate" in check.text
 

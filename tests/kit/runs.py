@@ -17,6 +17,7 @@ import pandas as pd
 from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogReader
 
+from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.tail import describe_bands
@@ -94,9 +95,14 @@ def timed(ttft_ms: Any, *, every_ms: float = 100, stream_ms: Any = 10, tokens: i
     due = (np.arange(len(ttft)) * every_ms * 1e6).astype(np.int64) + 10**12
     first = due + (ttft * 1e6).astype(np.int64)
     last = first + (np.asarray(stream_ms) * 1e6).astype(np.int64)
-    known = {"due_ns": due, "sent_ns": due, "first_token_ns": first, "last_token_ns": last, "end_ns": last,
-             "attempt_due_ns": due, "superseded": False, "retry": 0, "turn": 0}  # fmt: skip
-    return pd.DataFrame({**known, "output_tokens": tokens, "outcome": "ok", **columns})
+    return stamped(due, due, first, last, **{"output_tokens": tokens, **columns})
+
+
+def stamped(due: Ints, sent: Ints, first: Ints, last: Ints, **columns: Any) -> pd.DataFrame:
+    """Good requests that were due, were sent and got their first and last token at these times."""
+    known = {"due_ns": due, "sent_ns": sent, "first_token_ns": first, "last_token_ns": last, "end_ns": last,
+             "attempt_due_ns": due, "superseded": False, "retry": 0, "turn": 0, "outcome": "ok"}  # fmt: skip
+    return pd.DataFrame({**known, **columns})
 
 
 def _gaps(good: list[_Request], steps: list[dict[str, int]], unmeasured: tuple[str, ...]) -> pd.DataFrame:
