@@ -46,14 +46,21 @@ def stages(served: Run, event: str = "last_token") -> dict[str, float]:
     return {str(name).removesuffix("_ns"): float(ns) for name, ns in row.items()}
 
 
+def computing(found: dict[str, float]) -> float:
+    return found["prefill"] + found["decode"]
+
+
+def truly(served: Run) -> int:
+    """How long the device worked while its requests were under way, ns."""
+    return sum(served.busy_ns(request.due_ns, request.tokens[-1]) for request in served.requests)
+
+
 def window(served: Run) -> tuple[int, int]:
     return min(work.start for work in served.device.work), max(work.end for work in served.device.work)
 
 
 def used(served: Run) -> DeviceUse:
-    found = describe_device(served.trace(), window(served))
-    assert found is not None
-    return found
+    return describe_device(served.trace(), window(served))
 
 
 def true_busy_share(served: Run) -> float:
@@ -70,10 +77,8 @@ ENGINES = [
 @pytest.mark.parametrize("engine", ENGINES, ids=repr)
 def test_what_the_device_did_for_a_request_is_in_its_ledger_to_the_hundredth(tmp_path: Path, engine: Engine) -> None:
     served = run(tmp_path, engine, one(), Device(HostClock(), drift_ppm=40))
-    (request,) = served.requests
     found = stages(served)
-    true_ns = served.busy_ns(request.due_ns, request.tokens[-1])
-    assert found["prefill"] + found["decode"] == pytest.approx(true_ns, rel=WITHIN)
+    assert computing(found) == pytest.approx(truly(served), rel=WITHIN)
     assert used(served).busy_share == pytest.approx(true_busy_share(served), rel=WITHIN)
     assert used(served).idle_share == pytest.approx(1 - true_busy_share(served), rel=WITHIN, abs=1e-4)
     assert found["unexplained"] < WITHIN * found["total"]
@@ -137,9 +142,7 @@ def test_a_step_whose_device_time_was_lost_is_unexplained_and_never_the_hosts_la
     assert 1 <= len(trace.untimed_steps) <= 4
     step_ns = 50 * 60_000
     assert found["unexplained"] > 0.3 * len(trace.untimed_steps) * step_ns
-    (request,) = served.requests
-    missing = served.busy_ns(request.due_ns, request.tokens[-1]) - found["prefill"] - found["decode"]
-    assert missing == pytest.approx(found["unexplained"], abs=0.5 * step_ns)
+    assert truly(served) - computing(found) == pytest.approx(found["unexplained"], abs=0.5 * step_ns)
     assert trace.on_device and not (trace.step_spans["n"][trace.step_spans["code"] == Span.FORWARD] == 0).any()
     (warning,) = device_warnings(trace)
     assert "reported no times" in warning.text and "unspecified launch failure" in warning.cause
@@ -153,8 +156,7 @@ def test_without_any_device_time_the_forwards_are_unmeasured_and_so_is_what_encl
     assert {"prefill", "decode", "launch_gap"} <= set(ledger.unmeasured)
     row = ledger.rows[ledger.rows["event"] == "last_token"].iloc[0]
     assert np.isnan(row["decode_ns"])
-    (request,) = served.requests
-    assert row["unexplained_ns"] > 0.95 * served.busy_ns(request.due_ns, request.tokens[-1])
+    assert row["unexplained_ns"] > 0.95 * truly(served)
     assert describe_device(served.trace(), window(served)) is None
     (warning,) = device_warnings(served.trace())
     assert "40 of 40 steps" in warning.text
@@ -174,7 +176,7 @@ def test_two_clocks_that_drift_and_sway_apart_are_brought_together_within_the_an
     off = np.abs(forwards["start"][order] - np.array([work.start for work in truth]))
     assert off.max() <= stays["n"].max() + 20_000  # and the way from the mark to the forward's first kernel
     found = anchors_of(trace.notes)
-    assert found is not None and found.drift == pytest.approx(-50e-6, abs=2e-6)
+    assert found.drift == pytest.approx(-50e-6, abs=2e-6)
     one_anchor = off_with_first_anchor_alone(served, [work.start for work in truth])
     assert one_anchor > 1 * MS, "what a single anchor would have made of it"
 
@@ -195,7 +197,6 @@ def test_a_placed_mark_is_never_farther_off_than_is_said(
         for number, (at, (since, half, part)) in enumerate(zip(device.tolist(), made, strict=True), 1)
     ]  # fmt: skip
     found = anchors_of(notes)
-    assert found is not None
     at = device[0] + where * max(device[-1] - device[0], 1e9)
     placed, width = found.place(np.array([at]))
     assert abs(placed[0] - at * (1 + drift)) <= width[0] + 2
@@ -207,11 +208,7 @@ def test_answers_that_are_slow_now_and_then_place_nothing(tmp_path: Path) -> Non
     served = run(tmp_path, Engine(1, idle_us=50_000), one(300), device)
     widths = [note["half_width_ns"] for note in served.trace().notes if note["type"] == "anchor"]
     assert sum(width > 100_000 for width in widths) >= 2
-    (request,) = served.requests
-    found = stages(served)
-    assert found["prefill"] + found["decode"] == pytest.approx(
-        served.busy_ns(request.due_ns, request.tokens[-1]), rel=WITHIN
-    )
+    assert computing(stages(served)) == pytest.approx(truly(served), rel=WITHIN)
     assert used(served).half_width_us_max < 10
 
 
@@ -219,7 +216,6 @@ def off_with_first_anchor_alone(served: Run, truth: list[int]) -> float:
     """How far the last forward would lie from the truth if the clocks were taken to run alike."""
     found = anchors_of(served.trace().notes)
     (worker,) = [read_records(path) for path in served.files if path.name == "worker.gap"]
-    assert found is not None
     last = worker.device[-1]
     at = found.origin_ns + found.before[int(last["anchor"])] + int(last["forward_device_ns"])
     return abs(float(at) - truth[-1])
@@ -237,12 +233,8 @@ def test_slow_answers_of_the_driver_cost_one_look_an_anchor_and_widen_what_is_sa
     assert len(anchors) <= 2 + seconds / 2
     assert device.queries <= 2 * 120 + 3 * len(anchors) + 2, "no step looks for an anchor in vain"
     assert min(note["half_width_ns"] for note in anchors) >= 400 * query_us
-    (request,) = served.requests
-    found = stages(served)
     error = 120 * used(served).half_width_us_max * 1e3  # of each step's place, by which the host's time before it ends
-    assert found["prefill"] + found["decode"] == pytest.approx(
-        served.busy_ns(request.due_ns, request.tokens[-1]), rel=WITHIN, abs=error
-    )
+    assert computing(stages(served)) == pytest.approx(truly(served), rel=WITHIN, abs=error)
 
 
 def test_the_last_step_is_recorded_when_the_process_closes(tmp_path: Path) -> None:
@@ -257,7 +249,7 @@ def test_sampled_kernels_are_those_of_whole_forwards_and_no_copies(tmp_path: Pat
     engine = Engine(1, graph=graph, kernel_us=12 if graph else 4, kernel_pause_us=3, kernels=300)
     served = run(tmp_path, engine, one(120), kernels_every=50)
     use = used(served)
-    assert use.kernels is not None and use.kernels.steps > 50
+    assert use.kernels.steps > 50
     spans = served.trace().step_spans
     forward = spans[spans["code"] == Span.FORWARD]
     ran_ns = 300 * engine.kernel_us * 1000 + 250_000  # the forward's kernels, and the logits' one
@@ -268,8 +260,7 @@ def test_sampled_kernels_are_those_of_whole_forwards_and_no_copies(tmp_path: Pat
     assert use.kernels.copies_ms > 0
     assert (use.launching_share or 0) > (0.8 if not graph else -1)
     (request,) = served.requests
-    found = stages(served)
-    assert found["prefill"] + found["decode"] > 0.9 * sum(
+    assert computing(stages(served)) > 0.9 * sum(
         work.end - work.start for work in served.device.work if work.name == "forward" and work.end < request.tokens[-1]
     ), "the windows make no forward longer or shorter"
 
@@ -280,14 +271,12 @@ def test_a_forward_that_waits_for_its_host_is_the_hosts_and_samples_tell_what_ke
         (tmp_path / name).mkdir()
     marks = run(tmp_path / "marks", engine, one(120))
     samples = run(tmp_path / "samples", engine, one(120), kernels_every=40)
-    (request,) = samples.requests
-    true_ns = samples.busy_ns(request.due_ns, request.tokens[-1])
     bound, found = stages(marks), stages(samples)
-    whole = found["prefill"] + found["decode"] + found["launch_gap"]
-    assert bound["prefill"] + bound["decode"] + bound["launch_gap"] == pytest.approx(whole, rel=WITHIN)
-    assert 0 < bound["prefill"] + bound["decode"] < true_ns, "what was left when it had all been launched"
+    whole = computing(found) + found["launch_gap"]
+    assert computing(bound) + bound["launch_gap"] == pytest.approx(whole, rel=WITHIN)
+    assert 0 < computing(bound) < truly(samples), "what was left when it had all been launched"
     assert (used(marks).launching_share or 0) > 0.8
-    assert found["prefill"] + found["decode"] == pytest.approx(true_ns, rel=WITHIN)
+    assert computing(found) == pytest.approx(truly(samples), rel=WITHIN)
     assert found["launch_gap"] == pytest.approx(samples.gap_ns(), rel=WITHIN)
     assert bound["hidden_host"] > 0.9 * bound["decode"], "what an infinitely fast device would leave says so either way"
 
@@ -297,9 +286,8 @@ def test_forwards_that_wait_for_their_host_are_looked_into_unasked_and_once(tmp_
     served = run(tmp_path, slow, one(160), kernels_every="")
     (window,) = [note for note in read_records(tmp_path / "worker.gap").notes if note["type"] == "kernels"]
     assert window["kernels"] >= (WINDOW - 3) * 301
-    (request,) = served.requests
-    found, true_ns = stages(served), served.busy_ns(request.due_ns, request.tokens[-1])
-    assert found["prefill"] + found["decode"] == pytest.approx(true_ns, rel=WITHIN)
+    found = stages(served)
+    assert computing(found) == pytest.approx(truly(served), rel=WITHIN)
     assert found["launch_gap"] == pytest.approx(served.gap_ns(), rel=WITHIN)
     assert not list(device_warnings(served.trace()))
 
@@ -311,6 +299,17 @@ def test_forwards_that_the_host_launches_ahead_are_not_looked_into(tmp_path: Pat
     assert not list(device_warnings(served.trace()))
 
 
+def prompts_took(monkeypatch: pytest.MonkeyPatch, steps: int, excess_ns: int) -> None:
+    """Others' prompts in so many steps are said to have taken so long of each."""
+
+    def longer(trace: Trace) -> Interference | None:
+        fit = fit_interference(trace)
+        assert fit is not None and len(fit.seqs) == steps
+        return replace(fit, excess_ns=np.full(steps, excess_ns))
+
+    monkeypatch.setattr("gapmeter.analysis.ledger.ledger.fit_interference", longer)
+
+
 def test_what_a_mixed_step_waited_for_its_launch_is_no_time_of_others_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,12 +317,7 @@ def test_what_a_mixed_step_waited_for_its_launch_is_no_time_of_others_prompts(
     others = [Request(f"o{n}", BEGIN + (80 + 20 * n) * MS, 400, 2) for n in range(20)]
     served = run(tmp_path, slow, [*one(200), *others], kernels_every="")
 
-    def longer(trace: Trace) -> Interference | None:
-        fit = fit_interference(trace)
-        assert fit is not None and len(fit.seqs) == 20
-        return replace(fit, excess_ns=np.full(len(fit.seqs), 5 * MS))
-
-    monkeypatch.setattr("gapmeter.analysis.ledger.ledger.fit_interference", longer)
+    prompts_took(monkeypatch, 20, 5 * MS)
     ledger = served.ledger()
     row = ledger.rows[(ledger.rows["event"] == "last_token") & (ledger.rows["request_id"] == "r1")].iloc[0]
     true_ns = served.busy_ns(BEGIN, served.requests[0].tokens[-1])
@@ -340,12 +334,7 @@ def test_what_others_prompts_took_of_a_step_is_in_no_other_tokens_gap(
     others = [Request(f"o{n}", BEGIN + (80 + 20 * n) * MS, 400, 1) for n in range(10)]
     served = clocked_transformers.run(tmp_path, loop, [*one(100), *others])
 
-    def longer(trace: Trace) -> Interference | None:
-        fit = fit_interference(trace)
-        assert fit is not None and len(fit.seqs) == 10
-        return replace(fit, excess_ns=np.full(len(fit.seqs), MS))
-
-    monkeypatch.setattr("gapmeter.analysis.ledger.ledger.fit_interference", longer)
+    prompts_took(monkeypatch, 10, MS)
     ledger = served.ledger()
     gaps = ledger.gaps[ledger.gaps["request_id"] == "r1"]
     assert ledger.refused == ()
@@ -476,9 +465,7 @@ def test_our_transformers_servers_steps_are_told_to_the_last(tmp_path: Path, asy
         range(1, 41 + asynchronous)
     )
     assert not len(trace.untimed_steps)
-    (request,) = served.requests
-    true_ns = served.busy_ns(request.due_ns, request.tokens[-1])
-    assert found["prefill"] + found["decode"] == pytest.approx(true_ns, rel=WITHIN)
+    assert computing(found) == pytest.approx(truly(served), rel=WITHIN)
     assert used(served).idle_share == pytest.approx(1 - true_busy_share(served), abs=WITHIN)
     assert found["unexplained"] < WITHIN * found["total"]
 
@@ -496,9 +483,8 @@ def test_a_token_that_waits_while_the_next_step_is_launched_is_not_in_transit(tm
 def test_an_idle_device_waits_for_its_graph_and_not_for_the_logits_behind_it(tmp_path: Path, runner: int) -> None:
     engine = Engine(runner, replay_us=500, logits_launch_us=300)
     served = run(tmp_path, engine, one())
-    (request,) = served.requests
-    found, true_ns = stages(served), served.busy_ns(request.due_ns, request.tokens[-1])
-    assert found["prefill"] + found["decode"] == pytest.approx(true_ns, rel=WITHIN)
+    found = stages(served)
+    assert computing(found) == pytest.approx(truly(served), rel=WITHIN)
     assert found["launch_gap"] > 40 * 400_000
 
 
@@ -506,9 +492,8 @@ def test_an_idle_device_waits_for_its_graph_and_not_for_the_logits_behind_it(tmp
 def test_an_idle_device_waits_until_its_graph_is_launched(tmp_path: Path, asynchronous: bool) -> None:
     loop = clocked_transformers.Loop(asynchronous, graph=True, replay_us=900)
     served = clocked_transformers.run(tmp_path, loop, one())
-    (request,) = served.requests
-    found, true_ns = stages(served), served.busy_ns(request.due_ns, request.tokens[-1])
-    assert found["prefill"] + found["decode"] == pytest.approx(true_ns, rel=WITHIN)
+    found = stages(served)
+    assert computing(found) == pytest.approx(truly(served), rel=WITHIN)
     assert found["launch_gap"] == pytest.approx(0 if asynchronous else 40 * 900_000, rel=WITHIN, abs=MS)
 
 
@@ -516,8 +501,7 @@ def test_the_step_that_was_in_flight_while_the_server_slept_takes_no_tokens_of_t
     requests = [Request("r1", BEGIN, 64, 12), Request("r2", BEGIN + 300 * MS, 64, 12)]
     served = clocked_transformers.run(tmp_path, clocked_transformers.Loop(asynchronous=True), requests)
     found = stages(served)
-    true_ns = sum(served.busy_ns(request.due_ns, request.tokens[-1]) for request in requests)
-    assert found["prefill"] + found["decode"] == pytest.approx(true_ns, rel=WITHIN)
+    assert computing(found) == pytest.approx(truly(served), rel=WITHIN)
     assert found["unexplained"] < WITHIN * found["total"]
 
 
