@@ -65,11 +65,15 @@ def _steps(writer: RecordWriter, ref: int, early: int = 0, *, worker: bool = Tru
         writer.span(Span.OUTPUT_PUT, seq, base + 3600, base + 3700)
 
 
-def _core(writer: RecordWriter, early: int = 0, *, worker: bool = True) -> None:
+def _taken_in(writer: RecordWriter, received: int = 2400) -> int:
     ref = writer.request("engine-r1")
-    writer.span(Span.CORE_RECEIVE, ref, 2300, 2400)
+    writer.span(Span.CORE_RECEIVE, ref, 2300, received)
     writer.span(Span.CORE_ADD, ref, 3000, 3100)
-    _steps(writer, ref, early, worker=worker)
+    return ref
+
+
+def _core(writer: RecordWriter, early: int = 0, *, received: int = 2400, worker: bool = True) -> None:
+    _steps(writer, _taken_in(writer, received), early, worker=worker)
 
 
 def _write(folder: Path, api: Api | None = _api, core: Api | None = _core) -> list[Path]:
@@ -89,14 +93,14 @@ def _row(folder: Path, event: str, api: Api = _api, core: Api = _core) -> pd.Ser
     return _ledger(folder, api, core).rows.set_index("event").loc[event]
 
 
-def _core_and(*span: Any) -> Api:
-    """The engine's records, and one span more."""
+def _and(fill: Api, *span: int, **more: int) -> Api:
+    """These records, and one span more."""
 
-    def core(writer: RecordWriter) -> None:
-        _core(writer)
-        writer.span(*span)
+    def filled(writer: RecordWriter) -> None:
+        fill(writer)
+        writer.span(*span, **more)
 
-    return core
+    return filled
 
 
 FIRST = {
@@ -130,9 +134,7 @@ def test_another_requests_step_between_own_steps_is_other_step(tmp_path: Path) -
 
 def test_a_step_of_others_under_way_when_the_first_own_one_is_scheduled_is_other_step(tmp_path: Path) -> None:
     def core(writer: RecordWriter) -> None:
-        ref = writer.request("engine-r1")
-        writer.span(Span.CORE_RECEIVE, ref, 2300, 2400)
-        writer.span(Span.CORE_ADD, ref, 3000, 3100)
+        ref = _taken_in(writer)
         other = writer.request("engine-x")
         for seq, scheduled, base, entry in (
             (1, 2500, 2800, (other, 1, 5, 0, 0)),
@@ -170,23 +172,21 @@ def test_a_gap_runs_from_arrival_to_arrival_and_names_its_steps(tmp_path: Path) 
 
 
 def test_scheduling_that_a_forward_hides_costs_nothing_but_is_known_as_hidden(tmp_path: Path) -> None:
-    def core(writer: RecordWriter) -> None:
-        _core(writer, early=3800)  # the second step is scheduled while the first one computes
-
-    row = _row(tmp_path, "last_token", core=core)
+    # The second step is scheduled while the first one computes.
+    row = _row(tmp_path, "last_token", core=functools.partial(_core, early=3800))
     assert row["hidden_host_ns"] == 200
     assert row["prefill_ns"] == 1500
 
 
 def test_time_while_evicted_is_preempted(tmp_path: Path) -> None:
-    row = _row(tmp_path, "last_token", core=_core_and(Span.PREEMPT, 1, 9000, 9000))
+    row = _row(tmp_path, "last_token", core=_and(_core, Span.PREEMPT, 1, 9000, 9000))
     assert row["preempted_ns"] == 6000
     assert row["other_step_ns"] == 0
 
 
 def test_an_eviction_after_a_tokens_step_was_scheduled_does_not_delay_that_token(tmp_path: Path) -> None:
     row = _row(
-        tmp_path, "last_token", core=_core_and(Span.PREEMPT, 1, 16_000, 16_000)
+        tmp_path, "last_token", core=_and(_core, Span.PREEMPT, 1, 16_000, 16_000)
     )  # asynchronous: its last step is under way, it never comes back
     assert row["preempted_ns"] == 0
     assert row["decode_ns"] == 1500
@@ -238,7 +238,6 @@ def test_a_step_s_padded_batch_is_told_by_whichever_of_its_processes_knows_it(tm
         writer.span(Span.INPUT_PREP, 2, 30, 40, n=24)
 
     trace = read_trace(_write(tmp_path, core=core), ["r1"])
-    assert trace is not None
     assert steps_table(trace)["padded"].tolist() == [16, 24, 0]
 
 
@@ -293,13 +292,8 @@ def test_interference_is_the_excess_of_mixed_steps_over_what_decode_alone_takes(
 
 
 def test_an_engine_that_takes_a_request_while_it_is_being_queued_reverses_nothing(tmp_path: Path) -> None:
-    def core(writer: RecordWriter) -> None:
-        ref = writer.request("engine-r1")
-        writer.span(Span.CORE_RECEIVE, ref, 2300, 4000)  # the queueing call returned late
-        writer.span(Span.CORE_ADD, ref, 3000, 3100)
-        _steps(writer, ref)
-
-    ledger = _ledger(tmp_path, core=core)
+    late = functools.partial(_core, received=4000)  # the queueing call returned late
+    ledger = _ledger(tmp_path, core=late)
     assert ledger.refused == ()
     assert ledger.rows.iloc[0]["engine_wait_ns"] == 0
     assert ledger.rows.iloc[0]["unexplained_ns"] == 0
@@ -371,7 +365,7 @@ def test_where_nobody_watched_the_cores_waits_for_them_are_unmeasured(tmp_path: 
 
 def test_engine_code_counts_until_the_api_server_has_the_token(tmp_path: Path) -> None:
     row = _row(
-        tmp_path, "first_token", core=_core_and(Span.OUTPUT_PUT, 1, 8600, 9500)
+        tmp_path, "first_token", core=_and(_core, Span.OUTPUT_PUT, 1, 8600, 9500)
     )  # the engine lost its core inside the call that sent the token
     assert row["output_ns"] == FIRST["output"]  # 8600 to 9000, and the API server's own 100
     assert row["detokenize_ns"] == FIRST["detokenize"]
@@ -402,15 +396,12 @@ def test_processes_may_disagree_on_the_steps_in_flight_at_either_end_alone(
     core.close()
     worker.close()
     trace = read_trace(sorted(tmp_path.glob("*.gap")), ["r1"])
-    assert trace is not None
     assert [told in problem for problem in trace.problems] == [True] * bool(told)
 
 
 def test_each_eviction_ends_when_its_own_request_is_scheduled_again(tmp_path: Path) -> None:
     def core(writer: RecordWriter) -> None:
-        ref = writer.request("engine-r1")
-        writer.span(Span.CORE_RECEIVE, ref, 2300, 2400)
-        writer.span(Span.CORE_ADD, ref, 3000, 3100)
+        ref = _taken_in(writer)
         other = writer.request("engine-x")
         own, others = (ref, 5, 0, 0, PROMPT), (other, 1, 5, 0, 0)
         for seq, (at, entry) in enumerate([(5000, own), (7000, others), (8000, own), (9000, others), (15_000, own)], 1):
@@ -427,19 +418,24 @@ def test_each_eviction_ends_when_its_own_request_is_scheduled_again(tmp_path: Pa
     assert rows.loc["first_token", "preempted_ns"] == 0
 
 
-def _api_in_one_chunk(writer: RecordWriter) -> None:
-    """The answer leaves with its second token."""
-    ref = writer.request("engine-r1", "r1")
-    writer.span(Span.INGRESS, ref, 1300, 2000)
-    writer.span(Span.HANDOFF, ref, 2000, 2100)
-    for n, base in ((1, 9000), (2, 19_000)):
-        writer.span(Span.OUTPUT_RECEIVE, ref, base, base + 100, n=n)
-        writer.span(Span.DETOKENIZE, ref, base + 200, base + 300, n=n, queued_ns=base + 100)
-    writer.span(Span.EGRESS, ref, 19_500, 19_700, n=2)
+def _in_one_chunk(*tokens: tuple[int, int, int]) -> Api:
+    """The answer leaves with its second token. ``tokens``: when each was received, had been, and was detokenized."""
+
+    def api(writer: RecordWriter) -> None:
+        ref = writer.request("engine-r1", "r1")
+        writer.span(Span.INGRESS, ref, 1300, 2000)
+        writer.span(Span.HANDOFF, ref, 2000, 2100)
+        for n, (received, came, begun) in enumerate(tokens, 1):
+            writer.span(Span.OUTPUT_RECEIVE, ref, received, came, n=n)
+            writer.span(Span.DETOKENIZE, ref, begun, begun + 100, n=n, queued_ns=came)
+        writer.span(Span.EGRESS, ref, 19_500, 19_700, n=2)
+
+    return api
 
 
 def test_a_first_token_that_leaves_with_a_later_one_has_waited_for_that_ones_steps(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, api=_api_in_one_chunk, first_token_ns=20_000, token_ns=[20_000, 20_000])
+    api = _in_one_chunk((9000, 9100, 9200), (19_000, 19_100, 19_200))
+    ledger = _ledger(tmp_path, api=api, first_token_ns=20_000, token_ns=[20_000, 20_000])
     rows = ledger.rows.set_index("event")
     assert ledger.refused == ()
     assert rows.loc["first_token", "decode_ns"] == rows.loc["last_token", "decode_ns"] == 1500
@@ -449,11 +445,7 @@ def test_a_first_token_that_leaves_with_a_later_one_has_waited_for_that_ones_ste
 
 def test_where_chunks_do_not_tell_their_tokens_the_last_that_had_been_written_is_the_one(tmp_path: Path) -> None:
     """The first token's chunk had no text, so that the client saw none in it, and so has the last one's."""
-
-    def api(writer: RecordWriter) -> None:
-        _api(writer)
-        writer.span(Span.EGRESS, 1, 21_500, 21_700, n=3)
-
+    api = _and(_api, Span.EGRESS, 1, 21_500, 21_700, n=3)
     ledger = _ledger(tmp_path, api=api, first_token_ns=20_000, token_ns=[20_000], output_tokens=3, counted="unmeasured")
     rows = ledger.rows.set_index("event")
     assert ledger.refused == ()
@@ -464,15 +456,7 @@ def test_where_chunks_do_not_tell_their_tokens_the_last_that_had_been_written_is
 def test_a_first_token_that_leaves_late_with_one_that_came_together_with_it_has_waited_for_its_turn(
     tmp_path: Path,
 ) -> None:
-    def api(writer: RecordWriter) -> None:
-        ref = writer.request("engine-r1", "r1")
-        writer.span(Span.INGRESS, ref, 1300, 2000)
-        writer.span(Span.HANDOFF, ref, 2000, 2100)
-        for n, at in ((1, 19_050), (2, 19_150)):
-            writer.span(Span.OUTPUT_RECEIVE, ref, 19_000, 19_050, n=n)
-            writer.span(Span.DETOKENIZE, ref, at, at + 100, n=n, queued_ns=19_050)
-        writer.span(Span.EGRESS, ref, 19_500, 19_700, n=2)
-
+    api = _in_one_chunk((19_000, 19_050, 19_050), (19_000, 19_050, 19_150))
     row = _ledger(tmp_path, api=api, first_token_ns=20_000, token_ns=[20_000, 20_000]).rows.iloc[0]
     assert row["decode_ns"] == 0
     assert row["output_ns"] > 10_000
@@ -517,11 +501,8 @@ def test_a_template_counts_until_the_event_loop_went_on_even_if_that_was_seconds
 
 
 def test_each_prompt_of_a_list_is_tokenized_in_its_own_time(tmp_path: Path) -> None:
-    def api(writer: RecordWriter) -> None:
-        _api(writer)
-        writer.span(Span.TOKENIZE, 1, 1850, 1950, queued_ns=1600)  # the pool's only thread was at the first one
-
-    row = _row(tmp_path, "first_token", api)
+    later = _and(_api, Span.TOKENIZE, 1, 1850, 1950, queued_ns=1600)  # the pool's only thread was at the first one
+    row = _row(tmp_path, "first_token", later)
     assert row["tokenize_ns"] == FIRST["tokenize"] + 50 + 100
     assert row["ingress_ns"] == FIRST["ingress"] - 150
     assert row["template_ns"] == FIRST["template"]
