@@ -70,7 +70,10 @@ def without_newer(document: dict[str, Any], like: dict[str, Any]) -> dict[str, A
 
 
 @pytest.mark.parametrize("name", DIGESTS)
-def test_the_shipped_scenarios_keep_their_digests(name: str) -> None:
+def test_the_shipped_scenarios_are_found_from_anywhere_and_keep_their_digests(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     own, points = DIGESTS[name]
     assert load_scenario(name, environment={}).digest() == own
     assert [p.scenario.digest() for p in load_points(name, environment={})] == points.split()

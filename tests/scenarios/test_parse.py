@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapmeter.scenarios import Scenario, ScenarioError, load_scenario, provenance
-from gapmeter.scenarios.model import KEYS, SECTIONS
+from gapmeter.scenarios.model import KEYS
 from gapmeter.scenarios.read import environment_name
 from gapmeter.scenarios.shapes import Constant, Lognormal, Sampled, Uniform
 from gapmeter.scenarios.values import SECOND_NS
 
-SHIPPED = ("burst", "chat-p99", "dialogue", "long-prompt", "replay-chat", "rush-hour", "smoke")
 LOAD_KEYS = ", ".join(key.removeprefix("load.") for key in KEYS if key.startswith("load."))
 GOOD = """\
 server:
@@ -660,18 +659,6 @@ def test_the_digest_follows_the_values_and_not_the_words(tmp_path: Path) -> None
     before = parsed(tmp_path, turns).digest()
     (tmp_path / "lengths.txt").write_text("2 3")
     assert parsed(tmp_path, turns).digest() != before
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_the_shipped_scenarios_parse_by_name_from_anywhere(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    scenario = load_scenario(name, environment={})
-    assert scenario.name == name
-    assert scenario.summary
-    assert scenario.slo
-    assert set(scenario.to_dict()) > set(SECTIONS)
 
 
 @pytest.mark.parametrize(
