@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from numpy.typing import NDArray
 
 from bench.false_alarms import _run as queue_run
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.judge import steady
 from gapmeter.analysis.judge.steady import Warmup, detect_warmup
 from gapmeter.analysis.judge.warnings import changing_warning, growth_warning, short_warmup_warning
@@ -17,7 +17,6 @@ from gapmeter.analysis.results.trust import Steady
 from gapmeter.report.trust import steady_sentence
 from tests.kit.runs import timed
 
-Floats = NDArray[np.float64]
 STEADY = Warmup("steady", 0, 0, 0, "ttft", 1.0)
 
 

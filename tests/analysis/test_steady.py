@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from numpy.typing import NDArray
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.judge import steady
 from gapmeter.analysis.stats.changes import mser5
 from tests.kit.runs import timed
 from tests.kit.series import mm1_sojourns
 
 MS = 1_000_000
-Floats = NDArray[np.float64]
 
 
 def run(ttft_ms: Floats) -> pd.DataFrame:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.stats.changes import mser5, slope_of
-
-Floats = NDArray[np.float64]
 
 
 def by_definition(values: Floats) -> tuple[int, bool]:

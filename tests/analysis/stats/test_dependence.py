@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.stats import dependence
 from tests.kit.series import ar1
-
-Floats = NDArray[np.float64]
 
 
 def above_median(series: Floats) -> dependence.Exceedances:

@@ -13,12 +13,12 @@ import ruptures
 from arch.bootstrap import StationaryBootstrap, optimal_block_length
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 from statsmodels.stats.rates import confint_poisson
 
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.stats.bootstrap import block_length, draw
 from gapmeter.analysis.stats.changes import least_squares_cuts
 from gapmeter.analysis.stats.dependence import autocorrelation_time
@@ -26,8 +26,6 @@ from gapmeter.analysis.stats.estimate import Difference, Spread, holm
 from gapmeter.analysis.stats.exact import rate_at_least, share_bounds
 from gapmeter.analysis.stats.series import Series, ratio_of_geometric_means
 from tests.kit.series import ar1
-
-Floats = NDArray[np.float64]
 
 
 def see_saw(rng: np.random.Generator, count: int) -> Floats:

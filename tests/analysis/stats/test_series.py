@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from scipy import stats
 
 from gapmeter.analysis.stats.estimate import Estimate
 from gapmeter.analysis.stats.exact import interval_ranks, values_needed
 from gapmeter.analysis.stats.series import Series, Worth, time_blocks
 from tests.kit.series import mm1_sojourns
-
-Floats = NDArray[np.float64]
 
 
 def covered(estimate: Estimate, truth: float) -> bool:
