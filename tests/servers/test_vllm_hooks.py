@@ -72,7 +72,6 @@ class Watcher(Probe):
 
 
 def missing_hooks(probe: Probe) -> list[dict[str, Any]]:
-    assert probe.writer is not None
     return [note for note in read_records(probe.writer.path).notes if note["type"] == "missing"]
 
 
@@ -376,7 +375,9 @@ class Connection:
         else:
             self._process(None, outputs)
 
-    def take(self) -> None:
+    def pass_on(self, *counts: int) -> None:
+        """Such a message, and the request's own task takes what it brought."""
+        self.deliver(*counts)
         asyncio.run(self._get(self.collector))
 
     def write(self, *bodies: bytes) -> None:
@@ -395,15 +396,12 @@ USAGE, DONE = b'data: {"choices":[],"usage":{}}\n\n', b"data: [DONE]\n\n"
 
 def test_a_chunk_carries_the_tokens_taken_before_it_and_the_others_none(writer: RecordWriter) -> None:
     connection = Connection(writer)
-    connection.deliver(1)
-    connection.take()
+    connection.pass_on(1)
     connection.write(ROLE, TEXT)
-    connection.deliver(1)
-    connection.take()
+    connection.pass_on(1)
     connection.deliver(1)  # arrives while the chunk before is being written: it is not in that chunk
     connection.write(TEXT)
-    connection.deliver(2)
-    connection.take()  # three tokens, merged
+    connection.pass_on(2)  # three tokens, merged
     connection.write(TEXT, USAGE, DONE, b"")
     assert [n for _, n in connection.written()] == [0, 1, 2, 5, 0, 0]
     handled = [int(s["n"]) for s in spans(writer.path, Span.DETOKENIZE)]
@@ -412,8 +410,7 @@ def test_a_chunk_carries_the_tokens_taken_before_it_and_the_others_none(writer: 
 
 def test_keep_alive_comments_carry_no_tokens(writer: RecordWriter) -> None:
     connection = Connection(writer)
-    connection.deliver(1)
-    connection.take()
+    connection.pass_on(1)
     connection.write(b": keep-alive\n\n", TEXT)
     assert [n for _, n in connection.written()] == [0, 1]
 
@@ -421,29 +418,25 @@ def test_keep_alive_comments_carry_no_tokens(writer: RecordWriter) -> None:
 def test_tokens_withheld_by_a_parser_are_counted_in_the_next_chunk(writer: RecordWriter) -> None:
     connection = Connection(writer)
     for tokens in (1, 2):
-        connection.deliver(tokens)
-        connection.take()
+        connection.pass_on(tokens)
     connection.write(TEXT)
     assert connection.written() == [(1, 3)]
 
 
 def test_tokens_that_wait_for_a_stream_interval_are_not_in_a_chunk_yet(writer: RecordWriter) -> None:
     connection = Connection(writer)
-    connection.deliver(1)
-    connection.take()
+    connection.pass_on(1)
     connection.write(TEXT)
     connection.deliver(4, held_back=True)
     connection.write(USAGE)
-    connection.deliver(1)
-    connection.take()
+    connection.pass_on(1)
     connection.write(TEXT)
     assert [n for _, n in connection.written()] == [1, 0, 6]
 
 
 def test_an_answer_that_is_not_streamed_carries_all_its_tokens(writer: RecordWriter) -> None:
     connection = Connection(writer)
-    connection.deliver(7)
-    connection.take()
+    connection.pass_on(7)
     connection.write(b'{"choices":[{"message":{"role":"assistant"}}]}')
     assert connection.written() == [(1, 7)]
 
@@ -454,18 +447,15 @@ def chunk(choice: int) -> bytes:
 
 def test_choices_of_one_request_are_told_apart_whatever_order_they_are_written_in(writer: RecordWriter) -> None:
     connection = Connection(writer, choices=2)
-    connection.deliver(1, 1)
-    connection.take()
+    connection.pass_on(1, 1)
     connection.write(chunk(1), chunk(0))
-    connection.deliver(0, 1)
-    connection.take()
+    connection.pass_on(0, 1)
     connection.write(chunk(1))
     assert connection.written() == [(2, 1), (1, 1), (2, 2)]
 
 
 def test_an_answer_that_comes_whole_carries_the_tokens_of_all_its_choices(writer: RecordWriter) -> None:
     connection = Connection(writer, choices=2)
-    connection.deliver(3, 5)
-    connection.take()
+    connection.pass_on(3, 5)
     connection.write(b'{"choices":[{"message":{"role":"assistant"}},{"message":{"role":"assistant"}}]}')
     assert connection.written() == [(1, 3), (2, 5)]
