@@ -65,7 +65,6 @@ def test_workers_call_the_master_where_it_listens_and_are_as_many_as_it_waits_fo
     (worker,) = (name for name, command in commands.items() if command[0] == "worker")
     run = parsed(commands[master])
     asked = workers_of(run.workers, run.listen, run.patience)
-    assert asked is not None
     assert address_of("--master", parsed(commands[worker]).master) == (master, asked.listen_port)
     assert asked.listen_host == "0.0.0.0"
     assert asked.count == counts[worker]

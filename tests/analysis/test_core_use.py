@@ -15,7 +15,7 @@ from gapmeter.analysis.ledger.core_use import core_use
 from gapmeter.analysis.ledger.cores import CORE, CoreUse
 from gapmeter.analysis.ledger.processes import RecordedProcess
 from gapmeter.analysis.ledger.read import read_trace
-from gapmeter.analysis.ledger.switches import TooManyLost, Watched, read_watched
+from gapmeter.analysis.ledger.switches import TooManyLost, read_watched
 from gapmeter.records import RecordWriter, Span, read_records
 
 API, ENGINE, SENDER, WORKER, TESTER, OTHER_PID = 10, 20, 21, 25, 30, 40
@@ -49,12 +49,6 @@ def _probe(folder: Path, role: str, pid: int, *spans: tuple[Span, int, int]) -> 
         writer.span(code, 1, start * MS, end * MS)
     writer.close()
     return RecordedProcess.of(read_records(path))
-
-
-def _watched(folder: Path) -> Watched:
-    found = read_watched(folder)
-    assert found is not None
-    return found
 
 
 def _use(folder: Path, *rows: Row, whole: bool = False) -> CoreUse:
@@ -255,7 +249,7 @@ OTHER = struct.pack("<IHHQQ", 5, 0, 48, 0, 7) + bytes(24)
 )
 def test_a_file_that_breaks_off_or_holds_other_records_gives_what_is_whole(tmp_path: Path, torn: bytes) -> None:
     _switches(tmp_path, (1, API, "in"), (3, API, "out"), torn=torn)
-    assert [(int(run["start"]), int(run["end"])) for run in _watched(tmp_path).runs] == [(1 * MS, 3 * MS)]
+    assert [(int(run["start"]), int(run["end"])) for run in read_watched(tmp_path).runs] == [(1 * MS, 3 * MS)]
 
 
 def test_without_the_kernels_records_nobody_is_known(tmp_path: Path) -> None:
@@ -271,7 +265,7 @@ def test_through_records_that_the_kernel_lost_nobody_waits(tmp_path: Path) -> No
     _switches(tmp_path, (4, API, "in"), (500, API, "off"), (502, API, "in"), (900, API, "out"))
     path = tmp_path / "switches-0.bin"
     path.write_bytes(before + LOST + path.read_bytes())
-    watched = _watched(tmp_path)
+    watched = read_watched(tmp_path)
     assert np.array_equal(np.transpose(watched.lost), [[1 * MS, 4 * MS]])
     use = core_use(tmp_path, [_probe(tmp_path, "api", API)], [0])
     assert [(a, b) for a, b, _ in _said(use, "loop", API)] == [(500, 502)]
@@ -288,7 +282,6 @@ def test_where_the_kernel_lost_many_records_nobody_is_known(tmp_path: Path) -> N
     assert lost.value.share == 87 / 99
     _probe(tmp_path, "api", API)
     trace = read_trace([tmp_path / f"api-{API}.gap"], [], tmp_path, [0])
-    assert trace is not None and trace.cores is not None
     assert trace.cores.known_from == "spans"
     (warning,) = lost_switches_warning(trace)
     assert "in 88 % of the time the kernel's records of it were lost" in warning.text

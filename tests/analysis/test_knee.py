@@ -172,7 +172,6 @@ def test_the_knee_of_an_open_queue_lies_before_its_pole() -> None:
     """M/M/1 with service rate 10: the wait bends up towards rate 10."""
     rates = [1, 2, 3, 4, 5, 6, 7, 8, 9, 9.5]
     knee = latency_turn(rates, [1 / (10 - rate) for rate in rates])
-    assert knee.at is not None
     assert 6 <= rates[knee.at] <= 9
 
 
@@ -184,7 +183,6 @@ def test_throughput_counts_what_arrives_while_the_load_is_on() -> None:
         "token_ns": [at[i : i + 10] + 30_000_000 for i in range(0, len(at), 10)], "output_tokens": 10,
     })  # fmt: skip
     rates = block_rates(requests)
-    assert rates is not None
     assert rates.mean() == pytest.approx(100, rel=0.01)
     assert block_rates(requests.assign(output_tokens=None)) is None
 

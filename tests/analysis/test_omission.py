@@ -72,7 +72,6 @@ def test_where_the_correction_does_not_apply_there_is_the_label_alone(requests: 
 
 def test_the_estimate_stands_beside_with_its_pace_and_what_was_added() -> None:
     found = describe_closed_loop(run(([5.0] * 700 + [1500.0] + [5.0] * 800) * 2), CLOSED)
-    assert found is not None
     told = found.corrected
     assert told.expected_interval_ms == 15
     assert told.e2e.added == 2 * 99
@@ -88,6 +87,5 @@ def test_the_estimate_stands_beside_with_its_pace_and_what_was_added() -> None:
 
 def test_a_percentile_that_the_sample_cannot_support_is_not_corrected_either() -> None:
     found = describe_closed_loop(run([5.0] * 60 + [1500.0]), CLOSED)
-    assert found is not None
     assert found.corrected.e2e.p50_ms is not None
     assert found.corrected.e2e.p99_ms is None

@@ -97,7 +97,6 @@ def test_equal_paces_narrow_a_search_s_interval_and_unequal_ones_widen_it() -> N
         ]  # fmt: skip
         full = dataclasses.replace(trials[0].outcome, served=Served(100.0, 0.01, saturated=True), pace=None)
         found = posterior(goal, [*trials, Trial(128.0, full, Finding(FAILS, 0.99, FAILS, 0), 512)])
-        assert found is not None
         return found.spread(0.95)
 
     assert known(0 * SLOWER) < known(None) < known(SLOWER)

@@ -60,7 +60,6 @@ def test_more_offered_than_served_is_no_steady_state_and_not_valid_for_capacity(
     assert [w.code for w in growth_warning(told)] == ["overload"]
     assert "e+" not in said(requests, told, offered=1250.0)
     slope = told.methods.queue_slope
-    assert slope is not None
     (first, last), span_s = slope.in_flight, np.ptp(requests["due_ns"]) / 1e9
     assert 0 <= first < 0.1 * last, "it began empty"
     assert last - first == pytest.approx(slope.per_s * span_s, rel=0.1)
@@ -95,7 +94,7 @@ def test_where_pelt_and_mser_disagree_the_sentence_says_so() -> None:
     requests = run(ttft)
     told = steady.describe_steady(requests, STEADY, loop="open", searched=True)
     assert told.state == "steady"
-    assert told.methods.pelt is not None and not told.methods.pelt.agrees
+    assert not told.methods.pelt.agrees
     assert "PELT disagrees: it sees TTFT at" in said(requests, told)
     requests = run(np.random.default_rng(2).lognormal(3, 0.3, 800))
     assert "PELT" not in said(requests, described(requests))
@@ -129,7 +128,7 @@ def test_a_start_that_both_find_is_agreed_on() -> None:
     warmup = detect_warmup(requests)
     requests.loc[: warmup.excluded - 1, "measured"] = False
     told = steady.describe_steady(requests, warmup, loop="open", searched=True)
-    assert told.methods.pelt is not None and told.methods.pelt.agrees
+    assert told.methods.pelt.agrees
     assert said(requests, told) == f"steady after the first {warmup.excluded} requests"
 
 
@@ -167,4 +166,4 @@ def test_a_slow_start_that_the_fixed_warm_up_left_out_already_is_no_disagreement
     requests["measured"] = np.arange(700) >= 100
     found = detect_warmup(requests[requests["measured"]])
     told = steady.describe_steady(requests, found, loop="open", searched=True)
-    assert told.methods.pelt is not None and told.methods.pelt.agrees
+    assert told.methods.pelt.agrees

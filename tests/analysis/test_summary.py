@@ -88,7 +88,7 @@ def test_a_missed_slo_names_stage_and_owner_of_the_excess() -> None:
     row = told.slo[0]
     assert (told.verdict, told.exit_code, row.status) == ("FAIL", 99, "FAIL")
     assert (row.stage, row.owner) == ("queue", "capacity")
-    assert row.low is not None and row.low > row.limit == 30
+    assert row.low > row.limit == 30
     assert "beyond the limit of 30.0 ms" in headline(result(told))
     assert "capacity (queue)" in headline(result(told))
     assert told.tail.metric == "ttft"
@@ -125,11 +125,9 @@ def test_a_percentile_that_the_sample_cannot_support_is_null_and_says_what_it_ne
     ttft = told.metrics["ttft"]
     high_one, needs = ttft.at(99.9), ttft.at(99.9).needs
     assert (high_one.value_ms, high_one.ci_ms) == (None, None)
-    assert needs is not None
     assert needs.requests > 2000
     assert needs.minutes == pytest.approx(needs.requests / 8 / 60, rel=0.1)
     low, high = ttft.at(99.0).ci_ms or (None, None)
-    assert low is not None and ttft.p99_ms is not None and high is not None
     assert low <= ttft.p99_ms <= high
 
 
@@ -267,7 +265,6 @@ def test_what_lateness_can_only_have_added_to_keeps_its_upper_end(frames: Frames
     for metric, bounded in (("ttft", True), ("e2e", True), ("tpot", False)):
         before, now = (known.metrics[metric].at(95.0) for known in (told, late))
         assert (now.value_ms, now.ci_ms, now.late_ms is None) == (None, None, False)
-        assert before.ci_ms is not None
         assert (now.at_most and now.at_most.ms) == (before.ci_ms[1] if bounded else None)
     assert late.metrics_from_sent["ttft"].at(95.0).at_most is None, "what was sent late may have been answered sooner"
     usual, without = told.upgrade.ttft, late.upgrade.ttft
@@ -297,7 +294,6 @@ def served(begun_s: Sequence[float], took_s: Sequence[float], *, warmup_s: float
         "prompt_tokens": 7, "output_tokens": 3,
     })  # fmt: skip
     told = describe_throughput(requests)
-    assert told.requests_per_s is not None
     assert told.output_tokens_per_s == pytest.approx(3 * told.requests_per_s)
     assert told.prompt_tokens_per_s == pytest.approx(7 * told.requests_per_s)
     return told.requests_per_s

@@ -43,9 +43,7 @@ def trace_of(folder: Path, *notes: dict[str, Any], role: str = "core", version: 
     for note in notes:
         writer.json(note)
     writer.close()
-    trace = read_trace(sorted(folder.glob("*.gap")), [])
-    assert trace is not None
-    return trace
+    return read_trace(sorted(folder.glob("*.gap")), [])
 
 
 CASES: list[tuple[str, dict[str, Any], str, str]] = [
@@ -108,7 +106,6 @@ def test_a_hook_that_failed_is_not_said_to_be_missing(stages: list[str], error: 
 def test_another_server_than_vllm_says_nothing_of_the_kind(tmp_path: Path) -> None:
     RecordWriter(tmp_path / "engine.gap", {"role": "engine", "server": "transformers"}).close()
     trace = read_trace([tmp_path / "engine.gap"], [])
-    assert trace is not None
     assert support_of(trace) == ()
 
 
@@ -242,7 +239,6 @@ def written(folder: Path, name: str, fill: Fill, **head: Any) -> None:
 
 def ledger(folder: Path, table: pd.DataFrame) -> tuple[Ledger, Trace]:
     trace = read_trace(sorted(folder.glob("*.gap")), table["request_id"].tolist())
-    assert trace is not None
     return make_ledger(LedgerInputs.of(table, trace)), trace
 
 

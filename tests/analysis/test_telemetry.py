@@ -55,16 +55,13 @@ def samples(until_s: float, watts_idle: float, watts: float, load_s: float, **mo
 
 
 def read(folder: Path) -> Any:
-    found = read_telemetry(RunFolder(folder))
-    assert found is not None
-    return found
+    return read_telemetry(RunFolder(folder))
 
 
 def test_energy_is_the_counters_difference_and_its_idle_share_is_from_before_the_load(tmp_path: Path) -> None:
     started(tmp_path, [GPU])
     write(tmp_path, "gpu", samples(10, 100, 500, 2))
     found = energy_of(read(tmp_path), 4 * S, 8 * S, 2 * S)
-    assert found is not None
     assert (found.method, found.joules, found.idle_w) == ("counter", pytest.approx(2000), pytest.approx(100))
     assert found.low_j == pytest.approx(2000) and found.high_j == pytest.approx(2100)  # a sample at either edge
     assert found.idle_j == pytest.approx(400) and found.idle_share == pytest.approx(0.2)
@@ -76,7 +73,6 @@ def test_power_is_summed_only_where_there_is_no_counter_and_then_has_no_bounds(t
     rows = samples(10, 100, 500, 2)
     write(tmp_path, "gpu", [{key: value for key, value in row.items() if key != "energy_mj"} for row in rows])
     found = energy_of(read(tmp_path), 4 * S, 8 * S, 2 * S)
-    assert found is not None
     assert (found.method, found.joules, found.idle_w) == ("power", pytest.approx(2000), pytest.approx(100))
     assert found.low_j is None and found.high_j is None
     assert "no counter" in found.source
@@ -94,7 +90,7 @@ def test_a_counter_bridges_a_gap_inside_the_window_exactly(tmp_path: Path) -> No
     started(tmp_path, [GPU])
     write(tmp_path, "gpu", [row for row in samples(10, 100, 500, 2) if not 4.5 * S < row["at_ns"] < 7 * S])
     found = energy_of(read(tmp_path), 4 * S, 8 * S, 2 * S)
-    assert found is not None and found.joules == pytest.approx(2000)
+    assert found.joules == pytest.approx(2000)
 
 
 def test_only_the_gpus_on_which_the_server_computes_are_counted(tmp_path: Path) -> None:
@@ -104,14 +100,14 @@ def test_only_the_gpus_on_which_the_server_computes_are_counted(tmp_path: Path) 
     write(tmp_path, "processes", [{"at_ns": S, "pid": 7, "name": "core", "cpu_ns": 0}])
     assert servers_gpus(read(tmp_path)) == {0}
     found = energy_of(read(tmp_path), 4 * S, 8 * S, 2 * S)
-    assert found is not None and found.parts_j == {"GPU 0": pytest.approx(2000)}
+    assert found.parts_j == {"GPU 0": pytest.approx(2000)}
 
 
 def test_where_the_driver_does_not_say_whose_gpus_they_are_all_count(tmp_path: Path) -> None:
     started(tmp_path, [GPU | {"pids": None}, GPU | {"gpu": 1, "pids": None}])
     write(tmp_path, "gpu", samples(10, 100, 500, 2) + samples(10, 100, 250, 2, gpu=1))
     found = energy_of(read(tmp_path), 4 * S, 8 * S, 2 * S)
-    assert found is not None and found.joules == pytest.approx(3000)
+    assert found.joules == pytest.approx(3000)
 
 
 def test_rapl_counts_packages_and_memory_but_no_part_of_a_package_and_survives_its_wrap(tmp_path: Path) -> None:
@@ -129,7 +125,6 @@ def test_rapl_counts_packages_and_memory_but_no_part_of_a_package_and_survives_i
     ]
     write(tmp_path, "rapl", rows)
     found = energy_of(read(tmp_path), 2 * S, 8 * S, 1 * S)
-    assert found is not None
     assert found.joules == pytest.approx(6 * 60)
     assert set(found.parts_j) == {"CPU package-0 (intel-rapl:0)", "CPU dram (intel-rapl:0:1)"}
 
@@ -180,16 +175,13 @@ def test_a_folder_without_samples_has_no_telemetry(tmp_path: Path) -> None:
 def described(folder: Path, **more: Any) -> Telemetry:
     started(folder, [GPU])
     write(folder, "gpu", samples(12, 100, 500, 2, **more))
-    found = describe_telemetry(read(folder), None, MANIFEST, (2 * S, 12 * S), None)
-    assert found is not None
-    return found
+    return describe_telemetry(read(folder), None, MANIFEST, (2 * S, 12 * S), None)
 
 
 def test_what_a_killed_sampler_did_not_see_any_more_is_a_warning(tmp_path: Path) -> None:
     started(tmp_path, [GPU])
     write(tmp_path, "gpu", samples(5, 100, 500, 2))
     found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S), None)
-    assert found is not None
     assert (found.sources["gpu"].samples, found.sources["gpu"].missed) == (31, 69)
     (warning,) = telemetry_warnings(found, MANIFEST)
     assert warning.text == "telemetry of gpu: 69 of 100 samples are missing"
@@ -203,7 +195,6 @@ def test_samples_that_are_missing_at_the_end_of_a_run_are_its_longest_gap(tmp_pa
               "since_ns": 5 * S, "until_ns": 12 * S}  # fmt: skip
     write(tmp_path, "sampler", [missed, {"at_ns": 13 * S, "type": "end"}])
     found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S), None)
-    assert found is not None
     assert (found.sources["gpu"].missed, found.sources["gpu"].longest_gap_s) == (69, 7.0)
 
 
@@ -214,7 +205,6 @@ def test_of_a_gap_that_began_before_the_window_what_lies_in_it_is_missing(tmp_pa
               "since_ns": 0, "until_ns": 5 * S}  # fmt: skip
     write(tmp_path, "sampler", [missed, {"at_ns": 13 * S, "type": "end"}])
     found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S), None)
-    assert found is not None
     gpu = found.sources["gpu"]
     assert (gpu.samples, gpu.missed, gpu.gaps, gpu.longest_gap_s) == (71, 30, 1, 3.0)
 
@@ -224,7 +214,6 @@ def test_samples_that_did_not_fit_on_the_disk_are_missing_and_said(tmp_path: Pat
     write(tmp_path, "gpu", [row for row in samples(13, 100, 500, 2) if not 4 * S <= row["at_ns"] < 6 * S])
     write(tmp_path, "sampler", [{"at_ns": 13 * S, "type": "end", "dropped": 20}])
     found = describe_telemetry(read(tmp_path), None, MANIFEST, (2 * S, 12 * S), None)
-    assert found is not None
     (warning,) = telemetry_warnings(found, MANIFEST)
     assert warning.text == "telemetry of gpu: 19 of 100 samples are missing"  # both ends of the window have one
     assert warning.cause == "the disk was full; the longest gap is 2.10 s"
@@ -270,7 +259,6 @@ def test_nvml_s_utilisation_and_pcie_are_means_over_the_window(tmp_path: Path) -
     )
     found = described(tmp_path, busy_percent=97)
     gpu = found.gpus[0]
-    assert gpu.busy_share is not None and gpu.pcie is not None and gpu.pcie.rx_gb_s is not None
     assert gpu.busy_share.mean == pytest.approx(0.97)
     assert gpu.pcie.rx_gb_s.mean == pytest.approx(6.3)
     assert gpu.pcie.link_gb_s == pytest.approx(63.0, abs=0.1)
@@ -287,7 +275,6 @@ def test_cpu_of_a_process_is_its_time_over_the_windows(tmp_path: Path) -> None:
     ]  # fmt: skip
     write(tmp_path, "processes", rows)
     found = describe_telemetry(read(tmp_path), None, MANIFEST, (0, 10 * S), None)
-    assert found is not None
     (process,) = found.processes
     assert process.cpu_cores == pytest.approx(0.5) and process.cpu_cores_max == pytest.approx(0.5)
     assert process.voluntary_per_s == pytest.approx(100) and process.rss_gib == 1.0
@@ -304,7 +291,6 @@ def test_a_process_that_was_there_for_a_while_used_its_cores_for_that_while_alon
                  for t in range(11)]  # fmt: skip
     write(tmp_path, "processes", sorted(rows, key=lambda row: row["at_ns"]))
     found = describe_telemetry(read(tmp_path), None, MANIFEST, (0, 10 * S), None)
-    assert found is not None
     assert found.utilisation.server_cpu_cores == pytest.approx(1.5)
     assert found.processes[0].name == "core" and found.processes[1].cpu_cores == pytest.approx(0.1)
     assert found.processes[1].cpu_cores_max == pytest.approx(1)
@@ -321,7 +307,6 @@ def test_a_server_that_was_stopped_is_told_how_often_and_how_long(tmp_path: Path
     ]  # fmt: skip
     write(tmp_path, "processes", rows)
     found = describe_telemetry(read(tmp_path), None, MANIFEST, (0, 10 * S), None)
-    assert found is not None
     assert {one.pid: one.stopped_s for one in found.processes} == {6: None, 7: (0.5, 0.3)}
     (warning,) = (one for one in telemetry_warnings(found, MANIFEST) if one.code == "stopped")
     assert warning.text == "the server was stopped 2 times, for about 800 ms of 10.0 s, at most 500 ms at a time"

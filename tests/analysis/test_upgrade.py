@@ -56,12 +56,10 @@ def test_the_sentence_gives_the_bracket_at_the_highest_percentile_that_all_suppo
     rows = pd.concat([ledger(tokenize=t, prefill=300, queue=50) for t in np.linspace(10, 20, 1000)], ignore_index=True)
     rows = rows.sample(frac=1, random_state=1)
     found = bracket(rows)
-    assert found is not None
     assert found.percentile == 99.0
     said = upgrade_sentence(found, "ttft", "GPU")
     assert said == "an infinitely fast GPU would cut p99 TTFT from 370 ms to 19.9 ms .. 69.9 ms"
     few = bracket(rows.head(250))
-    assert few is not None
     assert few.percentile == 95.0
     assert upgrade_sentence(few, "ttft", "CPU").startswith("with instant forward passes, p95 TTFT would fall")
 
@@ -78,9 +76,5 @@ def test_without_measured_forwards_there_is_no_answer(stage: str) -> None:
 def test_on_a_simulated_run_both_ends_lie_below_what_was_waited() -> None:
     frames = simulate(1500, rate=9.0, slots=4, seed=2)
     found = bracket(frames.ledger[frames.ledger["event"] == "last_token"])
-    assert found is not None
     low, high, now = (ends.at(found.percentile) for ends in (found.lower, found.upper, found.now))
-    assert low is not None
-    assert high is not None
-    assert now is not None
     assert 0 < low < high < now

@@ -61,7 +61,6 @@ def test_an_invalid_run_is_annotated_with_why_and_with_no_slo_that_it_missed() -
 
 def test_the_failure_text_holds_expression_value_interval_n_and_owner(mixed: RunResult) -> None:
     failure = ET.fromstring(junit([suite_of_run(mixed)])).find(".//failure")
-    assert failure is not None
     row = mixed.slo[1]
     assert failure.get("message") == slo_sentence(row)
     lines = dict(line.split(": ", 1) for line in (failure.text or "").splitlines())
@@ -76,7 +75,6 @@ def test_whose_the_slow_requests_are_is_said_as_on_the_page() -> None:
     """On a CPU no GPU is to blame, and of a run that is not valid nobody is."""
     missed = told([slo("e2e", 50.0, 1)])
     tail = missed.tail.e2e
-    assert tail is not None
     front = tail.owners[0].model_copy(update={"owner": "GPU", "stages": ("decode", "input_prep")})
     led = tail.model_copy(update={"owners": (front, *tail.owners[1:]), "leading": "GPU"})
     on_cpu = missed.model_copy(update={"device": "CPU", "tail": missed.tail.model_copy(update={"e2e": led})})

@@ -51,7 +51,7 @@ def test_the_decode_loop_finds_its_own_pauses_and_kernels(
     assert found.launch_gap_ms == pytest.approx(pause_us / 1e3, rel=0.02, abs=0.02)
     assert found.host_ms == pytest.approx(between_us / 1e3, abs=0.08)
     assert found.unexplained_ms < 0.01
-    assert found.use is not None and found.use.drift_ppm == pytest.approx(-30, abs=5)
+    assert found.use.drift_ppm == pytest.approx(-30, abs=5)
 
 
 def test_an_anchor_that_its_neighbors_place_elsewhere_is_not_as_expected() -> None:

@@ -74,7 +74,6 @@ def test_a_tokenizer_that_holds_the_event_loop_also_delays_those_who_wait_for_th
 def test_a_tokenizer_in_a_pool_of_one_is_a_queue_and_the_wait_for_it_is_told_from_its_work(crowd: Measured) -> None:
     asked = CROWDS["vllm"]
     slow_tokenizer = asked.cases[0]
-    assert crowd.trace is not None
     spans = crowd.trace.request_spans[Span.TOKENIZE]
     spans = spans[crowd.of(slow_tokenizer)[spans["request"]]]
     queued, start, end = (np.asarray(spans[name])[np.argsort(spans["start"])] for name in ("queued", "start", "end"))

@@ -253,9 +253,7 @@ def test_standard_streams_that_were_closed_before_are_no_failure(closed: str, tm
 
 def test_a_reader_that_leaves_early_is_said_without_a_traceback(tmp_path: Path) -> None:
     command = Command(("config", "smoke"), tmp_path)
-    assert command.process.stdout is not None
     command.process.stdout.close()
-    assert command.process.stderr is not None
     said = command.process.stderr.read()
     assert (command.process.wait(), "Traceback" in said) == (2, False)
     assert "the reader closed it" in said

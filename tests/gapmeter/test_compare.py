@@ -157,7 +157,6 @@ def test_searches_are_compared_in_one_table_by_what_a_request_costs(
     made = Path(out.strip())
     kept = CostTable.read(made)
     assert (kept.verdict, kept.cheapest) == ("CHEAPER", "B")
-    assert kept.words is not None
     page = (made / "report.html").read_text()
     for told in (err, (tmp_path / "told.md").read_text(), page):
         shown = " ".join(told.split())
@@ -166,7 +165,7 @@ def test_searches_are_compared_in_one_table_by_what_a_request_costs(
         assert "For 200 req/s, in whole replicas, a million requests cost" in shown
     assert "B (large) serves a request for 0.67 (0." in kept.words.headline
     listed = find_listed(made)
-    assert listed is not None and (listed.kind, listed.verdict) == ("compare", "CHEAPER")
+    assert (listed.kind, listed.verdict) == ("compare", "CHEAPER")
     document = json.loads((made / "compare.json").read_text())
     assert not list(jsonschema.Draft202012Validator(schema("costs", CostTable)).iter_errors(document))
 
@@ -174,7 +173,6 @@ def test_searches_are_compared_in_one_table_by_what_a_request_costs(
 def test_an_archive_is_compared_like_the_folder_that_it_holds(searches: Path, runs: Path, tmp_path: Path) -> None:
     packed = archive(searches / "large", tmp_path / "large.tar.gz")
     found = compare_folders([[searches / "small"], [packed]], runs=tmp_path).result
-    assert isinstance(found, CostTable)
     assert [row.folders for row in found.rows] == [("small",), ("large",)]
     run = archive(runs / "eight", tmp_path / "eight.tar.gz")
     assert isinstance(compare_folders([[runs / "three"], [run]], runs=tmp_path).result, Comparison)
@@ -349,7 +347,6 @@ def test_a_run_that_regressed_ends_with_99_and_one_that_did_not_with_0(case: str
     result = Conclusion(runs / name, RunResult.read(runs / name), errors.OK)
     baseline = Baseline((runs / against,), 0.05, ("server.max_batch",))
     (judged,) = judged_against([result], 1, baseline, tmp_path, quiet=True)
-    assert judged.regression is not None
     assert "one run per side: the interval leaves out" in judged.regression.sentence
     assert (judged.regression.status, judged.exit_code) == (status, code)
 
@@ -360,7 +357,6 @@ def test_runs_are_held_against_several_and_three_are_made_where_the_scenario_say
     result = Conclusion(runs / "three", RunResult.read(runs / "three"), errors.OK)
     baseline = Baseline((runs / "eight", runs / "twin"), 0.05, ("server.max_batch",))
     (judged,) = judged_against([result], 1, baseline, tmp_path, quiet=True)
-    assert judged.regression is not None
     assert judged.regression.runs == (2, 1)
     assert judged.regression.baseline == "eight, twin"
     once, twice = (resolve("smoke", [f"repeat={count}"]) for count in (1, 2))

@@ -61,7 +61,7 @@ def test_a_precision_that_this_machine_only_emulates_is_refused_or_marked(precis
             check_precision(resolve("smoke", asked))
         assert error.value.exit_code == errors.BAD_SCENARIO
     told = check_precision(resolve("smoke", [*asked, "server.emulation=mark"]))
-    assert told is not None and told.emulated is emulated
+    assert told.emulated is emulated
     assert emulated == (told.native is False)
 
 

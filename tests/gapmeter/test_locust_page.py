@@ -62,7 +62,6 @@ def shown(runs: Path, *words: str) -> Iterator[tuple[Command, str]]:
     """The whole command with its page, and the page's address; whatever happens, nothing of it is left."""
     command = Command((*STEADY, "--ui", "--ui-port", "0", *words), runs)
     try:
-        assert command.process.stderr is not None
         address = re.search(r"http://127\.0\.0\.1:\d+", command.process.stderr.readline())
         assert address
         yield command, address[0]
@@ -74,7 +73,6 @@ def shown(runs: Path, *words: str) -> Iterator[tuple[Command, str]]:
 @pytest.mark.whole_run
 def test_the_page_shows_a_run_while_it_goes_on_and_its_stages_once_they_are_known(tmp_path: Path) -> None:
     with shown(tmp_path) as (command, address):
-        assert command.process.stderr is not None
         with urllib.request.urlopen(address, timeout=20) as site:
             assert '"extended_tabs"' in site.read().decode()
         live = shows(address, "so far", "running")
@@ -138,8 +136,6 @@ def page(tmp_path: Path) -> Iterator[str]:
     command = [sys.executable, "-P", "-m", "gapmeter.web.locust_page", "0"]
     environment = {**os.environ, "LOCUST_SKIP_MONKEY_PATCH": "1"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=environment) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
             port = int(process.stdout.readline().split()[1])
             process.stdin.write(f"{told}\n".encode())

@@ -49,7 +49,7 @@ def counted(events: Sequence[tuple[int, RequestRecord]], at: int, retries: int =
 def test_an_answer_that_breaks_off_in_an_error_has_failed_although_tokens_came() -> None:
     broken = answered(1, 200, *sse(chat("a", 1), {"error": {"message": "the engine has died"}}))
     found = counted([(FINISHED, well(0, 100)), (FINISHED, broken)], at=2)
-    assert found is not None and (found.over, found.count) == (1, 2)
+    assert (found.over, found.count) == (1, 2)
 
 
 def test_a_request_that_is_asked_again_counts_once_by_its_last_answer_and_from_its_first_due_time() -> None:
@@ -57,7 +57,7 @@ def test_a_request_that_is_asked_again_counts_once_by_its_last_answer_and_from_i
     events = [(ISSUED, well(1, 200)), (FINISHED, failed), (FINISHED, well(0, 210)), (ISSUED, well(1, 400, retry=1))]
     assert counted(events, at=1) is None, "request 0 was due after one that is still in flight"
     found = counted([*events, (FINISHED, well(1, 400, retry=1))], at=2)
-    assert found is not None and (found.over, found.count) == (0, 2)
+    assert (found.over, found.count) == (0, 2)
 
 
 def test_a_request_that_waits_to_be_asked_again_has_not_failed_yet() -> None:
@@ -65,9 +65,9 @@ def test_a_request_that_waits_to_be_asked_again_has_not_failed_yet() -> None:
     events = [(ISSUED, well(0, 100)), (FINISHED, answered(0, 100, outcome=Outcome.HTTP_5XX)), *other]
     assert counted(events, at=1) is None
     found = counted(events, at=1, retries=0)
-    assert found is not None and (found.over, found.count) == (1, 1)
+    assert (found.over, found.count) == (1, 1)
     found = counted([*events, (FINISHED, answered(0, 400, retry=1, outcome=Outcome.HTTP_5XX))], at=2)
-    assert found is not None and (found.over, found.count) == (1, 2)
+    assert (found.over, found.count) == (1, 2)
     malformed = answered(0, 100, outcome=Outcome.MALFORMED)
     assert counted([(FINISHED, malformed), *other], at=2) is not None, "nobody asks that again"
 

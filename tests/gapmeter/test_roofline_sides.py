@@ -33,7 +33,6 @@ def model(folder: Path, tensors: dict[str, tuple[str, list[int]]] | None = None,
 
 def test_the_tiny_model_is_counted_from_its_file_as_by_hand() -> None:
     found = describe_weights(Path(resolve_model("builtin:tiny")), "float32")
-    assert found is not None
     embedding, layer = 8192 * 256, 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 688 + 2 * 256
     assert found.parameters == 2 * embedding + 4 * layer + 256
     assert found.step_parameters == embedding + 4 * layer + 256  # a row of the input embedding a token, not all of it
@@ -44,7 +43,6 @@ def test_the_tiny_model_is_counted_from_its_file_as_by_hand() -> None:
 
 def test_llama_3_8b_has_its_published_number_of_parameters_without_any_weights() -> None:
     found = describe_weights(Path(resolve_model("builtin:llama-8b")), "bfloat16")
-    assert found is not None
     assert found.parameters == 8_030_261_248
     assert found.step_bytes == 2 * (8_030_261_248 - 128_256 * 4096)
     assert (found.layers, found.kv_bytes) == (32, 2 * 8 * 128 * 2)
@@ -53,7 +51,6 @@ def test_llama_3_8b_has_its_published_number_of_parameters_without_any_weights()
 def test_tied_embeddings_are_read_once_as_the_head(tmp_path: Path) -> None:
     apart = describe_weights(model(tmp_path), "bfloat16")
     tied = describe_weights(model(tmp_path, tie_word_embeddings=True), "bfloat16")
-    assert apart is not None and tied is not None
     assert apart.parameters - tied.parameters == 800
     assert apart.step_parameters == tied.step_parameters
 
@@ -61,10 +58,10 @@ def test_tied_embeddings_are_read_once_as_the_head(tmp_path: Path) -> None:
 def test_quantized_tensors_count_as_stored_and_eight_bits_as_one_byte_but_for_the_head(tmp_path: Path) -> None:
     tensors = {"l.qweight": ("I32", [4, 10]), "l.scales": ("F16", [10]), "lm_head.weight": ("BF16", [100, 8])}
     stored = describe_weights(model(tmp_path, tensors), "awq")
-    assert stored is not None and stored.step_bytes == 40 * 4 + 10 * 2 + 800 * 2
+    assert stored.step_bytes == 40 * 4 + 10 * 2 + 800 * 2
     linear = {"l.weight": ("BF16", [8, 8]), "l.norm": ("BF16", [8]), "lm_head.weight": ("BF16", [100, 8])}
     eight = describe_weights(model(tmp_path, linear), "fp8", "fp8_e4m3")
-    assert eight is not None and eight.step_bytes == 64 + 8 * 2 + 800 * 2
+    assert eight.step_bytes == 64 + 8 * 2 + 800 * 2
     assert eight.kv_bytes == 2 * 1 * 4
 
 
@@ -73,7 +70,6 @@ def test_experts_stand_apart_and_sliding_layers_are_counted(tmp_path: Path) -> N
     kinds = ["sliding_attention", "full_attention"]
     folder = model(tmp_path, tensors, num_experts=2, num_experts_per_tok=1, sliding_window=512, layer_types=kinds)
     found = describe_weights(folder, "bfloat16")
-    assert found is not None and found.experts is not None
     assert (found.experts.parameters, found.experts.bytes, found.step_parameters) == (128, 256.0, 16)
     assert (found.sliding_layers, found.window) == (1, 512)
 
@@ -110,7 +106,6 @@ def test_what_does_not_tell_its_size_is_none(tmp_path: Path, broken: str) -> Non
 
 def test_the_peaks_of_a_core_are_measured_with_their_spread() -> None:
     found = measure_peaks((), 1_000_000.0, timeout_s=200)
-    assert found is not None
     for name in ("triad", "read", "multiply"):
         rate = getattr(found, name)
         assert 0 < rate.low <= rate.median <= rate.high and rate.repeats >= 3
@@ -138,4 +133,4 @@ def test_a_flag_of_the_engine_is_known_however_its_name_is_written() -> None:
     assert scenario.server.flags == {"tensor_parallel_size": 2, "port": port, "max_queue": 7}
     assert target.about.tensor_parallel == 2
     assert target.about.url == f"http://127.0.0.1:{port}"
-    assert target.spec is not None and target.spec.command.count("--port") == 1
+    assert target.spec.command.count("--port") == 1

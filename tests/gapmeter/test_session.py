@@ -98,7 +98,7 @@ def test_a_load_that_is_ended_because_enough_is_known_is_a_shorter_run_and_no_br
     assert counts.failed == {}
     assert counts.succeeded == counts.measured > 0
     assert result.ledger.refused == ()
-    assert result.shortened is not None and result.shortened.in_flight == "aborted"
+    assert result.shortened.in_flight == "aborted"
 
 
 def test_what_a_session_that_was_killed_left_behind_is_in_no_load(tmp_path: Path) -> None:

@@ -73,7 +73,6 @@ def test_a_signal_in_the_middle_of_what_must_not_break_is_heard_when_it_is_over(
         [sys.executable, "-c", words], cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, text=True,
         stdout=subprocess.PIPE, preexec_fn=hear_signals,
     ) as program:  # fmt: skip
-        assert program.stdout is not None
         assert program.stdout.readline() == "began\n"
         program.send_signal(number)
         assert program.stdout.read() == "whole\ninterrupted True\n"
@@ -81,7 +80,6 @@ def test_a_signal_in_the_middle_of_what_must_not_break_is_heard_when_it_is_over(
 
 def test_a_command_without_a_run_ends_with_105_too(tmp_path: Path) -> None:
     command = Command(("calibrate", "--quick"), tmp_path, {"XDG_CACHE_HOME": str(tmp_path)})
-    assert command.process.stderr is not None
     assert "error and cost" in command.process.stderr.readline()
     command.process.send_signal(signal.SIGHUP)
     done = command.done()

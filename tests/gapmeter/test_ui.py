@@ -55,7 +55,6 @@ def site(two_runs: Path, tmp_path: Path) -> Iterator[Site]:
     broken.mkdir()
     (broken / "manifest.json").write_text("{")
     started = Command(("ui", "--runs", str(runs)), runs)
-    assert started.process.stdout is not None
     yield Site(runs, started.process.stdout.readline().strip())
     started.process.send_signal(2)
     done = started.done()

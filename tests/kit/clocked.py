@@ -49,9 +49,7 @@ class Run:
     launches: list[tuple[int, int]]  # of each step: the host begins to launch its forward, the device is done with it
 
     def trace(self) -> Trace:
-        trace = read_trace(self.files, [r.name for r in self.requests])
-        assert trace is not None
-        return trace
+        return read_trace(self.files, [r.name for r in self.requests])
 
     def ledger(self) -> Ledger:
         rows = [

@@ -167,7 +167,6 @@ class _Server:
 
     def _update(self, processor: Any) -> None:
         batch, event = self.flying.popleft()
-        assert event is not None
         event.synchronize()
         self.clock.spend(self.loop.update_us * US)
         start, over = self.clock.ns, []

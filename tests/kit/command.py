@@ -113,7 +113,6 @@ class Command:
 
     def master(self) -> str:
         """The address that its master listens on, once it says so."""
-        assert self.process.stderr is not None
         heard = ""
         while (at := re.search(r"(\S+:\d+) listens", heard)) is None:
             heard = self.process.stderr.readline()

@@ -204,7 +204,6 @@ def null_process(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]
     """As users start it: the process and its port."""
     command = [sys.executable, "-P", "-m", "gapmeter.servers.null", "--with-parent", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
-        assert process.stdout is not None
         try:
             yield process, int(process.stdout.readline())
         finally:
@@ -236,7 +235,6 @@ async def player(answers: Mapping[str, Timed]) -> AsyncIterator[str]:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = re.search(rb"content-length: *(\d+)", head, re.IGNORECASE)
-                assert length is not None
                 asked = json.loads(await reader.readexactly(int(length[1])))
                 await _play(writer, answers[asked["answer"]])
 

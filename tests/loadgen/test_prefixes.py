@@ -70,7 +70,6 @@ def test_the_share_that_a_cache_can_hit_is_what_comparing_the_prompts_gives(
 def test_blocks_of_a_trace_with_equal_ids_have_equal_text(tokenizer: PromptTokenizer) -> None:
     plan = planned(tokenizer, "replay-chat")
     replayed = load_scenario("replay-chat", (), {}).load.trace
-    assert replayed is not None
     trace = replayed.recorded
     assert plan.prompt_tokens.tolist() == list(trace.prompt_tokens)
     assert plan.output_tokens.tolist() == list(trace.output_tokens)

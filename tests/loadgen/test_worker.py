@@ -194,7 +194,6 @@ def test_a_process_whose_parent_is_killed_leaves_by_itself(
     command = [sys.executable, "-c", ORPHAN, null, str(tmp_path), when, generator]
     path = tmp_path / "worker-0.gap"
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as parent:
-        assert parent.stdout is not None
         worker = int(parent.stdout.readline())
         if when == "start":
             until(lambda: bool(RecordTail(path).poll()))
@@ -300,11 +299,9 @@ def test_a_bug_ends_the_run_with_its_traceback(tmp_path: Path, generator: str, n
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
     ) as process:
-        assert process.stdin is not None
         process.stdin.write(start)
         process.stdin.flush()
         process.wait(20)
-        assert process.stderr is not None
         said = process.stderr.read().decode()
     assert process.returncode == 1
     assert "Traceback" in said

@@ -24,7 +24,6 @@ def replay(folder: Path, text: str, *overrides: str, name: str = "t.jsonl", warm
 
 def trace(folder: Path, text: str, name: str = "t.jsonl") -> Recording:
     found = replay(folder, text, name=name).load.trace
-    assert found is not None
     return found.recorded
 
 
@@ -119,7 +118,6 @@ def test_the_shipped_traces_are_what_they_say() -> None:
     for path in folder.iterdir():
         overrides = [f"load.trace={{file: {json.dumps(str(path))}, speed: 1}}", "load.warmup=0"]
         found = load_scenario("replay-chat", overrides, {}).load.trace
-        assert found is not None
         recorded = found.recorded
         assert 50 < len(recorded.at_ns) < 200
         assert 50 * S < found.span_ns < 61 * S

@@ -112,7 +112,6 @@ def a_parent(tmp_path: Path, forks: bool) -> Iterator[tuple[subprocess.Popen[str
         root=str(ROOT), tree=TREE, port=free_port(), pids=str(pids), log=str(tmp_path / "log"), forks=forks
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert parent.stdout is not None
     try:
         assert parent.stdout.readline() == "ready\n"
         yield parent, pids_in(pids)

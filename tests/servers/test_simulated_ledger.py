@@ -200,7 +200,6 @@ def test_of_very_many_gaps_those_of_requests_drawn_at_random_are_divided(
     monkeypatch.setattr(portions, "_MOST_GAPS", len(case.ledger.gaps) // 2)
     asked = asked_tokens(case.requests)
     trace = read_trace(case.files, case.requests["request_id"].tolist(), asked=asked)
-    assert trace is not None and case.trace is not None and asked is not None
     written, all_written = (len(each.request_spans[Span.EGRESS]) for each in (trace, case.trace))
     assert written < 0.8 * all_written, "what no ledger is made from is not kept"
     inputs = LedgerInputs.of(case.requests, trace)

@@ -172,10 +172,6 @@ def test_steps_and_emissions_on_record_are_those_of_the_truth(finished: tuple[Se
     assert made == {line["seq"]: [tuple(t) for t in line["tokens"]] for line in truth["emitted"] if line["tokens"]}
 
 
-def _tokens(line: dict[str, Any]) -> int:
-    return sum(entry[1] for entry in line["entries"])
-
-
 def _entries(core: RecordFile) -> dict[int, list[tuple[Any, ...]]]:
     found: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for row, seq in zip(core.entries, core.entry_step, strict=True):

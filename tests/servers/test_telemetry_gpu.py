@@ -131,7 +131,7 @@ def test_this_machine_s_gpus_are_not_taken_for_those_of_a_server_on_another(
     environment = os.environ | {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": "alike"}
     subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=True, start_new_session=True)
     found = read_telemetry(RunFolder(tmp_path))
-    assert found is not None and found.ended
+    assert found.ended
     assert [source in found.tables for source in ("gpu", "pcie")] == [here, here]
     assert ("another machine" in found.absent.get("gpu", "")) is not here
     assert here or "rapl" not in found.tables

@@ -39,7 +39,6 @@ def sampler(folder: Path, url: str, pids: tuple[int, ...]) -> Iterator[subproces
     command = [sys.executable, "-P", "-m", "gapmeter.servers.telemetry.sampler", settings.to_json()]
     # In a session of its own, as a run starts it.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         try:
             yield process
@@ -49,9 +48,7 @@ def sampler(folder: Path, url: str, pids: tuple[int, ...]) -> Iterator[subproces
 
 
 def read(folder: Path) -> Samples:
-    found = read_telemetry(RunFolder(folder))
-    assert found is not None
-    return found
+    return read_telemetry(RunFolder(folder))
 
 
 def await_rows(folder: Path, source: str, rows: int) -> None:

@@ -94,7 +94,6 @@ def test_nvml_functions_take_the_arguments_that_they_are_given() -> None:
     ]
     assert len(calls) > 15
     for call in calls:
-        assert isinstance(call.func, ast.Attribute)
         inspect.signature(getattr(pynvml, call.func.attr)).bind(*call.args)
 
 

@@ -17,9 +17,7 @@ pytestmark = pytest.mark.vllm
 
 
 def traced(run: Run) -> Trace:
-    trace = read_trace([Path(file.path) for file in run.every], list(run.answers))
-    assert trace is not None
-    return trace
+    return read_trace([Path(file.path) for file in run.every], list(run.answers))
 
 
 def of(run: Run, role: str) -> list[RecordFile]:

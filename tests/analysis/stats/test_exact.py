@@ -51,7 +51,6 @@ def test_growth_says_how_large_a_sample_decides(hits: int, count: int, grows: bo
     elif not grows:
         assert growth == 1.0
     else:
-        assert growth is not None
         assert growth > 1
         low, high = share_bounds(hits * growth, count * growth)
         one_sided = stats.binom.cdf(0, round(count * growth), 0.01) if not hits else 1.0
