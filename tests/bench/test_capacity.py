@@ -16,34 +16,28 @@ from gapmeter.analysis.capacity.trial import Promise
 from gapmeter.servers.simulated.scheduler import Limits
 
 SEARCHES = 12
-# Two tokens an answer, four places in the batch: queues, batching and prompts beside decodes, at few steps a request.
+
+
+def engine(prompt_tokens: tuple[int, int], output_tokens: int, **steps: float) -> Engine:
+    """Four places in the batch."""
+    settings = Settings(Limits(max_sequences=4), replace(STEPS, **steps))
+    return Engine(settings, prompt_tokens, (output_tokens, output_tokens))
+
+
+# Two tokens an answer: queues, batching and prompts beside decodes, at few steps a request.
 SMALL = Asked(
-    Engine(
-        Settings(
-            Limits(max_sequences=4),
-            replace(
-                STEPS, input_prep_ns=500_000, forward_ns=6_000_000, forward_prompt_token_ns=100_000,
-                forward_sequence_ns=500_000, jitter=0.2,
-            ),
-        ),
-        prompt_tokens=(8, 24),
-        output_tokens=(2, 2),
+    engine(
+        (8, 24), 2, input_prep_ns=500_000, forward_ns=6_000_000, forward_prompt_token_ns=100_000,
+        forward_sequence_ns=500_000, jitter=0.2,
     ),
     promises=(Promise("ttft p95 <= 40 ms", "ttft", 0.05), Promise("e2e p95 <= 60 ms", "e2e", 0.05)),
     limits_ns=(40_000_000, 60_000_000),
 )  # fmt: skip
-# Like the scenario chat-p99 on a small engine: four places, answers of five tokens, a limit far above what is usual.
+# Like the scenario chat-p99: answers of five tokens, a limit far above what is usual.
 CHAT = Asked(
-    Engine(
-        Settings(
-            Limits(max_sequences=4),
-            replace(
-                STEPS, input_prep_ns=1_000_000, forward_ns=4_000_000, forward_prompt_token_ns=60_000,
-                forward_sequence_ns=800_000, jitter=0.3,
-            ),
-        ),
-        prompt_tokens=(8, 120),
-        output_tokens=(5, 5),
+    engine(
+        (8, 120), 5, input_prep_ns=1_000_000, forward_ns=4_000_000, forward_prompt_token_ns=60_000,
+        forward_sequence_ns=800_000, jitter=0.3,
     ),
     promises=(Promise("ttft p99 <= 500 ms", "ttft", 0.01), Promise("e2e p99 <= 900 ms", "e2e", 0.01)),
     limits_ns=(500_000_000, 900_000_000),
@@ -80,7 +74,7 @@ def test_an_overloaded_virtual_server_is_told_by_its_first_trial() -> None:
     trials, _ = search(Goal(SMALL.promises, 400.0, budget_s=60.0), VirtualOracle(SMALL, 9))
     assert trials[0].verdict == "fails"
     served = trials[0].outcome.served
-    assert served is not None and served.saturated
+    assert served.saturated
 
 
 def test_shares_are_of_all_searches_also_of_those_without_an_estimate() -> None:
