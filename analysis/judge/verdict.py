@@ -4,7 +4,8 @@
 limit. An answer is at least 95 % sure, and says how sure, and by what (``basis``), the first of these that decides:
 
 - ``interval``: the 95 % interval of the percentile lies below the limit, or above it; one side of it is 97.5 % sure.
-  A sample too small for an upper end can still prove a FAIL.
+  A sample too small for an upper end can still prove a FAIL. So does the interval of the share of failures, above what
+  the percentile leaves out.
 - ``bound``: the interval has no upper end, and the largest value bounds the percentile below the limit: no value beyond
   it among n_eff has the chance q^n_eff (95 % sure of a p99 with 299).
 - ``far``: no request exceeded the limit, and few or none a part of it (stats.exact, which says what that assumes).
@@ -241,7 +242,8 @@ def decide(values: Series, percentile: float, limit: float) -> Decided:
         return Decided(INVALID)
     allowed, n_eff = 1 - percentile / 100, values.n_eff(percentile)
     over, over_half = _beyond(values, limit)
-    found = _by_interval(values.percentile(percentile), limit) or _by_share(over, values.count, allowed)
+    found = _by_interval(values.percentile(percentile), limit) or _by_failures(values, allowed)
+    found = found or _by_share(over, values.count, allowed)
     if found is not None:
         return found
     bound = values.at_most(percentile)
@@ -264,6 +266,14 @@ def _by_interval(estimate: Estimate, limit: float) -> Decided | None:
     if estimate.high is not None and estimate.high <= limit:
         return Decided(PASS, 1 - TAIL, "interval")
     return Decided(FAIL, 1 - TAIL, "interval") if estimate.low is not None and estimate.low > limit else None
+
+
+def _by_failures(values: Series, allowed: float) -> Decided | None:
+    """FAIL where surely more requests failed than may: told as for errors, however alike the answers are."""
+    failed = np.isinf(values.values)
+    if values.clusters or not failed.any():  # of pooled gaps, those that never came are not in the order of time
+        return None
+    return Decided(FAIL, 1 - TAIL, "interval") if (share_of(failed).low or 0.0) > allowed else None
 
 
 def _by_share(over: int, count: int, allowed: float) -> Decided | None:

@@ -111,6 +111,16 @@ def test_failed_requests_exceed_every_limit() -> None:
         assert f"is undefined, since more than 1 % {what}" in slo_sentence(found)
 
 
+@pytest.mark.parametrize("metric", ["ttft", "tpot", "e2e"])
+def test_more_failures_than_a_percentile_leaves_out_miss_it_however_alike_the_answers_are(metric: str) -> None:
+    requests = drifting(600)
+    failed = np.random.default_rng(0).random(600) < 0.15
+    requests.loc[failed, "outcome"] = "http_5xx"
+    errors = one(slo("errors", None, 0.1), requests)
+    assert errors.status == FAIL and errors.low is not None and errors.low > 0.1
+    assert one(slo(metric, 90, 60_000), requests).status == FAIL
+
+
 def test_a_run_in_which_everything_failed_fails_its_latency_slo() -> None:
     assert one(slo("ttft", 99.0, 500), answers([], failed=30)).status == FAIL
 
