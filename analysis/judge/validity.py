@@ -295,12 +295,18 @@ def _other_length(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str]
     return None
 
 
+def _other_prompts(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str] | None:
+    """Why prompts had another length, where no tokenizer counted them."""
+    return None if evidence.prompt_exact else ("they were counted in words, since no tokenizer is known", _TOKENIZER)
+
+
 _PLAIN = "--set server.dialect=plain"
+_TOKENIZER = "--tokenizer PATH"
 _UNKNOWN_FIELD = (
     "ignore_eos|min_tokens|continuous_usage_stats|unrecognized|unknown (?:field|parameter|argument)"
     "|extra (?:inputs|fields)"
 )
-_BY_REQUESTS = {"errors": _failing, "output_length": _other_length}
+_BY_REQUESTS = {"errors": _failing, "output_length": _other_length, "prompt_length": _other_prompts}
 # What most failures were: likely cause, flag to try.
 _BY_STATUS: dict[tuple[int, ...], tuple[str, str]] = {
     (301, 302, 303, 307, 308): ("it redirects requests, and gapmeter follows no redirects", "--url with that address"),
@@ -342,7 +348,7 @@ _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "machine": ("another job ran beside this one, or the CPU changed its clock", "", LATENCIES),
     "errors": ("the server refused or cut off requests; its log says why", "", LATENCIES),
     "output_length": ("the server ended answers on its own; lengths change what is measured", "", ("tpot", "e2e")),
-    "prompt_length": ("prompts were made with another tokenizer than the server's", "--tokenizer PATH", ("ttft",)),
+    "prompt_length": ("prompts were made with another tokenizer than the server's", _TOKENIZER, ("ttft",)),
     "records": ("the disk is full", "", LATENCIES),
     "complete": ("", "", LATENCIES),  # its text says why
     "awake": ("it was suspended; its clocks stood still, and the server's did not", "", LATENCIES),
