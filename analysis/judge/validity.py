@@ -93,7 +93,8 @@ def _instrument(evidence: Evidence, answers: Sequence[SloAnswer], lateness: Late
         if evidence.loop == "open" or evidence.think_time_ns or lateness.merged_ns is None:
             # Else nothing was due meanwhile, or stamped late.
             stall += ", which shows in maxima and percentiles beyond p99"
-        check = check.model_copy(update={"status": WARN, "text": f"{check.text}; {stall}"})
+        text = f"event loop lag p99 {duration((check.value or 0.0) / 1e6)}; {stall}"
+        check = check.model_copy(update={"status": WARN, "text": text})
     yield check
     if (cpu := evidence.client_cpu_share) is None:
         yield unmeasured("client_cpu", "the load tester's CPU share was not measured")
