@@ -25,6 +25,7 @@ from gapmeter.report.capacity_charts import Goodput, Posterior, Sureness
 from gapmeter.report.document import BRIEF, TERMINAL, Chart, Column, Figure, Mark, Name, Row, Section, Table
 from gapmeter.report.slo import slo_sentence
 from gapmeter.report.words import low_to_high, page_of, reproduce, tone
+from gapmeter.scenarios.slo import parse_slo
 
 _MOST_DRIFT = 0.1  # a mean near the largest of those that are modelled, 12 %
 # Of the rate held, as docs/results/capacity.json has it: the upper end of the share's 95 % interval.
@@ -111,7 +112,7 @@ def headline(search: Search) -> tuple[str, ...]:
             "load tester's CPU changed its speed (see their pages), so the answer is for the machine as it was then."
         )
     if search.binding_slo:
-        lines.append(_binding(search))
+        lines.append(_binding(search, search.binding_slo))
     if plan := search.planning:
         spare = f", {plan.spare} of them spare" if plan.spare else ""
         lines.append(
@@ -205,8 +206,10 @@ def _unmeetable(search: Search) -> str:
     return f"No rate meets every SLO: {where}, {seen.slo} fails ({over}).{best}"
 
 
-def _binding(search: Search) -> str:
-    text = f"Limiting SLO: {search.binding_slo}"
+def _binding(search: Search, slo: str) -> str:
+    text = f"Limiting SLO: {slo}"
+    if parse_slo(slo).metric == "errors":  # no stage has them
+        return f"{text}."
     if search.binding_stage is None or search.binding_share is None:
         return f"{text}; the limiting stage is unmeasured."
     # A stage can grow by more than the whole difference, where another shrank.

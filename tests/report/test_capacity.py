@@ -109,6 +109,14 @@ def test_the_page_gives_rates_their_own_unit_and_says_to_which_side_an_undecided
     assert tables["Trials"].rows[0][4] == "76 %"
 
 
+@pytest.mark.parametrize(
+    ("slo", "said"), [("ttft p99 <= 500 ms", "; the limiting stage is unmeasured."), ("errors <= 2 %", ".")]
+)
+def test_no_stage_is_missed_where_errors_limit_a_search(tmp_path: Path, slo: str, said: str) -> None:
+    told = headline(CapacityResult.read(write_search(tmp_path / "s", 9.0, 8.0, 10.0, slo=slo)).capacity)
+    assert f"Limiting SLO: {slo}{said}" in told
+
+
 def test_a_search_of_one_trial_is_told_in_the_singular(tmp_path: Path) -> None:
     path = write_search(tmp_path / "s", 9.0, 8.0, 10.0)
     shown = document(CapacityResult.read(path), SearchManifest.read(path))
