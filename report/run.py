@@ -93,7 +93,7 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
         _facts(result, DETAILS),
         _facts(result, MARKDOWN),
     ]
-    return _around(result, manifest, sections)
+    return _around(result, manifest, sections, regression=regression)
 
 
 def document(folder: RunFolder, series: MetricSeries | None = None) -> Document:
@@ -124,7 +124,10 @@ def document(folder: RunFolder, series: MetricSeries | None = None) -> Document:
     return _around(result, manifest, sections, folder.path.name)
 
 
-def _around(result: RunResult, manifest: Manifest, sections: Sequence[Section | None], name: str = "run") -> Document:
+def _around(
+    result: RunResult, manifest: Manifest, sections: Sequence[Section | None], name: str = "run",
+    regression: Regression | None = None,
+) -> Document:  # fmt: skip
     """What was asked of whom, the verdict, and the sections."""
     name, server = result.name or name, manifest.asked.server
     target: list[object] = [manifest.target.url, manifest.target.model]
@@ -138,14 +141,14 @@ def _around(result: RunResult, manifest: Manifest, sections: Sequence[Section | 
             f"{load_words(result.load)}, n = {count(result.counts.measured)}",
             as_sentence(closed_loop_sentence(result.closed_loop) or "") or turns_sentence(result.turns) or "",
         ),
-        verdict=_verdict(result),
+        verdict=_verdict(result, regression),
         sections=sections,
         provenance=result.provenance,
         device=result.device,
     )
 
 
-def _verdict(result: RunResult) -> doc.Verdict:
+def _verdict(result: RunResult, regression: Regression | None) -> doc.Verdict:
     """It; beneath it what slow requests wait for, what a faster device could bring, and the cost where it is known."""
     metric, valid, known, paid = why.main_metric(result), result.trust.valid, result.cost, ""
     anatomy = result.tail.of(metric) if metric else None
@@ -163,7 +166,7 @@ def _verdict(result: RunResult) -> doc.Verdict:
         Said(paid, on=PAGE),
     ]
     return doc.Verdict(
-        word=result.verdict,
+        word=f"{result.verdict}, {regression.status} against its baseline" if regression else result.verdict,
         tone=tone(result.verdict),
         sentence=slo.verdict_sentence(result),
         reasons=[as_sentence(reason) for reason in result.invalid_reasons],

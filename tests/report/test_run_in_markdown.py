@@ -70,6 +70,7 @@ def test_how_it_compares_with_its_baseline_stands_in_it(tmp_path: Path) -> None:
     )
     regression = Regression.model_construct(status="REGRESSED", baseline="main", sentence="p99 TTFT grew", rows=(row,))
     text, _ = _told(tmp_path, regression)
+    assert text.startswith("### PASS, REGRESSED against its baseline: chat-p99 @ ")
     assert "**REGRESSED** against main: p99 TTFT grew." in text
     assert text.index("**REGRESSED**") < text.index("| SLO |"), "it is what a pull request is judged by"
     assert "| REGRESSED | ttft p99 | 100 ms | 150 ms | +50 % | +31 % .. +72 % |" in text
