@@ -212,10 +212,10 @@ def _lengths(requests: pd.DataFrame, good: Bools, side: str, *, enforced: bool) 
     if not len(had):
         return unmeasured(rule, f"how many tokens {side}s had was not reported")
     wrong = float((had != asked).mean())
+    allowed = f"; {share(LENGTH_SHARES[1])} allowed" if enforced else ""
     text = (
         f"{share(wrong)} of {side}s had a different length than asked for"
-        f" (mean {significant(had.mean())} tokens, asked {significant(asked.mean())};"
-        f" {share(LENGTH_SHARES[1])} allowed)"
+        f" (mean {significant(had.mean())} tokens, asked {significant(asked.mean())}{allowed})"
     )
     return _graded(rule, wrong, LENGTH_SHARES, text, only_warn=not enforced)
 

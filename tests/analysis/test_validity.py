@@ -704,7 +704,10 @@ def test_lengths_other_than_asked_for_spoil_a_run_that_enforced_them(
     requests = poisson_run()
     requests.loc[: wrong - 1, f"{side}_tokens"] = 7
     name = "output_enforced" if side == "output" else "prompt_exact"
-    assert states(requests, replace(POISSON, **{name: enforced}))[f"{side}_length"] == expected
+    checks = validity.check_run(requests, replace(POISSON, **{name: enforced}))
+    (found,) = (check for check in checks if check.rule == f"{side}_length")
+    assert found.status == expected
+    assert ("; 1.0 % allowed)" in found.text) is enforced, "any are allowed that nobody enforced"
 
 
 @pytest.mark.parametrize(
