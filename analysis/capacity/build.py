@@ -99,7 +99,7 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
         known = None
     held = held_rate(valid)
     rate, low, high = _estimate(goal, valid, known, held)
-    binding = _binding(goal, measured, rate or high or 0.0)
+    binding = _binding(goal, measured, rate or high or 0.0, known)
     fleet, sure = None, held or low
     if asked.target_rps and sure and ended != UNMEETABLE:
         fleet = Fleet.plan(sure, asked.target_rps, asked.headroom, asked.spare)
@@ -160,13 +160,16 @@ class _Binding:
     rate: float | None = None
 
 
-def _binding(goal: Goal, measured: Sequence[MeasuredTrial], edge: float) -> _Binding:
-    """The promise that breaks first, and what slow requests wait for just above the capacity, ``edge``."""
+def _binding(goal: Goal, measured: Sequence[MeasuredTrial], edge: float, known: Posterior | None) -> _Binding:
+    """The promise that breaks first, and what slow requests wait for just above the capacity, ``edge``.
+
+    An overload fails of any promise; so it is the one with the lowest capacity, where that is ``known``.
+    """
     failed = sorted((each for each in measured if each.trial.verdict == FAILS), key=lambda each: each.trial.rate)
     above = [each for each in failed if each.trial.rate >= edge] or failed[::-1]
     if not above:
         return _Binding()
-    promise = goal.promises[above[0].trial.finding.promise]
+    promise = goal.promises[above[0].trial.finding.promise if known is None else known.promise]
     for each in above:
         if each.result is None:
             continue

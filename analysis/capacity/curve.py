@@ -77,12 +77,14 @@ class Posterior:
     """``edges``: logarithms of rates, shape (k + 1,), increasing; ``masses``: probability between them, shape (k,).
 
     ``drift``: by how much the server's speed differs between trials, as a share (its mean); ``ceiling``: the median.
+    ``promise``: whose capacity it is, by number.
     """
 
     edges: Floats
     masses: Floats
     drift: float
     ceiling: float
+    promise: int = 0
 
     def quantile(self, q: float) -> float:
         """The rate below which the capacity lies with probability ``q``."""
@@ -169,7 +171,8 @@ def least(posteriors: Sequence[Posterior]) -> Posterior:
     for each in posteriors:
         below = np.maximum(below, np.interp(edges, each.edges, np.concatenate([[0.0], np.cumsum(each.masses)])))
     first = min(posteriors, key=lambda each: each.quantile(0.5))
-    return Posterior(edges, np.diff(below) / below[-1], max(each.drift for each in posteriors), first.ceiling)
+    drift = max(each.drift for each in posteriors)
+    return Posterior(edges, np.diff(below) / below[-1], drift, first.ceiling, first.promise)
 
 
 def _ceiling_grid(ceilings: Sequence[Ceiling], levels: Sequence[TrialLevel], most: float) -> Floats:

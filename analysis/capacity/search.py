@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -161,9 +161,12 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
     for at, promise in enumerate(goal.promises):
         levels = [_level(trial, at, promise.share) for trial in valid]
         if any(math.isfinite(level.error) for level in levels):
-            found.append(fit(levels, ceilings, promise.share, most, speeds))
+            known = fit(levels, ceilings, promise.share, most, speeds)
         elif failed := [level.rate for level in levels if level.side > 0]:
-            found.append(_divided(valid, levels, at, promise.share, min(failed)))
+            known = _divided(valid, levels, at, promise.share, min(failed))
+        else:
+            continue
+        found.append(replace(known, promise=at))
     if not found:  # errors alone, and none came: the server was full
         share = goal.promises[0].share
         found = [_divided(valid, [_level(trial, 0, share) for trial in valid], 0, share, most)]

@@ -642,6 +642,23 @@ def test_the_goodput_of_an_overload_is_a_part_of_what_the_server_completes(tmp_p
     assert found.curve[1].goodput_ci == pytest.approx((15 * 0.025 ** (1 / 100), 15))
 
 
+def test_the_slo_that_limits_is_the_one_with_the_lowest_capacity_and_not_what_an_overload_failed_of(
+    tmp_path: Path,
+) -> None:
+    """At twice the ceiling every request is beyond both limits, of which the second is met at higher rates."""
+    slos = (slo("ttft", 95.0, 300), slo("e2e", 90.0, 450))
+    manifest = SearchManifest.read(write_search(tmp_path / "search", 10.0, 8.0, 12.0)).model_copy(update={"slo": slos})
+    levels = {8.0: (-1.2, -1.6), 10.0: (-0.8, -1.4), 12.0: (-0.2, -1.1)}
+    tried = [
+        trial(rate, UNDECIDED, measured=900, counts=tuple(Count(9, 900, 90, log_level=(each, 0.1)) for each in logs))
+        for rate, logs in levels.items()
+    ]
+    overload = trial(30, FAILS, measured=300, counts=(Count(300, 300, 3), Count(300, 300, 2)), **FULL)
+    tried.append(dataclasses.replace(overload, finding=dataclasses.replace(overload.finding, promise=1)))
+    found = build_search(goal_of(manifest), [MeasuredTrial(each, None) for each in tried], manifest)
+    assert found.binding_slo == "ttft p95 <= 300 ms"
+
+
 def test_below_the_client_s_own_limit_the_highest_rate_that_may_hold_is_looked_for() -> None:
     def below(limit: float, *tried: Trial) -> Ask | str:
         return next_trial(GOAL, [*tried, *[trial(limit, HOLDS, **LIMITED)] * 2])
