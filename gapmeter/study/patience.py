@@ -105,17 +105,25 @@ class Patience:
 
 
 def shortage(scenario: Scenario) -> str:
-    """What to say before a load that is surely too short for its SLOs' percentiles; "" for any other.
+    """What to say before a load that is surely too short for its SLOs; "" for any other.
 
-    How alike neighboring requests are shows only in the run; if they were independent it would take this many.
+    How alike neighboring requests are, and how many fail, shows only in the run; if they were independent, and none
+    failed, it would take this many.
     """
     load = scenario.load
-    asked = [slo.percentile for slo in scenario.slo if slo.percentile is not None and slo.metric != "itl"]
-    if not asked or not load.rate or scenario.workload.kind == "conversation":  # of many gaps or turns each
+    if not load.rate or scenario.workload.kind == "conversation":  # of many turns each
         return ""
-    highest, longest_s = max(asked), (load.longest_ns or 0) / 1e9
-    planned = load.requests or load.rate * longest_s
-    needed = math.ceil(_PLANNED * values_needed(highest))
+    asked = [(0, "", "", "")]
+    for slo in scenario.slo:
+        if slo.percentile is not None and slo.metric != "itl":  # of many gaps each
+            full = f"p{slo.percentile:g} with a full interval needs about"
+            count = math.ceil(_PLANNED * values_needed(slo.percentile))
+            asked.append((count, full, "if latencies are correlated", "a bound or less"))
+        elif slo.limit_share is not None and slo.limit_share < 1:
+            count = values_needed(100 - 100 * slo.limit_share)
+            asked.append((count, f"{slo.text} is met only with about", "if any fails", "it undecided"))
+    needed, what, more, little = max(asked)
+    planned = load.requests or load.rate * (load.longest_ns or 0) / 1e9
     if planned >= needed:
         return ""
     takes_s = math.ceil(needed / load.rate)
@@ -123,7 +131,6 @@ def shortage(scenario: Scenario) -> str:
     takes, lasts = (f"{takes_s} s", f"{takes_s}s") if takes_s < 100 else (f"{minutes} min", f"{minutes}m")
     remedy = f"load.duration={lasts}" if load.requests is None else f"load.requests={needed}"
     return (
-        f"p{highest:g} with a full interval needs about {needed:,} requests ({takes} at {load.rate:g} req/s), "
-        f"more if latencies are correlated; this load has about {planned:,.0f}, so expect a bound or less "
-        f"(--set {remedy})"
+        f"{what} {needed:,} requests ({takes} at {load.rate:g} req/s), more {more}; "
+        f"this load has about {planned:,.0f}, so expect {little} (--set {remedy})"
     )

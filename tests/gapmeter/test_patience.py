@@ -110,9 +110,15 @@ def test_a_look_waits_for_what_is_to_be_asked_again() -> None:
         (("load.rate=2", 'slo=["ttft p50 <= 50 ms"]'), ""),
         (("load.rate=1", 'slo=["itl p99 <= 50 ms"]'), ""),
         (("load.rate=1", "workload.kind=conversation"), ""),
+        (
+            ("load.rate=2", 'slo=["ttft p50 <= 50 ms", "errors <= 1 %"]'),
+            "errors <= 1 % is met only with about 368 requests (4",
+        ),
+        (("load.rate=8", 'slo=["errors <= 1 %"]'), ""),
+        (("load.rate=1", 'slo=["errors <= 100 %"]'), ""),
     ],
 )
-def test_a_load_too_short_for_its_percentiles_is_told_so_beforehand(overrides: tuple[str, ...], told: str) -> None:
+def test_a_load_too_short_for_its_slos_is_told_so_beforehand(overrides: tuple[str, ...], told: str) -> None:
     said = shortage(asked(*overrides))
     assert told in said
     assert bool(said) is bool(told)
