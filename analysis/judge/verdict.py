@@ -4,8 +4,8 @@
 limit. An answer is at least 95 % sure, and says how sure, and by what (``basis``), the first of these that decides:
 
 - ``interval``: the 95 % interval of the percentile lies below the limit, or above it; one side of it is 97.5 % sure.
-  A sample too small for an upper end can still prove a FAIL. So does the interval of the share of failures, above what
-  the percentile leaves out.
+  A sample too small for an upper end can still prove a FAIL. Where ``share`` does not, so does the interval of the
+  share of failures, if it lies above what the percentile leaves out.
 - ``bound``: the interval has no upper end, and the largest value bounds the percentile below the limit: no value beyond
   it among n_eff has the chance q^n_eff (95 % sure of a p99 with 299).
 - ``far``: no request exceeded the limit, and few or none a part of it (stats.exact, which says what that assumes).
@@ -242,9 +242,8 @@ def decide(values: Series, percentile: float, limit: float) -> Decided:
         return Decided(INVALID)
     allowed, n_eff = 1 - percentile / 100, values.n_eff(percentile)
     over, over_half = _beyond(values, limit)
-    found = _by_interval(values.percentile(percentile), limit) or _by_failures(values, allowed)
-    found = found or _by_share(over, values.count, allowed)
-    if found is not None:
+    found = _by_interval(values.percentile(percentile), limit) or _by_share(over, values.count, allowed)
+    if (found := found or _by_failures(values, allowed)) is not None:
         return found
     bound = values.at_most(percentile)
     if bound is not None and bound.value <= limit and bound.confidence >= CONFIDENCE:

@@ -119,6 +119,8 @@ def test_more_failures_than_a_percentile_leaves_out_miss_it_however_alike_the_an
     errors = one(slo("errors", None, 0.1), requests)
     assert errors.status == FAIL and errors.low is not None and errors.low > 0.1
     assert one(slo(metric, 90, 60_000), requests).status == FAIL
+    requests.loc[180:, "outcome"] = "http_5xx"
+    assert "beyond the limit" in slo_interval(one(slo(metric, 90, 60_000), requests)), "of most the share is told"
 
 
 def test_a_run_in_which_everything_failed_fails_its_latency_slo() -> None:
