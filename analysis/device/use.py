@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Floats, Ints
+from gapmeter.analysis.arrays import Bools, Floats, Ints, distinct
 from gapmeter.analysis.ledger.critical_path import Times, covered, overlaps, union
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
 from gapmeter.analysis.ledger.launching import Forwards, busy_of, timed_forwards
@@ -44,7 +44,7 @@ def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse |
         sampling_share=sampling,
         copy_share=copy,
         launching_share=float(forwards.exposed_ns.sum()) / lasted_ns if lasted_ns else None,
-        steps=len(np.unique(steps["step"])),
+        steps=len(distinct(steps["step"])),
         untimed_steps=len(trace.untimed_steps),
         half_width_us=float(np.median(steps["n"])) / 1e3,
         half_width_us_max=float(steps["n"].max()) / 1e3,
@@ -101,7 +101,7 @@ def _kernels(trace: Trace, found: Forwards) -> KernelUse | None:
     ran_ns = sum(int((part["end_ns"] - part["start_ns"]).sum()) for part in rows)
     sums = {name: sum(float(note[f"{name}_ns"]) for note in notes) for name in ("sum", "communication", "copies")}
     return KernelUse(
-        steps=len(np.unique(found.step[whole])),
+        steps=len(distinct(found.step[whole])),
         busy_share=min(1.0, float(busy[busy >= 0].sum()) / float(lasted[busy >= 0].sum())),
         overlap=sums["sum"] / max(ran_ns, 1),
         communication_share=sums["communication"] / max(sums["sum"], 1.0),

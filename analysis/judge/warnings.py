@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.arrays import distinct
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.judge.words import SHARED, STRANGERS, growth_text, held_by, outage_text, speed_words
 from gapmeter.analysis.ledger.cores import Culprit
@@ -103,7 +104,7 @@ def device_warnings(trace: Trace) -> Iterator[RunWarning]:
     """What a device did not tell of its steps, and why; what of its forwards may have been its host's."""
     said = [note for note in trace.notes if note.get("type") == "warning"]
     if lost := len(trace.untimed_steps):
-        steps = len(np.unique(trace.spans_of(Span.HOST_LAUNCH)["step"]))
+        steps = len(distinct(trace.spans_of(Span.HOST_LAUNCH)["step"]))
         text = f"the device reported no times for {count(lost)} of {count(steps)} steps: their time is unexplained"
         errors = [str(note.get("error")) for note in said if str(note.get("what", "")).startswith("device timing")]
         cause = errors[-1] if errors else "the server was killed, or closed before the device was done"

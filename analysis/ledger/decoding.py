@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints, ranges
+from gapmeter.analysis.arrays import Bools, Ints, distinct, ranges
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals, Times
 from gapmeter.analysis.ledger.index import Events, Index
@@ -55,7 +55,7 @@ def stretches_of(
     since, until = (np.where(known, at, events.end) for at in (since, until))
     between = Maker(trace, index, client, Events(events.request, events.n, since, until))
     between.beside_steps()
-    disturbed = np.unique(between.whole(dropped).event)
+    disturbed = distinct(between.whole(dropped).event)
     since[disturbed] = until[disturbed] = events.end[disturbed]
     return DecodeStretches(since, until, place, maker.processes.engine)
 
@@ -82,7 +82,7 @@ def decoded(
     engines = np.stack([stretches.place[some], stretches.process[some]], axis=1)
     for engine in np.unique(engines, axis=0).tolist():
         mine = some[(engines == engine).all(axis=1)]
-        moments = np.unique(np.concatenate([stretches.since[mine], stretches.until[mine]]))
+        moments = distinct(np.concatenate([stretches.since[mine], stretches.until[mine]]))
         begun, ended = (np.searchsorted(moments, at[mine]) for at in (stretches.since, stretches.until))
         under_way, often = (_under_way(begun[rows], ended[rows], len(moments)) for rows in (slice(None), counted[mine]))
         at = np.flatnonzero(under_way)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Ints
+from gapmeter.analysis.arrays import Ints, distinct
 from gapmeter.analysis.ledger.core_use import core_use
 from gapmeter.analysis.ledger.device_time import anchors_of, device_spans
 from gapmeter.analysis.ledger.processes import RecordedProcess
@@ -193,7 +193,7 @@ def _ranks_apart_ns(processes: Sequence[RecordedProcess]) -> Ints:
 
 def _untimed(steps: Table, step_spans: Table, last: Sequence[int]) -> frozenset[str]:
     """The stages within steps that an engine had, and nobody timed: no worker recorded, or no device told its times."""
-    seqs = np.unique(steps["seq"][(steps["code"] & StepFlag.EMPTY) == 0])
+    seqs = distinct(steps["seq"][(steps["code"] & StepFlag.EMPTY) == 0])
     working = np.bincount(engines_of(seqs, last), minlength=len(last)) > _IN_FLIGHT
     unmeasured = set[str]()
     for codes, stages in _TIMES.items():
@@ -279,14 +279,16 @@ def _problems(processes: Sequence[RecordedProcess]) -> tuple[str, ...]:
         working = steps["seq"][(steps["code"] & StepFlag.EMPTY) == 0]
         every.setdefault(process.engine, []).append(working.astype(np.int64))
     for process in processes:
-        scheduled = np.unique(np.concatenate(every[process.engine]))
-        worked = np.unique(process.spans(Span.FORWARD, Span.HOST_LAUNCH)["ref"])
+        scheduled = distinct(np.concatenate(every[process.engine]))
+        worked = distinct(process.spans(Span.FORWARD, Span.HOST_LAUNCH)["ref"])
         if not (process.file.complete and len(worked) and len(scheduled)):
             continue
         # Of a server that goes on, the part of each file that belongs to a load begins at a moment of its own.
         begun = max(int(scheduled[0]), int(worked[0]))
         scheduled, worked = scheduled[scheduled >= begun], worked[worked >= begun]
-        missing, extra = len(np.setdiff1d(scheduled, worked)), len(np.setdiff1d(worked, scheduled))
+        missing, extra = (
+            len(np.setdiff1d(*both, assume_unique=True)) for both in ((scheduled, worked), (worked, scheduled))
+        )
         if missing > _IN_FLIGHT or extra > _IN_FLIGHT:
             name = Path(process.file.path).name
             problems.append(f"{name}: {missing} steps missing and {extra} unknown to the scheduler")

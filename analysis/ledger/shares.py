@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints
+from gapmeter.analysis.arrays import Bools, Ints, distinct
 from gapmeter.analysis.ledger.classes import CLASSES, DEVICE_CLASSES, FORWARD_CLASSES, HOST_CLASSES, Class
 from gapmeter.analysis.ledger.cores import CORE, LOCK, WORK, CoreUse, Culprit, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals, overlaps, pieces, sweep
@@ -136,7 +136,7 @@ class Sharer:
         for key, at in self._by_thread(processes, owned):
             stretches = self._use.of[key]
             alone[at] = False
-            near = np.unique(overlaps(owned.start[at], owned.end[at], stretches.start, stretches.end)[1])
+            near = distinct(overlaps(owned.start[at], owned.end[at], stretches.start, stretches.end)[1])
             turns = np.stack([stretches.start[near], stretches.end[near]], axis=1).ravel()  # also what lies between
             of, one, low, high = overlaps(owned.start[at], owned.end[at], np.append(-FAR, turns), np.append(turns, FAR))
             why = np.where(one % 2 == 1, np.append(stretches.reason[near], -1)[one // 2], -1)

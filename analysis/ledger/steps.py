@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints, places
+from gapmeter.analysis.arrays import Bools, Ints, distinct, places
 from gapmeter.analysis.ledger.launching import launch_waits
 from gapmeter.analysis.ledger.trace import FIRST_PROCESS_CODE, FIRST_STEP_CODE, MISSING, Trace, filled
 from gapmeter.records import Span
@@ -26,11 +26,11 @@ class Steps:
     """
 
     def __init__(self, trace: Trace) -> None:
-        self.seqs = np.unique(trace.steps["seq"].astype(np.int64))
+        self.seqs = distinct(trace.steps["seq"].astype(np.int64))
         last = np.searchsorted(self.seqs, trace.engine_steps, side="right").tolist() or [len(self.seqs)]
         self.engines = list(zip([0, *last[:-1]], last, strict=True))  # each one's positions, from .. to
         codes = trace.step_spans["code"].astype(np.int16)
-        self.stamped = frozenset(np.unique(codes).tolist())
+        self.stamped = frozenset(distinct(codes).tolist())
         self.spans, self.calls = dict[int, tuple[Ints, Ints]](), dict[int, tuple[Ints, Ints]]()
         for code in (code for code in Span if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE):
             rows = trace.step_spans[codes == code]

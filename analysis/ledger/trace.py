@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Bools, Floats, Ints, changes
+from gapmeter.analysis.arrays import Bools, Floats, Ints, changes, distinct
 from gapmeter.analysis.ledger.cores import CoreUse
 from gapmeter.analysis.ledger.critical_path import covered
 from gapmeter.records import EntryFlag, Span
@@ -127,7 +127,8 @@ class Trace:
     @property
     def untimed_steps(self) -> Ints:
         """Steps that were put on a device, and of which it is not known when it computed them."""
-        return np.setdiff1d(self.spans_of(Span.HOST_LAUNCH)["step"], self.spans_of(Span.FORWARD)["step"])
+        launched = distinct(self.spans_of(Span.HOST_LAUNCH)["step"])
+        return launched[~np.isin(launched, self.spans_of(Span.FORWARD)["step"])]
 
     def without_tokens(self) -> Trace:
         """What is asked once the ledgers are made: without what is there for every token, or that only they need."""

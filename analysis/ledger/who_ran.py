@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Ints
+from gapmeter.analysis.arrays import Bools, Ints, distinct
 from gapmeter.analysis.ledger.cores import CORE, LIMIT, LOCK, NOBODY, STOPPED, WORK, CoreUse, Culprit, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import (
     FAR,
@@ -109,7 +109,7 @@ class _Threads:
         )
         self.computing = {pid: self._computing(pid) for pid in self.sender}
         self.helping = [tid for pid, kind in self.kind.items() if kind == "engine" for tid in self._helping(pid)]
-        whose = {int(pid): self._whose(int(pid)) for pid in np.unique(self.runs["pid"])}
+        whose = {int(pid): self._whose(int(pid)) for pid in distinct(self.runs["pid"])}
         stages = [(kind, name) for of in (_MAIN, _BESIDE) for kind, codes in of.items() for name in codes.values()]
         every = [Culprit(STOPPED), *(Culprit(kind, stage) for kind, stage in stages), *whose.values()]
         known = list(dict.fromkeys(every))  # of several at a time the first counts
@@ -144,7 +144,7 @@ class _Threads:
             rows.append(own[: np.searchsorted(begun, low)][-1:])
         for own, begun in self._by_thread:
             rows.append(own[np.searchsorted(begun, until) :][:1])
-        return until, np.unique(np.concatenate(rows))
+        return until, distinct(np.concatenate(rows))
 
     def _by(self, name: str, values: Iterable[int]) -> list[tuple[Ints, Ints]]:
         """The runs of each, in order, and when they began."""
@@ -174,7 +174,7 @@ class _Threads:
         """Of each of a process's threads, at which moments it was on a core."""
         mine = self.runs[self.runs["pid"] == pid]
         on_core: dict[int, Bools] = {}
-        for tid in np.unique(mine["tid"]).tolist():
+        for tid in distinct(mine["tid"]).tolist():
             runs = mine[mine["tid"] == tid]
             run = np.maximum(np.searchsorted(runs["start"], moments, side="right") - 1, 0)
             on_core[tid] = (runs["start"][run] <= moments) & (moments <= runs["end"][run])
@@ -359,7 +359,7 @@ class _Window:
     def _instead(self, start: Ints, end: Ints, cpu: Ints) -> Intervals:
         """Stretches of waiting for a core, each divided among those who ran on it; rows of event 0."""
         parts = list[Intervals]()
-        for one in np.unique(cpu).tolist():
+        for one in distinct(cpu).tolist():
             mine, rows = cpu == one, self._on_cpu.get(one, np.empty(0, np.int64))
             waits, ran = (start[mine], end[mine]), (self.work.start[rows], self.work.end[rows])
             _, at, low, high = overlaps(*waits, *ran)
@@ -374,7 +374,7 @@ class _Window:
     @cached_property
     def _on_cpu(self) -> dict[int, Ints]:
         """Rows of ``work`` by core, in order."""
-        rows = {int(one): np.flatnonzero(self.cpu == one) for one in np.unique(self.cpu)}
+        rows = {int(one): np.flatnonzero(self.cpu == one) for one in distinct(self.cpu)}
         return {one: at[np.argsort(self.work.start[at], kind="stable")] for one, at in rows.items()}
 
     def _all_held(self, rows: Bools) -> Intervals:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.arrays import Ints, changes, places, ranges, running_sums, runs
+from gapmeter.analysis.arrays import Ints, changes, distinct, places, ranges, running_sums, runs
 
 _pairs = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)))
 
@@ -27,6 +27,11 @@ def test_the_place_of_a_value_is_the_first_that_has_it_or_none(ordered: list[int
     ordered.sort()
     found = places(np.array(ordered, np.int64), np.array(values, np.int64)).tolist()
     assert found == [ordered.index(value) if value in ordered else -1 for value in values]
+
+
+@given(st.lists(st.integers(-5, 5)))
+def test_of_equal_values_one_is_left_and_all_are_in_order(values: list[int]) -> None:
+    assert distinct(np.array(values, np.int64)).tolist() == sorted(set(values))
 
 
 @given(_pairs)
