@@ -27,7 +27,7 @@ from gapmeter.analysis.ledger.upgrade import describe_compute
 from gapmeter.analysis.provenance import made_by, provenance_of
 from gapmeter.analysis.requests.definitions import describe_definitions
 from gapmeter.analysis.requests.figures import write_histograms
-from gapmeter.analysis.requests.metrics import MetricSeries, limits_of, succeeded, window_s
+from gapmeter.analysis.requests.metrics import limits_of, succeeded, window_s
 from gapmeter.analysis.results.manifest import Manifest, PlanFacts
 from gapmeter.analysis.results.run import CoreHolder, LedgerFacts, Ranks, RunResult, ShortenedLoad, StepFit
 from gapmeter.analysis.run_figures import RunTables, build_figures
@@ -44,10 +44,10 @@ from gapmeter.records.process import give_back_memory
 from gapmeter.scenarios.model import CHANGING_ARRIVALS
 
 
-def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, MetricSeries]:
+def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTables]:
     """Derive tables and histograms, which are written into the folder, and the result, which the report writes.
 
-    Also returns the metrics' series, which the report draws.
+    Also returns the run's tables, whose series the report draws.
 
     ``definitions``: also TTFT, ITL, TPOT and E2E by other tools' definitions.
 
@@ -120,7 +120,7 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, MetricS
             )
         for each in written:
             each.result()
-    return result, tables.series
+    return result, tables
 
 
 def _trace(folder: RunFolder, manifest: Manifest, requests: pd.DataFrame) -> Trace | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -87,6 +87,11 @@ class RunTables:
         """The measured requests' ledgers, by metric."""
         return fig.ledgers_by_metric(self.ledger, self.gaps, self.measured)
 
+    @cached_property
+    def stages(self) -> dict[str, dict[str, Series]]:
+        """The stages of these, up to the first and to the last token, by metric: what each is worth takes long."""
+        return {metric: fig.stage_series(self.ledgers[metric]) for metric in fig.LEDGER_OF}
+
 
 def build_figures(
     tables: RunTables, slos: Sequence[Slo], evidence: Evidence, *, name: str = "", device: str = "GPU",
@@ -134,8 +139,8 @@ def build_figures(
         outage=outage,
         goodput=load.describe_goodput(measured, limits_of(slos), served.requests_per_s),
         throughput=served,
-        stages=pools.stages(ledgers["e2e"]),
-        stages_to_first_token=pools.stages(ledgers["ttft"]),
+        stages=pools.stages(tables.stages["e2e"]),
+        stages_to_first_token=pools.stages(tables.stages["ttft"]),
         groups=pools.groups(ledgers["e2e"]),
         residual=residual,
         tail=describe_tail(anatomies, answers),
@@ -194,15 +199,15 @@ class _Pools:
             failing = kept(self.lateness.series(metric, origin, failures=True))
         return MetricDistribution(**dict(kept(values)), with_failures=failing)
 
-    def stages(self, rows: pd.DataFrame) -> dict[str, StageDistribution]:
-        """Each stage's distribution; empty without a ledger."""
+    def stages(self, stages: Mapping[str, Series]) -> dict[str, StageDistribution]:
+        """Each one's distribution."""
         return {
             stage: StageDistribution(
                 owner=BY_NAME[stage].owner,
-                kind=BY_NAME[stage].kind if len(values) else "unmeasured",
+                kind=BY_NAME[stage].kind if values.count else "unmeasured",
                 **dict(self.of(values)),
             )
-            for stage, values in (fig.stage_values_ns(rows) if len(rows) else {}).items()
+            for stage, values in stages.items()
         }
 
     def groups(self, rows: pd.DataFrame) -> dict[str, GroupDistribution]:

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gapmeter.analysis.requests.metrics import MetricSeries
     from gapmeter.analysis.results.run import RunResult
+    from gapmeter.analysis.run_figures import RunTables
     from gapmeter.records import RunFolder
 
 
-def write_result(folder: RunFolder, result: RunResult, series: MetricSeries) -> RunResult:
+def write_result(folder: RunFolder, result: RunResult, tables: RunTables) -> RunResult:
     """Everything that is made of a result, into its folder: summary.json, verdict.json, the page.
 
-    ``series``: its metrics'. Returns the result with its words. Raises OSError.
+    ``tables``: the run's. Returns the result with its words. Raises OSError.
     """
     from gapmeter.analysis.results.manifest import Manifest
     from gapmeter.report.run import words_of  # it reads tables, which takes a second to import
@@ -22,11 +22,11 @@ def write_result(folder: RunFolder, result: RunResult, series: MetricSeries) -> 
     result = result.model_copy(update={"words": words_of(result, Manifest.read(folder.path))})
     result.write(folder.path)
     result.verdict_file.write(folder.path)
-    write_report(folder, series)
+    write_report(folder, tables)
     return result
 
 
-def write_report(folder: RunFolder, series: MetricSeries | None = None) -> Path:
+def write_report(folder: RunFolder, tables: RunTables | None = None) -> Path:
     """Write ``report.html`` into a run's folder that has been analysed, and return its path.
 
     Raises FileNotFoundError when summary.json or manifest.json is not there, NotReadable when they are not of this
@@ -34,5 +34,5 @@ def write_report(folder: RunFolder, series: MetricSeries | None = None) -> Path:
     """
     from gapmeter.report import html, run  # these take long to import
 
-    html.write(folder.report, run.document(folder, series), scripts=[html.asset("request.js")])
+    html.write(folder.report, run.document(folder, tables), scripts=[html.asset("request.js")])
     return folder.report

@@ -11,14 +11,12 @@ import numpy as np
 from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.judge.words import late_words
 from gapmeter.analysis.numbers import count, counted, duration, over, share
-from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of, stage_values_ns
-from gapmeter.analysis.requests.metrics import measured_requests
+from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.results.distribution import CensoredDistribution, Distribution, StageDistribution, percentile_key
 from gapmeter.analysis.results.requests import PeerFigures
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stages import STAGES
 from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.analysis.stats.series import Series
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.curves import curve_of, named_of
@@ -177,15 +175,15 @@ _UNTIL = {"first_token": UNTIL["ttft"], "last_token": UNTIL["e2e"]}
 def _stage_curves(run: ReportedRun) -> list[Block]:
     """A list of stages to choose from, and the curve of the one chosen, to either event."""
     result, charts = run.result, dict[str, dict[str, Block]]()
-    for event in LEDGER_OF.values():
+    for metric, event in LEDGER_OF.items():
         part = _PARTS[event]
         known: Mapping[str, StageDistribution] = getattr(result, part)
         if not known:
             continue
         drawn = charts.setdefault(event, {})
-        for name, values in stage_values_ns(ledgers_of(run.ledger, measured_requests(run.requests), event)).items():
+        for name, series in run.tables.stages[metric].items():
             named, words = named_of(known[name], f"{part}.{name}"), marks.words(name)
-            if len(values) and values.any() and (curve := curve_of(words, Series(values), named, points=90)):
+            if series.values.any() and (curve := curve_of(words, series, named, points=90)):
                 caption = f"{words} {_UNTIL[event]}: {curve.caption()}"
                 drawn[name] = curve.chart(f"stage-{name}-{event.replace('_', '-')}", caption)
     names = list(dict.fromkeys(name for drawn in charts.values() for name in drawn))

@@ -14,13 +14,13 @@ from urllib.parse import quote
 from gapmeter.analysis.judge.words import outage_text
 from gapmeter.analysis.numbers import count, counted, duration, share, usd
 from gapmeter.analysis.provenance import engine_words, load_words
-from gapmeter.analysis.requests.metrics import MetricSeries
 from gapmeter.analysis.results.cost import Cost
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.regression import Regression
 from gapmeter.analysis.results.requests import ClosedLoop, Turn
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult
 from gapmeter.analysis.results.run import Words as RunWords
+from gapmeter.analysis.run_figures import RunTables
 from gapmeter.records import RunFolder
 from gapmeter.report import compute, cost, device, explore, glance, percentiles, slo, timeline, trust, waits, why
 from gapmeter.report import document as doc
@@ -96,9 +96,9 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
     return _around(result, manifest, sections, regression=regression)
 
 
-def document(folder: RunFolder, series: MetricSeries | None = None) -> Document:
-    """The page of an analysed run; ``series``: its metrics', if already made. Raises as ``ReportedRun.read``."""
-    run = ReportedRun.read(folder, series, timeline_columns=("request_id", "stage", "end_ns"))
+def document(folder: RunFolder, tables: RunTables | None = None) -> Document:
+    """The page of an analysed run; ``tables``: its own, if already made. Raises as ``ReportedRun.read``."""
+    run = ReportedRun.read(folder, tables, timeline_columns=("request_id", "stage", "end_ns"))
     result, manifest = run.result, run.manifest
     sections = [
         *glance.glance(result, manifest),

@@ -9,9 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from gapmeter.analysis.requests.metrics import MetricSeries, measured_requests
+from gapmeter.analysis.requests.metrics import MetricSeries
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import Provenance, RunResult
+from gapmeter.analysis.run_figures import RunTables
 from gapmeter.analysis.tables import table_in
 from gapmeter.records import RunFolder
 
@@ -20,7 +21,7 @@ from gapmeter.records import RunFolder
 class ReportedRun:
     """Frames have the columns that docs/exports.md lists; without a probe some are empty.
 
-    ``made``: the metrics' series, where analysis has made them.
+    ``made``: the run's tables, where analysis has made them.
     """
 
     folder: RunFolder
@@ -30,11 +31,11 @@ class ReportedRun:
     ledger: pd.DataFrame
     steps: pd.DataFrame
     timeline: pd.DataFrame
-    made: MetricSeries | None = None
+    made: RunTables | None = None
 
     @classmethod
     def read(
-        cls, folder: RunFolder, series: MetricSeries | None = None, *, timeline_columns: Sequence[str] | None = None
+        cls, folder: RunFolder, tables: RunTables | None = None, *, timeline_columns: Sequence[str] | None = None
     ) -> ReportedRun:
         """Raises FileNotFoundError when the folder has not been analysed, NotReadable when its JSON is not ours.
 
@@ -44,12 +45,17 @@ class ReportedRun:
         texts = ["request_id", "stage", "kind"]  # of which there are few different ones
         timeline = table_in(folder.path, "timeline", columns=timeline_columns, read_dictionary=texts)
         result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
-        return cls(folder, result, manifest, requests, ledger, steps, timeline, series)
+        return cls(folder, result, manifest, requests, ledger, steps, timeline, tables)
 
     @cached_property
+    def tables(self) -> RunTables:
+        """What figures are made of."""
+        return self.made or RunTables(self.requests, self.ledger)
+
+    @property
     def series(self) -> MetricSeries:
         """The metrics of the measured requests."""
-        return self.made or MetricSeries(measured_requests(self.requests))
+        return self.tables.series
 
     @property
     def provenance(self) -> Provenance:

@@ -104,12 +104,12 @@ def censored(found: Distribution, bound: float | None) -> CensoredDistribution:
     return CensoredDistribution(**own, censored_at_ms=at_ms, over_ms=over)
 
 
-def stage_values_ns(ledgers: pd.DataFrame) -> dict[str, Floats]:
-    """Every stage's values over the ledgers of one event, in their order; empty where it is unmeasured."""
+def stage_series(ledgers: pd.DataFrame) -> dict[str, Series]:
+    """Every stage's values, ns, over the ledgers of one event; empty where it is unmeasured. No stage without any."""
     out = {}
-    for stage in STAGES:
+    for stage in STAGES if len(ledgers) else ():
         values = ledgers.get(column(stage.name), pd.Series(dtype=np.float64)).to_numpy(np.float64, na_value=np.nan)
-        out[stage.name] = values[~np.isnan(values)]
+        out[stage.name] = Series(values[~np.isnan(values)])
     return out
 
 
@@ -177,8 +177,8 @@ def write_histograms(
     for metric in LATENCIES:
         samples[metric], samples[f"{metric}-from-sent"] = series(metric).ordered, series(metric, "sent").ordered
     for metric, suffix in (("e2e", ""), ("ttft", "-to-first-token")):
-        stages = stage_values_ns(ledgers[metric])
-        samples |= {f"stage-{name}{suffix}": own for name, own in stages.items() if len(own)}
+        stages = stage_series(ledgers[metric])
+        samples |= {f"stage-{name}{suffix}": own.values for name, own in stages.items() if own.count}
     samples |= {f"group-{name}": sums for name, (sums, _) in group_values_ns(ledgers["e2e"]).items() if len(sums)}
     folder.mkdir(parents=True, exist_ok=True)
     made = dict[int, tuple[HdrHistogram, int]]()  # gaps and TPOT are the same from due and from sent
