@@ -229,16 +229,18 @@ class Outputs:
 
     def _write(self, done: list[Conclusion[Any]]) -> bool:
         """The last one, and the files of all: whether they could be written."""
-        from gapmeter.report.export.junit import annotations_of, junit  # by now analysed: this costs nothing more
-
         last = done[-1]
         if not self.as_json:
             print(last.folder, flush=True)
-        for suite in suites_of(last) if self.annotated else ():
-            for line in annotations_of(suite):
+        if self.annotated:
+            from gapmeter.report.export.junit import annotations_of
+
+            for line in (line for suite in suites_of(last) for line in annotations_of(suite)):
                 print(line, file=sys.stderr)  # which GitHub reads too: standard output is for programs
         is_written = True
         if self.junit:
+            from gapmeter.report.export.junit import junit
+
             is_written &= write_file(self.junit, junit([suite for each in done for suite in suites_of(each)]))
         if self.markdown:
             judged_first = sorted(done, key=lambda each: each.regression is None)  # what a pull request is asked for
