@@ -201,7 +201,7 @@ def _trusted(result: RunResult) -> Section:
         return Section("trusted", "", [Facts(facts), *_warnings(result, result.invalid_reasons)], on=TERMINAL)
     judged = {slo.metric for slo in result.slo}
     told = [one for one in result.warnings if one.code != "errors" or one.flag]  # failures stand above it
-    doubts = [(one.touches, f"{as_sentence(one.text)}{f' Try {one.flag}.' * bool(one.flag)}") for one in told]
+    doubts = [(one.touches, as_sentence(one.text) + (f" Try {one.flag}." if one.flag else "")) for one in told]
     doubts.append((tuple(judged), _unsteady(result)))
     doubts.sort(key=lambda doubt: not judged & set(doubt[0]))  # then in their order
     if shown := [text for _, text in doubts if text]:

@@ -242,8 +242,9 @@ def decide(values: Series, percentile: float, limit: float) -> Decided:
         return Decided(INVALID)
     allowed, n_eff = 1 - percentile / 100, values.n_eff(percentile)
     over, over_half = _beyond(values, limit)
-    found = _by_interval(values.percentile(percentile), limit) or _by_share(over, values.count, allowed)
-    if (found := found or _by_failures(values, allowed)) is not None:
+    found = _by_interval(values.percentile(percentile), limit)
+    found = found or _by_share(over, values.count, allowed) or _by_failures(values, allowed)
+    if found is not None:
         return found
     bound = values.at_most(percentile)
     if bound is not None and bound.value <= limit and bound.confidence >= CONFIDENCE:

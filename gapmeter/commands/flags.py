@@ -235,8 +235,9 @@ class Outputs:
         if self.annotated:
             from gapmeter.report.export.junit import annotations_of
 
-            for line in (line for suite in suites_of(last) for line in annotations_of(suite)):
-                print(line, file=sys.stderr)  # which GitHub reads too: standard output is for programs
+            for suite in suites_of(last):
+                for line in annotations_of(suite):
+                    print(line, file=sys.stderr)  # which GitHub reads too: standard output is for programs
         is_written = True
         if self.junit:
             from gapmeter.report.export.junit import junit
