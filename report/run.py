@@ -166,7 +166,7 @@ def _verdict(result: RunResult, regression: Regression | None) -> doc.Verdict:
         Said(paid, on=PAGE),
     ]
     return doc.Verdict(
-        word=f"{result.verdict}, {regression.status} against its baseline" if regression else result.verdict,
+        word=f"{result.verdict}, REGRESSED" if regression and regression.status == "REGRESSED" else result.verdict,
         tone=tone(result.verdict),
         sentence=slo.verdict_sentence(result),
         reasons=[as_sentence(reason) for reason in result.invalid_reasons],

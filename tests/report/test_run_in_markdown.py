@@ -70,10 +70,17 @@ def test_how_it_compares_with_its_baseline_stands_in_it(tmp_path: Path) -> None:
     )
     regression = Regression.model_construct(status="REGRESSED", baseline="main", sentence="p99 TTFT grew", rows=(row,))
     text, _ = _told(tmp_path, regression)
-    assert text.startswith("### PASS, REGRESSED against its baseline: chat-p99 @ ")
+    assert text.startswith("### PASS, REGRESSED: chat-p99 @ ")
     assert "**REGRESSED** against main: p99 TTFT grew." in text
     assert text.index("**REGRESSED**") < text.index("| SLO |"), "it is what a pull request is judged by"
     assert "| REGRESSED | ttft p99 | 100 ms | 150 ms | +50 % | +31 % .. +72 % |" in text
+
+
+def test_a_run_that_did_not_regress_is_headed_by_its_own_verdict(tmp_path: Path) -> None:
+    regression = Regression.model_construct(status="WITHIN", baseline="main", sentence="it did not grow", rows=())
+    text, _ = _told(tmp_path, regression)
+    assert text.startswith("### PASS: chat-p99 @ ")
+    assert "**WITHIN** against main: it did not grow." in text
 
 
 def test_it_ends_with_where_it_is_from(tmp_path: Path) -> None:
