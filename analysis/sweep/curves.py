@@ -196,8 +196,7 @@ Rule = Callable[[Sequence[float], Sequence[float]], Turn]
 def find_knee(load: Sequence[float], levels: Sequence[Level], rule: Rule) -> Knee:
     """What ``rule`` says of points that are known only so well."""
     if len(load) < FEWEST:
-        why = f"too few points to find a knee in: {len(load)}; it takes {FEWEST}"
-        return Knee(UNDECIDED, why, 0.0)
+        return Knee(UNDECIDED, f"only {len(load)} of the {FEWEST} points that it takes", 0.0)
     rng = np.random.default_rng(0)
     drawn = np.stack([level.drawn(rng, DRAWS) for level in levels], axis=1)
     turns = [rule(load, row.tolist()) for row in drawn]

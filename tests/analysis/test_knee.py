@@ -125,7 +125,7 @@ def test_points_that_are_known_badly_leave_it_undecided() -> None:
     levels = [Level(min(users, 8) * 100, 0.5, 12) for users in USERS]
     assert find_knee(USERS, levels, throughput_turn).state == UNDECIDED
     assert find_knee(USERS[:3], levels[:3], throughput_turn) == Knee(
-        UNDECIDED, "too few points to find a knee in: 3; it takes 4", 0.0
+        UNDECIDED, "only 3 of the 4 points that it takes", 0.0
     )
 
 

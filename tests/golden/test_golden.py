@@ -38,7 +38,7 @@ tokens per request are of all requests, failed ones too. And again: the delivere
 ``gpu`` followed on 2026-11-27: of its first ten seconds over the last ones, TTFT's and TPOT's intervals are wider.
 All but ``curve`` followed then for their sentences; no figure changed. ``killed`` came to say nothing of its tail.
 All but ``vllm`` followed then: how late the event loop was in the warm-up came to count no more, and with it what
-lateness refuses. ``vllm``: the words on slow pages of metrics.
+lateness refuses. ``vllm``: the words on slow pages of metrics. ``sweep`` again: the words on a knee of few points.
 """
 
 from __future__ import annotations
