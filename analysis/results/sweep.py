@@ -34,6 +34,16 @@ class SweptSlo(Result):
     limit_ms: Number
 
 
+class FailedRun(ResultFile):
+    """Why a place of a point has no run. ``exit_code``: what that would have ended with by itself."""
+
+    FILE = "failed.json"
+    REMEDY = "delete it, and resume the sweep"
+    schema_version: Literal[1] = 1
+    reason: str
+    exit_code: int | None = None
+
+
 class Repeat(Result):
     """One run of a point. ``verdict`` FAILED: it has no figures, and ``reason`` says why."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from gapmeter.analysis.requests.figures import block_rates, ledgers_by_metric
 from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.run import INVALID
+from gapmeter.analysis.results.sweep import FailedRun
 from gapmeter.analysis.tables import read_table, table_in
 
 
@@ -59,12 +59,11 @@ def read_runs(point: Path) -> list[MeasuredRun | LostRun]:
     runs: list[MeasuredRun | LostRun] = []
     folders = [path for path in point.glob("r*") if path.name[1:].isdecimal()]
     for path in sorted(folders, key=lambda path: int(path.name[1:])):
-        failed = path / "failed.json"
-        if failed.exists():
-            why = json.loads(failed.read_text())
-            runs.append(LostRun(path, str(why["reason"]), why.get("exit_code")))
-            continue
         try:
+            if (path / FailedRun.FILE).exists():
+                failed = FailedRun.read(path)
+                runs.append(LostRun(path, failed.reason, failed.exit_code))
+                continue
             runs.append(MeasuredRun(path, RunResult.read(path), Manifest.read(path)))
         except NotReadable as error:
             runs.append(LostRun(path, str(error)))

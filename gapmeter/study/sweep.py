@@ -18,12 +18,11 @@ from typing import Any
 from gapmeter import errors
 from gapmeter.analysis.numbers import counted
 from gapmeter.analysis.results.manifest import SweepManifest, SweepPlace, SweepPoint
-from gapmeter.analysis.results.sweep import SweepResult
+from gapmeter.analysis.results.sweep import FailedRun, SweepResult
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.keys import Keys
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
-from gapmeter.records.folder import write_json
 from gapmeter.report.command import Command
 from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios import Point, Scenario
@@ -166,7 +165,7 @@ class _Sweep:
             raise error
         path = self.path(place)
         path.mkdir(parents=True, exist_ok=True)
-        write_json(path / "failed.json", {"reason": str(error), "exit_code": error.exit_code})
+        FailedRun(reason=str(error), exit_code=error.exit_code).write(path)
         self.study.options.say(f"{self._title(place, ended=False)} failed: {error}")
 
     def _title(self, place: Place, *, ended: bool) -> str:

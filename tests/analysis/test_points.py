@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.device.binding import BindingEvidence, binding_of
-from gapmeter.analysis.results.sweep import Growth, Point
+from gapmeter.analysis.results.sweep import FailedRun, Growth, Point
 from gapmeter.analysis.results.trust import Check
 from gapmeter.analysis.stats.series import level_of_interval
 from gapmeter.analysis.sweep.curves import CurvePoint, axis_of, label
@@ -87,8 +86,19 @@ def test_a_point_s_name_is_short_and_never_empty(values: dict[str, Any], name: s
 def test_a_point_s_repeats_come_in_their_order_and_a_copy_beside_them_is_none(tmp_path: Path) -> None:
     for name in ("r1", "r10", "r2", "r1.bak", "rough"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "failed.json").write_text(json.dumps({"reason": name, "exit_code": 98}))
+        FailedRun(reason=name, exit_code=98).write(tmp_path / name)
     assert read_runs(tmp_path) == [LostRun(tmp_path / name, name, 98) for name in ("r1", "r2", "r10")]
+
+
+def test_a_damaged_note_of_a_failure_is_named_and_the_other_runs_count(tmp_path: Path) -> None:
+    for name in ("r1", "r2"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "r1" / "failed.json").write_text('{"reason":')
+    FailedRun(reason="no memory").write(tmp_path / "r2")
+    damaged, other = read_runs(tmp_path)
+    assert isinstance(damaged, LostRun)
+    assert str(tmp_path / "r1" / "failed.json") in damaged.reason
+    assert other == LostRun(tmp_path / "r2", "no memory")
 
 
 def ledgers(queue_ms: float, count: int = 400) -> pd.DataFrame:
