@@ -63,7 +63,6 @@ _CURVE_PART = 0.17  # of the budget: a trial for the curve
 _PLACES = (0.82, 0.98, 0.9, 1.02, 0.94)  # of the estimate: where the curve's trials lie
 _BELOW = 0.72  # of the estimate, at most: where holding is tried
 _STEP = 0.9
-_STEPS = 16
 _NARROW = 0.4  # of the width asked: where a search ends before its budget
 _LOWEST = 0.45  # of the estimate: a rate held below that is worth going on for
 _NEAREST_CEILING = 0.97
@@ -298,13 +297,12 @@ def _hold(goal: Goal, valid: Sequence[Trial], middle: float, left_s: float) -> A
     if left_s < _LEAST_S:
         return None
     blind = [t.rate for t in valid if t.verdict == FAILS or (t.verdict == UNDECIDED and not _is_brief(t))]
-    top = min(middle * _BELOW, *(rate * _STEP for rate in blind), math.inf)
-    for rate in (top * _STEP**k for k in range(_STEPS)):
+    rate = min([middle * _BELOW, *(rate * _STEP for rate in blind)])
+    while rate >= _LOWEST * middle:
         needed_s = _CLOSE * _requests(goal, valid, rate) / rate
-        if rate < _LOWEST * middle:
-            return None
         if needed_s <= left_s:
             return Ask(rate, _most(goal, rate, min(left_s, 2 * needed_s)), "hold")
+        rate *= _STEP
     return None
 
 
