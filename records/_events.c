@@ -1,4 +1,4 @@
-/* The events of an answer of the shape that most servers send, read in one pass into a row each.
+/* Answers of the shape that most servers send, each read in one pass, many in a call.
 
 The same as `stream.py`, which reads every other answer, and all of them where this was not built. What this module is
 not sure of, it refuses: an event is one line `data: {...}` with an object of valid JSON, in it one choice (number 0)
@@ -9,11 +9,13 @@ events there may be comments. Limited API. */
 #include <Python.h>
 
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { MOST_DEPTH = 64, MOST_DIGITS = 1000, MOST_TOKENS = 10000000 };
+enum { MOST_DEPTH = 64, MOST_DIGITS = 1000, MOST_TOKENS = 10000000, SPARE = 16 };
 
 typedef struct {
+  int64_t arrival_ns; /* of that line's first byte */
   int32_t blank;      /* where the blank line behind it begins */
   int32_t characters; /* of text */
   int32_t total;      /* tokens so far, as its usage says; -1: it does not */
@@ -30,9 +32,11 @@ typedef struct {
   int reasoned;                              /* a text of reasoning has come */
 } Totals;
 
-/* What is read, of bytes that a NUL follows: nothing but `refuse` ever goes past one. */
+/* What is read, of bytes that SPARE zeros follow: nothing goes past the first of them, nor looks past the last. */
 typedef struct {
-  const char *at;
+  const char *at, *end;
+  Slice lead;                 /* the event before up to its choices, if nothing counts that stood there */
+  const char *choices;        /* of this one, likewise */
   int depth, usages, metrics; /* how often the event has had these */
   int role;                   /* it names one, and no end */
   Row row;
@@ -54,9 +58,10 @@ static int taken(Reader *reader, char mark) {
   return 1;
 }
 
-static int word(Reader *reader, const char *spelled) {
+/* Of at most SPARE characters. */
+static inline int word(Reader *reader, const char *spelled) {
   size_t length = strlen(spelled);
-  if (strncmp(reader->at, spelled, length) != 0) return 0;
+  if (memcmp(reader->at, spelled, length) != 0) return 0;
   reader->at += length;
   return 1;
 }
@@ -110,20 +115,37 @@ typedef struct {
   int escaped;
 } String;
 
+/* How many of the next eight bytes are characters of their own: none ends the string, escapes, controls, or is of a longer
+   one. For any byte b, `(b - n) & ~b & 0x80` is set in the lowest one below n ("Determine if a word has a byte less than
+   n", Bit Twiddling Hacks). */
+static int characters_ahead(const char *at) {
+  const uint64_t ones = UINT64_C(0x0101010101010101);
+  uint64_t word, quote, slash, marks;
+  memcpy(&word, at, sizeof word);
+  quote = word ^ ones * '"';
+  slash = word ^ ones * '\\';
+  marks = ((word - ones * 0x20) & ~word) | ((quote - ones) & ~quote) | ((slash - ones) & ~slash) | word;
+  marks &= ones * 0x80;
+  return marks ? __builtin_ctzll(marks) / 8 : 8;
+}
+
 static int string(Reader *reader, String *found) {
   if (*reader->at != '"') return 0;
   *found = (String){{++reader->at, NULL}, 0, 0};
-  for (; *reader->at != '"'; found->characters++) {
+  for (;; found->characters++) {
+    int ahead;
+    do {
+      ahead = characters_ahead(reader->at);
+      reader->at += ahead;
+      found->characters += ahead;
+    } while (ahead == 8);
     unsigned char next = (unsigned char)*reader->at;
+    if (next == '"') break;
     if (next == '\\') {
       found->escaped = 1;
       if (!escape(reader)) return 0;
-    } else if (next >= 0x80) {
-      if (!multibyte(reader)) return 0;
-    } else if (next < 0x20) {
+    } else if (next < 0x20 || !multibyte(reader)) {
       return 0;
-    } else {
-      reader->at++;
     }
   }
   found->inside.end = reader->at++;
@@ -149,25 +171,29 @@ static int number(Reader *reader) {
   return digits(reader);
 }
 
-/* The members of an object: `member` reads the value of a key, whose name has no escape. Their number, or -1. */
+/* The members of an object, from the first one on: `member` reads the value of a key, whose name has no escape. */
 typedef int (*Member)(Reader *reader, const Slice *key, void *into);
 
-static int object(Reader *reader, Member member, void *into) {
+static int members(Reader *reader, Member member, void *into) {
   String key;
   int count = 0;
-  if (!taken(reader, '{') || ++reader->depth > MOST_DEPTH) return -1;
-  if (!taken(reader, '}')) {
-    do {
-      blanks(reader);
-      if (!string(reader, &key) || key.escaped || !taken(reader, ':')) return -1;
-      blanks(reader);
-      if (!member(reader, &key.inside, into)) return -1;
-      count++;
-    } while (taken(reader, ','));
-    if (!taken(reader, '}')) return -1;
-  }
+  do {
+    blanks(reader);
+    if (!string(reader, &key) || key.escaped || !taken(reader, ':')) return -1;
+    blanks(reader);
+    if (!member(reader, &key.inside, into)) return -1;
+    count++;
+  } while (taken(reader, ','));
   reader->depth--;
-  return count;
+  return taken(reader, '}') ? count : -1;
+}
+
+/* Their number, or -1. */
+static int object(Reader *reader, Member member, void *into) {
+  if (!taken(reader, '{') || ++reader->depth > MOST_DEPTH) return -1;
+  if (!taken(reader, '}')) return members(reader, member, into);
+  reader->depth--;
+  return 0;
 }
 
 static int any(Reader *reader, const Slice *key, void *into) {
@@ -345,7 +371,10 @@ static int usage(Reader *reader) {
 
 static int in_event(Reader *reader, const Slice *key, void *into) {
   String said = {0};
-  if (is(key, "choices")) return choices(reader);
+  if (is(key, "choices")) {
+    if (!reader->usages && !reader->metrics) reader->choices = key->begin - 1;
+    return choices(reader);
+  }
   if (is(key, "usage")) return usage(reader);
   if (is(key, "error")) return word(reader, "null");
   if (is(key, "object")) return once(reader, &said) && !said.escaped && !is(&said.inside, "error");
@@ -362,12 +391,14 @@ static int in_event(Reader *reader, const Slice *key, void *into) {
   return value(reader);
 }
 
-/* ---- the module */
+/* ---- an answer */
 
-static PyObject *text(const Slice *slice) {
-  if (slice->begin == NULL) Py_RETURN_NONE;
-  return PyBytes_FromStringAndSize(slice->begin, slice->end - slice->begin);
-}
+typedef struct {
+  Row *rows; /* of its events */
+  size_t count, room;
+  Totals totals;
+  int done, no_memory;
+} Answer;
 
 static int line_end(Reader *reader) { return word(reader, "\n") || word(reader, "\r\n"); }
 
@@ -378,61 +409,224 @@ static int comment(Reader *reader) {
   return line_end(reader) && line_end(reader);
 }
 
-static int event(Reader *reader, const char *begin) {
-  reader->row = (Row){0, 0, -1, 0};
+/* Most begin as the one before did: then what was found good there is not read again. */
+static int event(Reader *reader, const char *body) {
+  const char *begin = reader->at;
+  size_t lead = (size_t)(reader->lead.end - reader->lead.begin);
+  reader->row = (Row){0, 0, 0, -1, 0};
   reader->usages = reader->metrics = reader->role = 0;
-  if (!word(reader, "data: ") || object(reader, in_event, NULL) < 0 || !line_end(reader)) return 0;
-  reader->row.blank = (int32_t)(reader->at - begin);
+  reader->choices = NULL;
+  if (lead && lead <= (size_t)(reader->end - begin) && memcmp(begin, reader->lead.begin, lead) == 0) {
+    reader->at += lead;
+    reader->depth = 1;
+    if (members(reader, in_event, NULL) < 0) return 0;
+  } else if (!word(reader, "data: ") || object(reader, in_event, NULL) < 0) {
+    return 0;
+  }
+  reader->lead = reader->choices ? (Slice){begin, reader->choices} : (Slice){NULL, NULL};
+  if (!line_end(reader)) return 0;
+  reader->row.blank = (int32_t)(reader->at - body);
   return line_end(reader);
 }
 
 static int end_mark(Reader *reader) { return word(reader, "data: [DONE]") && line_end(reader) && line_end(reader); }
 
-/* events(body) is None, or (rows, finish reason, metrics, prompt tokens, output tokens, cached tokens, done): rows as
-   `Row` has them, the two texts as they stand in the JSON or None, counts of the last usage, -1 for what it lacks. */
-static PyObject *events(PyObject *module, PyObject *body) {
-  char *begin;
-  Py_ssize_t length, count = 0, room = 0;
-  (void)module;
-  if (PyBytes_AsStringAndSize(body, &begin, &length) < 0) return NULL;
-  Totals totals = {{NULL, NULL}, {NULL, NULL}, -1, -1, -1, -1, 0};
-  Reader reader = {begin, 0, 0, 0, 0, {0, 0, -1, 0}, &totals};
-  Row *rows = NULL;
-  int done = 0, said = 0, regular = length < INT32_MAX;
-  while (regular && !done && reader.at < begin + length) {
+static int add(Answer *answer, const Row *row) {
+  if (answer->count == answer->room) {
+    size_t room = answer->room ? 2 * answer->room : 128;
+    Row *more = realloc(answer->rows, room * sizeof *more);
+    answer->no_memory = more == NULL;
+    if (answer->no_memory) return 0;
+    answer->rows = more, answer->room = room;
+  }
+  answer->rows[answer->count++] = *row;
+  return 1;
+}
+
+/* The events with a choice, of a body that SPARE zeros follow; false where it is not of the shape, or never ended. */
+static int read_body(Answer *answer, const char *body, size_t length) {
+  Totals *totals = &answer->totals;
+  Reader reader = {.at = body, .end = body + length, .totals = totals};
+  int said = 0;
+  *totals = (Totals){.prompt = -1, .output = -1, .cached = -1, .reasoning = -1};
+  answer->count = 0;
+  answer->done = 0;
+  while (!answer->done && reader.at < reader.end) {
     const char *at = reader.at;
-    if ((regular = comment(&reader))) continue;
+    if (comment(&reader)) continue;
     reader.at = at;
-    if ((done = regular = end_mark(&reader))) continue;
+    if ((answer->done = end_mark(&reader))) continue;
     reader.at = at;
-    if (count == room) {
-      room = room ? 2 * room : 128;
-      Row *more = PyMem_Realloc(rows, (size_t)room * sizeof *rows);
-      if (more == NULL) {
-        PyMem_Free(rows);
-        return PyErr_NoMemory();
-      }
-      rows = more;
-    }
-    regular = event(&reader, begin);
+    if (!event(&reader, body)) return 0;
     if (reader.role && !said && reader.row.said == 1) reader.row.total = -1; /* before the first token */
     said |= reader.row.said;
-    rows[count++] = reader.row;
+    if (reader.row.said && !add(answer, &reader.row)) return 0;
   }
-  PyObject *found = Py_None;
-  if (totals.reasoning > 0 && !totals.reasoned) regular = 0; /* what was never sent, `stream.py` leaves out */
-  if (regular && said && reader.at == begin + length)
-    found = Py_BuildValue("(y#NNiiii)", (const char *)rows, count * (Py_ssize_t)sizeof *rows,
-                          text(&totals.finish_reason), text(&totals.metrics),
-                          totals.prompt, totals.output, totals.cached, done);
-  else
-    Py_INCREF(found);
-  PyMem_Free(rows);
+  if (totals->reasoning > 0 && !totals->reasoned) return 0; /* what was never sent, `stream.py` leaves out */
+  return said && reader.at == reader.end && (answer->done || totals->finish_reason.end > totals->finish_reason.begin);
+}
+
+/* ---- many answers */
+
+/* Where in the data a record has the stamps of its pieces (behind them their sizes, and how long they had waited, if
+   `waited`), how many there are, and where its body is. */
+typedef struct {
+  int64_t stamps, pieces, waited, body, length;
+} Place;
+
+/* What an answer says, as `answers.py` has it; places of texts are in the data. All zeros: it is left to `stream.py`. */
+typedef struct {
+  int64_t first_text_ns, characters, chunks, tokens; /* chunks that brought tokens */
+  int64_t finish_reason, finish_reason_end, metrics, metrics_end;
+  int32_t usual, by_usage, prompt, output, cached, done;
+} Said;
+
+typedef struct {
+  int64_t arrival_ns, tokens;
+} Chunk;
+
+typedef struct {
+  Chunk *chunks;
+  size_t count, room;
+} Chunks;
+
+static int right(const Place *place, int64_t size) {
+  return place->stamps >= 0 && place->stamps <= size && place->pieces >= 0 &&
+         place->pieces <= (size - place->stamps) / (place->waited ? 16 : 12) && place->body >= 0 &&
+         place->body <= size && place->length >= 0 && place->length <= size - place->body;
+}
+
+/* When each event was there: with the piece that has the first byte of its blank line. False where the pieces are not
+   the body. */
+static int stamp(Answer *answer, const char *data, const Place *place) {
+  const char *stamps = data + place->stamps, *sizes = stamps + 8 * place->pieces, *waits = sizes + 4 * place->pieces;
+  int64_t end = 0, arrival_ns;
+  size_t row = 0;
+  for (int64_t piece = 0; piece < place->pieces; piece++) {
+    uint32_t size, wait = 0;
+    memcpy(&size, sizes + 4 * piece, sizeof size);
+    memcpy(&arrival_ns, stamps + 8 * piece, sizeof arrival_ns);
+    if (place->waited) memcpy(&wait, waits + 4 * piece, sizeof wait);
+    end += size;
+    for (; row < answer->count && answer->rows[row].blank < end; row++)
+      answer->rows[row].arrival_ns = (int64_t)((uint64_t)arrival_ns - wait);
+  }
+  return end == place->length;
+}
+
+/* Room for `more` chunks behind the others. */
+static int reserve(Chunks *chunks, size_t more) {
+  if (chunks->count + more <= chunks->room) return 1;
+  size_t room = 2 * chunks->room + more;
+  Chunk *grown = realloc(chunks->chunks, room * sizeof *grown);
+  if (grown == NULL) return 0;
+  chunks->chunks = grown, chunks->room = room;
+  return 1;
+}
+
+/* As `_counts` of `stream.py`: whether usage is a running total of the text's tokens, and how many each chunk brought. */
+static void count_tokens(Answer *answer, Said *said, Chunks *chunks) {
+  size_t speaking = 0, grew = 0;
+  int32_t most = 0, first_total = 0, last_new = 0;
+  for (size_t k = 0; k < answer->count; k++) {
+    Row *row = &answer->rows[k];
+    int32_t total = row->total, new = total > most ? total - most : 0;
+    most += new;
+    row->total = new; /* from here on */
+    if (row->said == 2) {
+      if (!speaking++) first_total = total;
+      grew += new > 0;
+      last_new = new;
+    }
+    if (row->characters && !said->characters) said->first_text_ns = row->arrival_ns;
+    said->characters += row->characters;
+  }
+  said->by_usage = most > 0 && (!speaking || (first_total > 0 && last_new > 0 && 2 * grew >= speaking));
+  for (size_t k = 0; k < answer->count; k++) {
+    const Row *row = &answer->rows[k];
+    int64_t tokens = said->by_usage ? row->total : row->said == 2;
+    if (!tokens) continue;
+    chunks->chunks[chunks->count++] = (Chunk){row->arrival_ns, tokens};
+    said->chunks++;
+    said->tokens += tokens;
+  }
+}
+
+/* What a record's answer says; `body` is a copy of its body, which SPARE zeros follow. */
+static void read_answer(Answer *answer, const char *data, const Place *place, const char *body, Said *said,
+                        Chunks *chunks) {
+  if (place->length >= INT32_MAX || !read_body(answer, body, (size_t)place->length) || !stamp(answer, data, place))
+    return;
+  answer->no_memory = !reserve(chunks, answer->count);
+  if (answer->no_memory) return;
+  const Totals *totals = &answer->totals;
+  count_tokens(answer, said, chunks);
+  if (totals->finish_reason.begin) {
+    said->finish_reason = place->body + (totals->finish_reason.begin - body);
+    said->finish_reason_end = place->body + (totals->finish_reason.end - body);
+  }
+  if (totals->metrics.begin) {
+    said->metrics = place->body + (totals->metrics.begin - body);
+    said->metrics_end = place->body + (totals->metrics.end - body);
+  }
+  said->prompt = totals->prompt;
+  said->output = totals->output;
+  said->cached = totals->cached;
+  said->done = answer->done;
+  said->usual = 1;
+}
+
+/* Without Python's lock. False where memory ran out. */
+static int read_all(const char *data, const Place *places, size_t count, char *body, Said *said, Chunks *chunks) {
+  Answer answer = {0};
+  for (size_t k = 0; k < count && !answer.no_memory; k++) {
+    memcpy(body, data + places[k].body, (size_t)places[k].length);
+    memset(body + places[k].length, 0, SPARE);
+    read_answer(&answer, data, &places[k], body, &said[k], chunks);
+  }
+  free(answer.rows);
+  return !answer.no_memory;
+}
+
+/* answers(data, places) is (said, chunks): bytes of `Said` of each `Place`, and of the `Chunk`s of one after the other. */
+static PyObject *answers(PyObject *module, PyObject *args) {
+  Py_buffer data, at;
+  PyObject *found = NULL;
+  (void)module;
+  if (!PyArg_ParseTuple(args, "y*y*", &data, &at)) return NULL;
+  const Place *places = at.buf;
+  size_t count = (size_t)at.len / sizeof *places, longest = 0, good = 0;
+  for (; good < count && right(&places[good], data.len); good++)
+    if ((size_t)places[good].length > longest) longest = (size_t)places[good].length;
+  Chunks chunks = {NULL, 0, 0};
+  Said *said = calloc(count + 1, sizeof *said);
+  char *body = malloc(longest + SPARE);
+  if (good < count) {
+    PyErr_SetString(PyExc_ValueError, "a record is not within the data");
+  } else if (said == NULL || body == NULL) {
+    PyErr_NoMemory();
+  } else {
+    int all;
+    Py_BEGIN_ALLOW_THREADS
+    all = reserve(&chunks, 1) && read_all(data.buf, places, count, body, said, &chunks);
+    Py_END_ALLOW_THREADS
+    if (all)
+      found = Py_BuildValue("(y#y#)", (const char *)said, (Py_ssize_t)(count * sizeof *said),
+                            (const char *)chunks.chunks, (Py_ssize_t)(chunks.count * sizeof *chunks.chunks));
+    else
+      PyErr_NoMemory();
+  }
+  free(said);
+  free(body);
+  free(chunks.chunks);
+  PyBuffer_Release(&data);
+  PyBuffer_Release(&at);
   return found;
 }
 
 static PyMethodDef methods[] = {
-    {"events", events, METH_O, "The events of an answer, if it is of the shape."}, {NULL, NULL, 0, NULL}};
+    {"answers", answers, METH_VARARGS, "What the answers at these places of the data say, where they are of the shape."},
+    {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_events", NULL, -1, methods, NULL, NULL, NULL, NULL};
 

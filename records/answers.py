@@ -1,8 +1,7 @@
 """Many answers at once: the same as ``parse_answer`` of each, in a fraction of the time.
 
-What most servers send, a small C module (``_events.c``) reads into a row an event, and what the rows say of tokens is
-then worked out for all answers together. Other answers, and all of them where it was not built, are left to
-``parse_answer``.
+What most servers send, a small C module (``_events.c``) reads, a block of records in a call, and without Python's lock.
+Other answers, and all of them where it was not built, are left to ``parse_answer``.
 """
 
 from __future__ import annotations
@@ -11,128 +10,109 @@ import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.records.request import RequestRecord
-from gapmeter.records.stream import MOST_TOKENS, Answer, Ints, engine_metrics, parse_answer, storable
+from gapmeter.records.request import Block, Ints, RequestRecord, Table, encode, split
+from gapmeter.records.stream import Answer, engine_metrics, parse_answer, storable
 
-Bools = NDArray[np.bool_]
-_Read = tuple[bytes, bytes | None, bytes | None, int, int, int, int]
-_events: Callable[[bytes], _Read | None] | None = None
+_read: Callable[[bytes, Ints], tuple[bytes, bytes]] | None = None
 with contextlib.suppress(ImportError):  # it was built where a compiler was
-    from gapmeter.records._events import events as _events
+    from gapmeter.records._events import answers as _read
 
-_EVENT = np.dtype([("blank", "<i4"), ("characters", "<i4"), ("total", "<i4"), ("said", "<i4")])
-_FEW = 256  # whose bodies are joined to be worked on
+_SAID = np.dtype(
+    [
+        *((name, "<i8") for name in ("first_text_ns", "characters", "chunks", "tokens")),
+        *((name, "<i8") for name in ("finish_reason", "finish_reason_end", "metrics", "metrics_end")),
+        *((name, "<i4") for name in ("usual", "by_usage", "prompt", "output", "cached", "done")),
+    ]
+)
+_CHUNK = np.dtype([("arrival_ns", "<i8"), ("tokens", "<i8")])
+UNKNOWN = np.int64(np.iinfo(np.int64).min)  # in place of a number
+_FEW = 256  # that are read in one call
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What the answers of a block say, an entry each, nothing of one that is not ``usual``; fields as of ``Answer``.
+
+    ``said`` has what is a number: of chunks and of tokens how many there are, those of one answer behind the other.
+    ``UNKNOWN`` stands for None.
+    """
+
+    data: bytes
+    said: Table
+    chunk_ns: Ints
+    chunk_tokens: Ints
+    token_ns: Ints
+
+    @property
+    def usual(self) -> NDArray[np.bool_]:
+        """Whether it could be read so."""
+        return self.said["usual"] > 0
+
+    def finish_reasons(self) -> list[str]:
+        texts = self._texts("finish_reason")
+        readable = {text: storable(text.decode()) for text in set(texts)}
+        return [readable[text] for text in texts]
+
+    def request_metrics(self) -> list[dict[str, Any] | None]:
+        return [engine_metrics(json.loads(text)) if text else None for text in self._texts("metrics")]
+
+    def counted(self) -> list[str]:
+        return ["usage" if by_usage else "unmeasured" for by_usage in self.said["by_usage"].tolist()]
+
+    def prompt_tokens(self) -> Ints:
+        return np.where(self.said["prompt"] > 0, self.said["prompt"], UNKNOWN)
+
+    def output_tokens(self) -> Ints:
+        said = self.said
+        counted = np.where(said["by_usage"] > 0, said["tokens"], UNKNOWN)
+        return np.where(said["output"] > 0, said["output"], counted)
+
+    def cached_tokens(self) -> Ints:
+        return np.where(self.said["cached"] >= 0, self.said["cached"], UNKNOWN)
+
+    def _texts(self, name: str) -> list[bytes]:
+        places = zip(self.said[name].tolist(), self.said[f"{name}_end"].tolist(), strict=True)
+        return [self.data[at:end] for at, end in places]
+
+
+def read_answers(block: Block) -> Answers:
+    """As many of a block's answers as are of the usual shape."""
+    heads = block.heads
+    places = np.empty((len(heads), 5), np.int64)  # as ``Place`` of the C module has it
+    for column, values in enumerate((block.stamps_at, heads["chunk_ns"], block.waited, block.bodies_at, heads["body"])):
+        places[:, column] = values
+    if _read is None:
+        said, chunks = np.zeros(len(heads), _SAID), np.empty(0, _CHUNK)
+    else:
+        read = _read(block.data, places)
+        said, chunks = np.frombuffer(read[0], _SAID), np.frombuffer(read[1], _CHUNK)
+    chunk_ns, chunk_tokens = chunks["arrival_ns"].copy(), chunks["tokens"].copy()
+    return Answers(block.data, said, chunk_ns, chunk_tokens, np.repeat(chunk_ns, chunk_tokens))
 
 
 def parse_answers(records: Sequence[RequestRecord]) -> list[Answer]:
     """What ``parse_answer`` says of each, in their order."""
-    answers = list[Answer]()
-    for at in range(0, len(records), _FEW):
-        some = records[at : at + _FEW]
-        read = [_read(record) for record in some]
-        known = iter(_answers([(record, one) for record, one in zip(some, read, strict=True) if one]))
-        answers += [next(known) if one else parse_answer(record) for record, one in zip(some, read, strict=True)]
-    return answers
+    return [answer for at in range(0, len(records), _FEW) for answer in _parse_few(records[at : at + _FEW])]
 
 
-def _read(record: RequestRecord) -> _Read | None:
-    """The events; None where their shape is unknown, a piece has no arrival on record, or the last one never ended."""
-    found = _events(record.body) if _events else None
-    if found is None or not (found[-1] or found[1]):
-        return None
-    return found if int(record.chunk_bytes.sum()) == len(record.body) else None
-
-
-def _answers(found: Sequence[tuple[RequestRecord, _Read]]) -> list[Answer]:
-    if not found:
-        return []
-    pieces = _pieces(found)
-    by_usage, new = pieces.new_tokens()
-    brought = new > 0
-    chunk_ns, chunk_tokens = pieces.arrival_ns[brought], new[brought]
-    token_ns = np.repeat(chunk_ns, chunk_tokens)
-    texts, first_text, _ = _marked(pieces.characters > 0, pieces.begins)
-    columns = (
-        np.cumsum(np.add.reduceat(brought, pieces.begins, dtype=np.int64)),
-        np.cumsum(np.add.reduceat(new, pieces.begins)),
-        np.add.reduceat(pieces.characters, pieces.begins),
-        np.where(texts > 0, pieces.arrival_ns[first_text], 0),
-        by_usage,
-    )
-    answers, chunk, token = list[Answer](), 0, 0
-    for (_, read), *row in zip(found, *(column.tolist() for column in columns), strict=True):
-        chunk_end, token_end, characters, first_text_ns, counted = row
-        _, finish_reason, metrics, prompt, output, cached, done = read
-        answers.append(
-            Answer(
-                token_ns=token_ns[token:token_end],
-                chunk_tokens=chunk_tokens[chunk:chunk_end],
-                chunk_ns=chunk_ns[chunk:chunk_end],
-                first_text_ns=first_text_ns,
-                text_chars=characters,
-                prompt_tokens=prompt if prompt > 0 else None,
-                output_tokens=output if output > 0 else token_end - token if counted else None,
-                cached_tokens=cached if cached >= 0 else None,
-                finish_reason=storable((finish_reason or b"").decode()),
-                counted="usage" if counted else "unmeasured",
-                request_metrics=engine_metrics(json.loads(metrics)) if metrics else None,
-                done=bool(done),
-            )
-        )
-        chunk, token = chunk_end, token_end
-    return answers
-
-
-def _marked(flags: Bools, begins: Ints) -> tuple[Ints, Ints, Ints]:
-    """How many pieces of each answer are marked, and the first and the last of these (any piece, if none is)."""
-    counts = np.add.reduceat(flags, begins, dtype=np.int64)
-    marked, behind = np.append(np.flatnonzero(flags), 0), np.cumsum(counts)
-    return counts, marked[behind - counts], marked[behind - 1]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pieces:
-    """The events with a choice, a column each: ``totals`` of tokens so far, -1 where it is not said.
-
-    ``begins``: where each answer's begin.
-    """
-
-    arrival_ns: Ints
-    characters: Ints
-    content: Bools
-    totals: Ints
-    begins: Ints
-
-    def new_tokens(self) -> tuple[Bools, Ints]:
-        """Whether usage counts the tokens of each answer, and how many each piece brought (as ``stream.py`` has it)."""
-        sizes = np.diff(self.begins, append=len(self.totals))
-        answer = np.repeat(np.arange(len(sizes)), sizes)
-        apart = answer * (MOST_TOKENS + 1)  # so that no total of an answer exceeds those of the next
-        most = np.maximum.accumulate(np.maximum(self.totals, 0) + apart) - apart
-        new = np.diff(most, prepend=0)
-        new[self.begins] = most[self.begins]
-        speaking, first, last = _marked(self.content, self.begins)
-        grew = np.add.reduceat(self.content & (new > 0), self.begins, dtype=np.int64)
-        running = (self.totals[first] > 0) & (new[last] > 0) & (2 * grew >= speaking)
-        by_usage = (np.maximum.reduceat(new, self.begins) > 0) & (running | (speaking == 0))
-        return by_usage, np.where(by_usage[answer], new, self.content)
-
-
-def _pieces(found: Sequence[tuple[RequestRecord, _Read]]) -> _Pieces:
-    events = np.frombuffer(b"".join(read[0] for _, read in found), _EVENT)
-    sizes = np.array([len(read[0]) // _EVENT.itemsize for _, read in found], np.int64)
-    bodies = np.array([len(record.body) for record, _ in found], np.int64)
-    ends = np.cumsum(np.concatenate([record.chunk_bytes for record, _ in found]), dtype=np.int64)
-    blank = events["blank"] + np.repeat(np.cumsum(bodies) - bodies, sizes)
-    arrival_ns = np.concatenate([record.arrival_ns for record, _ in found])[np.searchsorted(ends, blank, side="right")]
-    choice = events["said"] > 0
-    counts = np.add.reduceat(choice, np.cumsum(sizes) - sizes, dtype=np.int64)
-    pieces = events[choice]
-    return _Pieces(
-        arrival_ns[choice], pieces["characters"].astype(np.int64), pieces["said"] > 1, pieces["total"].astype(np.int64),
-        np.cumsum(counts) - counts,
+def _parse_few(records: Sequence[RequestRecord]) -> list[Answer]:
+    read = read_answers(Block.joined([b"".join(encode(record)) for record in records]))
+    said = read.said
+    rows = zip(
+        split(read.token_ns, said["tokens"]), split(read.chunk_tokens, said["chunks"]),
+        split(read.chunk_ns, said["chunks"]), said["first_text_ns"].tolist(), said["characters"].tolist(),
+        _or_none(read.prompt_tokens()), _or_none(read.output_tokens()), [0] * len(records),
+        _or_none(read.cached_tokens()), read.finish_reasons(), read.counted(), read.request_metrics(),
+        (said["done"] > 0).tolist(), strict=True,
     )  # fmt: skip
+    both = zip(records, read.usual.tolist(), rows, strict=True)
+    return [Answer(*row) if usual else parse_answer(record) for record, usual, row in both]
+
+
+def _or_none(values: Ints) -> list[int | None]:
+    return [None if value == UNKNOWN else value for value in values.tolist()]

@@ -25,10 +25,10 @@ from gapmeter_probe.records import (
 from numpy.typing import NDArray
 
 from gapmeter.records.compression import open_record
-from gapmeter.records.request import FINISHED, RequestRecord, decode
+from gapmeter.records.request import FINISHED, Ints, RequestRecord, decode
+from gapmeter.records.request import Table as Table
 
-Table = NDArray[np.void]
-Ints = NDArray[np.int64]
+Take = Callable[[bytes, Ints, Ints, Ints], None]
 
 _BLOCK = 1 << 22
 _FEW, _MANY = 8, 4096
@@ -137,19 +137,25 @@ def _spans_from(data: bytes, at: int) -> int:
     return int(others[0]) if len(others) else count
 
 
-def read_records(path: str | os.PathLike[str], take: Callable[[int, bytes], None] | None = None) -> RecordFile:
+def read_records(path: str | os.PathLike[str], take: Take | None = None) -> RecordFile:
     """Read one file, block by block.
 
-    With ``take``, what ``blobs`` would hold goes there instead, one by one; it raises ValueError for what is damaged. A
-    process that was killed leaves no END mark; its records are read up to the last whole frame.
+    With ``take``, what ``blobs`` would hold goes there instead, block by block: bytes, the code of each payload in
+    them, and from where to where it is; it raises ValueError for what is damaged. A process that was killed leaves no
+    END mark; its records are read up to the last whole frame.
     Raises OSError if the file cannot be opened, NotRecords if it is something else, or damaged.
     """
     name = os.fspath(path)
     blobs = list[tuple[int, bytes]]()
+
+    def keep(data: bytes, codes: Ints, begins: Ints, ends: Ints) -> None:
+        every = zip(codes.tolist(), begins.tolist(), ends.tolist(), strict=True)
+        blobs.extend((code, data[begin:end]) for code, begin, end in every)
+
     with open_record(name) as file:
         try:
             reader = _Reader(file.read(FILE_HEADER.size))
-            reader.read(file, take or (lambda code, payload: blobs.append((code, payload))))
+            reader.read(file, take or keep)
             return reader.file(name, blobs)
         except ValueError as error:
             raise NotRecords(f"{name}: {error}") from error
@@ -182,7 +188,7 @@ class _Reader:
         self.notes: list[dict[str, Any]] = []
         self.complete = False
 
-    def read(self, file: BufferedIOBase, take: Callable[[int, bytes], None]) -> None:
+    def read(self, file: BufferedIOBase, take: Take) -> None:
         """The rest of the file. Raises NotRecords, and what ``take`` raises."""
         data, size, before = b"", _BLOCK, FILE_HEADER.size
         while not self.complete and (more := file.read(size)):
@@ -193,7 +199,7 @@ class _Reader:
             before += used
             size = _BLOCK if len(whole) else len(data) + _BLOCK  # a frame larger than a block
 
-    def _sort(self, data: bytes, whole: Ints, before: int, take: Callable[[int, bytes], None]) -> None:
+    def _sort(self, data: bytes, whole: Ints, before: int, take: Take) -> None:
         of = {kind: whole[whole[:, 1] == kind, 0] for kind in Kind}
         words = np.frombuffer(data, np.uint32, len(data) // 4)
         for kind, least in _LEAST.items():
@@ -220,9 +226,12 @@ class _Reader:
             self.engine_ids[ref] = body[:engine_length].decode(errors="replace")
             self.client_ids[ref] = body[engine_length:].decode(errors="replace")
         self.notes += [_note(data, offset) for offset in of[Kind.JSON].tolist()]
-        for offset in of[Kind.BLOB].tolist():
-            _, _, code, length = BLOB.unpack_from(data, offset)
-            take(code, data[offset + BLOB.size : offset + BLOB.size + length])
+        if len(at := of[Kind.BLOB]):
+            lengths = words[(at // 4)[:, None] + (2, 3)].view(np.uint64).reshape(-1)
+            long = np.flatnonzero(lengths > words[at // 4] - np.uint32(BLOB.size))
+            if len(long):
+                raise NotRecords(f"damaged at byte {before + at[long[0]]}")
+            take(data, words[at // 4 + 1] >> 16, at + BLOB.size, at + BLOB.size + lengths.astype(np.int64))
 
     def file(self, name: str, blobs: list[tuple[int, bytes]]) -> RecordFile:
         """What was read."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntFlag
 from operator import attrgetter
@@ -34,6 +35,9 @@ class Flag(IntFlag):
     KERNEL = 16  # the kernel stamped what arrived: ``chunk_wait_ns`` is there
     WAITED = 32  # for room in the socket, from ``write_ns`` to ``sent_ns``: the network or the server took it in pieces
 
+
+Ints = NDArray[np.int64]
+Table = NDArray[np.void]
 
 NO_FLAG = Flag(0)
 _NO_STAMPS = np.empty(0, np.int64)
@@ -115,6 +119,10 @@ COLUMNS = tuple(stored.column for stored in FIELDS.values() if stored.column)
 STAMPS = tuple(name for name, stored in FIELDS.items() if stored.code == "q")
 # The head, a multiple of 8 so that the stamps behind it lie aligned: numbers, four lengths, numbers.
 _HEAD = struct.Struct("<" + "".join(stored.code for stored in FIELDS.values()))
+# The same as a table; of a text, an array or the body it has the length.
+HEAD_DTYPE = np.dtype(
+    [(name, {"I": "<u4", "H": "<u2", "q": "<i8"}[stored.code]) for name, stored in FIELDS.items() if stored.code]
+)
 _NAMES = tuple(FIELDS)
 _FIRST, _LAST = _NAMES[: _NAMES.index("request_id")], _NAMES[_NAMES.index("body") + 1 :]
 _NUMBERS = _FIRST + _LAST
@@ -170,6 +178,72 @@ def request_id_of(payload: bytes) -> str:
     name, _, chunks, _ = values[len(_FIRST) : -len(_LAST)]
     at = _HEAD.size + (16 if values[_FLAGS] & Flag.KERNEL else 12) * chunks
     return bytes(payload[at : at + name]).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Records that ``data`` holds, an entry each: from where to where, their heads, and where what follows begins.
+
+    ``waited``: whether the kernel's stamps are there.
+    """
+
+    data: bytes
+    begins: Ints
+    ends: Ints
+    heads: Table
+    request_ids: list[str]
+    waited: NDArray[np.bool_]
+    stamps_at: Ints
+    texts_at: Ints
+    bodies_at: Ints
+
+    @classmethod
+    def of(cls, data: bytes, begins: Ints, ends: Ints) -> Block:
+        """The payloads of BLOB frames as a block. Raises ValueError when ``decode`` would for one of them."""
+        stamps_at = begins + HEAD_DTYPE.itemsize
+        if (stamps_at > ends).any():
+            raise ValueError("too few bytes for a request record")
+        heads = np.frombuffer(b"".join(_between(data, begins, stamps_at)), HEAD_DTYPE)
+        if (heads["outcome"] > max(Outcome)).any():
+            raise ValueError("a request record with an unknown outcome")
+        waited = (heads["flags"] & Flag.KERNEL) > 0
+        texts_at = stamps_at + np.where(waited, 16, 12) * heads["chunk_ns"]
+        errors_at = texts_at + heads["request_id"]
+        bodies_at = errors_at + heads["error"]
+        if (bodies_at + heads["body"] > ends).any():
+            raise ValueError("a request record is cut off")
+        request_ids = [text.decode() for text in _between(data, texts_at, errors_at)]
+        return cls(data, begins, ends, heads, request_ids, waited, stamps_at, texts_at, bodies_at)
+
+    @classmethod
+    def joined(cls, payloads: Sequence[bytes]) -> Block:
+        """The same of payloads that lie anywhere."""
+        sizes = np.array([len(payload) for payload in payloads], np.int64)
+        ends = np.cumsum(sizes)
+        return cls.of(b"".join(payloads), ends - sizes, ends)
+
+    def record(self, number: int) -> RequestRecord:
+        return decode(self.data[self.begins[number] : self.ends[number]])
+
+    def errors(self) -> list[str]:
+        errors = _between(self.data, self.bodies_at - self.heads["error"], self.bodies_at)
+        return [text.decode(errors="replace") for text in errors]
+
+    def waits_ns(self) -> list[NDArray[np.uint32]]:
+        """``chunk_wait_ns`` of each."""
+        counts = np.where(self.waited, self.heads["chunk_ns"], 0)
+        waits = _between(self.data, self.texts_at - 4 * counts, self.texts_at)
+        return split(np.frombuffer(b"".join(waits), np.uint32), counts)
+
+
+def _between(data: bytes, begins: Ints, ends: Ints) -> list[bytes]:
+    return [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+
+def split(values: NDArray[Any], counts: Ints) -> list[NDArray[Any]]:
+    """The values in parts, so many each."""
+    ends = np.cumsum(counts)
+    return [values[at:end] for at, end in zip((ends - counts).tolist(), ends.tolist(), strict=True)]
 
 
 def columns(record: RequestRecord) -> dict[str, Any]:

@@ -10,11 +10,8 @@ from typing import Any
 
 import numpy as np
 from gapmeter_probe.records import Outcome
-from numpy.typing import NDArray
 
-from gapmeter.records.request import RequestRecord
-
-Ints = NDArray[np.int64]
+from gapmeter.records.request import Ints, RequestRecord
 
 # Atomic, so that CR LF is never taken for a CR line followed by an empty LF line.
 _LINE_END = re.compile(rb"(?>\r\n|\n|\r)")

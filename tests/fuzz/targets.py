@@ -40,9 +40,10 @@ from gapmeter.loadgen.locust.slice_run import Report
 from gapmeter.loadgen.plan import NotPlan, Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.answers import parse_answers
+from gapmeter.records.answers import parse_answers, read_answers
 from gapmeter.records.folder import PARTS, write_json
 from gapmeter.records.reader import NotRecords
+from gapmeter.records.request import FINISHED, Block, Ints
 from gapmeter.records.stream import events, parse_answer
 from gapmeter.runs.archive import archive, unpacked
 from gapmeter.scenarios import ScenarioError, load_points, load_scenario
@@ -202,9 +203,13 @@ def _records() -> list[bytes]:
 
 def _read_records(data: bytes) -> None:
     path = _file("worker-0.gap", data)
-    taken: list[tuple[int, bytes]] = []
+
+    def take(data: bytes, codes: Ints, begins: Ints, ends: Ints) -> None:
+        ended = codes == FINISHED
+        read_answers(Block.of(data, begins[ended], ends[ended]))
+
     with contextlib.suppress(NotRecords):
-        read_records(path, lambda code, payload: taken.append((code, payload)))
+        read_records(path, take)
     for record in read_records(path).requests():
         parse_answer(record)
 
