@@ -42,8 +42,8 @@ class Growing:
             more = True
             while more and not self.closed:
                 data, more = _read_on(file.fileno(), self._at)
-                whole, used, self.closed = frames(data)
-                for at, kind in whole.tolist():
+                others, _, used, self.closed = frames(data)
+                for at, kind in others.tolist():
                     frame = data[at : at + HEAD.unpack_from(data, at)[0]]
                     if kind == Kind.JSON:
                         self._notes.append(frame)
@@ -94,7 +94,7 @@ def _read_on(fd: int, at: int) -> tuple[bytes, bool]:
     for _ in range(_GAP_TRIES):
         left = max(os.fstat(fd).st_size - at, 0)
         data = os.pread(fd, min(left, _BLOCK), at)
-        _, used, closed = frames(data)
+        *_, used, closed = frames(data)
         if closed or len(data) < left or not data[used : used + _GAP_BYTES].strip(b"\0"):
             break
         time.sleep(_GAP_S)

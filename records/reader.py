@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BufferedIOBase
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gapmeter_probe.records import (
@@ -51,6 +52,7 @@ DEVICE_DTYPE = np.dtype(
      *((f"{part}_{clock}_ns", "<i8") for part in DEVICE_PARTS for clock in ("host", "device"))]
 )  # fmt: skip
 EMISSION_DTYPE = np.dtype([("ref", "<u4"), ("tokens", "<u4")])
+_SPAN_HEAD = struct.pack("<IH", SPAN_DTYPE.itemsize, Kind.SPAN)
 _LAYOUTS = {
     Kind.SPAN: SPAN_DTYPE, Kind.COUNTS: COUNTS_DTYPE, Kind.STEP: STEP_DTYPE, Kind.DEVICE: DEVICE_DTYPE,
 }  # fmt: skip
@@ -98,35 +100,48 @@ class NotRecords(ValueError):
     """The file is not a record file of a schema version this reader knows."""
 
 
-def frames(data: bytes) -> tuple[Ints, int, bool]:
-    """(offset, kind) of every whole frame, where the next one will begin, and whether END was met.
+class Frames(NamedTuple):
+    """The whole frames that bytes begin with: (offset, kind) of each, but (begin, end) of spans in a row.
 
-    Most are spans, many in a row: where some came, as many as follow are found at once.
+    ``used``: where the next frame will begin. ``closed``: END was met.
     """
-    parts, single = [], list[tuple[int, int]]()
-    at, length, unpack = 0, len(data), HEAD.unpack_from
-    row, enough = 0, _FEW  # spans met one after the other, and how many of them make it worth while to look for more
+
+    others: Ints
+    spans: Ints
+    used: int
+    closed: bool
+
+
+def frames(data: bytes) -> Frames:
+    """Most are spans, many in a row: where some came, as many as follow are found at once."""
+    others, spans = list[tuple[int, int]](), list[tuple[int, int]]()
+    at, length, unpack, startswith = 0, len(data), HEAD.unpack_from, data.startswith
+    enough = _FEW  # spans met one after the other that make it worth while to look for more
     closed = False
     while at + HEAD.size <= length:
+        if startswith(_SPAN_HEAD, at):
+            begin, last = at, min(at + enough * SPAN_DTYPE.itemsize, length) - SPAN_DTYPE.itemsize
+            while at <= last and startswith(_SPAN_HEAD, at):
+                at += SPAN_DTYPE.itemsize
+            if at == begin:
+                break
+            if at > last:
+                more = _spans_from(data, at)
+                enough = _FEW if more > 4 * enough else min(2 * enough, _MANY)
+                at += more * SPAN_DTYPE.itemsize
+            spans.append((begin, at))
+            continue
         size, kind, _ = unpack(data, at)
         if size < HEAD.size or at + size > length or size & 7:
             break
         if kind == Kind.END:
             closed = True
             break
-        single.append((at, kind))
+        if kind == Kind.SPAN:  # of a length that no probe writes
+            spans.append((at, at + SPAN_DTYPE.itemsize))
+        others.append((at, kind))
         at += size
-        row = row + 1 if kind == Kind.SPAN and size == SPAN_DTYPE.itemsize else 0
-        if row == enough:
-            more = _spans_from(data, at)
-            row, enough = 0, _FEW if more > 4 * enough else min(2 * enough, _MANY)
-            if more:
-                parts += [np.array(single, np.int64), np.empty((more, 2), np.int64)]
-                parts[-1][:, 0] = at + np.arange(more) * SPAN_DTYPE.itemsize
-                parts[-1][:, 1] = Kind.SPAN
-                single.clear()
-                at += more * SPAN_DTYPE.itemsize
-    return np.concatenate([*parts, np.array(single, np.int64).reshape(-1, 2)]), at, closed
+    return Frames(np.array(others, np.int64).reshape(-1, 2), np.array(spans, np.int64).reshape(-1, 2), at, closed)
 
 
 def _spans_from(data: bytes, at: int) -> int:
@@ -193,21 +208,24 @@ class _Reader:
         data, size, before = b"", _BLOCK, FILE_HEADER.size
         while not self.complete and (more := file.read(size)):
             data += more
-            whole, used, self.complete = frames(data)
+            whole = frames(data)
             self._sort(data, whole, before, take)
-            data = data[used:]
-            before += used
-            size = _BLOCK if len(whole) else len(data) + _BLOCK  # a frame larger than a block
+            data, self.complete = data[whole.used :], whole.closed
+            before += whole.used
+            size = _BLOCK if whole.used else len(data) + _BLOCK  # a frame larger than a block
 
-    def _sort(self, data: bytes, whole: Ints, before: int, take: Take) -> None:
-        of = {kind: whole[whole[:, 1] == kind, 0] for kind in Kind}
+    def _sort(self, data: bytes, whole: Frames, before: int, take: Take) -> None:
+        offsets, kinds = whole.others.T
+        of = {kind: offsets[kinds == kind] for kind in Kind}
         words = np.frombuffer(data, np.uint32, len(data) // 4)
         for kind, least in _LEAST.items():
             short = np.flatnonzero(words[of[kind] // 4] < least)
             if len(short):
                 raise NotRecords(f"damaged at byte {before + of[kind][short[0]]}")
-        for kind, layout in _LAYOUTS.items():
-            _append(self.tables[kind], data, of[kind], np.full(len(of[kind]), layout.itemsize))
+        view = memoryview(data)
+        _append(self.tables[Kind.SPAN], view, whole.spans[:, 0], whole.spans[:, 1])
+        for kind in (Kind.COUNTS, Kind.STEP, Kind.DEVICE):
+            _append(self.tables[kind], view, of[kind], of[kind] + _LAYOUTS[kind].itemsize)
         for kind, counted_at, layout, rows in (
             (Kind.STEP, 7, ENTRY_DTYPE, self.entries), (Kind.EMIT, 3, EMISSION_DTYPE, self.emissions)
         ):  # fmt: skip
@@ -216,7 +234,7 @@ class _Reader:
             short = np.flatnonzero(head + counts * layout.itemsize > words[at // 4])
             if len(short):
                 raise NotRecords(f"damaged at byte {before + at[short[0]]}")
-            _append(rows, data, at + head, counts * layout.itemsize)
+            _append(rows, view, at + head, at + head + counts * layout.itemsize)
             if kind == Kind.EMIT:
                 stamps = words[(at // 4)[:, None] + (4, 5)].view(np.int64).reshape(-1)
                 self.emitted.append(np.stack([words[at // 4 + 2], counts, stamps], axis=1))
@@ -259,14 +277,9 @@ class _Reader:
         )
 
 
-def _append(rows: bytearray, data: bytes, offsets: Ints, sizes: Ints) -> None:
-    """Append so many bytes from each offset on; frames that lie side by side are copied at once."""
-    if not len(offsets):
-        return
-    ends = offsets + sizes
-    apart = np.flatnonzero(offsets[1:] != ends[:-1])
-    begins, ends = offsets[np.append(0, apart + 1)], ends[np.append(apart, len(ends) - 1)]
-    rows += b"".join([data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)])
+def _append(rows: bytearray, data: memoryview, begins: Ints, ends: Ints) -> None:
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        rows += data[begin:end]
 
 
 def _note(data: bytes, offset: int) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import warnings
 import zipfile
 from typing import Any
 
-from gapmeter_probe.records import FILE_HEADER, HEAD, MAGIC
+import numpy as np
+from gapmeter_probe.records import FILE_HEADER, HEAD, MAGIC, SPAN
 
 from gapmeter.records.reader import frames
 
@@ -97,7 +98,9 @@ def _bytes(data: bytes, at: random.Random) -> bytes:
 
 def _frame(data: bytes, at: random.Random) -> bytes:
     """One frame of a record file gone, there again elsewhere, or with another number in its head."""
-    starts = [FILE_HEADER.size + offset for offset, _ in frames(data[FILE_HEADER.size :])[0]]
+    whole = frames(data[FILE_HEADER.size :])
+    spans = [np.arange(begin, end, SPAN.size) for begin, end in whole.spans]
+    starts = (FILE_HEADER.size + np.sort(np.concatenate([whole.others[:, 0], *spans]))).tolist()
     frame, other = at.choice(starts), at.choice(starts)
     end = frame + HEAD.unpack_from(data, frame)[0]
     match at.randrange(8):

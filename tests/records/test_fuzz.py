@@ -44,8 +44,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def test_a_frame_that_says_that_it_holds_more_than_it_does_is_named(recorded: bytes, tmp_path: Path) -> None:
     whole = bytearray(recorded)
-    whole_frames = frames(recorded[FILE_HEADER.size :])[0]
-    at = FILE_HEADER.size + next(offset for offset, kind in whole_frames if kind == Kind.EMIT)
+    others = frames(recorded[FILE_HEADER.size :]).others
+    at = FILE_HEADER.size + next(offset for offset, kind in others if kind == Kind.EMIT)
     *before, _, at_ns = EMIT.unpack_from(whole, at)
     EMIT.pack_into(whole, at, *before, 200, at_ns)
     (tmp_path / "broken.gap").write_bytes(whole)
@@ -55,7 +55,7 @@ def test_a_frame_that_says_that_it_holds_more_than_it_does_is_named(recorded: by
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind != Kind.END], ids=lambda kind: kind.name)
 def test_a_frame_too_short_for_its_kind_is_named(kind: Kind, recorded: bytes, tmp_path: Path) -> None:
-    used = FILE_HEADER.size + frames(recorded[FILE_HEADER.size :])[1]
+    used = FILE_HEADER.size + frames(recorded[FILE_HEADER.size :]).used
     (tmp_path / "broken.gap").write_bytes(recorded[:used] + HEAD.pack(HEAD.size, kind, 0))
     with pytest.raises(NotRecords, match=f"damaged at byte {used}"):
         read_records(tmp_path / "broken.gap")
