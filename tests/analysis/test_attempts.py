@@ -5,22 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.warnings import attempts_warning
 from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger
 from gapmeter.analysis.load import count_attempts
+from gapmeter.analysis.requests.attempts import read_attempts
 from gapmeter.analysis.requests.metrics import final, generator_lag_ns, measured_requests, request_values_ns
 from gapmeter.analysis.results.requests import Attempts
 from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.analysis.tables import read_requests
-from gapmeter.records import Outcome, RecordWriter, RunFolder, Span
+from gapmeter.records import Outcome, RecordWriter, RunFolder, Span, answers
 from gapmeter.records.request import FINISHED, ISSUED, Flag, RequestRecord, encode
 from tests.kit.loads import write_records
 from tests.kit.results import manifest
-from tests.kit.streams import arrived, chat, sse
+from tests.kit.streams import arrived, chat, sse, wire
+from tests.records.test_answers import OTHER, USUAL
 
 MS = 1_000_000
 PLAN = manifest(plan={"timeout_ns": 1000 * MS, "t0_ns": 0, "warmup_ns": 0, "warmup_requests": 0}).plan
@@ -146,3 +151,31 @@ def test_a_request_that_was_in_flight_when_its_generator_process_ended_says_so(t
     writer.close()
     requests, _ = read_requests(folder, PLAN)
     assert requests[["outcome", "error"]].to_numpy().tolist() == [["lost", "its generator process ended before it did"]]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_table_is_the_same_where_the_module_in_c_was_not_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+) -> None:
+    records = [(ISSUED, RequestRecord(index=99, request_id="r-99", due_ns=7))]
+    for number, pieces in enumerate(data.draw(st.lists(st.sampled_from([*USUAL.values(), *OTHER.values()])))):
+        record = wire(pieces)
+        record.index, record.request_id = number, f"r-{data.draw(st.integers(0, 2 * number))}"
+        record.worker, record.due_ns = data.draw(st.integers(0, 1)), data.draw(st.integers(0, 9))
+        record.outcome = data.draw(st.sampled_from([Outcome.OK, Outcome.OK, Outcome.TIMEOUT, Outcome.CUT]))
+        record.error = data.draw(st.sampled_from(["", "gone"]))
+        if data.draw(st.booleans()):
+            record.flags, record.chunk_wait_ns = Flag.KERNEL, np.arange(len(pieces), dtype=np.uint32)
+        records.append((FINISHED, record))
+    path = tmp_path / "worker-0.gap"
+    path.unlink(missing_ok=True)
+    write_records(path, records)
+    with monkeypatch.context() as without:
+        fast, _ = read_attempts([path], 5, {"1": 1000})
+        without.setattr(answers, "_read", None)
+        slow, _ = read_attempts([path], 5, {"1": 1000})
+    assert fast.dtypes.equals(slow.dtypes)
+    for name in fast:
+        pairs = zip(fast[name].astype(object), slow[name].astype(object), strict=True)
+        assert all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a is b or a == b or a != a for a, b in pairs)
