@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -138,6 +139,17 @@ def test_pieces_that_do_not_add_up_to_the_body_are_left_to_the_parser() -> None:
     record.chunk_bytes, record.chunk_ns = record.chunk_bytes[:-2], record.chunk_ns[:-2]
     assert not usual(record)
     assert same(parse_answers([record])[0], parse_answer(record))
+
+
+@pytest.mark.skipif(answers._read is None, reason="modules in C were not built")
+@pytest.mark.parametrize("wrong", [-1, 50, 1 << 62, -(1 << 63)])
+@pytest.mark.parametrize("column", [0, 1, 3, 4])
+def test_a_place_that_is_not_within_the_data_is_refused(column: int, wrong: int) -> None:
+    place = np.array([[0, 1, 0, 12, 8]], np.int64)
+    assert answers._read and answers._read(bytes(20), place)
+    place[0, column] = wrong
+    with pytest.raises(ValueError, match="not within the data"):
+        answers._read(bytes(20), place)
 
 
 TEXTS = st.lists(st.sampled_from(["", " a", "\n", '"', "世", "\\", "😀", "\ud800"]) | st.text(), min_size=1)

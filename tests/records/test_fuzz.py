@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
-from gapmeter_probe.records import EMIT, FILE_HEADER, HEAD, Kind
+from gapmeter_probe.records import FILE_HEADER, HEAD, Kind
 
 from gapmeter.records import Outcome, RecordWriter, read_records
 from gapmeter.records.reader import NotRecords, frames
@@ -42,12 +43,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return Path(writer.path).read_bytes()
 
 
-def test_a_frame_that_says_that_it_holds_more_than_it_does_is_named(recorded: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Kind.EMIT, Kind.BLOB], ids=lambda kind: kind.name)
+def test_a_frame_that_says_that_it_holds_more_than_it_does_is_named(
+    kind: Kind, recorded: bytes, tmp_path: Path
+) -> None:
     whole = bytearray(recorded)
     others = frames(recorded[FILE_HEADER.size :]).others
-    at = FILE_HEADER.size + next(offset for offset, kind in others if kind == Kind.EMIT)
-    *before, _, at_ns = EMIT.unpack_from(whole, at)
-    EMIT.pack_into(whole, at, *before, 200, at_ns)
+    at = FILE_HEADER.size + next(offset for offset, found in others if found == kind)
+    held_at = {Kind.EMIT: 12, Kind.BLOB: 8}[kind]
+    whole[at + held_at : at + held_at + 4] = struct.pack("<I", 200)
     (tmp_path / "broken.gap").write_bytes(whole)
     with pytest.raises(NotRecords, match=f"damaged at byte {at}"):
         read_records(tmp_path / "broken.gap")
