@@ -15,11 +15,12 @@ MODULES = [
         optional=True,
     )
     for name, source in (
+        ("gapmeter.analysis.ledger._intervals", "analysis/ledger/_intervals.c"),
         ("gapmeter.loadgen._receive", "loadgen/_receive.c"),
         ("gapmeter.records._events", "records/_events.c"),
     )
 ]
-# They rely on the interpreter's lock, and the first on Linux.
+# Two rely on the interpreter's lock, and one of them on Linux.
 USABLE = sys.platform == "linux" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 setup(ext_modules=MODULES if USABLE else [], options={"bdist_wheel": {"py_limited_api": "cp311"}})

@@ -43,7 +43,9 @@ ENGINE_PARTS = {"transformers": ("core", "transformers"), "vllm": ("core", "tran
 VLLM_VERSION = "0.32.0"
 BREAK_TRANSFORMERS = ("torchvision", "torchaudio", "torchcodec")  # built for CUDA, they fail beside a CPU torch
 # What is compiled, if that works.
-OWN_BUILD = (ROOT / "setup.py", ROOT / "loadgen" / "_receive.c", ROOT / "records" / "_events.c")
+OWN_BUILD = tuple(
+    ROOT / file for file in ("setup.py", "analysis/ledger/_intervals.c", "loadgen/_receive.c", "records/_events.c")
+)
 PROBE_BUILD = (ROOT / "probe" / "setup.py", ROOT / "probe" / "gapmeter_probe" / "_native.c")
 UNFINISHED = ".unfinished"
 HEARTBEAT_S = 15.0

@@ -23,7 +23,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("Makefile", "pyproject.toml", "setup.py", "setup", "scenarios", "loadgen", "probe", "records")
+COPIED = ("Makefile", "pyproject.toml", "setup.py", "setup", "scenarios", "loadgen", "probe", "records", "analysis")
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
 
 
@@ -211,6 +211,7 @@ def test_the_engine_is_read_from_the_scenario(checkout: Path, text: str, engine:
         ("pyproject.toml", '"types-pyyaml",', '"types-pyyaml>=6",', {"dev"}),
         ("setup/constraints.txt", "aiohttp==", "#aiohttp==", {"core", "dev", "transformers", "locust", "otel"}),
         ("setup/constraints-vllm.txt", "aiohttp==", "#aiohttp==", {"vllm"}),
+        ("analysis/ledger/_intervals.c", "memcpy(", "memcpy (", {"core"}),
         ("loadgen/_receive.c", "recvmsg(", "recvmsg (", {"core"}),
         ("records/_events.c", "memcmp(", "memcmp (", {"core"}),
         ("probe/gapmeter_probe/_native.c", "mremap", "mremap ", {"core", "vllm"}),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Bools, Ints, changes, ranges, runs
+from gapmeter.analysis.arrays import Bools, Ints, changes, distinct, ranges, runs
 
-_CHUNK = 25_000  # intervals that are sorted at once: what the processor's caches hold
-_BITS = 62  # of a number in which each stands for a class
+native: ModuleType | None = None
+with contextlib.suppress(ImportError):  # it was built where a compiler was
+    from gapmeter.analysis.ledger import _intervals as native
+
+_OVER, _UNDER = 1, 2  # marks of classes
 FAR = np.iinfo(np.int64).max // 2
 Times = tuple[Ints, Ints]  # starts and ends, in order, none overlapping, ns
 
@@ -51,15 +55,21 @@ class Intervals:
 
 def overlaps(start: Ints, end: Ints, stretch_start: Ints, stretch_end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Where intervals and stretches (in order, none overlapping) meet: which interval, which stretch, from, to."""
+    if native is not None:
+        return _columns(native.meet(*map(_plain, (start, end, stretch_start, stretch_end)), False))
     row, at = ranges(np.searchsorted(stretch_end, start, side="right"), np.searchsorted(stretch_start, end))
-    return row, at, np.maximum(start[row], stretch_start[at]), np.minimum(end[row], stretch_end[at])
+    low, high = np.maximum(start[row], stretch_start[at]), np.minimum(end[row], stretch_end[at])
+    kept = high > low
+    return row[kept], at[kept], low[kept], high[kept]
 
 
 def outside(start: Ints, end: Ints, stretch_start: Ints, stretch_end: Ints) -> tuple[Ints, Ints, Ints]:
     """What stretches (in order, none overlapping) leave of intervals: which interval, from, to."""
-    row, _, low, high = overlaps(start, end, np.append(-FAR, stretch_end), np.append(stretch_start, FAR))
-    kept = high > low
-    return row[kept], low[kept], high[kept]
+    if native is not None:
+        row, _, low, high = _columns(native.meet(*map(_plain, (start, end, stretch_start, stretch_end)), True))
+    else:
+        row, _, low, high = overlaps(start, end, np.append(-FAR, stretch_end), np.append(stretch_start, FAR))
+    return row, low, high
 
 
 def covered(start: Ints, end: Ints, stretch_start: Ints, stretch_end: Ints) -> Ints:
@@ -70,23 +80,21 @@ def covered(start: Ints, end: Ints, stretch_start: Ints, stretch_end: Ints) -> I
 
 def union(start: Ints, end: Ints) -> Times:
     """Starts and ends of the stretches that intervals cover together, in order, none overlapping or touching."""
-    if not len(start):
-        return start, end
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order])
-    first, last = runs(np.append(True, start[1:] > end[:-1]))
-    return start[first], end[last]
+    return at_least(1, start, end)
 
 
 def at_least(count: int, start: Ints, end: Ints) -> Times:
-    """When ``count`` or more of these intervals were going on at once."""
-    moments, going_on = np.concatenate([start, end]), np.repeat([1, -1], [len(start), len(end)])
-    order = np.argsort(moments, kind="stable")  # in order but for a few, mostly
-    moments = moments[order]
-    _, last = runs(changes(moments))
-    enough = np.cumsum(going_on[order])[last] >= count
-    turns = moments[last[np.diff(enough, prepend=False)]]
-    return turns[::2], turns[1::2]
+    """When ``count`` or more of these intervals were going on at once.
+
+    For any i: when i + ``count`` have begun, while no more than i have ended.
+    """
+    some = end > start
+    begun, ended = np.sort(start[some])[count - 1 :], np.sort(end[some])
+    ended = ended[: len(begun)]
+    enough = begun < ended
+    begun, ended = begun[enough], ended[enough]
+    first, last = runs(np.append(True, begun[1:] > ended[:-1])[: len(begun)])
+    return begun[first], ended[last]
 
 
 def sweep(
@@ -97,19 +105,21 @@ def sweep(
     Time in which nothing was active is in none. Also, shape (events,), ns: the time in which a class of ``over`` owns
     and a class of ``under`` was active beneath, which is work that the former hid.
     """
-    parts = []
-    hidden = np.zeros(events, dtype=np.int64)
-    beneath = np.isin(np.arange(classes), () if under is None else under)
-    for event, start, length, owner, covers in _moments(intervals, events, classes, beneath):
-        end = start + length
-        new = changes(event, owner)
-        new[1:] |= start[1:] > end[:-1]
-        first, last = runs(new)
-        parts.append(Intervals(event[first], start[first], end[last], owner[first]))
-        if over is not None:
-            hid = np.isin(owner, over) & covers
-            hidden += np.bincount(event[hid], length[hid], events).astype(np.int64)
-    return Intervals.join(parts), hidden
+    marks, hidden = np.zeros(classes, np.uint8), np.zeros(events, np.int64)
+    for mark, marked in ((_OVER, over), (_UNDER, under)):
+        if marked is not None:
+            marks[marked] |= mark
+    if native is not None:
+        columns = intervals.event, intervals.start, intervals.end, intervals.cls
+        return Intervals(*_columns(native.sweep(*map(_plain, columns), marks, hidden))), hidden
+    event, start, length, owner, covers = _moments(intervals, marks)
+    end = start + length
+    new = changes(event, owner)
+    new[1:] |= start[1:] > end[:-1]
+    first, last = runs(new)
+    hid = (marks[owner] & _OVER > 0) & covers
+    np.add.at(hidden, event[hid], length[hid])
+    return Intervals(event[first], start[first], end[last], owner[first]), hidden
 
 
 def pieces(intervals: Intervals, events: int, classes: int) -> Intervals:
@@ -136,75 +146,33 @@ def with_holes(owned: Intervals, low: Ints, high: Ints) -> Intervals:
     )
 
 
-def _moments(
-    intervals: Intervals, events: int, classes: int, beneath: Bools
-) -> Iterator[tuple[Ints, Ints, Ints, Ints, Bools]]:
-    """Stretches between two neighboring ends of an event's intervals in which something was active.
+def _moments(intervals: Intervals, marks: NDArray[np.uint8]) -> tuple[Ints, Ints, Ints, Ints, Bools]:
+    """Stretches between two neighboring ends of an event's intervals in which something was active, in order.
 
-    Each stretch's event, start, length, the class that owns it, and whether a class of ``beneath`` was active in it.
-    They come in order, whole events at a time, or of a single one what lies between two moments of rest.
+    Each stretch's event, start, length, the class that owns it, and whether a class marked as under is active in it.
     """
-    if events == 1:
-        in_order = np.argsort(intervals.start, kind="stable")
-        begun, until = intervals.start[in_order], np.maximum.accumulate(intervals.end[in_order])
-        if (begun[1:] >= until[:-1]).all():  # one after the other
-            if (some := until > begun).any():
-                rows, owner = in_order[some], intervals.cls[in_order[some]]
-                yield intervals.event[rows], begun[some], until[some] - begun[some], owner, beneath[owner]
-            return
-        rests = np.flatnonzero(begun[1:] > until[:-1]) + 1
-        bounds = np.concatenate([[0], rests, [len(in_order)]])
-    else:
-        in_order = np.argsort(intervals.event, kind="stable")
-        bounds = np.searchsorted(intervals.event[in_order], np.arange(events + 1))
-    done = 0
-    while done < len(bounds) - 1:
-        low = bounds[done]
-        done = max(done + 1, int(np.searchsorted(bounds, low + _CHUNK, side="right")) - 1)
-        rows = in_order[low : bounds[done]]
-        if not len(rows):
-            continue
-        event = np.concatenate([intervals.event[rows]] * 2)
-        time = np.concatenate([intervals.start[rows], intervals.end[rows]])
-        order = _in_order(event, time)
-        begins = order < len(rows)
-        event, time = event[order], time[order]
-        cls = np.tile(intervals.cls[rows].astype(np.int16), 2)[order]
-        owner, covers = _active(cls, begins, classes, beneath)
-        length = np.diff(time, append=time[-1])
-        length[:-1][np.diff(event) != 0] = 0
-        kept = np.flatnonzero((owner < classes) & (length > 0))
-        if len(kept):
-            yield event[kept], time[kept], length[kept], owner[kept], covers[kept]
+    some = intervals.rows(intervals.end > intervals.start)
+    event, time, cls = np.tile(some.event, 2), np.concatenate([some.start, some.end]), np.tile(some.cls, 2)
+    order = np.lexsort((time, event))
+    event, time, cls = event[order], time[order], cls[order]
+    turn = np.where(order < len(some.event), 1, -1)
+    owner, covers = np.full(len(order), -1), np.zeros(len(order), np.bool_)
+    for one in distinct(cls)[::-1]:  # the highest priority last
+        active = np.cumsum(np.where(cls == one, turn, 0)) > 0
+        owner[active] = one
+        if marks[one] & _UNDER:
+            covers |= active
+    length = np.diff(time, append=time[-1:])
+    kept = np.flatnonzero((owner >= 0) & (length > 0))
+    return event[kept], time[kept], length[kept], owner[kept], covers[kept]
 
 
-def _active(cls: NDArray[np.int16], begins: Bools, classes: int, beneath: Bools) -> tuple[Ints, Bools]:
-    """From each moment on, the class that owns (``classes``, where none is active), and whether one of ``beneath`` is.
-
-    The moments are in order; at each an interval of a class begins or ends.
-    """
-    # Of each class alone: from which to which moment it was active. All that it began it has ended by its last.
-    place = np.argsort(cls, kind="stable")
-    active = np.flatnonzero(np.cumsum(2 * begins[place].view(np.int8) - 1, dtype=np.int32) > 0)
-    since, until, whose = place[active], place[active + 1], cls[place[active]]
-    owner, covers = np.full(len(cls), classes), np.zeros(len(cls), np.bool_)
-    for first in range(0, classes, _BITS):
-        mine = slice(*np.searchsorted(whose, (first, first + _BITS)))
-        bit = 1 << (whose[mine] - first).astype(np.int64)
-        change = np.zeros(len(cls), np.int64)
-        change[since[mine]] = bit
-        change[until[mine]] -= bit
-        at_work = np.cumsum(change)  # the classes that are active from each moment on, a bit each
-        lowest = np.frexp((at_work & -at_work).astype(np.float64))[1] - 1
-        np.copyto(owner, first + lowest, where=(owner == classes) & (at_work != 0))
-        covers |= (at_work & sum(1 << bit for bit in np.flatnonzero(beneath[first : first + _BITS]).tolist())) != 0
-    return owner, covers
+def _plain(column: Ints) -> Ints:
+    """As the C module takes it."""
+    return np.ascontiguousarray(column, np.int64)
 
 
-def _in_order(event: Ints, time: Ints) -> Ints:
-    """``lexsort`` by both, four times as fast: one key of them where it fits."""
-    first, after = int(event.min()), int(time.min())
-    span = int(time.max()) - after + 1
-    if (int(event.max()) - first + 1) * span > FAR:
-        return np.lexsort((time, event))
-    return np.argsort((event - first) * span + (time - after), kind="stable")
+def _columns(found: bytearray) -> tuple[Ints, Ints, Ints, Ints]:
+    """As the C module gives them."""
+    one, two, three, four = np.frombuffer(found, np.int64).reshape(4, -1)
+    return one, two, three, four

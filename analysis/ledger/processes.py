@@ -33,7 +33,8 @@ class RecordedProcess:
         codes = np.ascontiguousarray(file.spans["code"])
         ends = np.cumsum(np.bincount(codes))
         rows = np.split(np.argsort(codes, kind="stable"), ends[:-1])
-        kinds = {code: file.spans.take(own) for code, own in enumerate(rows) if len(own)}
+        whole = file.spans.view(np.dtype((np.void, file.spans.itemsize)))  # moved field by field it takes twice as long
+        kinds = {code: whole.take(own).view(SPAN_DTYPE) for code, own in enumerate(rows) if len(own)}
         return cls(replace(file, spans=_NO_SPANS), kinds)
 
     @property

@@ -8,30 +8,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Bools, Ints, distinct
 from gapmeter.analysis.ledger.classes import CLASSES, DEVICE_CLASSES, FORWARD_CLASSES, HOST_CLASSES, Class
 from gapmeter.analysis.ledger.cores import CORE, LOCK, WORK, CoreUse, Culprit, Reason, Stretches
-from gapmeter.analysis.ledger.critical_path import FAR, Intervals, overlaps, pieces, sweep
+from gapmeter.analysis.ledger.critical_path import FAR, Intervals, native, overlaps, pieces, sweep
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.stages import STAGES
 
 _STAGE = {stage.name: number for number, stage in enumerate(STAGES)}
+_KINDS = (CORE, LOCK, WORK)
 _KNOWN = np.array([cls.stage in _STAGE for cls in CLASSES])  # what is not is nobody's: unexplained
 _BUSY = np.array([bool(cls.busy) for cls in CLASSES])
 _TRANSIT, _ENCLOSING = (np.array([getattr(cls, name) for cls in CLASSES]) for name in ("transit", "enclosing"))
 SHARES = len(STAGES) + 3  # columns of Shares.ns
-
-
-class _Moments(NamedTuple):
-    """Of each of some intervals a moment, ns, and the stretch that had last begun by then (before any the first)."""
-
-    at: Ints
-    stretch: Ints
-
-    def rows(self, which: Ints) -> _Moments:
-        """Some of them."""
-        return _Moments(self.at[which], self.stretch[which])
 
 
 class Processes(NamedTuple):
@@ -81,13 +72,14 @@ class Sharer:
     def __init__(self, trace: Trace | None) -> None:
         self._use = trace.cores if trace is not None and trace.cores is not None else CoreUse((), {}, "spans")
         exempt = DEVICE_CLASSES if trace is not None and trace.on_device else frozenset()
+        self._kinds = np.array([_KINDS.index(why.what) for why in self._use.reasons], np.uint8)
         self._threads = np.array([cls.thread if cls.name not in exempt else "" for cls in CLASSES])
         # Of each class and reason (the last: none), whose time it is: twice the stage's number, one more in transit.
         self._code = np.array([[_code(cls, why) for why in (*self._use.reasons, None)] for cls in CLASSES])
 
     def shares(self, intervals: Intervals, processes: Processes, counted: Bools | Ints) -> Shares:
         """``intervals``: rows of a class of ``CLASSES`` each. ``counted``: how often each event is in ``held``."""
-        events = len(counted)
+        events, counted = len(counted), counted.astype(np.int64)
         owned, hidden = sweep(intervals, events, len(CLASSES), over=FORWARD_CLASSES, under=HOST_CLASSES)
         owned = _known(owned)
         own, busy = self._code[:, -1] // 2, np.array([_code(cls, Reason(WORK)) // 2 for cls in CLASSES])
@@ -96,24 +88,17 @@ class Sharer:
         by_reason = np.zeros(len(self._use.reasons), np.int64)
         since, until = owned.start.min(initial=FAR), owned.end.max(initial=-FAR)
         for key, mine in self._by_thread(processes, owned):
-            kept = _Kept(self._use.of[key].within(since, until), self._use.reasons)
-            met, begin, end = kept.met(owned.start[mine], owned.end[mine])
-            if not len(met):
-                continue
-            rows = mine[met]
-            often = counted[owned.event[rows]]
-            of_it = np.flatnonzero(often)
-            if len(of_it):
-                by_reason += kept.by_reason(begin.rows(of_it), end.rows(of_it), often[of_it])
-            cls, first = owned.cls[rows], owned.event[rows] * len(STAGES)
-            waited = ((CORE, first + _STAGE["core_wait"]), (LOCK, first + _STAGE["lock_wait"]))
-            for what, stage in (*waited, (WORK, first + busy[cls])):
-                if (ns := kept.between(what, begin, end)) is None:
-                    continue
-                ns = ns * _BUSY[cls] if what == WORK else ns
-                left[rows] -= ns
-                keys.append(stage)
-                lengths.append(ns)
+            stretches = self._use.of[key].within(since, until)
+            kept, reasons = _kept(stretches, self._kinds, owned, mine, counted)
+            by_reason += reasons
+            for what, ns in zip(_KINDS, kept, strict=True):
+                some = np.flatnonzero(ns)
+                if what == WORK:
+                    some = some[_BUSY[owned.cls[mine[some]]]]
+                rows = mine[some]
+                left[rows] -= ns[some]
+                keys.append(owned.event[rows] * len(STAGES) + (busy[owned.cls[rows]] if what == WORK else _STAGE[what]))
+                lengths.append(ns[some])
         keys.append(owned.event * len(STAGES) + own[owned.cls])
         lengths.append(left)
         sums = np.bincount(np.concatenate(keys), np.concatenate(lengths), events * len(STAGES)).astype(np.int64)
@@ -159,60 +144,39 @@ class Sharer:
                 continue
             whose = processes.api if kind.startswith(("loop", "pool")) else processes.engine
             at = int(np.searchsorted(kinds, kind))
-            rows = order[ends[at] : ends[at + 1]]
-            yield (kind, pid), rows[whose[owned.event[rows]] == pid]
+            rows, here = order[ends[at] : ends[at + 1]], whose == pid
+            yield (kind, pid), rows if here.all() else rows[here[owned.event[rows]]]
 
 
-class _Kept:
-    """How long each reason had kept a thread until any moment: how long between two is a difference."""
+def _kept(
+    stretches: Stretches, kinds: NDArray[np.uint8], owned: Intervals, rows: Ints, counted: Ints
+) -> tuple[Ints, Ints]:
+    """What kept a thread within some rows: a row each of ``_KINDS``, a column each of theirs; and each reason over all.
 
-    def __init__(self, stretches: Stretches, reasons: tuple[Reason, ...]) -> None:
-        self._start, self._end, self._reason = stretches.start, stretches.end, stretches.reason
-        self._reasons = len(reasons)
-        self._of = {what: np.array([why.what == what for why in reasons], np.bool_) for what in (CORE, LOCK, WORK)}
-        length, there = self._end - self._start, np.bincount(self._reason, minlength=len(reasons)) > 0
-        kinds = [what for what, of in self._of.items() if of[there].any()]
-        # How long those up to each stretch were, with it.
-        self._so_far = {what: np.cumsum(length * self._of[what][self._reason]) for what in kinds}
-
-    def met(self, start: Ints, end: Ints) -> tuple[Ints, _Moments, _Moments]:
-        """Of intervals those that a stretch meets, and their starts and ends."""
-        if not len(self._start):
-            return (none := np.empty(0, np.int64)), _Moments(none, none), _Moments(none, none)
-        first, last = (np.maximum(np.searchsorted(self._start, at, side="right") - 1, 0) for at in (start, end))
-        met = np.flatnonzero((first < last) | ((self._end[first] > start) & (self._start[first] < end)))
-        return met, _Moments(start, first).rows(met), _Moments(end, last).rows(met)
-
-    def between(self, what: str, begin: _Moments, end: _Moments) -> Ints | None:
-        """For how many ns a kind of reason kept it; None: never did."""
-        if what not in self._so_far:
-            return None
-        so_far, of = self._so_far[what], self._of[what]
-
-        def until(when: _Moments) -> Ints:
-            return np.asarray(so_far[when.stretch] - of[self._reason[when.stretch]] * self._left(when), np.int64)
-
-        return until(end) - until(begin)
-
-    def by_reason(self, begin: _Moments, end: _Moments, often: Bools | Ints) -> Ints:
-        """Over all intervals, each counted so often, for how many ns each reason kept it."""
-        low, high = int(begin.stretch.min()), int(end.stretch.max()) + 1
-        begun, ended = (np.bincount(when.stretch - low, often, high - low) for when in (begin, end))
-        whole = np.cumsum(begun - ended) * (self._end[low:high] - self._start[low:high])
-        ns = np.bincount(self._reason[low:high], whole, self._reasons)
-        for when, sign in ((end, 1), (begin, -1)):
-            ns += sign * np.bincount(self._reason[when.stretch], self._passed(when) * often, self._reasons)
-        return ns.astype(np.int64)
-
-    def _passed(self, when: _Moments) -> Ints:
-        """How much of the last stretch."""
-        start, end = self._start[when.stretch], self._end[when.stretch]
-        return np.asarray(np.maximum(np.minimum(when.at, end) - start, 0), np.int64)
-
-    def _left(self, when: _Moments) -> Ints:
-        """How much of it is to come."""
-        start, end = self._start[when.stretch], self._end[when.stretch]
-        return np.asarray(np.maximum(end - np.maximum(when.at, start), 0), np.int64)
+    ns; ``kinds``: of each reason; ``counted``: how often each event is in the latter.
+    """
+    ns, by_reason = np.zeros((len(_KINDS), len(rows)), np.int64), np.zeros(len(kinds), np.int64)
+    begun, ended, reason = stretches.start, stretches.end, np.ascontiguousarray(stretches.reason, np.int16)
+    if native is not None:
+        columns = owned.event, owned.start, owned.end, rows, counted, begun, ended
+        native.kept(*map(np.ascontiguousarray, columns), reason, kinds, by_reason, ns)
+    elif len(begun):
+        length, sides = ended - begun, list[tuple[Ints, Ints]]()
+        for moment in (owned.start[rows], owned.end[rows]):
+            last = np.maximum(np.searchsorted(begun, moment, side="right") - 1, 0)  # that had begun by then
+            sides.append((last, np.clip(moment - begun[last], 0, length[last])))
+        for kind in range(len(_KINDS)):
+            of_it = kinds[reason] == kind
+            before = np.cumsum(length * of_it) - length * of_it
+            first, last = (before[at] + passed * of_it[at] for at, passed in sides)
+            ns[kind] = last - first
+        under_way = np.zeros(len(begun), np.int64)
+        for (at, passed), sign in zip(sides, (-1, 1), strict=True):
+            often = sign * counted[owned.event[rows]]
+            np.subtract.at(under_way, at, often)
+            np.add.at(by_reason, reason[at], passed * often)
+        np.add.at(by_reason, reason, np.cumsum(under_way) * length)
+    return ns, by_reason
 
 
 def _known(owned: Intervals) -> Intervals:

@@ -233,11 +233,14 @@ class _Window:
 
     def __init__(self, threads: _Threads, low: int, high: int) -> None:
         until, near = threads.near(low, high)
-        self.threads, self.low, self.high = threads, low, high
-        self.runs, self.watched = threads.runs[near], threads.watched
+        self.threads, self.low, self.high, self.watched = threads, low, high, threads.watched
+        runs = threads.runs[near]
+        names = ("pid", "tid", "cpu", "start", "end", "preempted")
+        self.runs = {name: np.ascontiguousarray(runs[name]) for name in names}
+        self.by_thread = np.argsort(self.runs["tid"], kind="stable")  # and in order of time
         self.processes = [process.within(low, until) for process in threads.processes]
         self.work = self._at_work()  # every run, cut into what it was at: the run's row, and the culprit's number
-        self.tid, self.cpu = self.runs["tid"][self.work.event], self.runs["cpu"][self.work.event]
+        self.forwards = np.isin(self.work.cls, threads.forwards)
 
     def found(self) -> dict[tuple[str, int], Stretches]:
         """By kind of thread and process id."""
@@ -252,8 +255,8 @@ class _Window:
     def _of_api(self, process: RecordedProcess) -> dict[str, Stretches]:
         main, pool = [self.threads.main[process.pid]], self.threads.pool[process.pid]
         running, pooled = self._on_core(main), self._on_core(pool)
-        preempted, locked = self._preempted(main), self._locked(main, pool)
-        held = self._all_held(~np.isin(self.tid, [*main, *pool]))
+        preempted, locked, pool_preempted = self._preempted(main), self._locked(main, pool), self._preempted(pool)
+        held = self._all_held(~self._of(main + pool))
         # Who sleeps in the middle of a call takes no message, whoever has the cores.
         called, full = loop_work(process, (Span.DETOKENIZE,)), pool_full(process, len(pool))
         stopped = self._stopped(process.pid)
@@ -262,9 +265,9 @@ class _Window:
         return {
             "loop": self._join(stopped, preempted, lock=locked),
             "loop turn": self._join(stopped, preempted, lock=locked, work=loop_work(process)),
-            "pool": self._join(stopped, self._preempted(pool), lock=self._locked(pool, main)),
+            "pool": self._join(stopped, pool_preempted, lock=self._locked(pool, main)),
             "loop woken": self._join(stopped, preempted, held.outside(*called), lock=pooled, work=at_work),
-            "pool woken": self._join(stopped, self._preempted(pool), held.outside(*full), lock=busy, work=full),
+            "pool woken": self._join(stopped, pool_preempted, held.outside(*full), lock=busy, work=full),
         }
 
     def _of_engine(self, pid: int) -> dict[str, Stretches]:
@@ -272,7 +275,7 @@ class _Window:
         main, sender, receiver = [threads.main[pid]], threads.sender[pid], threads.receiver[pid]
         python, stopped = self._python(main), self._stopped(pid)
         computing = [self._stopped(one) for one, tid in threads.main.items() if tid in threads.computing[pid]]
-        held = self._all_held(~np.isin(self.tid, main) | np.isin(self.work.cls, threads.forwards))
+        held = self._all_held(~self._of(main) | self.forwards)
         return {
             "engine": self._join(stopped, self._preempted(main), lock=self._locked(main, [*sender, *receiver])),
             "forward": self._join(*computing, self._preempted(threads.computing[pid])),
@@ -282,21 +285,20 @@ class _Window:
         }
 
     def _at_work(self) -> Intervals:
-        parts = [
-            self._within(process, code, own=own, number=self.threads.number[Culprit(process.kind, stage)])
-            for stages_of, own in ((_MAIN, True), (_BESIDE, False))
-            for process in self.processes
-            for code, stage in stages_of[process.kind].items()
-        ]
-        pids, at = np.unique(self.runs["pid"], return_inverse=True)
+        runs, main = self.runs, np.isin(self.runs["tid"], list(self.threads.main.values()))
+        pids, at = np.unique(runs["pid"], return_inverse=True)
         idle = np.array([self.threads.idle_at[pid] for pid in pids.tolist()], np.int64)
-        every = Intervals(np.arange(len(self.runs)), self.runs["start"], self.runs["end"], idle[at])
-        return pieces(Intervals.join([*parts, every]), len(self.runs), len(self.threads.culprits))
+        parts = [Intervals(np.arange(len(at)), runs["start"], runs["end"], idle[at])]
+        for process in self.processes:
+            own = runs["pid"] == process.pid
+            for stages_of, rows in ((_MAIN, np.flatnonzero(own & main)), (_BESIDE, np.flatnonzero(own & ~main))):
+                for code, stage in stages_of[process.kind].items():
+                    number = self.threads.number[Culprit(process.kind, stage)]
+                    parts.append(self._within(process, code, rows, own=stages_of is _MAIN, number=number))
+        return pieces(Intervals.join(parts), len(at), len(self.threads.culprits))
 
-    def _within(self, process: RecordedProcess, code: Span, *, own: bool, number: int) -> Intervals:
-        """Parts of the runs of a process's main thread (or of its others) that lie in its spans of one kind."""
-        pid = process.pid
-        rows = np.flatnonzero((self.runs["pid"] == pid) & ((self.runs["tid"] == self.threads.main[pid]) == own))
+    def _within(self, process: RecordedProcess, code: Span, rows: Ints, *, own: bool, number: int) -> Intervals:
+        """Parts of these runs, of a process's main thread (or of its others), that lie in its spans of one kind."""
         spans = _spans_of(process, code, own=own)
         begun = spans["start_ns"] if code == Span.OUTPUT_SEND or not own else spans["queued_ns"]
         stretches = union(np.where(begun > 0, begun, spans["start_ns"]), spans["end_ns"])
@@ -305,13 +307,17 @@ class _Window:
 
     # -- threads
 
+    def _of(self, tids: Sequence[int]) -> Bools:
+        """Which work is of these threads."""
+        return np.asarray(np.isin(self.runs["tid"], tids)[self.work.event])
+
     def _on_core(self, tids: Sequence[int]) -> Times:
-        mine = self.runs[np.isin(self.runs["tid"], tids)]
-        return union(mine["start"], mine["end"])
+        mine = np.isin(self.runs["tid"], tids)
+        return union(self.runs["start"][mine], self.runs["end"][mine])
 
     def _python(self, main: Sequence[int]) -> Times:
         """When an engine's thread ran anything but a forward, which leaves the interpreter to others."""
-        rows = np.isin(self.tid, main) & ~np.isin(self.work.cls, self.threads.forwards)
+        rows = self._of(main) & ~self.forwards
         return union(self.work.start[rows], self.work.end[rows])
 
     def _locked(self, tids: Sequence[int], holders: Sequence[int], python: Times | None = None) -> Times:
@@ -321,21 +327,30 @@ class _Window:
         ``python``: when they ran Python; all that they ran, if None.
         """
         ran = self._on_core(holders)
-        start, end, _, preempted = self._gaps(tids if len(tids) == 1 else ())
-        since, until, _, put_off = self._gaps(holders)  # a holder that is put off its core holds on
-        held = union(np.concatenate([ran[0], since[put_off]]), np.concatenate([ran[1], until[put_off]]) + _LETS_GO_NS)
-        row, _, low, high = overlaps(start[~preempted], end[~preempted], *held)
-        last = high == end[~preempted][row]
+        _, start, end, _ = self._gaps(tids if len(tids) == 1 else (), preempted=False)
+        _, since, until, _ = self._gaps(holders, preempted=True)  # a holder that is put off its core holds on
+        held = union(np.concatenate([ran[0], since]), np.concatenate([ran[1], until]) + _LETS_GO_NS)
+        row, _, low, high = overlaps(start, end, *held)
+        last = high == end[row]
         _, _, start, end = overlaps(low[last], high[last], *(python or ran))
         return start, end
 
-    def _gaps(self, tids: Iterable[int]) -> tuple[Ints, Ints, Ints, Bools]:
-        """Between each run of these threads and its next: start, end, core of the former, whether it was preempted."""
-        none, every = np.empty(0, np.int64), [np.flatnonzero(self.runs["tid"] == tid) for tid in tids]
-        former = self.runs[np.concatenate([none, *(rows[:-1] for rows in every)])]
-        later = self.runs[np.concatenate([none, *(rows[1:] for rows in every)])]
-        known = covered(former["end"], later["start"], *self.watched.lost) == 0
-        return former["end"][known], later["start"][known], former["cpu"][known], former["preempted"][known]
+    def _gaps(self, tids: Sequence[int], *, preempted: bool) -> tuple[Ints, Ints, Ints, Ints]:
+        """Between each run of these threads and its next, by how the former ended: thread, start, end, its core."""
+        mine = np.isin(self._between[0], tids) & (self._between[-1] == preempted)
+        thread, start, end, cpu = (column[mine] for column in self._between[:-1])
+        return thread, start, end, cpu
+
+    @cached_property
+    def _between(self) -> tuple[Ints, Ints, Ints, Ints, Bools]:
+        """Of every thread, between each run and its next: thread, start, end; of the former its core, if preempted."""
+        former, later, tid = self.by_thread[:-1], self.by_thread[1:], self.runs["tid"]
+        again = tid[former] == tid[later]
+        former, later = former[again], later[again]
+        start, end = self.runs["end"][former], self.runs["start"][later]
+        known = covered(start, end, *self.watched.lost) == 0
+        former = former[known]
+        return tid[former], start[known], end[known], self.runs["cpu"][former], self.runs["preempted"][former]
 
     # -- reasons
 
@@ -344,57 +359,61 @@ class _Window:
         known = len(self.threads.culprits)
         others = [Intervals.of_one(known + at, *times) for at, times in enumerate((lock, work)) if times is not None]
         whole = pieces(Intervals.join([*cores, *others]), 1, known + 2)
-        start, end = (np.clip(at, self.low, self.high) for at in (whole.start, whole.end))
-        inside = end > start
-        return Stretches(start[inside], end[inside], whole.cls[inside].astype(np.int16))
+        mine = Stretches(whole.start, whole.end, whole.cls.astype(np.int16)).within(self.low, self.high)
+        start, end = (np.clip(at, self.low, self.high) for at in (mine.start, mine.end))
+        return Stretches(start, end, mine.reason)
 
     def _stopped(self, pid: int) -> Intervals:
         stopped = self.watched.stopped.get(pid, (np.empty(0, np.int64),) * 2)
         return Intervals.of_one(self.threads.number[Culprit(STOPPED)], *stopped)
 
-    def _preempted(self, tids: Iterable[int]) -> Intervals:
-        start, end, cpu, preempted = self._gaps(tids)
-        return self._instead(start[preempted], end[preempted], cpu[preempted])
+    def _preempted(self, tids: Sequence[int]) -> Intervals:
+        """When threads waited for a core, each wait divided among those who ran on it; rows of event 0."""
+        return self._instead(*self._gaps(tids, preempted=True)[1:])
 
     def _instead(self, start: Ints, end: Ints, cpu: Ints) -> Intervals:
         """Stretches of waiting for a core, each divided among those who ran on it; rows of event 0."""
         parts = list[Intervals]()
         for one in distinct(cpu).tolist():
-            mine, rows = cpu == one, self._on_cpu.get(one, np.empty(0, np.int64))
-            waits, ran = (start[mine], end[mine]), (self.work.start[rows], self.work.end[rows])
-            _, at, low, high = overlaps(*waits, *ran)
-            left = outside(*waits, *ran)[1:]
+            waits = start[cpu == one], end[cpu == one]
+            ran = self._on_cpu.get(one, Intervals.join([]))
+            _, at, low, high = overlaps(*waits, ran.start, ran.end)
+            left = outside(*waits, ran.start, ran.end)[1:]
             parts += [
-                Intervals.of_one(self.work.cls[rows[at]], low, high),
+                Intervals.of_one(ran.cls[at], low, high),
                 Intervals.of_one(self.threads.limit, *overlaps(*left, *self.watched.limited)[2:]),
                 Intervals.of_one(self.threads.unknown, *outside(*left, *self.watched.limited)[1:]),
             ]
         return Intervals.join(parts)
 
     @cached_property
-    def _on_cpu(self) -> dict[int, Ints]:
-        """Rows of ``work`` by core, in order."""
-        rows = {int(one): np.flatnonzero(self.cpu == one) for one in distinct(self.cpu)}
-        return {one: at[np.argsort(self.work.start[at], kind="stable")] for one, at in rows.items()}
+    def _on_cpu(self) -> dict[int, Intervals]:
+        """``work`` by core, in order."""
+        cpu = self.runs["cpu"][self.work.event]
+        rows = {int(one): np.flatnonzero(cpu == one) for one in distinct(self.runs["cpu"])}
+        return {one: self.work.rows(at[np.argsort(self.work.start[at], kind="stable")]) for one, at in rows.items()}
 
     def _all_held(self, rows: Bools) -> Intervals:
         """When each of the server's cores was held by ``rows`` of work; the first core's is named. And at a CPU limit.
 
         Threads of the server that carry messages don't count: they may bring the very one that is waited for.
         """
-        held = np.flatnonzero(rows & ~self._carries & np.isin(self.cpu, self.threads.cores))
+        held = rows & self._may_hold
         start, end = at_least(len(self.threads.cores), self.work.start[held], self.work.end[held])
         return Intervals.join([self._instead(start, end, np.full(len(start), self.threads.cores[0])), self._at_limit])
 
     @cached_property
     def _at_limit(self) -> Intervals:
         """When one of the main threads was off its core at the control group's limit: then all were."""
-        waits = self._preempted(self.threads.main.values())
+        waits = self._preempted(list(self.threads.main.values()))
         return waits.rows(waits.cls == self.threads.limit)
 
     @cached_property
-    def _carries(self) -> Bools:
-        """Work of the server's processes by other threads than the main ones, who computes with these, and pools."""
+    def _may_hold(self) -> Bools:
+        """Work on the server's cores, but for that which carries messages.
+
+        The server's processes do that in other threads than the main ones, who computes with these, and pools.
+        """
         working = itertools.chain(self.threads.main.values(), self.threads.helping, *self.threads.pool.values())
-        own = np.isin(self.runs["pid"][self.work.event], list(self.threads.kind))
-        return own & ~np.isin(self.tid, list(working))
+        carries = np.isin(self.runs["pid"], list(self.threads.kind)) & ~np.isin(self.runs["tid"], list(working))
+        return np.asarray((~carries & np.isin(self.runs["cpu"], self.threads.cores))[self.work.event])

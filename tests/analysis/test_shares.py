@@ -6,9 +6,11 @@ import tracemalloc
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.analysis.ledger import shares
 from gapmeter.analysis.ledger.classes import CLASSES
 from gapmeter.analysis.ledger.cores import CORE, LOCK, WORK, CoreUse, Culprit, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import Intervals, pieces
@@ -68,6 +70,10 @@ def test_sums_are_those_of_the_rows_cut_at_every_reason(
     sharer = Sharer(_trace(stretches))
     counted = np.arange(EVENTS) != 1
     found, cut = sharer.shares(owned, processes, counted), sharer.cut(owned, processes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shares, "native", None)  # where it was not built
+        other = sharer.shares(owned, processes, counted)
+    assert (found.ns == other.ns).all() and found.held == other.held
     want, transit = np.zeros((EVENTS, len(STAGES)), int), np.zeros(EVENTS, int)
     np.add.at(want, (cut.event, cut.cls // 2), cut.end - cut.start)
     np.add.at(transit, cut.event, (cut.end - cut.start) * (cut.cls % 2))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.ledger import critical_path
 from gapmeter.analysis.ledger.critical_path import Intervals, at_least, overlaps, pieces, sweep, union, with_holes
+from gapmeter.loadgen import receive
 
 CLASSES = 5
 
@@ -18,6 +19,10 @@ _rows = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30), st.integers(0,
 def _intervals(rows: list[tuple[int, int, int, int]]) -> Intervals:
     columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     return Intervals(*columns)
+
+
+def _columns(table: Intervals) -> tuple[np.ndarray, ...]:
+    return table.event, table.start, table.end, table.cls
 
 
 def _sums(owned: Intervals, events: int = 4) -> np.ndarray:
@@ -57,17 +62,37 @@ def test_enough_intervals_at_once_are_found_as_by_looking_at_every_tick(
     assert (start[1:] > end[:-1]).all()
 
 
-@given(_rows, st.integers(1, 4))
-def test_more_classes_than_a_number_has_bits_are_swept_like_few(
-    rows: list[tuple[int, int, int, int]], bits: int
+_stretches = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8)
+
+
+def test_the_module_in_c_is_there_wherever_others_were_built() -> None:
+    assert (critical_path.native is None) == (receive._native is None)
+
+
+@given(_rows, _stretches, st.sampled_from([1, 20, 100]))
+def test_the_module_in_c_says_the_same_as_numpy(
+    rows: list[tuple[int, int, int, int]], stretches: list[tuple[int, int]], apart: int
 ) -> None:
-    rows = [row for row in rows if row[1] < row[2]]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(critical_path, "_BITS", bits)
-        got, hidden = sweep(_intervals(rows), 4, CLASSES, over=np.array([0, 1]), under=np.array([3]))
-    want, want_hidden = _by_hand(rows, {0, 1}, {3})
-    assert (_sums(got) == want).all()
-    assert (hidden == want_hidden).all()
+    event, start, end, cls = np.array(rows, np.int64).reshape(-1, 4).T
+    table = Intervals(event, start, end, apart * cls)
+    begun, ended = np.sort(np.array(stretches, np.int64).ravel()).reshape(-1, 2).T  # some are empty, some touch
+    over, under = apart * np.array([0, 1]), apart * np.array([1, 3])
+    found = []
+    for native in (critical_path.native, None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(critical_path, "native", native)
+            owned, hidden = sweep(table, 4, apart * CLASSES, over=over, under=under)
+            cut, met = table.outside(begun, ended), overlaps(start, end, begun, ended)
+        found.append([*_columns(owned), hidden, *_columns(cut), *met])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_columns_that_do_not_fit_together_are_refused() -> None:
+    one = np.zeros(1, np.int64)
+    for event, cls in ((1, 0), (-1, 0), (0, 1), (0, -1)):
+        with pytest.raises((ValueError, IndexError)):
+            sweep(Intervals(one + event, one, one + 1, one + cls), 1, 1)
 
 
 def test_times_too_far_apart_for_one_key_are_swept_all_the_same() -> None:
@@ -78,18 +103,7 @@ def test_times_too_far_apart_for_one_key_are_swept_all_the_same() -> None:
     assert owned.cls.tolist() == [0, 1, 2]
 
 
-@given(_rows, st.integers(1, 4))
-def test_a_single_event_is_swept_in_parts_as_it_is_at_once(rows: list[tuple[int, int, int, int]], most: int) -> None:
-    alone = _intervals([(0, start, end, cls) for _, start, end, cls in rows if start < end])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(critical_path, "_CHUNK", most)
-        parts = pieces(alone, 1, CLASSES)
-    whole = pieces(alone, 2, CLASSES)
-    for name in ("event", "start", "end", "cls"):
-        assert (getattr(parts, name) == getattr(whole, name)).all()
-
-
-def test_many_events_are_swept_in_chunks_like_few() -> None:
+def test_many_events_are_swept_like_few() -> None:
     rng = np.random.default_rng(1)
     start = rng.integers(0, 1000, 900_000)
     event = rng.integers(0, 3000, 900_000)
@@ -98,9 +112,6 @@ def test_many_events_are_swept_in_chunks_like_few() -> None:
     some = many.event == 1234
     alone, _ = sweep(Intervals(np.zeros(some.sum(), int), many.start[some], many.end[some], many.cls[some]), 1, CLASSES)
     assert (_sums(whole, 3000)[1234] == _sums(alone, 1)[0]).all()
-
-
-_stretches = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8)
 
 
 @given(_stretches)
