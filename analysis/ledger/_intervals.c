@@ -1,6 +1,7 @@
-/* What the ledger does to many intervals: the same as `critical_path.py` and `shares.py` do with NumPy, which run where
-this was not built, in one pass each and without the interpreter's lock. Columns come and go as bytes of int64 (reasons:
-of int16), times are ns. Limited API. */
+/* What the ledger does to many intervals: each in one pass, and without the interpreter's lock.
+
+The same as `critical_path.py` and `shares.py` do with NumPy where this was not built. Columns come and go as bytes of
+int64 (reasons: of int16), times are ns. Limited API. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -116,11 +117,9 @@ static int64_t owner(Sweep *sweep, int64_t now) {
 }
 
 static void own(Sweep *sweep, int64_t event, int64_t start, int64_t end, int64_t cls) {
-  Owned *last = sweep->next - 1;
-  if (sweep->next > sweep->found && last->event == event && last->cls == cls && last->end == start)
-    last->end = end;
-  else
-    *sweep->next++ = (Owned){event, start, end, cls};
+  Owned *last = sweep->next > sweep->found ? sweep->next - 1 : NULL;
+  if (last != NULL && last->event == event && last->cls == cls && last->end == start) last->end = end;
+  else *sweep->next++ = (Owned){event, start, end, cls};
 }
 
 /* One event, whose rows are in order of their starts. */
@@ -173,9 +172,9 @@ static PyObject *sweep(PyObject *module, PyObject *const *arguments, Py_ssize_t 
     for (size_t at = 0; at < count; at++)
       if (start[at] < end[at]) rows[place[event[at] + 1]++] = (Row){start[at], end[at], cls[at]};
     for (size_t at = 0; at < events; at++) {
-      size_t own = place[at + 1] - place[at];
-      Row *ordered = in_order(rows + place[at], spare + place[at], own);
-      divide(&state, (int64_t)at, ordered, ordered + own);
+      size_t length = place[at + 1] - place[at];
+      Row *ordered = in_order(rows + place[at], spare + place[at], length);
+      divide(&state, (int64_t)at, ordered, ordered + length);
       hidden[at] = state.hidden;
     }
     Py_END_ALLOW_THREADS;
@@ -183,12 +182,14 @@ static PyObject *sweep(PyObject *module, PyObject *const *arguments, Py_ssize_t 
     result = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(many * sizeof *found));
     if (result != NULL) {
       int64_t *to = (int64_t *)(void *)PyByteArray_AsString(result);
+      Py_BEGIN_ALLOW_THREADS;
       for (size_t at = 0; at < many; at++) {
         to[at] = found[at].event;
         to[at + many] = found[at].start;
         to[at + 2 * many] = found[at].end;
         to[at + 3 * many] = found[at].cls;
       }
+      Py_END_ALLOW_THREADS;
     }
   }
   free(place);

@@ -89,8 +89,8 @@ def at_least(count: int, start: Ints, end: Ints) -> Times:
     For any i: when i + ``count`` have begun, while no more than i have ended.
     """
     some = end > start
-    begun, ended = np.sort(start[some])[count - 1 :], np.sort(end[some])
-    ended = ended[: len(begun)]
+    begun, ended = (np.sort(at[some], kind="stable") for at in (start, end))  # in order but for a few, mostly
+    begun, ended = begun[count - 1 :], ended[: max(len(ended) - count + 1, 0)]
     enough = begun < ended
     begun, ended = begun[enough], ended[enough]
     first, last = runs(np.append(True, begun[1:] > ended[:-1])[: len(begun)])

@@ -125,7 +125,7 @@ class Sharer:
             turns = np.stack([stretches.start[near], stretches.end[near]], axis=1).ravel()  # also what lies between
             of, one, low, high = overlaps(owned.start[at], owned.end[at], np.append(-FAR, turns), np.append(turns, FAR))
             why = np.where(one % 2 == 1, np.append(stretches.reason[near], -1)[one // 2], -1)
-            parts.append(Intervals(at[of], low, high, why).rows(high > low))
+            parts.append(Intervals(at[of], low, high, why))
         rest = np.flatnonzero(alone)
         parts.append(Intervals(rest, owned.start[rest], owned.end[rest], np.full(len(rest), -1)))
         whole = Intervals.join(parts)

@@ -88,11 +88,24 @@ def test_the_module_in_c_says_the_same_as_numpy(
         np.testing.assert_array_equal(one, other)
 
 
-def test_columns_that_do_not_fit_together_are_refused() -> None:
-    one = np.zeros(1, np.int64)
-    for event, cls in ((1, 0), (-1, 0), (0, 1), (0, -1)):
-        with pytest.raises((ValueError, IndexError)):
-            sweep(Intervals(one + event, one, one + 1, one + cls), 1, 1)
+@pytest.mark.skipif(critical_path.native is None, reason="it was not built")
+def test_the_module_in_c_refuses_columns_that_do_not_fit_together() -> None:
+    zero, one, two = (np.full(1, value, np.int64) for value in range(3))
+    marks, none = np.zeros(1, np.uint8), np.empty(0, np.int64)
+    ns = np.zeros(3, np.int64)
+    for columns in (
+        (one, zero, one, zero), (-one, zero, one, zero), (zero, zero, one, one), (zero, zero, one, -one),
+        (zero, none, one, zero), (zero, zero, one, none),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="columns"):
+            critical_path.native.sweep(*columns, marks, zero.copy())
+    for columns in ((zero, none, zero, one), (zero, one, zero, none)):
+        with pytest.raises(ValueError, match="columns"):
+            critical_path.native.meet(*columns, False)
+    for event, rows, reason, kind in ((one, zero, 0, 0), (zero, one, 0, 0), (zero, zero, 1, 0), (zero, zero, 0, 3)):
+        reasons, kinds = np.full(1, reason, np.int16), np.full(1, kind, np.uint8)
+        with pytest.raises(ValueError, match="columns"):
+            critical_path.native.kept(event, zero, two, rows, one, zero, one, reasons, kinds, zero.copy(), ns)
 
 
 def test_times_too_far_apart_for_one_key_are_swept_all_the_same() -> None:
