@@ -354,10 +354,10 @@ static PyObject *kept(PyObject *module, PyObject *const *arguments, Py_ssize_t g
     to = add_until(&of, end[row[at]], often, 1, ns + at, rows, from);
   }
   int64_t under_way = 0;
-  for (size_t at = 0; at < stretches.count; at++) {
-    if (at % BLOCK == 0) under_way += of.kept[at / BLOCK].over;
-    of.by_reason[of.reason[at]] += under_way * (stretches.end[at] - stretches.start[at]);
-  }
+  for (size_t block = 0; block * BLOCK < stretches.count; block++)
+    if ((under_way += of.kept[block].over) != 0)
+      for (size_t at = block * BLOCK; at < stretches.count && at < (block + 1) * BLOCK; at++)
+        of.by_reason[of.reason[at]] += under_way * (stretches.end[at] - stretches.start[at]);
   Py_END_ALLOW_THREADS;
   free(of.kept);
   release(in, 11);

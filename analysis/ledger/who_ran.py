@@ -172,12 +172,12 @@ class _Threads:
 
     def _on_core_at(self, pid: int, moments: Ints) -> dict[int, Bools]:
         """Of each of a process's threads, at which moments it was on a core."""
-        mine = self.runs[self.runs["pid"] == pid]
-        on_core: dict[int, Bools] = {}
-        for tid in distinct(mine["tid"]).tolist():
-            runs = mine[mine["tid"] == tid]
-            run = np.maximum(np.searchsorted(runs["start"], moments, side="right") - 1, 0)
-            on_core[tid] = (runs["start"][run] <= moments) & (moments <= runs["end"][run])
+        mine, on_core = np.flatnonzero(self.runs["pid"] == pid), dict[int, Bools]()
+        whose = self.runs["tid"][mine]
+        for tid in distinct(whose).tolist():
+            start, end = (self.runs[side][mine[whose == tid]] for side in ("start", "end"))
+            run = np.maximum(np.searchsorted(start, moments, side="right") - 1, 0)
+            on_core[tid] = (start[run] <= moments) & (moments <= end[run])
         return on_core
 
     def _computing(self, engine: int) -> list[int]:
