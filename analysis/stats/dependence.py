@@ -39,11 +39,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 from scipy import special
 
-from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.arrays import Floats, Ints, changes, runs
 from gapmeter.analysis.stats.estimate import t_quantile
 
 COSINES = 12
@@ -118,17 +116,18 @@ class Exceedances:
         return min(max(worth, LEAST), float(self.count))
 
 
-def exceedances(series: Floats, threshold: float, clusters: NDArray[np.int64] | None) -> Exceedances:
+def exceedances(series: Floats, threshold: float, clusters: Ints | None, sizes: Ints | None = None) -> Exceedances:
     """What lies above a threshold. ``clusters`` numbers each value's cluster (0, 1, ...); None: each is its own.
 
-    Where the threshold is infinite, the answers that never came are what lies above.
+    ``sizes``: theirs, where they are known already. Where the threshold is infinite, the answers that never came are
+    what lies above.
     """
-    above = (np.isinf(series) if np.isinf(threshold) else series > threshold).astype(np.float64)
-    share = float(above.mean())
+    above = np.isinf(series) if np.isinf(threshold) else series > threshold
+    share = float(np.count_nonzero(above) / len(series))
     if clusters is None:
         return Exceedances(share, len(series), None, above - share)
-    sizes = np.bincount(clusters)
-    residuals = np.bincount(clusters, weights=above) - share * sizes
+    sizes = np.bincount(clusters) if sizes is None else sizes
+    residuals = np.bincount(clusters[above], minlength=len(sizes)) - share * sizes
     return Exceedances(share, len(series), int(np.count_nonzero(sizes)), residuals)
 
 
@@ -147,17 +146,21 @@ def first_cosines(residuals: Floats) -> Floats:
 
 def ranks_of(values: Floats) -> Floats:
     """Each value's rank, from 1; equal ones share their mean rank."""
-    return np.asarray(pd.Series(values).rank(), dtype=np.float64)
+    order = np.argsort(values)
+    first, last = runs(changes(values[order]))
+    ranks = np.empty(len(values))
+    ranks[order] = np.repeat((first + last) / 2 + 1, last - first + 1)
+    return ranks
 
 
-def neighbors_alike(ranks: Floats, clusters: NDArray[np.int64] | None) -> bool:
+def neighbors_alike(ranks: Floats, clusters: Ints | None, sizes: Ints | None = None) -> bool:
     """Whether neighbors have nearer ranks than chance gives them, by Bartels' ratio and its normal approximation.
 
-    ``ranks`` of a series' values, equal ones sharing theirs. Of pooled values, neighboring clusters' mean ranks. False
-    where there is no order to find: under four, all equal.
+    ``ranks`` of a series' values, equal ones sharing theirs. Of pooled values, neighboring clusters' mean ranks, with
+    ``sizes`` as above. False where there is no order to find: under four, all equal.
     """
     if clusters is not None:
-        sizes = np.bincount(clusters)
+        sizes = np.bincount(clusters) if sizes is None else sizes
         ranks = ranks_of((np.bincount(clusters, weights=ranks) / np.maximum(sizes, 1))[sizes > 0])
     n = len(ranks)
     centred = ranks - ranks.mean()

@@ -211,10 +211,13 @@ class Series:
 
     def _worth(self, ranks: Floats, clusters: Ints | None) -> tuple[float, ...]:
         """The figures of ``Worth``, by one way of clustering."""
-        at = {level: exceedances(self.values, at_rank(self.ordered, level), clusters) for level in (*_LEVELS, 99.0)}
+        sizes = None if clusters is None else np.bincount(clusters)
+        at = {
+            level: exceedances(self.values, at_rank(self.ordered, level), clusters, sizes) for level in (*_LEVELS, 99.0)
+        }
         lasting = {level: at[level].long() for level in (50.0, 95.0, 99.0)}
         plain = (min(at[50.0].plain(), at[90.0].plain()), min(at[90.0].plain(), at[95.0].plain()))
-        if not neighbors_alike(ranks, clusters):
+        if not neighbors_alike(ranks, clusters, sizes):
             tail, far = (min(lasting[50.0], lasting[level]) for level in (95.0, 99.0))
             return lasting[50.0], lasting[50.0], tail, far, *plain
         short = {level: at[level].short() for level in _LEVELS}
