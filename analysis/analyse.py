@@ -74,6 +74,8 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
         measured, ledgers, window = tables.measured, tables.ledgers, measured_window(requests)
         bands = beside.submit(describe_bands, ledgers)
         pairs = beside.submit(describe_pairs, measured, ledgers, limits_of(manifest.slo))
+        engine_steps = trace.engine_steps if trace else ()
+        compute = beside.submit(describe_compute, ledgers, steps, manifest.device, engine_steps)
         samples = read_telemetry(folder)
         energy = energy_of(samples, *window, plan.start_ns) if samples is not None and window is not None else None
         telemetry = describe_telemetry(samples, trace, manifest, window, energy)
@@ -107,7 +109,7 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
             steady=state,
             drift=drift,
             bands=bands.result(),
-            compute=describe_compute(ledgers, steps, manifest.device, trace.engine_steps if trace else ()),
+            compute=compute.result(),
             explore=pairs.result(),
             made_by=made_by(),
             provenance=provenance,

@@ -242,28 +242,29 @@ class Point:
 def points(plot: Plot, found: Sequence[Point], whisker: str = "whisker") -> Fragment:
     """Dots or signs with their intervals, and their names beside them where there is room."""
     drawn: list[Fragment] = []
-    for one in found:
-        x, y = percent(plot.across(one.x)), plot.down(one.y)
+    places = [(plot.across(one.x), plot.down(one.y)) for one in found]
+    for one, (at, y) in zip(found, places, strict=True):
+        x = percent(at)
         if one.x_ends:
             low, high = (percent(plot.across(end)) for end in one.x_ends)
             drawn.append(el("line", x1=low, x2=high, y1=y, y2=y, class_=whisker))
         if one.y_ends:
             low_y, high_y = (plot.down(end) for end in one.y_ends)
             drawn.append(el("line", x1=x, x2=x, y1=low_y, y2=high_y, class_=whisker))
-    for one in found:  # over all intervals
-        x, y, title = percent(plot.across(one.x)), plot.down(one.y), el("title", one.title) if one.title else NOTHING
+    for one, (at, y) in zip(found, places, strict=True):  # over all intervals
+        x, title = percent(at), el("title", one.title) if one.title else NOTHING
         if one.sign:
             drawn.append(el("text", title, one.sign, x=x, y=y + 5, class_=f"{one.css} middle", **one.data))
         elif one.size:
             drawn.append(el("circle", title, cx=x, cy=y, r=one.size, class_=one.css, **one.data))
-    places: list[tuple[float, float, Side]] = [(0, -10, "middle"), (0, 20, "middle"), (10, -8, "start")]
-    places += [(-10, -8, "end"), (10, 4, "start"), (-10, 4, "end")]
+    beside: list[tuple[float, float, Side]] = [(0, -10, "middle"), (0, 20, "middle"), (10, -8, "start")]
+    beside += [(-10, -8, "end"), (10, 4, "start"), (-10, 4, "end")]
     labels = [
-        [Text(one.label, plot.across(one.x), plot.down(one.y) + below, dx, side, "halo") for dx, below, side in places]
-        for one in found
+        [Text(one.label, at, y + below, dx, side, "halo") for dx, below, side in beside]
+        for one, (at, y) in zip(found, places, strict=True)
         if one.label
     ]
-    return group([*drawn, written(labels, _spots(plot, found))])
+    return group([*drawn, written(labels, _spots(plot, found) if labels else ())])
 
 
 def _spots(plot: Plot, found: Sequence[Point]) -> list[tuple[float, float]]:

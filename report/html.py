@@ -221,7 +221,9 @@ class _Printer:
 
 def _is_numeric(table: Table, at: int) -> bool:
     """Whether a column is set as numbers: to the right, unbroken. Sentences behind the numbers are not."""
-    return table.is_right(at) and max((len(plain(row[at])) for row in table.rows), default=0) <= _LONGEST_NUMBER
+    cells = (row[at] for row in table.rows)
+    words = (cell for cell in cells if not isinstance(cell, Figure) or cell.text)
+    return table.is_right(at) and all(len(plain(each)) <= _LONGEST_NUMBER for each in words)
 
 
 def _cell(cell: Words, numeric: bool) -> Fragment:
@@ -246,12 +248,15 @@ def _cell(cell: Words, numeric: bool) -> Fragment:
     return el("td", inside, class_=" ".join(css) or None, **attributes)
 
 
-def _words(words: Words) -> Fragment:
-    return group(map(_inline, words if isinstance(words, tuple) else (words,)))
+def _words(words: Words) -> Fragment | str:
+    return group(map(_inline, words)) if isinstance(words, tuple) else _inline(words)
 
 
-def _inline(part: doc.Inline) -> Fragment:
+def _inline(part: doc.Inline) -> Fragment | str:
+    """A fragment, or a text that is still to be escaped."""
     match part:
+        case str() | Figure():
+            return str(part)
         case doc.Code(text):
             return el("code", text)
         case Mark(word, tone):
@@ -268,7 +273,7 @@ def _inline(part: doc.Inline) -> Fragment:
             return el("span", text, id=key)
         case doc.Stage(name):
             return group([marks.swatch(name), el("span", marks.words(name))])
-    return Markup.escape(str(part))
+    return str(part)
 
 
 def _gauge(gauge: doc.Gauge) -> Fragment:

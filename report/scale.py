@@ -78,7 +78,7 @@ class Scale:
             found = (value + 0.5 + _GAP * sum(value >= at for at in self.breaks)) / (self.high or 1.0)
         else:
             found = (value - self.low) / (self.high - self.low)
-        return min(max(found, 0.0), 1.0)
+        return 0.0 if found < 0.0 else min(found, 1.0)
 
     def holds(self, value: float) -> bool:
         return self.low <= value <= self.high

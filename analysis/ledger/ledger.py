@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -48,6 +49,7 @@ CLOCK_ERROR_NS = 1_000  # one host, one clock: stamps of different processes agr
 _MOST_STRETCHES = 4_000_000  # in the table of timelines
 _FEWEST_SENT = 20  # of fewer, all may have waited for the server
 _BEYOND_LOOPBACK_NS = 1_000_000
+_KINDS = ("measured", "transit", UNEXPLAINED)
 _FEW = 100  # requests that tell how many stretches a request has
 
 _API_STAGES = frozenset(
@@ -194,30 +196,36 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
     requests = inputs.requests
     rows = np.flatnonzero(shown & answered(requests))
     events = last_tokens(requests, rows, inputs.index)
-    stages, kinds = list(STAGE_NAMES), ["measured", "transit", UNEXPLAINED]
-    parts = []
-    for low, high in blocks(inputs.index, (events.start, events.end)):
-        block = events.rows(low, high)
-        causes = inputs.causes(block)
-        owned = inputs.sharer.cut(causes.intervals, causes.processes)
-        owned = with_holes(owned, block.start, block.end)
-        named = owned.cls >= 0
-        stage, kind = np.where(named, owned.cls // 2, len(stages) - 1), np.where(named, owned.cls % 2, len(kinds) - 1)
-        codes = owned.event, stage, kind  # waits for a core behind one and behind another are one stretch
-        first, last = runs(changes(*codes))
-        whose, *of = (code[first] for code in codes)
-        narrow = ((low + whose).astype(np.int32), *(code.astype(np.int8) for code in of))
-        parts.append((*narrow, owned.start[first], owned.end[last]))
-    request, stage, kind, start, end = map(np.concatenate, zip(*parts, strict=True))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        parts = pool.map(partial(_stretches, inputs, events), blocks(inputs.index, (events.start, events.end)))
+        request, stage, kind, start, end = map(np.concatenate, zip(*parts, strict=True))
     return pd.DataFrame(
         {
             "request_id": pd.Categorical.from_codes(request, pd.Index(requests["request_id"].to_numpy()[rows])),
-            "stage": pd.Categorical.from_codes(stage, stages),
-            "kind": pd.Categorical.from_codes(kind, kinds),
+            "stage": pd.Categorical.from_codes(stage, list(STAGE_NAMES)),
+            "kind": pd.Categorical.from_codes(kind, _KINDS),
             "start_ns": start,
             "end_ns": end,
         }
     )
+
+
+def _stretches(
+    inputs: LedgerInputs, events: Events, between: tuple[int, int]
+) -> tuple[AnyArray, AnyArray, AnyArray, AnyArray, AnyArray]:
+    """Of the events from one place to another: place, number of the stage, of the kind, start and end, of each."""
+    low, high = between
+    block = events.rows(low, high)
+    causes = inputs.causes(block)
+    owned = inputs.sharer.cut(causes.intervals, causes.processes)
+    owned = with_holes(owned, block.start, block.end)
+    named = owned.cls >= 0
+    stage = np.where(named, owned.cls // 2, len(STAGE_NAMES) - 1).astype(np.int8)
+    kind = np.where(named, owned.cls % 2, len(_KINDS) - 1).astype(np.int8)
+    # Waits for a core behind one and behind another are one stretch.
+    first, last = runs(changes(owned.event, stage, kind))
+    whose = (low + owned.event[first]).astype(np.int32)
+    return whose, stage[first], kind[first], owned.start[first], owned.end[last]
 
 
 def _client(requests: pd.DataFrame, looked_ns: Ints | None, *, traced: bool) -> ClientStamps:

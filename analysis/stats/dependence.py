@@ -125,10 +125,10 @@ def exceedances(series: Floats, threshold: float, clusters: Ints | None, sizes: 
     above = np.isinf(series) if np.isinf(threshold) else series > threshold
     share = float(np.count_nonzero(above) / len(series))
     if clusters is None:
-        return Exceedances(share, len(series), None, above - share)
+        return Exceedances(share, len(series), None, np.asarray(above - share, dtype=np.float64))
     sizes = np.bincount(clusters) if sizes is None else sizes
     residuals = np.bincount(clusters[above], minlength=len(sizes)) - share * sizes
-    return Exceedances(share, len(series), int(np.count_nonzero(sizes)), residuals)
+    return Exceedances(share, len(series), int(np.count_nonzero(sizes)), np.asarray(residuals, dtype=np.float64))
 
 
 def first_cosines(residuals: Floats) -> Floats:

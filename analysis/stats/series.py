@@ -139,9 +139,9 @@ class Series:
         """
         if not self.count:
             return Estimate(None, None, None, 0.0, self._too_few(percentile))
-        n_eff = self.n_eff(percentile)
-        lows = [self._ends(p)[0] for p in (percentile, *_BELOW) if p <= percentile]
-        highs = [self._ends(p)[1] for p in (percentile, *_ABOVE) if p >= percentile]
+        n_eff, own, fixed = self.n_eff(percentile), self._ends(percentile), self._fixed_ends
+        lows = [own[0], *(fixed[p][0] for p in _BELOW if p < percentile)]
+        highs = [own[1], *(fixed[p][1] for p in _ABOVE if p > percentile)]
         low = max((end for end in lows if end is not None), default=None)
         high = min((end for end in highs if end is not None), default=None)
         why = "" if low is not None and high is not None else self._too_few(percentile)
@@ -194,6 +194,10 @@ class Series:
         n_eff = max(self.count / autocorrelation_time(self.values), 2.0)
         half = t_quantile(n_eff - 1) * deviation / math.sqrt(n_eff)
         return Estimate(mean, mean - half, mean + half, n_eff)
+
+    @functools.cached_property
+    def _fixed_ends(self) -> dict[float, tuple[float | None, float | None]]:
+        return {percentile: self._ends(percentile) for percentile in {*_ABOVE, *_BELOW}}
 
     def _ends(self, percentile: float) -> tuple[float | None, float | None]:
         ranks = interval_ranks(self.count, self.n_eff(percentile), percentile)
