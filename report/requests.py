@@ -34,19 +34,18 @@ _LEAD = (
 )
 
 
-def one_request(run: ReportedRun) -> Section | None:
-    """The slowest requests, one by one, and the view that opens the embedded ones."""
+def one_request(run: ReportedRun, names: Sequence[str]) -> Section | None:
+    """The slowest requests, one by one, and the view that opens those that are embedded, by their ``names``."""
     if not run.result.stages:  # a ledger that was refused is not shown
         return None
     # Listed are the slowest by the metric that the tail is about; for token gaps by E2E.
     event = "first_token" if run.result.tail.metric in ("ttft", None) else "last_token"
     ledger = run.of_event(event)
-    if len(ledger):  # of the measured ones that succeeded
-        measured = run.requests.loc[run.requests["measured"], "request_id"]
-        ledger = ledger[ledger["request_id"].isin(measured)].nlargest(_LISTED, "total_ns")
+    if len(ledger):  # of the measured ones that succeeded: the few others are sooner looked for
+        others = run.requests.loc[~(run.requests["measured"] | run.requests["superseded"]), "request_id"]
+        ledger = ledger[~ledger["request_id"].isin(others)].nlargest(_LISTED, "total_ns")
     if not len(ledger):
         return None
-    names = picked(run)
     until = f"to the {event.replace('_', ' ')}"
     blocks: list[Block] = [
         Paragraph(_LEAD, "quiet"),
@@ -103,8 +102,8 @@ def _written(tokens: object) -> str:
 
 
 def picked(run: ReportedRun) -> list[str]:
-    """Ids of the requests that can be opened, the most telling first; none without timelines."""
-    if not len(run.timeline):
+    """Ids of the requests that can be opened, the most telling first; none without timelines, or stages to show."""
+    if not len(run.timeline) or not run.result.stages:
         return []
     requests = run.requests[run.requests["measured"].to_numpy(bool)]
     requests = requests[requests["request_id"].isin(run.timeline["request_id"].unique())]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from gapmeter.analysis.judge.words import outage_text
@@ -16,7 +17,6 @@ from gapmeter.analysis.numbers import count, counted, duration, share, usd
 from gapmeter.analysis.provenance import engine_words, load_words
 from gapmeter.analysis.results.cost import Cost
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.regression import Regression
 from gapmeter.analysis.results.requests import ClosedLoop, Turn
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult
 from gapmeter.analysis.results.run import Words as RunWords
@@ -24,7 +24,6 @@ from gapmeter.analysis.run_figures import RunTables
 from gapmeter.records import RunFolder
 from gapmeter.report import compute, cost, device, explore, glance, percentiles, slo, timeline, trust, waits, why
 from gapmeter.report import document as doc
-from gapmeter.report.differences import growth_interval, relative
 from gapmeter.report.document import (
     DETAILS,
     MARKDOWN,
@@ -40,9 +39,12 @@ from gapmeter.report.document import (
     Section,
 )
 from gapmeter.report.failures import failed, failed_in_short
-from gapmeter.report.requests import one_request
+from gapmeter.report.requests import one_request, picked
 from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.words import as_sentence, reproduce, stopped, tone
+
+if TYPE_CHECKING:
+    from gapmeter.analysis.results.regression import Regression
 
 CLOSED_LOOP = (
     "closed loop: each user waited for an answer before asking again, so these latencies are not what "
@@ -99,7 +101,7 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
 def document(folder: RunFolder, tables: RunTables | None = None) -> Document:
     """The page of an analysed run; ``tables``: its own, if already made. Raises as ``ReportedRun.read``."""
     run = ReportedRun.read(folder, tables, timeline_columns=("request_id", "stage", "end_ns"))
-    result, manifest = run.result, run.manifest
+    result, manifest, openable = run.result, run.manifest, picked(run)
     sections = [
         *glance.glance(result, manifest),
         waits.where(result),
@@ -110,14 +112,14 @@ def document(folder: RunFolder, tables: RunTables | None = None) -> Document:
         Section("warnings", "Warnings", _warnings(result), short="warnings") if result.warnings else None,
         percentiles.percentiles(run),
         percentiles.definitions(result, PAGE),
-        timeline.over_time(run),
+        timeline.over_time(run, openable),
         trust.sustained(result),
         device.device(run),
         device.roofline(result),
         percentiles.stages(result),
         trust.trust(result),
         waits.upgrade(result),
-        one_request(run),
+        one_request(run, openable),
         explore.explorer(result),
         _repeat(manifest, folder.path),
     ]
@@ -242,6 +244,8 @@ def _economy(result: RunResult, manifest: Manifest) -> cost.Lines:
 
 
 def _regression(found: Regression) -> Section:
+    from gapmeter.report.differences import growth_interval, relative  # few runs are held against a baseline
+
     rows: list[Row] = [
         [row.status, row.name, Figure(row.a_ms), Figure(row.b_ms),
          relative(row), growth_interval(row) if row.relative_ci else "not estimable"]

@@ -41,7 +41,8 @@ class ReportedRun:
 
         ``timeline_columns``: those that are needed of it, all if None: it has a thousand rows a request.
         """
-        requests, ledger, steps = (table_in(folder.path, name) for name in ("requests", "ledger", "steps"))
+        requests = tables.requests if tables is not None else table_in(folder.path, "requests")
+        ledger, steps = (table_in(folder.path, name) for name in ("ledger", "steps"))
         texts = ["request_id", "stage", "kind"]  # of which there are few different ones
         timeline = table_in(folder.path, "timeline", columns=timeline_columns, read_dictionary=texts)
         result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)

@@ -7,7 +7,7 @@ at most twenty-one stretches of the time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,7 +22,6 @@ from gapmeter.report.charts import Axis, Plot, Point, band, limit, line, points,
 from gapmeter.report.document import Block, Chart, Column, Figure, Headers, Heading, Row, Section, Table
 from gapmeter.report.percentiles import main_limit
 from gapmeter.report.pictures import Limit
-from gapmeter.report.requests import picked
 from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
@@ -79,16 +78,18 @@ def _exact(value: float | None) -> Figure:
     return Figure(value, "number", text=text)
 
 
-def over_time(run: ReportedRun) -> Section:
-    """TTFT and E2E by due time, arrivals, requests in flight, and what the engine held."""
+def over_time(run: ReportedRun, openable: Collection[str] = ()) -> Section:
+    """TTFT and E2E by due time, arrivals, requests in flight, and what the engine held.
+
+    ``openable``: ids of the requests that the page can open.
+    """
     requests, origin = final(run.requests), run.origin_ns
     requests = requests[issued(requests)]
     span = span_of(requests, origin)
-    openable = frozenset(picked(run)) if run.result.stages else frozenset()
     blocks: list[Block] = []
     for metric, stamp in (("ttft", "first_token_ns"), ("e2e", "last_token_ns")):
         limit = main_limit(run.result, metric)
-        dots = dots_of(metric.upper(), requests, span, origin, stamp, openable, limit)
+        dots = dots_of(metric.upper(), requests, span, origin, stamp, frozenset(openable), limit)
         table = dots.table()
         chart = Chart(f"timeline-{metric}", dots, _OPEN if openable else "", table, "levels")
         blocks += [Heading(table.name), chart]
@@ -176,7 +177,8 @@ class Dots:
     @property
     def failed(self) -> Bools:
         """Which requests the server failed: not what was in flight when the load was ended."""
-        return np.asarray([outcome not in ("ok", *ENDED_BY_US) for outcome in self.outcome], dtype=np.bool_)
+        others = {"ok", *ENDED_BY_US}
+        return np.asarray([outcome not in others for outcome in self.outcome], dtype=np.bool_)
 
     def _drawn(self) -> Ints:
         rows = np.flatnonzero(self.good)
@@ -216,7 +218,8 @@ def dots_of(
     at = (requests["due_ns"].to_numpy(dtype=np.float64) - origin_ns) / 1e9
     ms = (requests[column].to_numpy(dtype=np.float64, na_value=np.nan) - requests["due_ns"].to_numpy()) / 1e6
     good = (requests["outcome"] == "ok").to_numpy(dtype=np.bool_) & np.isfinite(ms)
-    outcomes, ids = [str(o) for o in requests["outcome"]], [str(i) for i in requests["request_id"]]
+    # As objects: one by one, a column of texts takes a hundred times as long.
+    outcomes, ids = (list(map(str, requests[name].to_numpy(object))) for name in ("outcome", "request_id"))
     return Dots(metric, span, at, ms, good, outcomes, ids, openable, limit)
 
 

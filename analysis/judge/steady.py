@@ -34,7 +34,7 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.judge.outage import find_row, outage_of
-from gapmeter.analysis.requests.metrics import final, issued, request_values_ns, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import final, flattened, issued, request_values_ns, stamps_ns, succeeded
 from gapmeter.analysis.results.device import Telemetry
 from gapmeter.analysis.results.trust import (
     Drift,
@@ -231,11 +231,11 @@ def _token_drift(sent: pd.DataFrame, due: Ints) -> Ratio | None:
     """Tokens that arrived in each second while requests were issued."""
     if not len(sent):
         return None
-    arrived = [np.asarray(stamps, np.int64) for stamps in sent["token_ns"][succeeded(sent)] if np.ndim(stamps)]
+    arrived, _ = flattened(sent, "token_ns", succeeded(sent))
     seconds = int((due.max() - due.min()) // 1_000_000_000)
-    if seconds < FIRST_S + FEWEST_OF_RATIO or not arrived:
+    if seconds < FIRST_S + FEWEST_OF_RATIO or not len(arrived):
         return None
-    at = (np.concatenate(arrived) - due.min()) // 1_000_000_000
+    at = (arrived - due.min()) // 1_000_000_000
     rates = np.bincount(at[(at >= 0) & (at < seconds)], minlength=seconds).astype(np.float64)
     return _ratio(ratio_of_means(rates[:FIRST_S], rates[FIRST_S:]))
 

@@ -134,15 +134,9 @@ def receive_waits_ns(requests: pd.DataFrame) -> tuple[Floats, int]:
     """
     if "receive_wait_ns" not in requests:
         return np.zeros(0), 0
-    waits, pieces = [np.zeros(0, np.uint32)], 0
-    for own, chunks in zip(requests["receive_wait_ns"], requests["chunk_tokens"], strict=True):
-        if isinstance(own, (np.ndarray, list)):
-            waits.append(np.asarray(own))
-            pieces += len(own)
-        elif isinstance(chunks, (np.ndarray, list)):
-            pieces += len(chunks)
-    every = np.concatenate(waits)
-    return every[every > 0].astype(np.float64), pieces
+    waits, counts = flattened(requests, "receive_wait_ns")
+    _, chunks = flattened(requests, "chunk_tokens", counts == 0)
+    return waits[waits > 0].astype(np.float64), int(counts.sum() + chunks.sum())
 
 
 def last_waits_ns(requests: pd.DataFrame) -> Ints:
@@ -198,7 +192,10 @@ def flattened(requests: pd.DataFrame, name: str, rows: Bools | slice = slice(Non
     """The arrays of a column as one, and the length of each; a missing one is empty."""
     none = np.empty(0, np.int64)
     column = requests[name].to_numpy(object)[rows] if name in requests else [None] * len(requests[rows])
-    cells = [np.asarray(cell) if isinstance(cell, (np.ndarray, list)) else none for cell in column]
+    cells = [
+        cell if isinstance(cell, np.ndarray) else np.asarray(cell) if isinstance(cell, list) else none
+        for cell in column
+    ]
     together = np.concatenate([none, *cells], dtype=np.int64, casting="unsafe")
     return together, np.fromiter(map(len, cells), np.int64, len(cells))
 

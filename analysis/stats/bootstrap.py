@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse, special
+from scipy import special
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.stats.dependence import autocorrelation_time
@@ -163,6 +163,8 @@ class Resampled:
     """
 
     def __init__(self, values: Floats) -> None:
+        from scipy import sparse  # only comparisons resample, and every report would wait for it
+
         order = np.argsort(values, kind="stable")[: len(values) - int(np.isnan(values).sum())].astype(_INDEX)
         edges = np.linspace(0, len(order), min(_GROUPS, len(order)) + 1).astype(_INDEX)
         # A row for each group of neighbors in the order: times a resample's counts, how much of it is in the group.

@@ -273,11 +273,13 @@ def _add_report(commands: Commands) -> None:
 
 def _report(arguments: argparse.Namespace) -> int:
     gc.disable()  # what a report makes it keeps until it ends: looking for what could go costs a tenth of its time
-    from gapmeter.runs.listing import newest_run
     from gapmeter.study.conclusion import report_again
 
     quiet, verbose, definitions = arguments.quiet, arguments.verbose, arguments.definitions
-    folder = arguments.run or newest_run(Path("runs"))
+    if (folder := arguments.run) is None:
+        from gapmeter.runs.listing import newest_run
+
+        folder = newest_run(Path("runs"))
     return _publish(arguments, lambda: [report_again(folder, quiet=quiet, verbose=verbose, definitions=definitions)])
 
 

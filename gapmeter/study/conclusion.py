@@ -23,7 +23,6 @@ from gapmeter.records.reader import NotRecords
 from gapmeter.report.command import Command
 from gapmeter.runs.run import Conclusion, hold, manifest_of, unless_damaged
 from gapmeter.scenarios import Scenario
-from gapmeter.servers.telemetry.sources import is_here
 
 if TYPE_CHECKING:
     from gapmeter.report.document import Document
@@ -36,6 +35,8 @@ def describe(scenario: Scenario, command: Command, keys: Keys) -> ManifestBase:
 
     Without anybody's key: not in the scenario, nor in the command that repeats it.
     """
+    from gapmeter.servers.telemetry.sources import is_here  # a report made again need not wait for its import
+
     wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
     commit = output_of(["git", "rev-parse", "HEAD"])  # of the scenario author's checkout, none outside one
     changed = bool(commit and output_of(["git", "status", "--porcelain", "--untracked-files=no"]))
