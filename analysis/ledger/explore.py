@@ -8,11 +8,12 @@ run again (stats.bootstrap), the same ones for both groups, so that what both sh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Bools, Floats, Ranked
 from gapmeter.analysis.ledger.tail import stage_parts, stages_in
@@ -47,8 +48,9 @@ def describe_pairs(
             continue
         own = requests.iloc[pd.Index(requests["request_id"]).get_indexer(pd.Index(rows["request_id"]))]
         own_pairs = pairs(own, rows["total_ns"].to_numpy(np.float64), limits_ns)
+        stages = _Stages.of(rows)
         described[metric] = tuple(
-            GroupPair(**dict(difference(rows, p.a, p.b)), key=p.key, a=p.a_name, b=p.b_name) for p in own_pairs
+            GroupPair(**dict(stages.difference(p.a, p.b)), key=p.key, a=p.a_name, b=p.b_name) for p in own_pairs
         )
     return described
 
@@ -98,34 +100,49 @@ def difference(rows: pd.DataFrame, a: Bools, b: Bools) -> GroupDifference:
     ``rows``: ledgers to one event of measured requests in the order in which they were due, with ``total_ns``. Ranked
     by size, whatever the sign; intervals are 95 %, without ends where the groups lie in too few stretches.
     """
-    names = stages_in(rows)
-    parts = stage_parts(rows, names)
-    stretch = stretches(rows["total_ns"].to_numpy(np.float64))
-    mean_a, mean_b = parts[a].mean(axis=0), parts[b].mean(axis=0)
-    more = mean_a - mean_b
-    whole = float(more.sum())
-    blocks = int(stretch[-1]) + 1
-    drawn_a, drawn_b = (drawn_means(parts[group], stretch[group], blocks) for group in (a, b))
-    drawn = None if drawn_a is None or drawn_b is None else (drawn_a - drawn_b) / 1e6
-    ranked = [
-        GroupStage(
-            stage=names[i],
-            owner=owner_of(names[i]),
-            a_ms=float(mean_a[i]) / 1e6,
-            b_ms=float(mean_b[i]) / 1e6,
-            ms=float(more[i]) / 1e6,
-            ci_ms=with_draws(float(more[i]), None if drawn is None else drawn[:, i]).ends,
-            share=float(more[i]) / whole if whole else None,
+    return _Stages.of(rows).difference(a, b)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """The ledgers of some requests: ``parts`` in ns, shape (requests, stages); ``stretch``: in which of the run."""
+
+    names: Sequence[str]
+    parts: Floats
+    stretch: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame) -> _Stages:
+        names = stages_in(rows)
+        return cls(names, stage_parts(rows, names), stretches(rows["total_ns"].to_numpy(np.float64)))
+
+    def difference(self, a: Bools, b: Bools) -> GroupDifference:
+        names, parts, stretch = self.names, self.parts, self.stretch
+        mean_a, mean_b = parts[a].mean(axis=0), parts[b].mean(axis=0)
+        more = mean_a - mean_b
+        whole = float(more.sum())
+        blocks = int(stretch[-1]) + 1
+        drawn_a, drawn_b = (drawn_means(parts[group], stretch[group], blocks) for group in (a, b))
+        drawn = None if drawn_a is None or drawn_b is None else (drawn_a - drawn_b) / 1e6
+        ranked = [
+            GroupStage(
+                stage=names[i],
+                owner=owner_of(names[i]),
+                a_ms=float(mean_a[i]) / 1e6,
+                b_ms=float(mean_b[i]) / 1e6,
+                ms=float(more[i]) / 1e6,
+                ci_ms=with_draws(float(more[i]), None if drawn is None else drawn[:, i]).ends,
+                share=float(more[i]) / whole if whole else None,
+            )
+            for i in np.argsort(-np.abs(more), kind="stable")
+        ]
+        return GroupDifference(
+            a_count=int(a.sum()),
+            b_count=int(b.sum()),
+            a_ms=float(mean_a.sum()) / 1e6,
+            b_ms=float(mean_b.sum()) / 1e6,
+            difference_ms=whole / 1e6,
+            difference_ci_ms=with_draws(whole, None if drawn is None else drawn.sum(axis=1)).ends,
+            stretches=blocks,
+            ranked=tuple(ranked),
         )
-        for i in np.argsort(-np.abs(more), kind="stable")
-    ]
-    return GroupDifference(
-        a_count=int(a.sum()),
-        b_count=int(b.sum()),
-        a_ms=float(mean_a.sum()) / 1e6,
-        b_ms=float(mean_b.sum()) / 1e6,
-        difference_ms=whole / 1e6,
-        difference_ci_ms=with_draws(whole, None if drawn is None else drawn.sum(axis=1)).ends,
-        stretches=blocks,
-        ranked=tuple(ranked),
-    )

@@ -93,13 +93,13 @@ def decisive_counts(n_eff: float, share: float) -> tuple[float | None, float | N
     def at_least(k: float) -> float:
         return float(special.betainc(k, n_eff - k + 1, share))
 
-    tolerable = damning = None
-    if n_eff > 0 and at_least(1.0) >= 1 - TAIL:
+    if n_eff <= 0:
+        return None, None
+    one, tolerable, damning = at_least(1.0), None, None
+    if one >= 1 - TAIL:
         tolerable = float(special.bdtrik(TAIL, n_eff, share))
-    if n_eff > 0 and at_least(n_eff) <= TAIL:
-        damning = (
-            1 + float(special.bdtrik(1 - TAIL, n_eff, share)) if at_least(1.0) >= TAIL else _less_than_one(at_least)
-        )
+    if at_least(n_eff) <= TAIL:
+        damning = 1 + float(special.bdtrik(1 - TAIL, n_eff, share)) if one >= TAIL else _less_than_one(at_least)
     return tolerable, damning
 
 
