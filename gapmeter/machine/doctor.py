@@ -33,6 +33,7 @@ from gapmeter.servers import vllm
 
 STREAMS = 10_000
 _FAST_CLOCKS = {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"}
+_IN_C = ("loadgen._receive", "records._events", "analysis.ledger._intervals")
 _WATCH_S = 0.4
 _TICK_NS = 5_000_000
 _GIB = 2**30
@@ -71,6 +72,7 @@ _REMEDIES = {
     "memory": "the built-in tiny model wants 2 GiB with Transformers, 4 with vLLM",
     "/dev/shm": "vLLM's processes talk through it: mount 1 GiB of tmpfs (docker run --shm-size=1g, or --ipc=host)",
     "disk": "2 GiB for .venv, 4 more for vLLM's, 5 to 50 MB a run",
+    "C modules": "reports are slower without: install a C compiler and Python's headers, then make clean-all setup",
     "calibration": f"the quick one is less exact: {COMMAND}",
     "GPU": "in use right now (nvidia-smi shows by whom): wait, or set CUDA_VISIBLE_DEVICES",
     "Transformers": "this torch does not use the GPU: make clean-all setup TORCH_BUILD=cuda",
@@ -120,12 +122,19 @@ def diagnose() -> list[Finding]:
     return [
         judged("Python", sys.version_info >= (3, 11), f"{version} in {sys.prefix}", needed=True),
         judged("system", linux, kernel, needed=True),
+        compiled(),
         *check_machine(),
         calibration(),
         gpu(gpus),
         transformers(has_gpu=bool(gpus)),
         vllm_engine(has_gpu=bool(gpus)),
     ]
+
+
+def compiled() -> Finding:
+    """Whether the modules in C were built; where they were not, Python does the same."""
+    missing = [name for name in _IN_C if importlib.util.find_spec(f"gapmeter.{name}") is None]
+    return judged("C modules", not missing, f"not built: {', '.join(missing)}" if missing else "built")
 
 
 def check_machine() -> list[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import resource
@@ -158,6 +159,20 @@ def test_remedies_name_targets_that_exist() -> None:
     named = [words for source in sources for words in re.findall(r"[`\"'] ?make ([a-z- ]*[a-z])", source.read_text())]
     assert named
     assert {word for words in named for word in words.split()} <= targets
+
+
+def test_a_module_in_c_that_was_not_built_is_a_miss_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.endswith("._events") else found(name))
+    finding = doctor.compiled()
+    assert not finding.ok
+    assert "records._events" in finding.seen
+    assert "compiler" in finding.remedy
+
+
+def test_the_modules_in_c_that_are_looked_for_are_those_that_are_built() -> None:
+    built = re.findall(r'"gapmeter\.([\w.]+)", "[\w/]+\.c"', (ROOT / "setup.py").read_text())
+    assert sorted(doctor._IN_C) == sorted(built)
 
 
 def test_a_list_of_findings_marks_misses_and_says_what_stops_everything() -> None:
