@@ -74,8 +74,7 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
         measured, ledgers, window = tables.measured, tables.ledgers, measured_window(requests)
         bands = beside.submit(describe_bands, ledgers)
         pairs = beside.submit(describe_pairs, measured, ledgers, limits_of(manifest.slo))
-        engine_steps = trace.engine_steps if trace else ()
-        compute = beside.submit(describe_compute, ledgers, steps, manifest.device, engine_steps)
+        compute = beside.submit(describe_compute, ledgers, steps, manifest.device, trace.engine_steps if trace else ())
         samples = read_telemetry(folder)
         energy = energy_of(samples, *window, plan.start_ns) if samples is not None and window is not None else None
         telemetry = describe_telemetry(samples, trace, manifest, window, energy)
