@@ -27,6 +27,7 @@ from bench import (
     coverage,
     first_run,
     growth,
+    known_queue,
     peers,
     probe_cost,
     residual,
@@ -163,6 +164,7 @@ PARTS = {
         lambda options, _: capacity.measure(options.repeats, options.minutes, _earlier(options, "capacity")),
         capacity.table,
     ),
+    "known_queue": Part(lambda options, folder: known_queue.measure(folder, options.rounds), known_queue.table),
     "growth": Part(lambda _, folder: growth.measure(folder), growth.table),
     "first_run": Part(
         lambda options, folder: first_run.measure(

@@ -90,7 +90,7 @@ def simulate(queue: Queue, load: float, count: int, replications: int, seed: int
         shape = (min(_CHUNK, replications - first), ahead + count)
         gaps = rng.exponential(1 / (queue.servers * load), shape)
         services = np.ones(shape) if queue.deterministic else rng.exponential(1.0, shape)
-        wait = lindley(gaps, services) if queue.servers == 1 else _many_servers(gaps, services, queue.servers)
+        wait = lindley(gaps, services) if queue.servers == 1 else many_servers(gaps, services, queue.servers)
         waits.append(wait[:, ahead:])
         sojourns.append(wait[:, ahead:] + services[:, ahead:])
     return np.concatenate(waits), np.concatenate(sojourns)
@@ -114,7 +114,7 @@ def lindley(gaps: Floats, services: Floats) -> Floats:
     return walk - np.minimum.accumulate(walk, axis=1)
 
 
-def _many_servers(gaps: Floats, services: Floats, servers: int) -> Floats:
+def many_servers(gaps: Floats, services: Floats, servers: int) -> Floats:
     """Waits where the first of several servers to be free takes the next request."""
     arrivals = np.cumsum(gaps, axis=1)
     free, rows = np.zeros((len(gaps), servers)), np.arange(len(gaps))

@@ -180,11 +180,12 @@ def departures_by_ref(server: RecordFile) -> dict[int, tuple[int, Ints]]:
 
 @contextlib.contextmanager
 def null_server(
-    cores: Cores, timing: Timing, *, log: Path | None, most_tokens: int = 4096, port: int = 0
+    cores: Cores, timing: Timing, *, log: Path | None, most_tokens: int = 4096, port: int = 0, places: int = 0
 ) -> Iterator[int]:
-    """The null server on its cores; yields its port (0: any free one)."""
+    """The null server on its cores; yields its port (0: any free one). ``places``: answers at once (0: any number)."""
     command = [sys.executable, "-P", "-m", "gapmeter.servers.null", "--with-parent", "--most-tokens", str(most_tokens)]
     command += ["--first-ms", str(timing.first_ms), "--gap-ms", str(timing.gap_ms), "--port", str(port)]
+    command += ["--places", str(places)]
     command += ["--core", str(cores.server[0])] if cores.server else []
     command += ["--log", str(log)] if log is not None else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:  # Ctrl-C is for its parent

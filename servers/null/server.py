@@ -11,6 +11,7 @@ import json
 import socket
 import ssl
 import struct
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -113,13 +114,18 @@ class PreparedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Token k leaves ``first_ns`` + (k - 1) * ``gap_ns`` after the request's last byte was read."""
+    """Token k leaves ``first_ns`` + (k - 1) * ``gap_ns`` after the request's last byte was read.
+
+    With ``places``, no more answers than that are under way: others wait, first come, first served, and that time
+    begins when the answer before has ended (0: none waits).
+    """
 
     first_ns: int = 50_000_000
     gap_ns: int = 10_000_000
     fault: str = "none"
     prompt_tokens: int = 1
     most_tokens: int = 4096
+    places: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +138,7 @@ class Stream:
     stop_at: int
     ref: int
     fault: str
-    received_ns: int
+    begun_ns: int
     sent: int = 0
 
 
@@ -151,6 +157,7 @@ class Server:
             for coded, counted in ((True, True), (False, True), (True, False))
         }
         self._due: list[tuple[int, int, Stream]] = []
+        self._waiting = deque[Stream]()
         self._ticket = count()
         self._armed_ns = 0
         self._timer: Timer | None = None
@@ -198,8 +205,15 @@ class Server:
         stop_at = max(1, tokens // 2) if fault in MIDWAY else tokens
         stream = Stream(connection, prepared, tokens, stop_at, ref, fault, now)
         connection.start(stream)
-        heapq.heappush(self._due, (now + self.schedule.first_ns, next(self._ticket), stream))
-        self._arm()
+        if self.schedule.places and len(self._due) >= self.schedule.places:
+            self._waiting.append(stream)
+        else:
+            self._put(stream)
+            self._arm()
+
+    def _put(self, stream: Stream) -> None:
+        """Its first token on the timer."""
+        heapq.heappush(self._due, (stream.begun_ns + self.schedule.first_ns, next(self._ticket), stream))
 
     def _arm(self) -> None:
         if self._due and self._due[0][0] != self._armed_ns and self._timer is not None:
@@ -215,12 +229,16 @@ class Server:
             stream = due[0][2]
             upto = stream.stop_at
             if gap_ns:
-                upto = min(upto, 1 + (monotonic_ns() - stream.received_ns - first_ns) // gap_ns)
+                upto = min(upto, 1 + (monotonic_ns() - stream.begun_ns - first_ns) // gap_ns)
             if self._send(stream, upto):
-                following = stream.received_ns + first_ns + upto * gap_ns
+                following = stream.begun_ns + first_ns + upto * gap_ns
                 heapq.heapreplace(due, (following, next(self._ticket), stream))
             else:
                 heapq.heappop(due)
+                if self._waiting:
+                    after = self._waiting.popleft()
+                    after.begun_ns = stream.begun_ns + first_ns + (upto - 1) * gap_ns
+                    self._put(after)
         self._arm()
 
     def _send(self, stream: Stream, upto: int) -> bool:

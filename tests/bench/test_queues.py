@@ -52,4 +52,4 @@ def test_lindleys_recursion_is_its_definition() -> None:
     for i in range(1, 50):
         waits[:, i] = np.maximum(0, waits[:, i - 1] + services[:, i - 1] - gaps[:, i])
     assert queues.lindley(gaps, services) == pytest.approx(waits)
-    assert queues._many_servers(gaps, services, 1) == pytest.approx(waits)
+    assert queues.many_servers(gaps, services, 1) == pytest.approx(waits)

@@ -6,6 +6,7 @@ import http.client
 import json
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,22 @@ def tokens(entity: bytes) -> int:
 
 def logged(folder: Path) -> list[RecordFile]:
     return [read_records(path) for path in sorted(folder.glob("*.gap"))]
+
+
+def test_answers_beyond_its_places_wait_their_turn(tmp_path: Path) -> None:
+    timing = ("--first-ms", "20", "--gap-ms", "10", "--places", "2", "--log", str(tmp_path))
+    with null_process(*timing) as (process, port), ThreadPoolExecutor(5) as clients:
+        answers = clients.map(lambda number: ask(port, f"r-{number}", max_tokens=3)[1], range(5))
+        assert [tokens(entity) for entity in answers] == [3] * 5
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    (file,) = logged(tmp_path)
+    writes = file.spans[file.spans["code"] == Span.EGRESS]
+    first_ns = np.sort(writes[writes["n"] == 1]["start_ns"])
+    begun_ns = file.spans[file.spans["code"] == Span.INGRESS]["start_ns"].min()
+    assert len(first_ns) == 5
+    for number, at_ns in enumerate(first_ns):
+        assert at_ns >= begun_ns + 20 * MS + number // 2 * 40 * MS
 
 
 def test_no_token_leaves_early_and_the_log_counts_them_all(tmp_path: Path) -> None:
