@@ -2,7 +2,8 @@
 
 A percentile's interval has both ends once the requests are worth enough independent ones (``n_eff``), and how many they
 are worth shows only in the run. Each look, the first at ``load.duration``, the last at ``load.patience``, asks only
-that: never the percentile itself nor its verdict, so that no run ends because it looks good.
+that: never the percentile itself nor its verdict, so that no run ends because it looks good. The first requests that
+the analysis will leave out as warm-up count at no look.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from gapmeter.analysis.judge.steady import detect_warmup
 from gapmeter.analysis.requests.attempts import request_rows
 from gapmeter.analysis.requests.metrics import metric_series
 from gapmeter.analysis.stats.exact import values_needed
@@ -80,7 +82,7 @@ class Patience:
         self._asked = [
             (slo.metric, slo.percentile) for slo in scenario.slo if slo.metric in LATENCIES and slo.percentile
         ]
-        self._so_far = RequestsSoFar(load.retries)
+        self._so_far, self._finds_warmup = RequestsSoFar(load.retries), load.warmup_ns is None
 
     def until_ns(self, seen: Sequence[tuple[int, RequestRecord]], now_ns: int) -> int | None:
         """Where the load may end: requests due until then are enough, and have been answered. None: it goes on.
@@ -100,6 +102,8 @@ class Patience:
         table = pd.DataFrame(self._so_far.ended(self._from_ns, look_ns))
         if not len(table):
             return False
+        if self._finds_warmup and (warmup := detect_warmup(table)).state == "warmed":
+            table = table[table["due_ns"] >= warmup.until_ns]
         asked = ((metric_series(table, metric, failures=True), percentile) for metric, percentile in self._asked)
         return all(not values.more_values(percentile) for values, percentile in asked)
 

@@ -34,9 +34,9 @@ def answered(index: int, due_ms: float, ttft_ms: float) -> RequestRecord:
     )  # fmt: skip
 
 
-def ends_after_s(ttfts_ms: np.ndarray, every_ms: float = 20.0) -> float | None:
+def ends_after_s(ttfts_ms: np.ndarray, *overrides: str, every_ms: float = 20.0) -> float | None:
     """Where a load of requests so far apart ends, asked four times a second; None: at its patience."""
-    scenario = asked()
+    scenario = asked(*overrides)
     patience = Patience(scenario, T0, 0)
     records = [answered(at, at * every_ms, ttft) for at, ttft in enumerate(ttfts_ms)]
     events = sorted(
@@ -74,6 +74,12 @@ def test_a_load_of_fewer_requests_goes_on_to_the_look_at_which_there_are_enough(
 def test_a_load_that_comes_in_long_bursts_lasts_as_long_as_its_patience() -> None:
     bursts = np.repeat(np.random.default_rng(1).exponential(10, 25), 100) + independent(2500) / 10
     assert ends_after_s(bursts) is None
+
+
+def test_a_slow_start_that_the_analysis_leaves_out_makes_no_load_longer() -> None:
+    start = np.where(np.arange(2500) < 150, 40.0, 0.0)
+    assert ends_after_s(independent(2500) + start, "load.warmup=0") is None
+    assert ends_after_s(independent(2500) + start, "load.warmup=auto") == 20
 
 
 def test_a_look_waits_for_the_answers_that_belong_to_it() -> None:
