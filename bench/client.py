@@ -42,6 +42,13 @@ FIGURES = {
     "lag200_p99_ms": ("generator lag at 200 requests/s, p99, ms", "< 0.5"),
     "rate200": ("delivered rate, 200 asked, requests/s", ""),
     "dispersion200": ("… dispersion of delivered over that of planned arrivals", "1"),
+    "ttft1000_p50_ms": ("TTFT error at 1,000 requests/s, 64,000 tokens/s, p50, ms", ""),
+    "ttft1000_p99_ms": ("TTFT error at 1,000 requests/s, p99, ms", ""),
+    "wait1000_p99_ms": ("… from the kernel's stamp to the read, p99, ms: in no latency", ""),
+    "lag1000_p50_ms": ("generator lag at 1,000 requests/s, p50, ms", ""),
+    "lag1000_p99_ms": ("generator lag at 1,000 requests/s, p99, ms", ""),
+    "rate1000": ("delivered rate, 1,000 asked, requests/s", ""),
+    "dispersion1000": ("… dispersion of delivered over that of planned arrivals", "1"),
     "ttft20_busy_p50_ms": (
         "TTFT error at 20 requests/s, a program that never sleeps on the same core, p50, ms",
         "",
@@ -146,6 +153,7 @@ PARTS: tuple[Callable[[Cores, int], dict[str, float]], ...] = (
     intake,
     lambda cores, seed: exactness(cores, seed, 20, 25),
     lambda cores, seed: exactness(cores, seed, 200, 8),
+    lambda cores, seed: exactness(cores, seed, 1000, 8),
     lambda cores, seed: exactness(cores, seed, 20, 25, busy=True),
     lambda cores, seed: exactness(cores, seed, 200, 8, busy=True),
 )

@@ -78,7 +78,7 @@ def _row(folder: Path) -> dict[str, Any]:
 def table(found: Mapping[str, Any]) -> list[str]:
     """A row an engine."""
     columns = (
-        "engine", "runs", "p99 with both ends", "95 % interval", f"of them within {_SOON_S:g} s",
+        "engine", "runs", "p99 with both ends", "95 % interval", f"of them within {_SOON_S:g} s", "a bound alone",
         "all runs' p99 within it, or its bound",
         "all SLOs decided", "a cost", "p99, ms", "±, %", "load, s",
     )  # fmt: skip
@@ -97,6 +97,7 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield (
             f"| {engine} | {len(own)} | {len(whole)} | {low:.0%} to {high:.0%} "
             f"| {sum(row['seconds'] <= _SOON_S for row in whole)} "
+            f"| {sum(not row['ci_ms'] and row['at_most_ms'] is not None for row in own)} "
             f"| {sum(held)} of {len(held)} "
             f"| {sum(not row['undecided'] for row in own)} | {sum(row['cost'] for row in own)} "
             f"| {_range([row['p99_ms'] for row in whole])} | {_range(halves)} "

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from gapmeter.analysis.ledger.switches import read_switches
 from gapmeter.analysis.results.manifest import Manifest
@@ -41,10 +42,11 @@ _ASKED_PROBED = (
 )  # fmt: skip
 _SPANS = 1000  # written at once
 _TIMED = """
-import resource, subprocess, sys
+import resource, subprocess, sys, time
+begun = time.monotonic()
 subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL)
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(used.ru_utime + used.ru_stime, used.ru_maxrss)
+print(time.monotonic() - begun, used.ru_utime + used.ru_stime, used.ru_maxrss)
 """
 
 
@@ -53,11 +55,18 @@ def measure(folder: Path, sizes: tuple[int, ...] = SIZES, probed: tuple[int, ...
     with null_server(Cores((), ()), Timing(first_ms=10, gap_ms=5), log=None, most_tokens=_TOKENS) as port:
         at = f"server.url=http://127.0.0.1:{port}"
         source = RunFolder(run_scenario("bench/null.yaml", [*_ASKED, at], Options(folder, quiet=True)).folder)
-    rows = [_row(source, folder, tokens) for tokens in sizes]
+    rows, kept = [_row(source, folder, tokens) for tokens in sizes], [_kept(source)]
     if probed:
         source = RunFolder(run_scenario("smoke", _ASKED_PROBED, Options(folder, quiet=True)).folder)
         rows += [_row(source, folder, tokens) for tokens in probed]
-    return {"rows": rows, "exponent": _exponent(rows[: len(sizes)]), "probed": _exponent(rows[len(sizes) :])}
+        kept.append(_kept(source))
+    powers = {"exponent": _exponent(rows[: len(sizes)]), "probed": _exponent(rows[len(sizes) :])}
+    return {"rows": rows, **powers, "folder_bytes": kept}
+
+
+def _kept(source: RunFolder) -> float:
+    """Bytes of a run's whole folder, a token."""
+    return _bytes(source.path) / float(pd.read_parquet(source.path / "requests.parquet")["output_tokens"].sum())
 
 
 def _row(source: RunFolder, folder: Path, tokens: int) -> dict[str, Any]:
@@ -167,7 +176,7 @@ def _numbered_on(name: str, by: int) -> str:
 
 
 def _reported(folder: RunFolder) -> dict[str, float]:
-    """CPU seconds and the most memory of ``gapmeter report``, of all its processes the largest.
+    """Seconds, CPU seconds and the most memory of ``gapmeter report``, of all its processes the largest.
 
     By a small process between: what a process had in memory when it began another counts as that one's, too.
     """
@@ -175,8 +184,8 @@ def _reported(folder: RunFolder) -> dict[str, float]:
     found = subprocess.run([sys.executable, "-c", _TIMED, *command], capture_output=True, text=True, check=True)
     if not folder.report.exists():
         raise NotMeasured(f"{folder.path} was not reported: {found.stderr[-300:]}")
-    cpu_s, peak_kib = map(float, found.stdout.split()[-2:])
-    return {"cpu_s": cpu_s, "peak_gb": peak_kib * 1024 / 1e9}
+    wall_s, cpu_s, peak_kib = map(float, found.stdout.split()[-3:])
+    return {"wall_s": wall_s, "cpu_s": cpu_s, "peak_gb": peak_kib * 1024 / 1e9}
 
 
 def _bytes(path: Path) -> int:
@@ -186,15 +195,17 @@ def _bytes(path: Path) -> int:
 def table(found: Mapping[str, Any]) -> list[str]:
     """A row a size; of the last two, the power of the tokens by which it grows."""
     lines = [
-        "| tokens | probe | CPU, s | memory, GB | records, B a token | tables, B a token | report.html, MB |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| tokens | probe | took, s | CPU, s | memory, GB | records, B a token | tables, B a token | report.html, MB |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in found["rows"]:
         lines.append(
-            f"| {row['tokens']:,} | {'yes' if row['probed'] else 'no'} | {row['cpu_s']:.1f} | {row['peak_gb']:.2f} "
-            f"| {row['record_bytes']:.0f} | {row['table_bytes']:.0f} | {row['page_mb']:.2f} |"
+            f"| {row['tokens']:,} | {'yes' if row['probed'] else 'no'} | {row['wall_s']:.1f} | {row['cpu_s']:.1f} "
+            f"| {row['peak_gb']:.2f} | {row['record_bytes']:.0f} | {row['table_bytes']:.0f} | {row['page_mb']:.2f} |"
         )
-    lines += ["", f"`gapmeter report` of answers of {_TOKENS} tokens."]
+    lines += ["", f"`gapmeter report` of answers of {_TOKENS} tokens; records as they are written."]
+    kept = [f"{each:.0f} B a token" for each in found["folder_bytes"]]
+    lines.append(f"A run's whole folder takes {', with a probe '.join(kept)}, once its records are compressed.")
     for which, power in (("without a probe", found["exponent"]), ("with its records", found["probed"])):
         if power:
             said = f"From the last size {which} but one to the last, CPU time grows as tokens to the power"
