@@ -56,7 +56,8 @@ def percentile_ms(rate: float) -> float:
     rng = np.random.default_rng(_SEED)
     shape = (_QUEUES, _AHEAD + _REQUESTS)
     gaps = rng.exponential(1000 / rate, shape)
-    services = TIMING.first_ms + TIMING.gap_ms * (rng.integers(1, MOST_TOKENS + 1, shape) - 1.0)
+    tokens = rng.integers(1, MOST_TOKENS + 1, shape).astype(np.float64)
+    services = np.asarray(TIMING.first_ms + TIMING.gap_ms * (tokens - 1), np.float64)
     waits = many_servers(gaps, services, PLACES)[:, _AHEAD:]
     return float(np.percentile(waits, LEVEL)) + TIMING.first_ms
 
