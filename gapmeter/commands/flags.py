@@ -35,7 +35,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="builtin:NAME, a folder or a hub id; with --url: the name of the model there")
     parser.add_argument("--tokenizer", help="with --url: folder or hub id of the served model's tokenizer")
     parser.add_argument("--probe-dir", type=Path, help="with --url: the folder that the server's probe writes into")
-    parser.add_argument("--api-key", help="with --url: sent as a bearer token (or GAPMETER_API_KEY)")
+    parser.add_argument("--api-key", help="with --url: sent as a bearer token; GAPMETER_API_KEY is not seen in ps")
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:

@@ -230,7 +230,7 @@ def _add_worker(commands: Commands) -> None:
     parser = commands.add_parser("worker", help="send part of a run's load from this machine")
     parser.add_argument("--master", required=True, metavar="HOST[:PORT]", help="where gapmeter run --workers listens")
     parser.add_argument("--cores", default="", help="run the generator on these cores only, for instance 2 or 2,3")
-    parser.add_argument("--api-key", help="sent to the server as a bearer token (or GAPMETER_API_KEY)")
+    parser.add_argument("--api-key", help="sent to the server as a bearer token; GAPMETER_API_KEY is not seen in ps")
     parser.add_argument("--url", default="", help="with a key: the one server that gets it, as gapmeter run names it")
     parser.set_defaults(call=_worker)
 

@@ -12,7 +12,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from gapmeter import errors
@@ -81,7 +81,7 @@ def unpacked(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="gapmeter-archive-") as temporary:
         try:
             with tarfile.open(path) as tar:
-                top = _check(path, list(tar))
+                top = _check(path, tar)
                 tar.extractall(temporary, filter="data")
         except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError, MemoryError, zlib.error) as error:
             said = str(error).partition(":\n")[0] or type(error).__name__  # without what each method of packing says
@@ -93,17 +93,16 @@ def unpacked(path: Path) -> Iterator[Path]:
             raise UserError(str(error).replace(str(folder), str(path)), error.exit_code) from error
 
 
-def _check(path: Path, entries: Sequence[tarfile.TarInfo]) -> str:
-    """The one folder that all entries lie in. Raises UserError."""
-    free = shutil.disk_usage(tempfile.gettempdir()).free
-    deepest = max((entry.name.count("/") for entry in entries), default=0)
-    size = sum(entry.size for entry in entries)
-    if len(entries) > _MOST_FILES or deepest > _DEEPEST or size > min(_MOST_BYTES, free):
-        text = f"{path} unpacks to more than a run's folder can be, or {tempfile.gettempdir()} has room for"
-        raise UserError(text, errors.NOT_VALID)
-    tops = set()
-    for entry in entries:
+def _check(path: Path, tar: tarfile.TarFile) -> str:
+    """The one folder that all entries lie in. Raises UserError, at the first entry that a run's folder cannot have."""
+    most = min(_MOST_BYTES, shutil.disk_usage(tempfile.gettempdir()).free)
+    tops, size = set(), 0
+    for count, entry in enumerate(tar, 1):
         parts = PurePosixPath(entry.name).parts
+        size += entry.size
+        if count > _MOST_FILES or len(parts) > _DEEPEST or size > most:
+            text = f"{path} unpacks to more than a run's folder can be, or {tempfile.gettempdir()} has room for"
+            raise UserError(text, errors.NOT_VALID)
         if not parts or entry.name.startswith("/") or ".." in parts or "\\" in entry.name:
             text = f"{path} holds {entry.name!r}, which leads out of its folder: it is not unpacked"
             raise UserError(text, errors.NOT_VALID)

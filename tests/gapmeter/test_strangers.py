@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import json
 import os
 import socket
 import subprocess
@@ -130,6 +131,16 @@ def test_an_output_that_has_no_room_or_no_reader_is_said_as_what_it_is(words: tu
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
     os.close(write)
     assert (done.returncode, "the reader closed it" in done.stderr) == (2, True)
+
+
+@pytest.mark.whole_run
+def test_what_becomes_of_the_output_changes_no_verdict(finished_run: Path, run_copy: Callable[[], Path]) -> None:
+    command = [sys.executable, "-P", "-m", "gapmeter", "report", str(run_copy())]
+    code = json.loads((finished_run / "summary.json").read_text())["exit_code"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    assert done.returncode == code != 2
+    assert "standard output has not been written: No space left on device" in done.stderr
 
 
 WORDS = ("$(touch bad)", "`touch bad`", '"; touch bad; "', "'; touch bad; '", "$(shell touch bad)", "x\n\ttouch bad")

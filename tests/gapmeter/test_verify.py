@@ -324,6 +324,14 @@ def test_an_archive_of_folders_in_folders_without_end_is_refused(tmp_path: Path)
         verify(packed)
 
 
+def test_an_archive_that_is_too_large_is_refused_before_it_is_read_through(tmp_path: Path) -> None:
+    huge = tarfile.TarInfo("run/a")
+    huge.size = 1 << 50
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(huge.tobuf()))  # none of what it says is there
+    with pytest.raises(UserError, match="more than a run's folder can be"):
+        verify(tmp_path / "a.tar.gz")
+
+
 def test_what_is_packed_but_no_archive_is_told_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(b"hello" * 1000))
     with pytest.raises(UserError, match=r"a\.tar\.gz cannot be unpacked: [^\n]+$"):
