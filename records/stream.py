@@ -18,7 +18,8 @@ _LINE_END = re.compile(rb"(?>\r\n|\n|\r)")
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)+")
 _EVENT_ERROR = re.compile(rb"(?:^|[\r\n])event: ?error *(?:[\r\n]|$)")
 _MOST_COUNTED = 1 << 40
-MOST_TOKENS = 10_000_000  # what no chunk can hold; a stamp for each would fill the memory
+MOST_TOKENS = 10_000_000  # what no chunk can hold
+_MOST_SILENT = 1 << 17  # tokens that a server may think without sending any, where fewer were asked for
 REASONING = ("reasoning", "reasoning_content")
 _CALLS = ("tool_calls", "function_call")
 _FAILED = ("error", "abort", "insufficient_system_resource")  # finish reasons of an answer that the server gave up
@@ -107,6 +108,10 @@ def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> An
     details = usage.get("prompt_tokens_details")
     output = _whole(usage.get("completion_tokens")) or None  # a server that does not count says 0
     counted, new = _counts(reading.pieces, output)
+    # Each token has a stamp: a few bytes that claim millions of them would fill the memory.
+    if (claimed := int(new.sum())) > max(_MOST_SILENT, 2 * record.output_tokens) + len(record.body):
+        reading.error = reading.error or f"a usage of {claimed} tokens in {len(record.body)} bytes"
+        counted, new = "unmeasured", np.zeros_like(new)
     brought = new > 0
     stamps, counts = np.array(reading.pieces.stamps, dtype=np.int64)[brought], new[brought]
     if output is None and counted != "unmeasured":

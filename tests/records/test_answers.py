@@ -98,6 +98,7 @@ OTHER = {
     "a count with a fraction": sse(text("a") | {"usage": {"completion_tokens": 1.0}}, "[DONE]"),
     "a count below zero": sse(text("a") | {"usage": {"completion_tokens": -1}}, "[DONE]"),
     "too many tokens": sse(chat("a", 10_000_001), "[DONE]"),
+    "more tokens than it can bring": sse(chat("a", 200_000), "[DONE]"),
     "a part that is none": [ONE.replace(b'"a"', b'["a"]')],
     "deep": [b'data: {"x": ' + b"[" * 100_000 + b"\n\n"],
     "nothing": [],

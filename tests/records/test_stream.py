@@ -253,6 +253,7 @@ def test_an_answer_that_is_not_streamed_arrives_all_at_once(kind: str) -> None:
         ([*sse(chat("a", 1)), b'data: {"choices": [{"del'], 1, ENDED_EARLY),
         ([*sse(role(0))], 0, ENDED_EARLY),
         ([*sse(chat("a", 10**15))], 0, "a usage of"),
+        ([*sse(*(chat("a", 9_000_000 + k) for k in range(8)), "[DONE]")], 0, "a usage of 9000007 tokens in"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_an_answer_is_said_and_what_came_before_is_kept(
