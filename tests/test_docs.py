@@ -110,6 +110,17 @@ def test_every_link_to_a_section_leads_to_one(page: Path) -> None:
     assert not broken
 
 
+def test_every_test_that_a_page_names_exists() -> None:
+    """By its file below tests/ and how its name begins."""
+    named = [found for page in PAGES for found in re.findall(r"`(\w+(?:/\w+)*)::(\w+)`", page.read_text())]
+    assert len(named) > 50
+    missing = [
+        f"{file}::{name}" for file, name in named
+        if f"def test_{name}" not in (ROOT / "tests" / f"{file}.py").read_text()
+    ]  # fmt: skip
+    assert not missing
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     seen, left = set[Path](), [ROOT / "README.md"]
     while left:
