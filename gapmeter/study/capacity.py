@@ -38,7 +38,7 @@ from gapmeter.scenarios import Scenario
 from gapmeter.scenarios.slo import Slo
 from gapmeter.study.conclusion import STOPPED, conclude, describe, show
 from gapmeter.study.patience import RequestsSoFar
-from gapmeter.study.resolve import check_searchable, resolve
+from gapmeter.study.resolve import changes, check_searchable, resolve
 from gapmeter.study.session import Session, Visit, open_session
 from gapmeter.study.study import Study, afresh, make_study_folder, manifest_to_resume
 from gapmeter.study.target import why_gone
@@ -168,10 +168,7 @@ class Trials:
         place = f"trials/{number:02d}-{rate:.4g}rps"
         path = self.study.path / place
         warmup_ns = _warmup_ns(scenario, ask)
-        command = self.study.command.as_run(
-            f"load.arrivals={scenario.load.arrivals}", f"load.rate={rate:.6g}", f"load.duration={looks[-1] / rate:.3g}",
-            f"load.warmup={warmup_ns / 1e9:g}", f"seed={scenario.seed}",
-        )  # fmt: skip
+        command = self.study.command.as_run(*changes(self._scenario, scenario))
         of = TrialPlace(folder=str(self.study.path), trial=number)
         monitor = TrialMonitor(self._slos, looks, rate, warmup_ns, enough, scenario.load.retries)
         interrupted, died, reason = False, None, None
@@ -255,7 +252,7 @@ def at_rate(scenario: Scenario, ask: Ask, number: int) -> Scenario:
     if load.arrivals not in BURSTS:
         trial |= {"arrivals": "poisson", "burstiness": None, "onoff": None}
     seed = (scenario.seed * 1000 + number) % 2**63  # the largest that a scenario may have is one less
-    return scenario.model_copy(update={"load": load.model_copy(update=trial), "seed": seed})
+    return scenario.model_copy(update={"load": load.model_copy(update=trial), "seed": seed, "repeat": 1})
 
 
 def _warmup_ns(scenario: Scenario, ask: Ask | None = None) -> int:

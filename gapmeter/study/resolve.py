@@ -10,7 +10,7 @@ from gapmeter import errors
 from gapmeter.analysis.device.devices import UnknownDevice, find_device
 from gapmeter.errors import UserError
 from gapmeter.scenarios import Point, Scenario, ScenarioError, Setting, load_points, load_scenario, place_of, provenance
-from gapmeter.scenarios.model import RATED_ARRIVALS
+from gapmeter.scenarios.model import RATED_ARRIVALS, flat
 from gapmeter.scenarios.shapes import FixedPause
 
 _OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server.args")
@@ -60,6 +60,12 @@ def searchable_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
 def settings_of(point: Point) -> list[str]:
     """A point's own values as overrides."""
     return [f"{key}={json.dumps(value)}" for key, value in point.values.items()]
+
+
+def changes(scenario: Scenario, other: Scenario) -> list[str]:
+    """What makes one scenario the other, as overrides: null unsets a key wherever it was set."""
+    before, after = flat(scenario.to_dict()), flat(other.to_dict())
+    return [f"{key}={json.dumps(value)}" for key, value in after.items() if value != before[key]]
 
 
 def point_overrides(point: Point, overrides: Sequence[str]) -> list[str]:

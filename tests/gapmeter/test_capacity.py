@@ -15,8 +15,9 @@ import pytest
 from gapmeter.analysis.capacity.trial import Ask
 from gapmeter.analysis.results.capacity import FOUND, UNMEETABLE, CapacityResult
 from gapmeter.analysis.results.costs import CostTable
-from gapmeter.analysis.results.manifest import SearchManifest, TrialNote
-from gapmeter.cli import main
+from gapmeter.analysis.results.manifest import Manifest, SearchManifest, TrialNote
+from gapmeter.cli import main, parser
+from gapmeter.commands import flags
 from gapmeter.errors import UserError
 from gapmeter.machine.instrument import Cores, Timing, null_server
 from gapmeter.options import Options
@@ -26,7 +27,7 @@ from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.run import Conclusion, open_run
 from gapmeter.scenarios import Scenario
 from gapmeter.study.capacity import CapacityGoal, at_rate, begin_search
-from gapmeter.study.resolve import check_searchable, resolve, searchable_points
+from gapmeter.study.resolve import changes, check_searchable, resolve, searchable_points
 from gapmeter.study.settings import compared, find_capacities
 from gapmeter.study.study import manifest_to_resume
 from gapmeter.study.verify import verify
@@ -82,6 +83,36 @@ def test_bursts_stay_bursts_at_another_rate_and_all_else_arrives_at_random(
     load = at_rate(resolve("smoke", words), Ask(30.0, 600), 3).load
     assert (load.arrivals, load.burstiness) == kept
     assert (load.rate, load.duration_ns) == (30.0, 20_000_000_000)
+
+
+def read_back(command: CommandLine) -> Scenario:
+    """The scenario that a command line runs."""
+    arguments = parser().parse_args(command.words[1:])
+    return resolve(arguments.scenario, flags.overrides(arguments))
+
+
+@pytest.mark.parametrize("variable", ["", "500"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("load.requests=500",),
+        ("load.duration=20s", "load.patience=60s"),
+        ("load.arrivals=constant", "load.warmup=auto", "repeat=3"),
+        ("load.arrivals=gamma", "load.burstiness=4"),
+        ("load.arrivals=onoff", "load.onoff={on: 1s, off: 2s}"),
+        ("load.arrivals=diurnal", "load.diurnal={hours: [1, 2, 3], day: 60s}"),
+    ],
+)
+@pytest.mark.parametrize("name", ["chat-p99", "smoke"])
+def test_a_trials_command_read_back_is_the_trials_own_load(
+    name: str, words: tuple[str, ...], variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GAPMETER_LOAD_REQUESTS", variable)
+    scenario = resolve(name, words)
+    trial = at_rate(scenario, Ask(100 / 3, 617), 3)
+    command = CommandLine.of("capacity", name, words).as_run(*changes(scenario, trial))
+    assert read_back(command).to_dict() == trial.to_dict()
 
 
 @pytest.mark.parametrize("seed", [1, 2**63 - 1])
@@ -239,12 +270,9 @@ def test_searches_that_are_over_are_planned_for_a_load_that_is_asked_for_later(t
 
 @pytest.mark.whole_run
 def test_a_trials_command_repeats_its_load_alone_and_a_search_is_no_run(searched: Done) -> None:
-    trial = searched.summary["capacity"]["trials"][0]
-    words = shlex.split(json.loads((searched.folder.path / trial["folder"] / "manifest.json").read_text())["command"])
-    assert words[:5] == ["gapmeter", "run", "smoke", "--engine", "simulated"]
-    assert f"load.rate={trial['rate']:.6g}" in words
-    assert {"seed=1001", "load.warmup=0"} <= set(words), "its own arrivals"
-    assert not {"--budget", "30s", "--within", "80%", "--runs", "--spare"} & set(words)
+    for trial in searched.summary["capacity"]["trials"]:
+        manifest = Manifest.read(searched.folder.path / trial["folder"])
+        assert read_back(CommandLine.parse(manifest.command)).digest() == manifest.scenario_digest
     with pytest.raises(UserError, match=r"is a capacity search; name one of its runs under trials/, for instance"):
         open_run(searched.folder.path)
 
