@@ -14,6 +14,8 @@ from gapmeter.analysis.results.requests import LoadFacts
 from gapmeter.analysis.results.run import INVALID, UNKNOWN, MadeBy, Provenance, RunFigures
 
 _CODE_OF_FIGURES = ("analysis", "records", "report")  # the last: of the words among them, and of pages
+# Neither what a compiler or an editor leaves there, nor C, which does the same as the Python beside it.
+_SOURCES = (".py", ".yaml", ".html", ".css", ".js")
 
 
 def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
@@ -126,7 +128,7 @@ def made_by() -> MadeBy:
         version = "unknown"
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
-    for path in sorted(path for package in _CODE_OF_FIGURES for path in (root / package).rglob("*") if path.is_file()):
-        if "__pycache__" not in path.parts:
+    for path in sorted(path for package in _CODE_OF_FIGURES for path in (root / package).rglob("*")):
+        if path.suffix in _SOURCES and path.is_file():
             digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
     return MadeBy(gapmeter=version, analysis=digest.hexdigest()[:12])

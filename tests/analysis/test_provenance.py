@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -96,15 +97,42 @@ def test_an_hdr_log_carries_it_as_a_comment_that_readers_pass_over(tmp_path: Pat
     assert read_hlog(path)["ttft"].get_total_count() == 1
 
 
-@pytest.mark.parametrize("package", ["analysis", "records", "report"])
-def test_the_hash_tells_apart_whatever_figures_words_and_pages_are_made_by(
-    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the report's code in it, a page by other code was taken for one that somebody had changed."""
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout of another gapmeter, whose hash ``made_by`` then makes."""
     for name in ("analysis", "records", "report"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "code.py").write_text("one")
     monkeypatch.setattr(provenance, "__file__", str(tmp_path / "analysis" / "provenance.py"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("package", ["analysis", "records", "report"])
+@pytest.mark.parametrize("name", ["code.py", "gpus.yaml", "page.html", "page.css", "page.js"])
+def test_the_hash_tells_apart_whatever_figures_words_and_pages_are_made_by(
+    package: str, name: str, code: Path
+) -> None:
+    """Without the report's code in it, a page by other code was taken for one that somebody had changed."""
     before = made_by.__wrapped__().analysis
-    (tmp_path / package / "code.py").write_text("another")
+    (code / package / name).write_text("another")
     assert made_by.__wrapped__().analysis != before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_events.abi3.so", "_events.c", "_events.pyi", "code.py~", ".code.py.swp", "#code.py#", "code.py.orig",
+     "__pycache__/code.cpython-311.pyc"],
+)  # fmt: skip
+def test_it_is_the_same_whatever_a_compiler_or_an_editor_leaves_there(name: str, code: Path) -> None:
+    before = made_by.__wrapped__().analysis
+    (code / "records" / name).parent.mkdir(exist_ok=True)
+    (code / "records" / name).write_text("built")
+    assert made_by.__wrapped__().analysis == before
+
+
+def test_every_file_that_is_installed_beside_the_modules_counts() -> None:
+    root = Path(provenance.__file__).resolve().parent.parent
+    built = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = built["package-data"]["*"]
+    kept = [path for part in provenance._CODE_OF_FIGURES for each in patterns for path in (root / part).rglob(each)]
+    assert {path.suffix for path in kept} == set(provenance._SOURCES) - {".py"}
