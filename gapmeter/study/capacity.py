@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -40,10 +41,9 @@ from gapmeter.study.conclusion import STOPPED, conclude, describe, show
 from gapmeter.study.patience import RequestsSoFar
 from gapmeter.study.resolve import changes, check_searchable, resolve
 from gapmeter.study.session import Session, Visit, open_session
-from gapmeter.study.study import Study, afresh, make_study_folder, manifest_to_resume
+from gapmeter.study.study import Study, afresh, study_folder
 from gapmeter.study.target import why_gone
 
-SEARCH = "capacity"
 _WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
 _BRIEF_WARMUP_NS = 1_000_000_000  # at most, of one that only looks for an overload
 _AROUND_S = 3.0  # what a trial takes before its first request and after its last
@@ -79,9 +79,9 @@ def find_capacity(
     """
     scenario = resolve(name, overrides)
     check_searchable(scenario, name)
-    study = begin_search(name, overrides, scenario, options, goal, resume)
-    run_search(study, scenario)
-    return report_capacity(study.path, quiet=options.quiet)
+    with begin_search(name, overrides, scenario, options, goal, resume) as study:
+        run_search(study, scenario)
+        return report_capacity(study.path, quiet=options.quiet)
 
 
 def run_search(study: Study[SearchManifest], scenario: Scenario) -> None:
@@ -260,34 +260,36 @@ def _warmup_ns(scenario: Scenario, ask: Ask | None = None) -> int:
     return min(asked, _BRIEF_WARMUP_NS) if ask and ask.aim == "ceiling" else asked
 
 
+@contextlib.contextmanager
 def begin_search(
     name: str, overrides: Sequence[str], scenario: Scenario, options: Options, goal: CapacityGoal, resume: Path | None
-) -> Study[SearchManifest]:
+) -> Iterator[Study[SearchManifest]]:
     """A new search, or an earlier one that goes on with this goal. Raises UserError."""
     assert scenario.load.rate is not None
-    if resume is not None:
-        path, manifest = resume, manifest_to_resume(resume, scenario, SearchManifest)
-        # A trial that was interrupted, or whose server died, is run again, and so is one that was no measurement twice.
-        trials = tuple(trial for trial in manifest.capacity.trials if not (trial.interrupted or trial.died))
-        if manifest.capacity.ended == NOT_MEASURED:
-            trials = trials[:-1]
-        start = manifest.capacity.start
-        facts = manifest.capacity.model_copy(update={**asdict(goal), "start": start, "trials": trials, "ended": None})
-        manifest = manifest.model_copy(update={"capacity": facts, "ended_because": None})
-        for earlier in (resume / "trials").glob("*"):
-            if f"trials/{earlier.name}" not in {trial.folder for trial in trials}:
-                shutil.rmtree(earlier)
-    else:
-        path = make_study_folder(options.runs, scenario, SEARCH)
-        keys = Keys.within(scenario.to_dict(), options.api_key)
-        command = options.command or Command.of("capacity", name, overrides)
-        facts = SearchFacts(
-            **asdict(replace(goal, start=goal.start or scenario.load.rate)), longest=_LONGEST,
-            lost_s=_warmup_ns(scenario) / 1e9 + _AROUND_S, trials=(), ended=None,
-        )  # fmt: skip
-        manifest = SearchManifest(**dict(describe(scenario, command, keys)), slo=scenario.slo, capacity=facts)
-    manifest.write(path)
-    return Study(path, manifest, options)
+    with study_folder(options.runs, scenario, SearchManifest, resume) as (path, manifest):
+        if manifest is not None:
+            # A trial that was interrupted, or whose server died, is run again, and so is one that was no measurement
+            # twice.
+            trials = tuple(trial for trial in manifest.capacity.trials if not (trial.interrupted or trial.died))
+            if manifest.capacity.ended == NOT_MEASURED:
+                trials = trials[:-1]
+            start = manifest.capacity.start
+            asked = {**asdict(goal), "start": start, "trials": trials, "ended": None}
+            facts = manifest.capacity.model_copy(update=asked)
+            manifest = manifest.model_copy(update={"capacity": facts, "ended_because": None})
+            for earlier in (path / "trials").glob("*"):
+                if f"trials/{earlier.name}" not in {trial.folder for trial in trials}:
+                    shutil.rmtree(earlier)
+        else:
+            keys = Keys.within(scenario.to_dict(), options.api_key)
+            command = options.command or Command.of("capacity", name, overrides)
+            facts = SearchFacts(
+                **asdict(replace(goal, start=goal.start or scenario.load.rate)), longest=_LONGEST,
+                lost_s=_warmup_ns(scenario) / 1e9 + _AROUND_S, trials=(), ended=None,
+            )  # fmt: skip
+            manifest = SearchManifest(**dict(describe(scenario, command, keys)), slo=scenario.slo, capacity=facts)
+        manifest.write(path)
+        yield Study(path, manifest, options)
 
 
 def _search(trials: Trials) -> Ended:

@@ -52,14 +52,14 @@ def find_capacities(
             options.say(title)
             single = point_overrides(point, overrides)
             of_one = replace(options, command=Command.of("capacity", name, single))
-            study = begin_search(name, single, point.scenario, of_one, replace(goal, start=rate), folder)
-            folder = study.path
-            try:
-                run_search(study, point.scenario)
-            except UserError as error:
-                if error.exit_code in (errors.USAGE, errors.INTERRUPTED):  # every setting would fail likewise
-                    raise
-                options.say(f"{title} failed: {error}")
+            with begin_search(name, single, point.scenario, of_one, replace(goal, start=rate), folder) as study:
+                folder = study.path
+                try:
+                    run_search(study, point.scenario)
+                except UserError as error:
+                    if error.exit_code in (errors.USAGE, errors.INTERRUPTED):  # every setting would fail likewise
+                        raise
+                    options.say(f"{title} failed: {error}")
         elif goal.target_rps is not None:
             _plan_for(folder, goal)
         found[at].append(one := report_capacity(folder, quiet=True))

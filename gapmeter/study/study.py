@@ -27,7 +27,6 @@ from gapmeter.study.resolve import resolve
 from gapmeter.study.session import Visit, check_options, placed, prepare_session
 
 M = TypeVar("M", bound=ManifestBase)
-_until_the_end = contextlib.ExitStack()  # of this process
 
 
 def visit_in_turn(
@@ -80,16 +79,26 @@ def afresh(visit: Visit) -> Iterator[None]:
         raise
 
 
-def make_study_folder(runs: Path, scenario: Scenario, kind: str) -> Path:
-    """A fresh one for a study. Raises UserError when it cannot be made."""
-    with unless_refused(f"no folder can be made in {runs}"):
-        path = RunFolder.create(runs, f"{scenario.name}-{kind}", scenario.digest(), parts=()).path
-        _until_the_end.enter_context(hold(path))
-        return path
+@contextlib.contextmanager
+def study_folder(
+    runs: Path, scenario: Scenario, manifest_type: type[M], resume: Path | None = None
+) -> Iterator[tuple[Path, M | None]]:
+    """A study's folder, kept from other processes meanwhile: a fresh one, or that to ``resume`` with its manifest.
+
+    Raises UserError when none can be made, and for a folder to resume that is not of this scenario, see ``is_of``.
+    """
+    path, manifest = resume, None
+    if path is None:
+        kind = manifest_type.model_fields["kind"].default
+        with unless_refused(f"no folder can be made in {runs}"):
+            path = RunFolder.create(runs, f"{scenario.name}-{kind}", scenario.digest(), parts=()).path
+    else:
+        manifest = _manifest_to_resume(path, scenario, manifest_type)
+    with hold(path):
+        yield path, manifest
 
 
-def manifest_to_resume(path: Path, scenario: Scenario, manifest_type: type[M]) -> M:
-    """The manifest of an earlier study of this scenario, see ``is_of``. Raises UserError for any other folder."""
+def _manifest_to_resume(path: Path, scenario: Scenario, manifest_type: type[M]) -> M:
     what, _ = STUDIES[str(manifest_type.model_fields["kind"].default)]
     try:
         manifest = manifest_of(path)
@@ -100,7 +109,6 @@ def manifest_to_resume(path: Path, scenario: Scenario, manifest_type: type[M]) -
     if not is_of(manifest, scenario):
         text = f"--resume: {path} is {what} of another scenario, price or telemetry; begun with: {manifest.command}"
         raise UserError(text, errors.USAGE)
-    _until_the_end.enter_context(hold(path))
     return manifest.model_copy(update={"status": "running"})
 
 

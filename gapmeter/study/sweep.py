@@ -9,7 +9,7 @@ import contextlib
 import json
 import random
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,9 +29,7 @@ from gapmeter.scenarios import Point, Scenario
 from gapmeter.study.conclusion import describe, show
 from gapmeter.study.resolve import point_overrides, resolve, resolve_points
 from gapmeter.study.session import Session, Visit, open_session
-from gapmeter.study.study import Study, afresh, is_finished, make_study_folder, manifest_to_resume, server_key
-
-SWEEP = "sweep"
+from gapmeter.study.study import Study, afresh, is_finished, server_key, study_folder
 
 Place = tuple[int, int]  # a point and a repeat, both from 0
 
@@ -62,7 +60,11 @@ def run_sweep(
     on. ``resume``: the folder of an earlier, interrupted one of the same scenario. After Ctrl-C what was finished by
     then is reported, with exit code INTERRUPTED. Raises UserError for mistakes that the user can fix.
     """
-    sweep = _prepared(name, tuple(overrides), options, resume)
+    with _prepared(name, tuple(overrides), options, resume) as sweep:
+        return _run_all(sweep, options)
+
+
+def _run_all(sweep: _Sweep, options: Options) -> Conclusion[SweepResult]:
     study, runs = sweep.study, sum(map(len, sweep.order))
     options.say(f"sweep of {counted(len(sweep.points), 'point')}, {counted(runs, 'run')}: {study.path}")
     try:
@@ -177,37 +179,36 @@ class _Sweep:
         return f"run {number} of {len(runs)}: {values}{of}"
 
 
-def _prepared(name: str, overrides: tuple[str, ...], options: Options, resumed: Path | None) -> _Sweep:
+@contextlib.contextmanager
+def _prepared(name: str, overrides: tuple[str, ...], options: Options, resume: Path | None) -> Iterator[_Sweep]:
     scenario, points = resolve(name, overrides), resolve_points(name, overrides)
     order = order_of([server_key(point.scenario) for point in points], scenario.repeat, scenario.seed)
-    if resumed is not None:
-        path, manifest = resumed, manifest_to_resume(resumed, scenario, SweepManifest)
-    else:
-        path = make_study_folder(options.runs, scenario, SWEEP)
-        _mention_unfinished(options, scenario, path)
-        swept = list(dict.fromkeys(key for point in points for key in point.values))
-        keys = Keys.within(scenario.to_dict(), options.api_key)
-        described = tuple(
-            SweepPoint(
-                values=keys.out_of_value(point.values),
-                resolved=keys.out_of_value(_resolved(point, swept)),
-                digest=point.scenario.digest(),
-                folder=keys.out_of(_folder_name(number, point.values)),
+    with study_folder(options.runs, scenario, SweepManifest, resume) as (path, manifest):
+        if manifest is None:
+            _mention_unfinished(options, scenario, path)
+            swept = list(dict.fromkeys(key for point in points for key in point.values))
+            keys = Keys.within(scenario.to_dict(), options.api_key)
+            described = tuple(
+                SweepPoint(
+                    values=keys.out_of_value(point.values),
+                    resolved=keys.out_of_value(_resolved(point, swept)),
+                    digest=point.scenario.digest(),
+                    folder=keys.out_of(_folder_name(number, point.values)),
+                )
+                for number, point in enumerate(points)
             )
-            for number, point in enumerate(points)
-        )
-        command = options.command or Command.of("run", name, overrides)
-        manifest = SweepManifest(
-            **dict(describe(scenario, command, keys)), repeat=scenario.repeat, points=described,
-            order=tuple(map(tuple, order)),
-        )  # fmt: skip
-        manifest.write(path)
-    return _Sweep(name, overrides, scenario, points, order, Study(path, manifest, options))
+            command = options.command or Command.of("run", name, overrides)
+            manifest = SweepManifest(
+                **dict(describe(scenario, command, keys)), repeat=scenario.repeat, points=described,
+                order=tuple(map(tuple, order)),
+            )  # fmt: skip
+            manifest.write(path)
+        yield _Sweep(name, overrides, scenario, points, order, Study(path, manifest, options))
 
 
 def _mention_unfinished(options: Options, scenario: Scenario, own: Path) -> None:
     """A sweep that is begun again may have been meant to go on."""
-    for path in sorted(options.runs.glob(f"*-{scenario.name}-{SWEEP}-{scenario.digest()[:6]}*"), reverse=True):
+    for path in sorted(options.runs.glob(f"*-{scenario.name}-sweep-{scenario.digest()[:6]}*"), reverse=True):
         with contextlib.suppress(OSError, ValueError):
             if path != own and SweepManifest.read(path).status != "complete":
                 options.say(

@@ -29,7 +29,7 @@ from gapmeter.scenarios import Scenario
 from gapmeter.study.capacity import CapacityGoal, at_rate, begin_search
 from gapmeter.study.resolve import changes, check_searchable, resolve, searchable_points
 from gapmeter.study.settings import compared, find_capacities
-from gapmeter.study.study import manifest_to_resume
+from gapmeter.study.study import study_folder
 from gapmeter.study.verify import verify
 from tests.kit.browser import Tab, opens_well
 from tests.kit.command import Command, Done, gapmeter, settings
@@ -337,9 +337,12 @@ def test_a_study_is_taken_up_at_the_price_and_with_the_telemetry_of_its_runs_and
     tmp_path: Path, key: str
 ) -> None:
     path = taken_up(tmp_path, "found", f"{key}=1")
-    assert manifest_to_resume(path, resolve("smoke", [f"{key}=1"]), SearchManifest).status == "running"
-    with pytest.raises(UserError, match="is a capacity search of another scenario, price or telemetry; begun with: "):
-        manifest_to_resume(path, resolve("smoke", [f"{key}=2"]), SearchManifest)
+    with study_folder(tmp_path, resolve("smoke", [f"{key}=1"]), SearchManifest, path) as (_, manifest):
+        assert manifest is not None and manifest.status == "running"
+    other = study_folder(tmp_path, resolve("smoke", [f"{key}=2"]), SearchManifest, path)
+    said = "is a capacity search of another scenario, price or telemetry; begun with: "
+    with pytest.raises(UserError, match=said), other:
+        pass
 
 
 @pytest.mark.parametrize(("ended", "kept"), [("not_measured", 1), ("budget", 2)])
@@ -347,8 +350,8 @@ def test_a_trial_that_was_no_measurement_twice_is_run_again_when_its_search_is_t
     ended: str, kept: int, tmp_path: Path
 ) -> None:
     path = taken_up(tmp_path, ended)
-    study = begin_search("smoke", [], resolve("smoke"), Options(), CapacityGoal(), path)
-    assert len(study.manifest.capacity.trials) == kept
+    with begin_search("smoke", [], resolve("smoke"), Options(), CapacityGoal(), path) as study:
+        assert len(study.manifest.capacity.trials) == kept
 
 
 def test_why_no_server_was_there_when_a_search_was_taken_up_is_told(
