@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gapmeter import errors
 from gapmeter.analysis.provenance import made_by
@@ -28,6 +28,9 @@ from gapmeter.runs.listing import is_run, run_folders
 from gapmeter.runs.run import UNDERIVABLE
 from gapmeter.scenarios.plain_file import check_folder, read_json, read_plain, sha256_of
 from gapmeter.study.conclusion import analyse_run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _OTHER = "made by other versions"
 _FIGURES_FROM = ("gapmeter", "analysis", "numpy", "pandas", "scipy", "pyarrow")
@@ -324,6 +327,19 @@ def _different_columns(published: Path, derived: Path) -> list[str]:
         raise ValueError(str(error)) from error
     if there.num_rows != expected.num_rows:
         return [f"{there.num_rows} rows, derived {expected.num_rows}"]
-    # As text, since a NaN is not equal to itself.
-    ours, theirs = ({name: repr(side[name].to_pylist()) for name in side.column_names} for side in (expected, there))
-    return [f"column {name} {what}" for name, what in _unlike(ours, theirs, "is not of these records", "differs")]
+    ours = set(expected.column_names)
+    alike = {name: name not in ours or _is_alike(there[name], expected[name]) for name in there.column_names}
+    bad = _unlike(dict.fromkeys(expected.column_names, True), alike, "is not of these records", "differs")
+    return [f"column {name} {what}" for name, what in bad]
+
+
+def _is_alike(column: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
+    """Whether two columns hold the same values: fractions to a relative 1e-9, all else exactly; NaN is one value."""
+    import numpy as np
+    import pyarrow as pa
+
+    if not (pa.types.is_floating(column.type) and pa.types.is_floating(other.type)):
+        return repr(column.to_pylist()) == repr(other.to_pylist())
+    values, others = column.to_numpy(), other.to_numpy()
+    same = column.is_null() == other.is_null() and np.allclose(values, others, rtol=_SAME, atol=0.0, equal_nan=True)
+    return bool(same)

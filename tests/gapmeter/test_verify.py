@@ -7,12 +7,16 @@ import gzip
 import html
 import io
 import json
+import math
 import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from gapmeter import errors
@@ -25,7 +29,7 @@ from gapmeter.records.folder import write_json
 from gapmeter.runs.archive import HASHES, archive
 from gapmeter.runs.comparison import compare_runs
 from gapmeter.study.sweep import analyse_points
-from gapmeter.study.verify import Check, check_all, differing, not_derived, verify
+from gapmeter.study.verify import Check, check_all, compare_file, differing, not_derived, verify
 
 pytestmark = pytest.mark.whole_run
 Copy = Callable[[], Path]
@@ -373,3 +377,30 @@ def test_figures_that_differ_in_their_last_digits_alone_are_the_same() -> None:
     assert list(differing({"a": 1, "c": None}, {"a": 1, "b": 2})) == ["c is not of these records", "b is missing"]
     assert list(differing([1, 2], [1])) == [" is [1, 2], derived [1]"]
     assert list(differing({"a": True}, {"a": 1})) == ["a is true, derived 1"]
+
+
+@pytest.mark.parametrize(
+    ("published", "derived", "is_same"),
+    [
+        ([0.1 + 0.2, -math.inf], [0.3, -math.inf], True),
+        ([math.nan, 1.0], [math.nan, 1.0 + 1e-12], True),
+        ([1.0], [1.000001], False),
+        ([math.nan], [None], False),
+        ([math.nan], [0.0], False),
+        ([math.inf], [-math.inf], False),
+        ([10**15], [10**15 + 1], False),
+        ([1], [1.0], False),
+        (["1.0"], ["1.00"], False),
+        ([[1, 2]], [[1, 3]], False),
+        ([None], [None], True),
+    ],
+)
+def test_columns_are_the_same_where_their_fractions_are_to_nine_digits_and_all_else_is_exactly(
+    published: list[Any], derived: list[Any], is_same: bool, tmp_path: Path
+) -> None:
+    paths = [tmp_path / "published.parquet", tmp_path / "derived.parquet"]
+    for path, values in zip(paths, (published, derived), strict=True):
+        table = pa.table({"a": pa.array([*values, None]), "b": pa.array([None, *values])})
+        pq.write_table(table.replace_schema_metadata({"path": str(path)}), path)  # no byte for byte the same
+    check = compare_file(*paths)
+    assert (check.ok, "column a differs; column b differs" in check.seen) == (is_same, not is_same)
