@@ -24,7 +24,7 @@ from gapmeter.keys import Keys
 from gapmeter.loadgen.exchange import Address, authorization
 from gapmeter.machine.hardware import CHECKOUT, gpus_here
 from gapmeter.machine.roofline import describe_weights, measure_peaks
-from gapmeter.options import Say
+from gapmeter.options import Say, tell
 from gapmeter.records import RunFolder
 from gapmeter.scenarios import Scenario
 from gapmeter.scenarios.plain_file import is_plain
@@ -38,6 +38,7 @@ from gapmeter.servers.transformers import transformers_command
 
 SERVED_NAME = "gapmeter"
 _TELL_EVERY_S = 10
+_GRACE_S, _AT_ONCE_S = 10.0, 1.0  # for a server to leave by itself
 _ANSWER_S = 10.0
 _ASK_AGAIN_S = (1.0, 2.0)
 _NO_SERVER = (502, 503)  # of a proxy that reaches none
@@ -105,8 +106,8 @@ def running(
 ) -> Iterator[ServerProcess | None]:  # fmt: skip
     """The target's process for as long as the block lasts, ready at its start; None for one that is not ours.
 
-    One that was launched is ended with its whole tree, at once when the block ends by Ctrl-C. Raises UserError when it
-    cannot be started or is never ready. What it says is without ``keys``.
+    One that was launched is ended with its whole tree, at once when the block ends by Ctrl-C; one that cannot be is
+    told. Raises UserError when it cannot be started or is never ready. What it says is without ``keys``.
     """
     if target.spec is None:
         yield None
@@ -123,12 +124,20 @@ def running(
     except ServerFailed as error:
         is_full = os.strerror(errno.ENOSPC) in str(error)  # of our disk, which holds its log and its records
         raise UserError(str(error), errors.NOT_VALID if is_full else errors.UNREACHABLE) from error
-    with process:
+
+    def end(grace_s: float) -> None:
         try:
-            yield process
-        except KeyboardInterrupt:
-            process.stop(grace_s=1.0)
-            raise
+            process.stop(grace_s)
+        except ServerFailed as error:  # what was measured is none the worse for it
+            tell(f"{error}: it may still hold its port and its memory; look for what it waits for, such as a disk")
+
+    try:
+        yield process
+    except KeyboardInterrupt:
+        end(_AT_ONCE_S)
+        raise
+    finally:
+        end(_GRACE_S)  # which does nothing the second time
 
 
 def _port(scenario: Scenario) -> int:

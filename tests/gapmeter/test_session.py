@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -19,6 +22,8 @@ from gapmeter.records import RecordWriter, RunFolder, read_records
 from gapmeter.records.request import RequestRecord
 from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios import Scenario
+from gapmeter.servers.launch import ServerFailed, ServerProcess, launch
+from gapmeter.study import target
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import open_session
 
@@ -131,3 +136,29 @@ def test_a_server_that_dies_is_noticed_in_the_load_and_by_the_next(tmp_path: Pat
             session.load(scenario(), into=tmp_path / "after")
         assert raised.value.exit_code == errors.UNREACHABLE
         assert not (tmp_path / "after").exists()
+
+
+class Unending(ServerProcess):
+    """A server that seems to survive a SIGKILL, as one does that waits for a disk."""
+
+    def stop(self, grace_s: float = 10.0) -> int:
+        super().stop(grace_s)
+        raise ServerFailed(f"process {self.pid} could not be ended")
+
+
+@pytest.mark.parametrize("end", [None, UserError("its own", errors.UNREACHABLE), KeyboardInterrupt("Ctrl-C")])
+def test_a_server_that_cannot_be_ended_costs_no_result_and_hides_no_mistake(
+    end: BaseException | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def launch_unending(*arguments: Any, **more: Any) -> ServerProcess:
+        process = launch(*arguments, **more)
+        process.__class__ = Unending
+        return process
+
+    monkeypatch.setattr(target, "launch", launch_unending)
+    raised = pytest.raises(type(end), match=str(end)) if end else contextlib.nullcontext()
+    with raised, open_session(scenario(), Options(runs=tmp_path, quiet=True), home=tmp_path / "server") as session:
+        assert session.load(scenario()).result.counts.succeeded == 30
+        if end:
+            raise end
+    assert re.search(r"process \d+ could not be ended: it may still hold its port", capsys.readouterr().err)
