@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
@@ -15,9 +16,10 @@ from gapmeter.analysis.numbers import DASH, counted, duration, rate, significant
 from gapmeter.analysis.results import NotReadable
 from gapmeter.analysis.results.brief import BriefScenario, ManifestBrief, RunBrief, StudyBrief
 from gapmeter.errors import UserError, reason_of
+from gapmeter.runs.run import is_held
 from gapmeter.scenarios.plain_file import is_plain, read_json
 
-_FRESH_S = 120.0  # a run that goes on writes records, telemetry or a log more often than that
+_FRESH_S = 120.0  # where no lock tells: a run that goes on mostly writes records, telemetry or a log more often
 _MANIFEST, _SUMMARY, _COMPARISON = ManifestBrief.FILE, RunBrief.FILE, "compare.json"
 
 
@@ -98,11 +100,17 @@ def read_listed(path: Path) -> ListedRun:
         return replace(listed, state="damaged")
     if (path / _SUMMARY).exists() or listed.kind == "compare":
         return listed
-    files = [Path(base, name) for base, _, names in os.walk(path) for name in names]  # of a study also its runs'
-    is_fresh = time.time() - max(map(_written_ns, files), default=0) / 1e9 < _FRESH_S
-    if is_fresh:
+    if _goes_on(path):
         return replace(listed, state="running")
     return replace(listed, state="unfinished", reason=listed.reason or "not analysed")
+
+
+def _goes_on(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        if (held := is_held(path)) is not None:
+            return held
+    files = [Path(base, name) for base, _, names in os.walk(path) for name in names]  # of a study also its runs'
+    return time.time() - max(map(_written_ns, files), default=0) / 1e9 < _FRESH_S
 
 
 def run_folders(runs: Path) -> Iterator[Path]:

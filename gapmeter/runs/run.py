@@ -10,6 +10,7 @@ import fcntl
 import html
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _held: set[tuple[int, int]] = set()  # folders that this process keeps to itself: device and inode
+_LOOK_S = 0.2  # how long a folder may be locked by one who only asks whether it is
 # Kinds of folders with several runs: what it is, and where its runs lie.
 STUDIES = {"sweep": ("a sweep", "points"), "capacity": ("a capacity search", "trials")}
 
@@ -251,21 +253,42 @@ def in_a_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Keep a study's folder from every other process meanwhile. Raises UserError when another has it."""
+    """Keep a folder from every other process meanwhile. Raises UserError when another has it."""
     found = folder.stat()
     if (found.st_dev, found.st_ino) in _held:
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        until_s = time.monotonic() + _LOOK_S
+        while _lock(descriptor, fcntl.LOCK_EX) is False:
+            if time.monotonic() > until_s:
                 text = f"another gapmeter is at work in {folder}; wait until it has ended, or name another folder"
-                raise UserError(text, errors.USAGE) from None
+                raise UserError(text, errors.USAGE)
+            time.sleep(_LOOK_S / 10)
         _held.add((found.st_dev, found.st_ino))
         yield
     finally:
         _held.discard((found.st_dev, found.st_ino))
         os.close(descriptor)
+
+
+def is_held(folder: Path) -> bool | None:
+    """Whether a gapmeter is at work in a folder; None on a file system without locks. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        locked = _lock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+    return None if locked is None else not locked
+
+
+def _lock(descriptor: int, kind: int) -> bool | None:
+    """Lock it at once: False where another process has it, None on a file system without locks."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True

@@ -178,8 +178,7 @@ def report_again(
     """
     path = Path(path)
     manifest = manifest_of(path)
-    is_study = isinstance(manifest, SearchManifest | SweepManifest)
-    with unless_damaged(path, manifest), hold(path) if is_study else contextlib.nullcontext():
+    with unless_damaged(path, manifest), hold(path):
         if isinstance(manifest, SearchManifest):
             from gapmeter.study.capacity import report_capacity  # its import takes a second
 

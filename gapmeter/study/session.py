@@ -32,7 +32,7 @@ from gapmeter.options import Options
 from gapmeter.records import RunFolder
 from gapmeter.records.workers import LocustWorkers
 from gapmeter.report.command import Command
-from gapmeter.runs.run import Conclusion
+from gapmeter.runs.run import Conclusion, hold
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage, telemetry
@@ -116,8 +116,7 @@ class Session:
         begun: Callable[[Path], None] = lambda _: None,
     ) -> Conclusion[RunResult]:  # fmt: skip
         """Record one load, see ``record``, and analyse it. ``show``: print the summary."""
-        manifest = self.record(visit, stop_when, alone=alone, begun=begun)
-        with manifest.noting_early_end():
+        with self._recorded(visit, stop_when, alone, begun) as manifest, manifest.noting_early_end():
             quiet = self.options.quiet or not show
             return conclude(manifest.folder, manifest.value, quiet=quiet, verbose=self.options.verbose)
 
@@ -129,6 +128,14 @@ class Session:
 
         ``alone``: the server is started for this load, and ended after it, so that its record files are whole.
         """
+        with self._recorded(visit, stop_when, alone, begun) as manifest:
+            return manifest
+
+    @contextlib.contextmanager
+    def _recorded(
+        self, visit: Visit, stop_when: StopWhen | None, alone: bool, begun: Callable[[Path], None]
+    ) -> Iterator[OpenManifest]:
+        """The same; its folder is kept from other processes until the block ends."""
         if self.process is not None and (died := self.process.failure()):
             raise UserError(str(died), errors.UNREACHABLE)
         visit = self._exact(visit)
@@ -136,14 +143,15 @@ class Session:
         manifest = self._begin(visit, plan)
         folder = manifest.folder
         self.loads += 1
-        with manifest.noting_early_end():
-            manifest.write()
-            begun(folder.path)
-            with self.serving(folder, several=False) if alone else contextlib.nullcontext():
-                self._issue(visit.scenario, plan, manifest, stop_when)
-            manifest.note(files=folder.seal())
-            manifest.write()
-        return manifest
+        with hold(folder.path):
+            with manifest.noting_early_end():
+                manifest.write()
+                begun(folder.path)
+                with self.serving(folder, several=False) if alone else contextlib.nullcontext():
+                    self._issue(visit.scenario, plan, manifest, stop_when)
+                manifest.note(files=folder.seal())
+                manifest.write()
+            yield manifest
 
     def serves(self, scenario: Scenario) -> bool:
         """Whether this session's server is the one that a scenario asks for."""

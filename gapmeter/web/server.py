@@ -26,6 +26,7 @@ from gapmeter.options import tell
 from gapmeter.records import RunFolder
 from gapmeter.report.words import stopped
 from gapmeter.runs.listing import ListedRun, find_listed, list_known
+from gapmeter.runs.run import hold
 from gapmeter.signals import ending_signals
 from gapmeter.web.auth import HOST, LocalAuth
 from gapmeter.web.live import LiveRun
@@ -129,8 +130,11 @@ class RunsSite:
             return _html(message_page("Not deleted", f"still running: {', '.join(going)}"), 409)
         if (await request.post()).get("sure") != "yes":  # it is kept
             return _html(delete_page(chosen))
-        for run in chosen:
-            await asyncio.to_thread(shutil.rmtree, run.path)
+        try:
+            for run in chosen:
+                await asyncio.to_thread(_delete_folder, run.path)
+        except UserError as error:
+            return _html(message_page("Not deleted", str(error)), 409)
         raise web.HTTPSeeOther("/")
 
     async def _chosen(self, request: web.Request) -> list[ListedRun]:
@@ -151,6 +155,12 @@ class RunsSite:
         if found is None:
             raise web.HTTPNotFound(text="there is no such run\n")
         return found
+
+
+def _delete_folder(path: Path) -> None:
+    """Raises UserError where a gapmeter is at work in it."""
+    with hold(path):
+        shutil.rmtree(path)
 
 
 def _html(text: str, status: int = 200) -> web.Response:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +13,12 @@ import pytest
 
 from gapmeter.errors import UserError
 from gapmeter.options import Options
+from gapmeter.runs.listing import list_known
+from gapmeter.runs.run import hold, is_held
 from gapmeter.study.capacity import find_capacity
 from gapmeter.study.settings import find_capacities
 from gapmeter.study.sweep import run_sweep
+from tests.kit.command import SIMULATED, Command
 
 NOBODY = ("server.engine=attach", "server.url=http://127.0.0.1:9")  # every load of these fails
 SWEEP = f"sweep={json.dumps({'load.rate': [30, 40]})}"
@@ -30,18 +33,6 @@ STUDIES: dict[str, Study] = {
 }  # fmt: skip
 
 
-def is_free(folder: Path) -> bool:
-    """Whether another gapmeter could have it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
-
-
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_studys_folder_is_free_once_it_is_over_however_it_ended(study: str, tmp_path: Path) -> None:
     """Also in a process that goes on, such as a notebook's."""
@@ -51,6 +42,39 @@ def test_a_studys_folder_is_free_once_it_is_over_however_it_ended(study: str, tm
         with contextlib.suppress(UserError):
             STUDIES[study](options, resume)
         folders = [path for path in tmp_path.iterdir() if (path / "manifest.json").exists()]
-        assert folders and all(map(is_free, folders))
+        assert folders and not any(map(is_held, folders))
         assert len(os.listdir("/proc/self/fd")) == before
         resume = folders[0]
+
+
+@pytest.mark.whole_run
+def test_a_runs_folder_is_held_from_before_its_server_starts_until_its_report_is_there(
+    tmp_path: Path,
+) -> None:
+    command = Command(SIMULATED, tmp_path)
+    seen = set()
+    while command.process.poll() is None:
+        for folder in [path for path in tmp_path.iterdir() if (path / "manifest.json").exists()]:
+            state = is_held(folder), list_known(tmp_path)[0].state
+            if not (folder / "report.html").exists():
+                seen.add(state)
+    assert command.done().code in (0, 98, 99)
+    assert (True, "running") in seen and not any(held is False for held, _ in seen)
+
+
+def test_who_only_asks_whether_a_folder_is_held_keeps_nobody_from_it(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.wait(0.0005):
+            is_held(tmp_path)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(1000):
+            with hold(tmp_path):
+                pass
+    finally:
+        over.set()
+        asking.join()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from gapmeter.analysis.results.run import Provenance
 from gapmeter.report import html, words
 from gapmeter.report.document import Document, Header, Verdict
 from gapmeter.runs.listing import ListedRun, list_known, newest_run
+from gapmeter.runs.run import hold
 from gapmeter.runs.sql import ask
 from gapmeter.web.runs_page import RunFilter, runs_page
 
@@ -115,24 +119,36 @@ def test_a_comparison_whose_verdict_is_no_text_is_damaged(tmp_path: Path, verdic
     assert (found.state, found.verdict) == ("damaged", None)
 
 
-def test_a_run_without_results_is_running_while_it_writes_and_unfinished_later(
+def test_a_run_without_results_is_running_while_a_gapmeter_is_at_work_in_it_and_unfinished_later(
     tmp_path: Path, manifest: dict[str, Any]
 ) -> None:
+    """However long it writes nothing: while its server starts, only that one's log may grow."""
     made = folder(tmp_path, "r", manifest | {"status": "running"})
-    (found,) = list_known(tmp_path)
-    assert (found.state, found.reason) == ("running", ""), "nothing is missing yet"
     os.utime(made / "manifest.json", (1, 1))
+    with hold(made):
+        (found,) = list_known(tmp_path)
+        assert (found.state, found.reason) == ("running", ""), "nothing is missing yet"
+    (made / "manifest.json").touch()
     (found,) = list_known(tmp_path)
     assert (found.state, found.reason) == ("unfinished", "not analysed")
 
 
-def test_a_study_runs_while_one_of_its_runs_does(tmp_path: Path, manifest: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("age_s", "state"), [(0, "running"), (300, "unfinished")])
+def test_on_a_file_system_without_locks_it_runs_while_it_or_one_of_its_runs_writes(
+    tmp_path: Path, manifest: dict[str, Any], age_s: int, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
     made = folder(tmp_path, "s", manifest | {"status": "running"})
     os.utime(made / "manifest.json", (1, 1))
     record = made / "p0" / "r1" / "requests" / "worker-0.gap"
     record.parent.mkdir(parents=True)
     record.write_bytes(b"")
-    assert list_known(tmp_path)[0].state == "running"
+    os.utime(record, (time.time() - age_s,) * 2)
+    with hold(made):
+        assert list_known(tmp_path)[0].state == state
 
 
 def test_the_newest_run_is_the_one_that_was_begun_last(tmp_path: Path, manifest: dict[str, Any]) -> None:

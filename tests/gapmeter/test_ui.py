@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from gapmeter.runs.run import hold
 from tests.kit.browser import Tab
 from tests.kit.command import SIMULATED, Command, settings
 from tests.kit.command import gapmeter as command
@@ -198,21 +200,18 @@ async def test_a_run_without_a_report_is_told_why_and_what_writes_it(
     killed = site.runs / names(site)[0]
     for name in ("report.html", "summary.json"):
         (killed / name).unlink()
-    (killed / "manifest.json").touch()
     told = {}
-    for state, manifest in (("fresh", None), ("stale", None), ("odd", {"plan": {}})):
-        if state == "stale":
-            for path in killed.rglob("*"):
-                os.utime(path, (1, 1))
-        if manifest is not None:  # it is written again just now, without what the live page needs
+    for state, manifest in (("going on", None), ("over", None), ("odd", {"plan": {}})):
+        if manifest is not None:  # without what the live page needs
             about = json.loads((killed / "manifest.json").read_text())
             (killed / "manifest.json").write_text(json.dumps(about | manifest))
-        async with visitor.get(f"{site.base}/runs/{killed.name}/") as answer:
-            assert answer.status == 200, state
-            told[state] = await answer.text()
-    assert "as it runs" in told["fresh"]
+        with contextlib.nullcontext() if state == "over" else hold(killed):
+            async with visitor.get(f"{site.base}/runs/{killed.name}/") as answer:
+                assert answer.status == 200, state
+                told[state] = await answer.text()
+    assert "as it runs" in told["going on"]
     why = "Unfinished: not analysed. To write its report, or to see what is damaged"
-    assert f"{why}: gapmeter report {killed}" in told["stale"]
+    assert f"{why}: gapmeter report {killed}" in told["over"]
     assert "It is still running" in told["odd"]
 
 
@@ -250,14 +249,34 @@ async def test_a_pipe_in_place_of_a_run_s_record_holds_up_nobody(site: Site, vis
     path = site.runs / names(site)[0]
     for made in ("report.html", "summary.json"):
         (path / made).unlink()
-    (path / "manifest.json").touch()
     (record,) = (path / "requests").glob("*.gap*")
     record.unlink()
     os.mkfifo(record.with_suffix(""))
-    async with asyncio.timeout(20), visitor.get(f"{site.base}/runs/{path.name}/events") as answer:
-        said = b""
-        while b"it is a pipe, not a plain file" not in said:
-            said = await answer.content.readline()
+    with hold(path):
+        async with asyncio.timeout(20), visitor.get(f"{site.base}/runs/{path.name}/events") as answer:
+            said = b""
+            while b"it is a pipe, not a plain file" not in said:
+                said = await answer.content.readline()
+
+
+@pytest.mark.parametrize("summary", [True, False])
+async def test_a_folder_that_a_gapmeter_is_at_work_in_is_not_deleted(
+    site: Site, visitor: aiohttp.ClientSession, summary: bool
+) -> None:
+    """Whether or not it has results already, as a sweep that is taken up has, and however old its files are."""
+    held, *_ = (site.runs / name for name in names(site))
+    if not summary:
+        (held / "summary.json").unlink()
+    for path in held.rglob("*"):
+        os.utime(path, (1, 1))
+    form = {"run": held.name, "sure": "yes"}
+    with hold(held):
+        async with visitor.post(f"{site.base}/delete", data=form, headers={"Origin": site.base}) as answer:
+            assert answer.status == 409 and re.search("still running|is at work in", await answer.text())
+    assert held.exists()
+    async with visitor.post(f"{site.base}/delete", data=form, headers={"Origin": site.base}) as answer:
+        assert answer.status == 200
+    assert not held.exists()
 
 
 async def test_a_run_that_goes_on_is_shown_live_and_not_deleted(site: Site, tab: Tab) -> None:
