@@ -100,12 +100,13 @@ def read_listed(path: Path) -> ListedRun:
         return replace(listed, state="damaged")
     if (path / _SUMMARY).exists() or listed.kind == "compare":
         return listed
-    if _goes_on(path):
+    if goes_on(path):
         return replace(listed, state="running")
     return replace(listed, state="unfinished", reason=listed.reason or "not analysed")
 
 
-def _goes_on(path: Path) -> bool:
+def goes_on(path: Path) -> bool:
+    """Whether a gapmeter is at work in a folder that has no results yet."""
     with contextlib.suppress(OSError):
         if (held := is_held(path)) is not None:
             return held

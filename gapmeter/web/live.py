@@ -21,6 +21,7 @@ from gapmeter.records import RunFolder
 from gapmeter.records.follow import Follower, follow_run, phase
 from gapmeter.report import html
 from gapmeter.report.document import Document, Header, Html, Section
+from gapmeter.runs.listing import goes_on
 from gapmeter.scenarios.slo import LATENCIES, Slo
 
 _EVERY_S = 1.0
@@ -38,26 +39,32 @@ class LiveRun:
         self._pages: set[asyncio.Queue[dict[str, Any]]] = set()
         self._fetching = 0
         self._fetched = asyncio.Event()
+        self._end: dict[str, Any] | None = None
         self.over = asyncio.Event()
 
     async def follow(self) -> None:
-        """Look once a second until it is over; then send open pages on, and wait until they have the report."""
+        """Look once a second until it is over or was killed; then send open pages on, until they have the report."""
         loop = asyncio.get_running_loop()
         due_s = loop.time()
-        while not (self.over.is_set() or self._folder.report.exists()):
-            state = self._stream.update()
-            for page in self._pages:
-                page.put_nowait(state)
+        while not self.over.is_set() and await asyncio.to_thread(self._goes_on):
+            self._tell(await self._stream.update())
             due_s += _EVERY_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.over.wait(), max(0.0, due_s - loop.time()))
         reported = self._folder.report.exists()
         self._fetching = len(self._pages) if reported else 0
-        for page in self._pages:
-            page.put_nowait({"phase": "over", "report": reported})
+        self._end = {"phase": "over", "report": reported}
+        self._tell(self._end)
         if self._fetching:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._fetched.wait(), _PATIENCE_S)
+
+    def _goes_on(self) -> bool:
+        return not self._folder.report.exists() and goes_on(self._folder.path)
+
+    def _tell(self, state: dict[str, Any]) -> None:
+        for page in self._pages:
+            page.put_nowait(state)
 
     def report_fetched(self) -> None:
         """One of the open pages has gone on to the report."""
@@ -71,6 +78,8 @@ class LiveRun:
         await response.prepare(request)
         queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         queue.put_nowait(self._stream.all_so_far())
+        if self._end is not None:
+            queue.put_nowait(self._end)
         self._pages.add(queue)
         try:
             while True:
@@ -104,24 +113,27 @@ class LiveState:
         self._dots: list[list[Any]] = []
         self._last: dict[str, Any] = {"phase": "starting"}
 
-    def update(self) -> dict[str, Any]:
+    async def update(self) -> dict[str, Any]:
         """The state now; ``dots`` are those since the last call: [seconds, TTFT in ms or null, outcome]."""
+        state, dots = await asyncio.to_thread(self._read)  # as much as came meanwhile: others need not wait for it
+        self._last, self._dots = state, _thinned(self._dots + dots)
+        return {**state, "dots": dots}
+
+    def _read(self) -> tuple[dict[str, Any], list[list[Any]]]:
+        """State and dots; nothing that pages are told changes here, in another thread."""
         self._begun = self._begun or self._begin()
         if self._begun is None:
-            return {"phase": "starting", "dots": []}
+            return {"phase": "starting"}, []
         manifest, follower, t0_ns = self._begun
         dots: list[list[Any]] = []
         try:
             came = follower.poll(_READING_S)
         except OSError as error:  # what stands in a record's place is no file
-            self._last = {"phase": f"not followed: {error.filename}: {reason_of(error)}"}
-            return {**self._last, "dots": []}
+            return {"phase": f"not followed: {error.filename}: {reason_of(error)}"}, []
         for answered in came:
             ttft_ms = None if answered.ttft_ns is None else round(answered.ttft_ns / 1e6, 3)
             dots.append([round((answered.due_ns - t0_ns) / 1e9, 3), ttft_ms, answered.outcome.name.lower()])
-        self._dots = _thinned(self._dots + dots)
-        self._last = _state(manifest, follower, t0_ns, time.monotonic_ns())
-        return {**self._last, "dots": dots}
+        return _state(manifest, follower, t0_ns, time.monotonic_ns()), dots
 
     def all_so_far(self) -> dict[str, Any]:
         """The last state, with every dot that is kept."""

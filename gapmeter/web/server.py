@@ -59,9 +59,11 @@ class RunsSite:
 
     async def close(self) -> None:
         """End what follows runs that go on."""
-        for live, task in self._live.values():
+        following = list(self._live.values())
+        for live, _ in following:
             live.over.set()
-            await task
+        if following:
+            await asyncio.wait([task for _, task in following])  # one that has failed is told by asyncio itself
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         found = await asyncio.to_thread(list_known, self._runs)
@@ -87,11 +89,13 @@ class RunsSite:
         return await self._follow(run).events(request)
 
     def _follow(self, run: ListedRun) -> LiveRun:
-        """One that looks at the run once a second, for all who look at it, until it has a report."""
-        if run.path.name not in self._live or self._live[run.path.name][1].done():
+        """One that looks at the run once a second, for all who look at it, as long as it goes on."""
+        name = run.path.name
+        if name not in self._live:
             live = LiveRun(RunFolder(run.path))
-            self._live[run.path.name] = live, asyncio.create_task(live.follow())
-        return self._live[run.path.name][0]
+            self._live[name] = live, asyncio.create_task(live.follow())
+            self._live[name][1].add_done_callback(lambda _: self._live.pop(name))
+        return self._live[name][0]
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         run = await self._named(request.match_info["name"])

@@ -259,6 +259,19 @@ async def test_a_pipe_in_place_of_a_run_s_record_holds_up_nobody(site: Site, vis
                 said = await answer.content.readline()
 
 
+@pytest.mark.parametrize("killed", [True, False])
+async def test_who_follows_a_run_that_is_over_is_told_so_and_kept_no_longer(
+    site: Site, visitor: aiohttp.ClientSession, killed: bool
+) -> None:
+    path = site.runs / names(site)[0]
+    if killed:
+        for made in ("report.html", "summary.json"):
+            (path / made).unlink()
+    async with asyncio.timeout(20), visitor.get(f"{site.base}/runs/{path.name}/events") as answer:
+        last = (await answer.text()).split("data: ")[-1]
+    assert json.loads(last) == {"phase": "over", "report": not killed}
+
+
 @pytest.mark.parametrize("summary", [True, False])
 async def test_a_folder_that_a_gapmeter_is_at_work_in_is_not_deleted(
     site: Site, visitor: aiohttp.ClientSession, summary: bool
