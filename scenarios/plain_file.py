@@ -12,12 +12,10 @@ import io
 import json
 import os
 import stat
-import zlib
 from pathlib import Path
 from typing import Any
 
 MOST_TEXT = 64 << 20
-MOST_UNZIPPED = 1 << 30
 _KINDS = {
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link",
@@ -58,23 +56,6 @@ def sha256_of(path: str | os.PathLike[str]) -> str:
     """A file's SHA-256 in hexadecimal. Raises OSError."""
     with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def unzipped(data: bytes, most: int = MOST_UNZIPPED) -> bytes:
-    """What a gzip file holds, all members of it. Raises ValueError for one that is damaged, or holds more."""
-    whole = b""
-    while data:
-        unpacker = zlib.decompressobj(wbits=31)
-        try:
-            whole += unpacker.decompress(data, most + 1 - len(whole))
-        except zlib.error as error:
-            raise ValueError(f"it cannot be unpacked: {error}") from error
-        if len(whole) > most:
-            raise ValueError(f"it unpacks to more than {most >> 20:,} MB")
-        if not unpacker.eof:
-            raise ValueError("it is cut short")
-        data = unpacker.unused_data.lstrip(b"\0")
-    return whole
 
 
 def check_folder(folder: Path) -> None:

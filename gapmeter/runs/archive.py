@@ -14,14 +14,16 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import IO, BinaryIO
 
 from gapmeter import errors
 from gapmeter.errors import UserError, unless_refused
-from gapmeter.keys import Keys
+from gapmeter.keys import REDACTED, Keys
 from gapmeter.options import tell
 from gapmeter.records import RunFolder
 from gapmeter.records.compression import SUFFIX, open_record
-from gapmeter.scenarios.plain_file import check_folder, open_plain, read_json, sha256_of, unzipped
+from gapmeter.runs.run import hold
+from gapmeter.scenarios.plain_file import check_folder, open_plain, read_json, sha256_of
 
 HASHES = "hashes.json"
 _MOST_FILES = 100_000
@@ -53,7 +55,7 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
         raise UserError(f"{folder}: {manifest.name} is damaged: {error}", errors.NOT_VALID) from error
     part = target.with_name(f".{target.name}.part")
     try:
-        with unless_refused(f"{target} cannot be written"):
+        with hold(folder), unless_refused(f"{target} cannot be written"):
             with tarfile.open(part, "w:gz", compresslevel=6) as tar:
                 count = _write(tar, name, folder, keys)
             os.replace(part, target)
@@ -118,63 +120,81 @@ def _write(tar: tarfile.TarFile, name: str, folder: Path, keys: Keys) -> int:
     """All files and their hashes, the list of hashes last. Returns how many files."""
     hashes: dict[str, str] = {}
 
-    def add(inside: str, data: bytes, modified_s: float) -> None:
+    def add(inside: str, source: BinaryIO, modified_s: float) -> None:
         info = tarfile.TarInfo(f"{name}/{inside}")
-        info.size, info.mtime, info.mode = len(data), int(modified_s), 0o644
-        tar.addfile(info, io.BytesIO(data))
+        info.size, info.mtime, info.mode = source.seek(0, os.SEEK_END), int(modified_s), 0o644
+        source.seek(0)
+        tar.addfile(info, source)
 
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):
         inside = path.relative_to(folder).as_posix()
         if inside == HASHES:  # of the archive that this was unpacked from
             continue
-        data = _without_keys(path, inside, keys)
-        hashes[inside] = hashlib.sha256(data).hexdigest()
-        add(inside, data, path.stat().st_mtime)
-    add(HASHES, json.dumps({"version": 1, "files": hashes}, indent=1).encode(), 0.0)
+        clean = _without_keys(path, inside, keys)
+        with open_plain(path) if clean is None else io.BytesIO(clean) as source:
+            hashes[inside] = hashlib.file_digest(source, "sha256").hexdigest()
+            add(inside, source, path.stat().st_mtime)
+    add(HASHES, io.BytesIO(json.dumps({"version": 1, "files": hashes}, indent=1).encode()), 0.0)
     return len(hashes)
 
 
-def _without_keys(path: Path, inside: str, keys: Keys) -> bytes:
-    """A file's content without anybody's key. Raises UserError where leaving it out would break the evidence."""
-    with open_plain(path) as file:
-        data = file.read()
+def _without_keys(path: Path, inside: str, keys: Keys) -> bytes | None:
+    """A file's content without anybody's key; None for the file as it is, which holds none.
+
+    Raises UserError where leaving it out would break the evidence.
+    """
+    spelled = [key for key in keys.spellings if key != REDACTED]  # as an archive's own manifest calls each
     if path.suffix == ".parquet":
-        return _table_without_keys(path, data, keys)
-    zipped = data.startswith(b"\x1f\x8b")
-    try:
-        text = unzipped(data) if zipped else data
-        if path.suffix == SUFFIX:
-            with open_record(path) as file:
-                text = file.read()
-    except ValueError as error:
-        raise UserError(f"{path} cannot be read as a whole: {error}", errors.NOT_VALID) from error
-    clean = keys.out_of_bytes(text)
-    if clean == text:
-        return data
-    if inside.split("/")[0] in ("requests", "probe", "telemetry"):
-        raise UserError(f"{path} holds a key, and a raw record cannot be changed: do not share it", errors.NOT_VALID)
-    return gzip.compress(clean, mtime=0) if zipped else clean
+        return _table_without_keys(path, spelled, keys) if spelled else None
+    with open_plain(path) as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        try:
+            with gzip.GzipFile(fileobj=file) if zipped else open_record(path) as text:
+                if not holds_any(text, spelled):
+                    return None
+        except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UserError(f"{path} cannot be read as a whole: {error}", errors.NOT_VALID) from error
+        if inside.split("/")[0] in ("requests", "probe", "telemetry") or path.suffix == SUFFIX:
+            problem = f"{path} holds a key, and a raw record cannot be changed: do not share it"
+            raise UserError(problem, errors.NOT_VALID)
+        file.seek(0)
+        data = file.read()
+    return gzip.compress(keys.out_of_bytes(gzip.decompress(data)), mtime=0) if zipped else keys.out_of_bytes(data)
 
 
-def _table_without_keys(path: Path, data: bytes, keys: Keys) -> bytes:
+def holds_any(file: IO[bytes] | io.BufferedIOBase, words: Sequence[str], block: int = 1 << 22) -> bool:
+    """Whether a word stands anywhere in what is left of a file, of which it reads ``block`` bytes at a time."""
+    spelled, rest = [word.encode() for word in words], b""
+    most = max(map(len, spelled), default=0)
+    while came := file.read(block):
+        seen = rest + came
+        if any(word in seen for word in spelled):
+            return True
+        rest = seen[max(len(seen) - most + 1, 0) :]  # a word may begin in one block and end in the next
+    return False
+
+
+def _table_without_keys(path: Path, spelled: Sequence[str], keys: Keys) -> bytes | None:
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     from gapmeter.analysis.tables import check_table
 
-    if not keys.spellings:
-        return data
     check_table(path)
-    table = pq.read_table(path)
-    kinds = (pa.string(), pa.large_string())
-    texts = [pc.unique(column) for column in table.columns if column.type in kinds]
-    if any(pc.any(pc.match_substring(text, key)).as_py() for text in texts for key in keys.spellings):
+    table = pq.ParquetFile(path)
+    schema, kinds = table.schema_arrow, (pa.string(), pa.large_string())
+    names = [column.name for column in schema if column.type in kinds]
+    texts = (pc.unique(column) for batch in table.iter_batches(columns=names) for column in batch.columns)
+    if any(pc.any(pc.match_substring(text, key)).as_py() for text in texts for key in spelled):
         raise UserError(f"{path} holds a key among its values: do not hand it over", errors.NOT_VALID)
-    noted = table.schema.metadata or {}  # it names the command that repeats the run
+    noted = schema.metadata or {}  # it names the command that repeats the run
     clean = {name: keys.out_of_bytes(value) for name, value in noted.items()}
     if clean == noted:
-        return data
+        return None
     out = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata(clean), out, compression="zstd")
+    with pq.ParquetWriter(out, schema.with_metadata(clean), compression="zstd") as writer:
+        for batch in table.iter_batches():
+            writer.write_batch(batch)
     return bytes(out.getvalue().to_pybytes())

@@ -109,9 +109,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("package", ["analysis", "records", "report"])
 @pytest.mark.parametrize("name", ["code.py", "gpus.yaml", "page.html", "page.css", "page.js"])
-def test_the_hash_tells_apart_whatever_figures_words_and_pages_are_made_by(
-    package: str, name: str, code: Path
-) -> None:
+def test_the_hash_tells_apart_whatever_figures_words_and_pages_are_made_by(package: str, name: str, code: Path) -> None:
     """Without the report's code in it, a page by other code was taken for one that somebody had changed."""
     before = made_by.__wrapped__().analysis
     (code / package / name).write_text("another")

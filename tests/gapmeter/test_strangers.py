@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import json
 import os
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from gapmeter.cli import main
 from gapmeter.report.printable import printable
 from gapmeter.report.terminal import print_table
-from gapmeter.scenarios.plain_file import check_folder, open_plain, unzipped
+from gapmeter.scenarios.plain_file import check_folder, open_plain
 from tests.kit.command import ROOT
 
 
@@ -80,18 +79,6 @@ def test_a_folder_is_looked_through_before_any_of_it_is_opened(nearby: Path, kin
     for look in (lambda: check_folder(nearby), lambda: open_plain(nearby / place)):
         with pytest.raises(OSError, match=r"it is a|its 4,398"):
             look()
-
-
-@given(st.lists(st.binary(max_size=2_000), min_size=1, max_size=4), st.integers(0, 6_000))
-def test_a_gzip_file_gives_what_it_holds_or_a_refusal(parts: list[bytes], most: int) -> None:
-    whole, packed = b"".join(parts), b"".join(map(gzip.compress, parts))
-    if len(whole) <= most:
-        assert unzipped(packed, most) == whole
-        with pytest.raises(ValueError, match="cut short"):
-            unzipped(packed[:-1], most)
-    else:
-        with pytest.raises(ValueError, match="more than"):
-            unzipped(packed, most)
 
 
 @pytest.mark.parametrize("words", [

@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, ManifestBase
@@ -25,8 +28,9 @@ from gapmeter.analysis.results.manifest import SweepManifest, SweepPoint
 from gapmeter.cli import main
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
+from gapmeter.records.compression import compress
 from gapmeter.records.folder import write_json
-from gapmeter.runs.archive import HASHES, archive
+from gapmeter.runs.archive import HASHES, archive, holds_any
 from gapmeter.runs.comparison import compare_runs
 from gapmeter.study.sweep import analyse_points
 from gapmeter.study.verify import Check, check_all, compare_file, differing, not_derived, verify
@@ -34,6 +38,7 @@ from gapmeter.study.verify import Check, check_all, compare_file, differing, not
 pytestmark = pytest.mark.whole_run
 Copy = Callable[[], Path]
 KEY = 'sk-"quoted"<and>-angled'
+LONG = "environment-secret"
 
 
 def failed(checks: list[Check]) -> dict[str, str]:
@@ -280,6 +285,80 @@ def test_a_run_whose_records_hold_a_key_is_not_archived(
     with pytest.raises(UserError, match="holds a key"):
         archive(run, tmp_path / "a.tar.gz")
     assert list(tmp_path.glob("*.gz*")) == []
+
+
+BLOCK = 1 << 22  # what of a file is looked through at once
+
+
+@given(
+    st.text("ab", max_size=60), st.lists(st.text("ab", min_size=1, max_size=9), max_size=3), st.integers(1, 12)
+)  # fmt: skip
+def test_a_word_is_found_wherever_it_stands_across_whatever_is_read_at_once(
+    text: str, words: list[str], block: int
+) -> None:
+    assert holds_any(io.BytesIO(text.encode()), words, block) == any(word in text for word in words)
+
+
+@pytest.mark.parametrize("name", ["logs/server.log", "trace.json.gz", "requests/note", "probe/core-1-1.gap.zst"])
+@pytest.mark.parametrize("place", [0, BLOCK - len(LONG) // 2, BLOCK - 1, 2 * BLOCK - 1])
+def test_no_key_goes_into_an_archive_across_the_edge_of_what_is_read_at_once(
+    name: str, place: int, run_copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GAPMETER_API_KEY", LONG)
+    run = run_copy()
+    whole = b"." * place + LONG.encode() + b"." * BLOCK
+    path = run / name.removesuffix(".zst")
+    path.write_bytes(gzip.compress(whole) if name.endswith(".gz") else whole)
+    if name.endswith(".zst"):
+        compress(path)
+    if name.startswith(("logs", "trace")):
+        with tarfile.open(archive(run, tmp_path / "a.tar.gz")) as tar:
+            packed = tar.extractfile(f"{run.name}/{name}").read()
+        packed = gzip.decompress(packed) if name.endswith(".gz") else packed
+        assert packed == whole.replace(LONG.encode(), b"REDACTED")
+    else:
+        with pytest.raises(UserError, match="holds a key, and a raw record cannot be changed"):
+            archive(run, tmp_path / "a.tar.gz")
+
+
+def test_a_key_in_a_table_of_many_rows_is_found(
+    run_copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GAPMETER_API_KEY", LONG)
+    run = run_copy()
+    noted = {"command": f"gapmeter run --api-key {LONG}"}
+    pq.write_table(pa.table({"n": list(range(200_000))}).replace_schema_metadata(noted), run / "gaps.parquet")
+    with tarfile.open(archive(run, tmp_path / "a.tar.gz")) as tar:
+        there = pq.read_table(io.BytesIO(tar.extractfile(f"{run.name}/gaps.parquet").read()))
+    assert there["n"].to_pylist() == list(range(200_000))
+    assert there.schema.metadata == {b"command": b"gapmeter run --api-key REDACTED"}
+    pq.write_table(pa.table({"text": [*map(str, range(200_000)), f"a{LONG}b"]}), run / "gaps.parquet")
+    with pytest.raises(UserError, match="holds a key among its values"):
+        archive(run, tmp_path / "b.tar.gz")
+
+
+def test_an_archive_of_an_archive_s_folder_takes_redacted_for_no_key(run_copy: Copy, tmp_path: Path) -> None:
+    run = run_copy()
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["scenario"]["server"]["args"]["api_key"] = "REDACTED"
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    (run / "requests" / "note").write_text("REDACTED")
+    assert archive(run, tmp_path / "a.tar.gz").exists()
+
+
+def test_a_file_is_packed_without_being_held_in_memory(run_copy: Copy, tmp_path: Path) -> None:
+    run, size = run_copy(), 80 << 20  # more than reading a manifest takes
+    for name in ("logs/server.log", "probe/core-1-1.gap"):
+        with (run / name).open("wb") as file:
+            file.truncate(size)
+    compress(run / "probe" / "core-1-1.gap")
+    tracemalloc.start()
+    try:
+        archive(run, tmp_path / "a.tar.gz")
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < size
 
 
 def tar_with(path: Path, *members: tarfile.TarInfo) -> Path:
