@@ -47,6 +47,9 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
     target = Path(f"{name}.tar.gz" if target is None else target)
     if not target.name.lower().endswith((".tar.gz", ".tgz")):
         raise UserError(f"{target}: write a name that ends in .tar.gz", errors.USAGE)
+    if target.resolve().is_relative_to(folder.resolve()):
+        text = f"{target} would lie in the folder that it is to hold; write another with -o, for instance"
+        raise UserError(f"{text} -o {folder.resolve().parent / target.name}", errors.USAGE)
     if target.exists():
         raise UserError(f"{target} exists; write another with -o", errors.USAGE)
     try:

@@ -361,6 +361,19 @@ def test_a_file_is_packed_without_being_held_in_memory(run_copy: Copy, tmp_path:
     assert most < size
 
 
+@pytest.mark.parametrize("target", [None, "logs/a.tar.gz", "../NAME/a.tar.gz"])
+def test_an_archive_is_not_written_into_the_folder_that_it_holds(
+    target: str | None, run_copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_copy()
+    before = sorted(run.rglob("*"))
+    monkeypatch.chdir(run)
+    with pytest.raises(UserError, match=f"would lie in the folder that it is to hold; .* -o {run.parent}/"):
+        archive(".", target and target.replace("NAME", run.name))
+    assert sorted(run.rglob("*")) == before
+    assert failed(verify(archive(".", f"../{run.name}.tar.gz"))) == {}
+
+
 def tar_with(path: Path, *members: tarfile.TarInfo) -> Path:
     with tarfile.open(path, "w:gz") as tar:
         for member in members:
