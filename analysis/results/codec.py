@@ -108,9 +108,9 @@ def _complaint(cls: type[ResultFile], text: bytes | str, error: ValidationError)
         return "", f"is no JSON ({broken})"
     if not isinstance(loaded, Mapping):
         return "", "is not a JSON object"
-    ours = cls.model_fields["schema_version"].default
-    if loaded.get("schema_version", ours) != ours:
-        return "schema_version", f"is {repr(loaded['schema_version'])[:40]}, this gapmeter reads {ours}"
+    version = cls.model_fields.get("schema_version")  # which a part of several kinds of files has none of
+    if version is not None and loaded.get("schema_version", version.default) != version.default:
+        return "schema_version", f"is {repr(loaded['schema_version'])[:40]}, this gapmeter reads {version.default}"
     return first_problem(error, loaded)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,9 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.analysis import results
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.brief import ManifestBrief, RunBrief
+from gapmeter.analysis.results.codec import ResultFile
 from gapmeter.analysis.results.distribution import Distribution, Percentile, percentile_key, percentile_of_key
 from gapmeter.analysis.results.schema import schema, types
 from gapmeter.analysis.results.trust import Ratio
@@ -43,6 +47,21 @@ def test_what_was_written_is_read_back(run: Path) -> None:
     assert json.loads((run / "summary.json").read_text()) == found.to_json()
     assert RunResult.parse(found.model_dump_json(), run / "summary.json") == found
     assert Manifest.read(run).to_json() == manifest_document()
+
+
+def kinds_of_files(cls: type[ResultFile] = ResultFile) -> list[type[ResultFile]]:
+    for module in pkgutil.iter_modules(results.__path__, f"{results.__name__}."):
+        importlib.import_module(module.name)
+    own = [cls] if "FILE" in vars(cls) and cls.__module__.startswith(results.__name__) else []
+    return own + [kind for inner in cls.__subclasses__() for kind in kinds_of_files(inner)]
+
+
+@pytest.mark.parametrize("kind", kinds_of_files(), ids=lambda kind: kind.__name__)
+def test_what_is_no_such_file_is_told_in_a_sentence_whatever_it_was_to_be(kind: type[ResultFile]) -> None:
+    """Also one that is part of several kinds of files, and has no version of its own."""
+    for text in ("{", "[]", json.dumps(dict.fromkeys(kind.model_fields, 5))):
+        with pytest.raises(NotReadable, match=r"^runs/r/[a-z]+\.json: .+; "):
+            kind.parse(text, Path("runs/r") / kind.FILE)
 
 
 def test_percentiles_stand_side_by_side_in_a_file_and_by_number_in_python(run: Path) -> None:

@@ -111,6 +111,15 @@ def test_a_damaged_folder_is_listed_as_such(tmp_path: Path, text: str) -> None:
     assert found.state == "damaged" and found.reason and found.started == "2026-01-02T03:04:05"
 
 
+@pytest.mark.parametrize("kind", ["sweep", "capacity"])
+def test_a_studys_summary_that_is_another_is_told_by_its_key(
+    tmp_path: Path, manifest: dict[str, Any], kind: str
+) -> None:
+    folder(tmp_path, "a", manifest | {"kind": kind}, {"capacity": 5})
+    (found,) = list_known(tmp_path)
+    assert found.state == "damaged" and found.reason.startswith("summary.json: capacity is '5': input should be")
+
+
 @pytest.mark.parametrize("verdict", ['["a"]', '{"a": 1}', "7"])
 def test_a_comparison_whose_verdict_is_no_text_is_damaged(tmp_path: Path, verdict: str) -> None:
     (tmp_path / "c").mkdir()
