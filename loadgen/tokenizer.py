@@ -158,9 +158,8 @@ class TransformersBackend:
         try:
             from transformers import AutoTokenizer  # imported late: it takes seconds, and an engine's extra brings it
         except ImportError as error:
-            raise PlanError(
-                f"the tokenizer of {folder} needs Transformers, which is missing: pip install 'gapmeter[transformers]'"
-            ) from error
+            text = f"the tokenizer of {folder} needs Transformers, which is missing: make setup in a checkout, or"
+            raise PlanError(f"{text} pip install transformers") from error
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def vocabulary(self) -> Mapping[str, int]:

@@ -42,7 +42,7 @@ _TOKEN_BYTES = 320  # of one token's event, its usage included, and its stamp
 _MOST_RESERVED = 1 << 26
 _NICER = 10
 _READY_AHEAD, _READY_EVERY_S = 1 << 20, 0.02
-_NO_LOCUST = "Locust is not installed in this environment: make setup, or pip install 'gapmeter[locust]'"
+_NO_LOCUST = "Locust is not installed in this environment: make setup in a checkout, or pip install locust"
 
 
 def main(arguments: list[str]) -> int:

@@ -6,10 +6,12 @@ import ast
 import importlib
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from gapmeter.cli import main
 from gapmeter.scenarios import list_scenarios
@@ -130,6 +132,20 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
             links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", FENCED.sub("", page.read_text()))
             left += [(page.parent / link).resolve() for link in links if "://" not in link]
     assert not {page for page in (ROOT / "docs").rglob("*.md") if page not in seen}
+
+
+def test_what_may_be_missing_is_named_by_the_packages_that_an_index_has() -> None:
+    """Not as an extra of ours: gapmeter is on no index."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    known = {Requirement(each).name for extra in extras.values() for each in extra}
+    folders = ("analysis", "gapmeter", "loadgen", "records", "report", "scenarios", "servers")
+    named = {
+        (str(path.relative_to(ROOT)), name)
+        for path in [*PAGES, *(path for folder in folders for path in (ROOT / folder).rglob("*.py"))]
+        for listed in re.findall(r"pip install '?([a-z][\w\[\] -]*)", path.read_text())
+        for name in listed.split()
+    }
+    assert named and not {(path, name) for path, name in named if name not in known}
 
 
 def test_help_lists_every_target_and_every_scenario() -> None:

@@ -245,7 +245,8 @@ def _worker(arguments: argparse.Namespace) -> int:
     try:
         from gapmeter.loadgen.locust import protocol, slice_run, worker
     except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is missing: pip install 'gapmeter[locust]'", errors.USAGE) from error
+        text = f"{error.name} is missing: make setup in a checkout, or pip install locust"
+        raise UserError(text, errors.USAGE) from error
     key, url = flags.api_key_of(arguments), arguments.url
     if key and not url:
         raise UserError("a key is sent to one server only; name it with --url", errors.USAGE)

@@ -341,7 +341,9 @@ def gpu(gpus: list[str]) -> Finding:
 def transformers(*, has_gpu: bool) -> Finding:
     """torch and Transformers in this environment, asked in a process of their own: a broken one must not end ours."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
-        return Finding("Transformers", False, "not installed", "make setup (or pip install 'gapmeter[transformers]')")
+        return Finding(
+            "Transformers", False, "not installed", "make setup in a checkout, or pip install torch transformers"
+        )
     try:
         asked = subprocess.run(
             [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=300, check=False

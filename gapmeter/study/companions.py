@@ -177,7 +177,7 @@ def locust_page(asked: LocustPageOptions | None, say: Say) -> Iterator[LocustPag
             word, _, port = _first_line(process).partition(" ")
             if word != "ready":
                 why = _last_words(log)
-                missing = ": pip install 'gapmeter[locust]'" if "No module named" in why else ""
+                missing = ": make setup in a checkout, or pip install locust" if "No module named" in why else ""
                 raise UserError(f"--ui: {why}{missing}", errors.USAGE)
             page = LocustPage(process, int(port))
             say(f"Locust's page shows this run at {page.address}")

@@ -86,7 +86,8 @@ def _need_sdk() -> None:
         import opentelemetry.exporter.otlp.proto.http
         import opentelemetry.sdk.trace  # noqa: F401
     except ImportError as error:
-        raise NoOpenTelemetry("OpenTelemetry's SDK is missing: pip install 'gapmeter[otel]'") from error
+        text = "OpenTelemetry's SDK is missing: make setup in a checkout, or"
+        raise NoOpenTelemetry(f"{text} pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http") from error
 
 
 Make = Callable[..., "ReadableSpan"]
