@@ -115,23 +115,27 @@ def _loop(load: Load) -> Iterator[tuple[str, str]]:
 
 def _size(load: Load) -> Iterator[tuple[str, str]]:
     """How much it all is: every request is planned before the run, and so is every change of the rate."""
+    first = highest = load.rate or 0.0  # the first rate is the warm-up's
+    key, warmup_s = "load.rate", (load.warmup_ns or 0) / SECOND_NS
+    if load.ramp is not None:
+        first, highest, key = load.ramp.start, max(load.ramp.start, load.ramp.end), "load.ramp"
+    if load.steps is not None:
+        first, highest, key = load.steps[0].rate, max(step.rate for step in load.steps), "load.steps"
     if load.longest_ns is not None:
-        seconds = (load.longest_ns + (load.warmup_ns or 0)) / SECOND_NS
-        highest, key = load.rate or 0.0, "load.rate"
-        if load.ramp is not None:
-            highest, key = max(load.ramp.start, load.ramp.end), "load.ramp"
-        if load.steps is not None:
-            highest, key = max(step.rate for step in load.steps), "load.steps"
-        if highest * seconds > MOST_REQUESTS:
+        seconds = load.longest_ns / SECOND_NS
+        if first * warmup_s + highest * seconds > MOST_REQUESTS:
             yield key, f"rate times duration is more than {MOST_REQUESTS:,} requests; write less of either"
         if load.longest_ns > LONGEST_NS:
             text = "the trace lasts more than 30 days at this speed; write a higher speed, or load.duration"
             yield "load.trace", text
     else:
         seconds = (load.requests or 0) / load.rate if load.rate else 0.0
+        if first * warmup_s + (load.requests or 0) > MOST_REQUESTS:
+            yield "load.warmup", f"with it there are more than {MOST_REQUESTS:,} requests; write a shorter one"
         if seconds * SECOND_NS > LONGEST_NS:
             days = f"{seconds / 86400:,.0f} days"
             yield "load.requests", f"{load.requests:,} at {load.rate:g} a second take {days}; write fewer"
+    seconds += warmup_s
     if load.onoff is not None and 2e9 * seconds / (load.onoff.on_ns + load.onoff.off_ns) > _MOST_CHANGES:
         yield "load.onoff", f"the rate changes more than {_MOST_CHANGES:,} times; write longer on and off"
     if load.diurnal is not None and 1e9 * seconds * len(load.diurnal.hours) / load.diurnal.day_ns > _MOST_CHANGES:

@@ -419,6 +419,30 @@ def test_a_mistake_in_a_flag_names_the_flag(tmp_path: Path, flag: str, says: str
     assert mistake(tmp_path, GOOD, flag) == says
 
 
+COUNTED = {
+    "a warm-up of minutes": ("load.rate=10000", "load.warmup=10m"),
+    "constant arrivals": ("load.arrivals=constant", "load.rate=1e6", "load.warmup=1h"),
+    "a ramp": ("load.arrivals=ramp", "load.ramp={from: 1e4, to: 1, over: 1s}", "load.warmup=10m"),
+    "steps": ("load.arrivals=steps", "load.steps=[{rate: 1e4, for: 1s}, {rate: 1, for: 1s}]", "load.warmup=10m"),
+    "as many as there may be behind it": ("load.requests=2000000", "load.warmup=1s"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", COUNTED.values(), ids=COUNTED)
+def test_the_requests_of_a_warm_up_are_planned_like_those_that_are_measured(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    says = "--set load.warmup: with it there are more than 2,000,000 requests; write a shorter one"
+    assert mistake(tmp_path, GOOD, "load.requests=100", *flags) == says
+
+
+def test_a_warm_up_has_the_first_rate_and_changes_as_often_as_what_is_measured(tmp_path: Path) -> None:
+    steep = ("load.arrivals=ramp", "load.ramp={from: 1, to: 1e4, over: 1s}", "load.requests=100", "load.warmup=10m")
+    assert parsed(tmp_path, GOOD, *steep).load.requests == 100
+    days = ("load.arrivals=diurnal", "load.diurnal={day: 1s}", "load.rate=0.1", "load.requests=1", "load.warmup=100h")
+    assert "load.diurnal: the rate changes more than 1,000,000 times" in mistake(tmp_path, GOOD, *days)
+
+
 def test_a_mistake_in_the_environment_names_the_variable(tmp_path: Path) -> None:
     says = 'GAPMETER_LOAD_RATE load.rate: "fast" is not a rate; write 20 (requests per second)'
     assert mistake(tmp_path, GOOD, GAPMETER_LOAD_RATE="fast") == says
