@@ -151,14 +151,20 @@ class Pool:
             connection.close()
         self._idle.clear()
 
-    def _add_idle(self, connections: Sequence[Connection]) -> None:
-        """Keep connections opened ahead, first opened first used: a server with few threads serves the first ones."""
-        self._idle += reversed(connections)
+    def _add_idle(self, opened: Sequence[Connection | OSError]) -> None:
+        """Keep connections opened ahead, first opened first used: a server with few threads serves the first ones.
+
+        One that the server did not take is left to the request that will need it; what this machine lacks is raised.
+        """
+        self._idle += [one for one in reversed(opened) if isinstance(one, Connection)]
+        for error in opened:
+            if isinstance(error, OSError) and lack_of(error):
+                raise error
 
     def warm(self, connections: int) -> Any:
-        """Look the host up and open connections, at least one, and as many as are open in ``AHEAD_S``.
+        """Look the host up and open connections, at least one, and as many as the server takes in ``AHEAD_S``.
 
-        Raises OSError when the server cannot be reached. To be awaited with asyncio; with gevent it has happened when
+        Raises OSError when it takes none. To be awaited with asyncio; with gevent it has happened when
         the call returns.
         """
         raise NotImplementedError
@@ -224,7 +230,7 @@ class Client(Pool):
 
     async def warm(self, connections: int) -> None:
         first = await self._reach()
-        others = [asyncio.ensure_future(self._open()) for _ in range(connections - 1)]
+        others = [asyncio.ensure_future(self._try_open()) for _ in range(connections - 1)]
         if others:
             await asyncio.wait(others, timeout=AHEAD_S)
         self._add_idle([first, *(other.result() for other in others if other.done())])
@@ -243,6 +249,12 @@ class Client(Pool):
             except OSError as error:
                 failure = error
         raise failure
+
+    async def _try_open(self) -> Connection | OSError:
+        try:
+            return await self._open()
+        except OSError as error:
+            return error
 
     async def _open(self) -> Connection:
         self._opened += 1

@@ -73,7 +73,7 @@ class GreenPool(Pool):
 
     def warm(self, connections: int) -> None:
         first = self._reach()
-        others = [gevent.spawn(self._open) for _ in range(connections - 1)]
+        others = [gevent.spawn(self._try_open) for _ in range(connections - 1)]
         gevent.joinall(others, timeout=AHEAD_S, raise_error=True)
         self._add_idle([first, *(other.value for other in others if other.ready())])
         gevent.killall(others)
@@ -89,6 +89,12 @@ class GreenPool(Pool):
             except OSError as error:
                 failure = error
         raise failure
+
+    def _try_open(self) -> Connection | OSError:
+        try:
+            return self._open()
+        except OSError as error:
+            return error
 
     def _open(self) -> Connection:
         self._opened += 1

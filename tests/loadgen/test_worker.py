@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -233,6 +234,34 @@ def test_a_server_that_shakes_hands_on_one_connection_at_a_time_is_not_waited_fo
         assert run(fleet) == [Exit.DONE], fleet.troubles()
     records = records_of(fleet.record_paths[0])
     assert [(record.outcome, record.connection) for record in records] == [(Outcome.OK, 1)] * 3
+
+
+def test_connections_ahead_that_a_server_does_not_take_are_missing_to_the_requests_that_need_them(
+    tmp_path: Path, generator: str, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It shakes hands on two, and resets all others."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.file))
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer(sock: socket.socket) -> None:
+        with contextlib.suppress(OSError), certificate.serving.wrap_socket(sock, server_side=True) as secure:
+            while secure.recv(1 << 16):
+                secure.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            for _ in range(2):
+                threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+            while True:
+                with listener.accept()[0] as sock:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    threading.Thread(target=serve, daemon=True).start()
+    what, url = plan([0] * 4), f"https://localhost:{listener.getsockname()[1]}"
+    with listener, make_fleet(what, url, None, tmp_path, (), 1, warm=4, generator=generator) as fleet:
+        assert run(fleet) == [Exit.DONE], fleet.troubles()
+    records = records_of(fleet.record_paths[0])
+    assert [record.outcome for record in records] == [Outcome.OK] * 2 + [Outcome.TLS] * 2
 
 
 @contextlib.contextmanager
