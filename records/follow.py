@@ -16,7 +16,7 @@ from gapmeter_probe.records import BLOB, FILE_HEADER, HEAD, Kind, Outcome
 from hdrh.histogram import HdrHistogram
 
 from gapmeter.records.folder import RunFolder
-from gapmeter.records.histograms import new_histogram
+from gapmeter.records.histograms import nearest_rank, new_histogram
 from gapmeter.records.request import ISSUED, RequestRecord, decode
 from gapmeter.records.stream import outcome_of, parse_answer
 from gapmeter.records.workers import LocustWorkers
@@ -33,7 +33,7 @@ _BLOCK = 1 << 18
 class Answered:
     """A request that has ended, in ns from when it was due; None for what never came. ``gaps_ns``: between tokens.
 
-    ``tpot_ns`` and ``gaps_ns`` are of an answer that was read to its end.
+    ``tpot_ns``, ``e2e_ns`` and ``gaps_ns`` are of an answer that was read to its end.
     """
 
     due_ns: int
@@ -162,7 +162,7 @@ class RecordFollower:
     def percentile(self, name: str, percentile: float) -> float | None:
         """A percentile of the last requests' ttft, tpot, e2e, lag or gaps (itl), ms; None when there are none yet."""
         values = sorted(self.recent[name])
-        return values[min(len(values) - 1, int(len(values) * percentile / 100))] if values else None
+        return values[nearest_rank(percentile, len(values)) - 1] if values else None
 
     def _take(self, code: int, record: RequestRecord, *, read: bool) -> Iterator[Answered]:
         if code == ISSUED:
@@ -197,17 +197,17 @@ class RecordFollower:
         self.recent["lag"].append((record.handed_ns - record.due_ns - connecting_ns) / 1e6)
         arrivals_ns = np.unique(answer.token_ns)  # tokens that came together are one arrival
         first_ns, last_ns = int(arrivals_ns[0]), int(arrivals_ns[-1])
-        ttft_ns, tpot_ns, gaps_ns = first_ns - due_ns, None, tuple(np.diff(arrivals_ns).tolist())
-        sent = (answer.output_tokens or 0) - answer.hidden_tokens
-        if self._whole and sent > 1 and last_ns > first_ns:
-            tpot_ns = (last_ns - first_ns) // (sent - 1)
+        ttft_ns, tpot_ns, e2e_ns, gaps_ns = first_ns - due_ns, None, None, tuple(np.diff(arrivals_ns).tolist())
         self.recent["ttft"].append(ttft_ns / 1e6)
-        if tpot_ns is not None:
-            self.recent["tpot"].append(tpot_ns / 1e6)
         if self._whole:
-            self.recent["e2e"].append((last_ns - due_ns) / 1e6)
+            e2e_ns = last_ns - due_ns
+            self.recent["e2e"].append(e2e_ns / 1e6)
             self.recent["itl"].extend(gap / 1e6 for gap in gaps_ns)
-        yield Answered(due_ns, outcome, ttft_ns, tpot_ns, last_ns - due_ns, gaps_ns)
+            sent = (answer.output_tokens or 0) - answer.hidden_tokens
+            if sent > 1 and last_ns > first_ns:
+                tpot_ns = (last_ns - first_ns) // (sent - 1)
+                self.recent["tpot"].append(tpot_ns / 1e6)
+        yield Answered(due_ns, outcome, ttft_ns, tpot_ns, e2e_ns, gaps_ns)
 
     def _drop_older(self, stamps: deque[int]) -> int:
         """Drop stamps from before the last five seconds; returns when those began."""

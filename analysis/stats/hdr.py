@@ -17,6 +17,7 @@ from hdrh.log import HistogramLogWriter
 from numpy.typing import ArrayLike, NDArray
 
 from gapmeter.analysis.arrays import Floats
+from gapmeter.records.histograms import nearest_rank as nearest_rank
 from gapmeter.records.histograms import new_histogram
 
 PERCENTILES: tuple[float, ...] = (50.0, 90.0, 95.0, 99.0, 99.9)
@@ -40,11 +41,6 @@ def histogram_of(values_ns: ArrayLike) -> tuple[HdrHistogram, int]:
         histogram.total_count = counted
         histogram.min_value, histogram.max_value = int(values[at[0]]), int(values[at[-1] - 1])
     return histogram, len(values) - counted
-
-
-def nearest_rank(percentile: float, count: int) -> int:
-    """The 1-based rank that HdrHistogram reads for a percentile of ``count`` values."""
-    return min(count, max(1, int(percentile * count / 100 + 0.5)))
 
 
 def at_rank(ordered: Floats, percentile: float) -> float:

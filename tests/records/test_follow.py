@@ -12,7 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gapmeter_probe.records import HEAD, Kind
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from gapmeter.analysis.stats.hdr import at_rank
 from gapmeter.records import Outcome, RecordWriter
 from gapmeter.records.compression import compress
 from gapmeter.records.follow import RecordFollower, RecordTail, count_in, new_histograms
@@ -129,17 +132,31 @@ def test_answers_beyond_what_can_be_read_are_counted_all_the_same(
     assert (follower.done, follower.unread, follower.failed) == (901, 901 - len(came), {"cut": 1})
 
 
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=1000), st.floats(0, 100, exclude_min=True))
+@example(list(range(1, 101)), 99.0)
+def test_a_percentile_while_the_run_goes_on_is_that_of_its_summary(values: list[int], percentile: float) -> None:
+    follower = RecordFollower([], 0)
+    follower.recent["ttft"].extend(values)
+    assert follower.percentile("ttft", percentile) == at_rank(np.sort(values), percentile)
+
+
 def test_every_latency_of_the_last_requests_is_followed(records: Path) -> None:
     follower = RecordFollower([records], 0, whole=True)
     follower.poll()
     assert all(follower.percentile(name, 99) is not None for name in LATENCIES)
 
 
-def test_histograms_count_what_was_answered_and_nothing_that_failed(records: Path) -> None:
+@pytest.mark.parametrize(
+    ("whole", "counts"),
+    [(True, dict.fromkeys(LATENCIES, 1)), (False, dict.fromkeys(LATENCIES, 0) | {"ttft": 2})],  # BROKEN's too
+)
+def test_histograms_count_what_was_answered_and_read_and_nothing_that_failed(
+    records: Path, whole: bool, counts: dict[str, int]
+) -> None:
     histograms = new_histograms()
-    for answered in RecordFollower([records], 0, whole=True).poll():
+    for answered in RecordFollower([records], 0, whole=whole).poll():
         count_in(histograms, answered)
-    assert {name: histogram.get_total_count() for name, histogram in histograms.items()} == dict.fromkeys(LATENCIES, 1)
+    assert {name: histogram.get_total_count() for name, histogram in histograms.items()} == counts
 
 
 def record(index: int, size: int = 10) -> RequestRecord:
