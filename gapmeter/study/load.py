@@ -139,9 +139,8 @@ class Load:
                 ended_because = trouble or STOPPED
                 fleet.stop()
             elif early_end is not None and shortened is None:
-                for tail in tails:
-                    seen.extend(tail.poll())
-                if (until_ns := early_end(seen, time.monotonic_ns())) is not None:
+                as_of_ns = read_on(tails, seen)
+                if (until_ns := early_end(seen, as_of_ns)) is not None:
                     # What was due later is not part of the run.
                     shortened = Shortened(at_ns=until_ns, in_flight="aborted")
                     fleet.stop()
@@ -168,6 +167,14 @@ class Load:
         records = (event for path in fleet.record_paths for event in RecordTail(path).poll())
         last_due_ns = max((record.due_ns for code, record in records if code == ISSUED), default=0)
         return Shortened(at_ns=last_due_ns + 1, in_flight="awaited")
+
+
+def read_on(tails: Sequence[RecordTail], seen: list[tuple[int, RequestRecord]]) -> int:
+    """Append to ``seen`` what has been written since; returns a time (ns) by which all that was written is in it."""
+    as_of_ns = time.monotonic_ns()
+    for tail in tails:
+        seen += tail.poll()
+    return as_of_ns
 
 
 class FrozenProcesses:

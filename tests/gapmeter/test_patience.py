@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gapmeter.records import Outcome
-from gapmeter.records.request import FINISHED, ISSUED, RequestRecord
+from gapmeter.records import Outcome, RecordWriter
+from gapmeter.records.follow import RecordTail
+from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
 from gapmeter.scenarios import Scenario
+from gapmeter.study.load import read_on
 from gapmeter.study.patience import LOOKS, Patience, shortage
 from gapmeter.study.resolve import resolve
 from tests.kit.streams import arrived, chat, sse
@@ -18,6 +23,24 @@ MS = 1_000_000
 S = 1000 * MS
 T0 = 10**12
 PIECES = sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]")
+
+
+def test_a_look_has_read_all_that_was_written_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time that the clock is read, a request has just left that was due then."""
+    due_ns, seen = count(T0), list[tuple[int, RequestRecord]]()
+    writers = [RecordWriter(tmp_path / name, {}) for name in ("a", "b")]
+
+    def now() -> int:
+        at_ns = next(due_ns)
+        for writer in writers:
+            writer.blob(ISSUED, encode(RequestRecord(index=0, request_id="r", due_ns=at_ns)))
+        return at_ns
+
+    tails = [RecordTail(Path(writer.path)) for writer in writers]
+    monkeypatch.setattr(time, "monotonic_ns", now)
+    for _ in range(3):
+        as_of_ns = read_on(tails, seen)
+        assert sorted(record.due_ns for _, record in seen)[-2:] == [as_of_ns, as_of_ns]
 
 
 def asked(*overrides: str) -> Scenario:
