@@ -214,7 +214,7 @@ class Api:
         self, completion: CompletionRequest, engine_id: str, client_id: str, prompt_ids: Sequence[int],
         stamps: RequestStamps,
     ) -> Generation:  # fmt: skip
-        most = room(len(prompt_ids), completion.max_tokens, self._options.max_model_len)
+        most = room(len(prompt_ids), completion.min_tokens, completion.max_tokens, self._options.max_model_len)
         if not self.ready:
             raise ApiError(503, "the model is still being loaded", retry_after_s=1)
         request = GenerationRequest(

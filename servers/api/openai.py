@@ -101,7 +101,9 @@ def parse_request(body: bytes, *, chat: bool, served_name: str) -> CompletionReq
     if not isinstance(fields, dict):
         raise bad("the body must be a JSON object")
     fields = {name: given for name, given in fields.items() if given is not None}
-    if chat and "max_completion_tokens" in fields:
+    if not chat:
+        fields.setdefault("max_tokens", _COMPLETION_TOKENS)
+    elif "max_completion_tokens" in fields:
         fields["max_tokens"] = fields["max_completion_tokens"]
     _check(fields, served_name)
     options, stops = fields.get("stream_options", {}), fields.get("stop", ())
@@ -111,7 +113,7 @@ def parse_request(body: bytes, *, chat: bool, served_name: str) -> CompletionReq
         messages=_messages(fields.get("messages")) if chat else None,
         text=text,
         prompt_ids=ids,
-        max_tokens=fields.get("max_tokens", None if chat else _COMPLETION_TOKENS),
+        max_tokens=fields.get("max_tokens"),
         min_tokens=fields.get("min_tokens", 0),
         ignore_eos=fields.get("ignore_eos", False),
         temperature=float(fields.get("temperature", 1.0)),
@@ -124,12 +126,13 @@ def parse_request(body: bytes, *, chat: bool, served_name: str) -> CompletionReq
     )
 
 
-def room(prompt: int, max_tokens: int | None, max_model_len: int) -> int:
+def room(prompt: int, min_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
     """How many tokens may be generated after ``prompt`` tokens. Raises ApiError when what was asked does not fit."""
-    left = max_model_len - prompt
-    if left < 1 or (max_tokens or 1) > left:
-        output = f" and {max_tokens} output tokens" if max_tokens else ""
-        raise bad(f"{prompt} prompt tokens{output} do not fit into this server's {max_model_len} tokens", "max_tokens")
+    left, asked = max_model_len - prompt, max_tokens or min_tokens
+    if left < max(asked, 1):
+        output = f" and {asked} output tokens" if asked else ""
+        param = "max_tokens" if max_tokens or not min_tokens else "min_tokens"
+        raise bad(f"{prompt} prompt tokens{output} do not fit into this server's {max_model_len} tokens", param)
     return max_tokens or left
 
 

@@ -33,6 +33,7 @@ BAD = [
     ("a share of a token", True, {**HELLO, "max_tokens": 1.5}, "max_tokens"),
     ("a number in words", True, {**HELLO, "max_completion_tokens": "9"}, "max_tokens"),
     ("more at least than at most", True, {**HELLO, "max_tokens": 3, "min_tokens": 4}, "min_tokens"),
+    ("more at least than a plain completion has", False, {"prompt": "x", "min_tokens": 17}, "min_tokens"),
     ("a negative minimum", True, {**HELLO, "min_tokens": -1}, "min_tokens"),
     ("heat beyond two", True, {**HELLO, "temperature": 2.1}, "temperature"),
     ("heat below zero", True, {**HELLO, "temperature": -0.1}, "temperature"),
@@ -112,13 +113,24 @@ def test_a_prompt_of_token_ids_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "asked", "length", "given"), [(10, 5, 20, 5), (10, None, 20, 10), (19, 1, 20, 1), (1, 19, 20, 19)]
+    ("prompt", "least", "most", "given"),
+    [(10, 0, 5, 5), (10, 0, None, 10), (10, 10, None, 10), (19, 1, 1, 1), (1, 0, 19, 19)],
 )
-def test_output_gets_the_room_that_is_left(prompt: int, asked: int | None, length: int, given: int) -> None:
-    assert room(prompt, asked, length) == given
+def test_output_gets_the_room_that_is_left(prompt: int, least: int, most: int | None, given: int) -> None:
+    assert room(prompt, least, most, 20) == given
 
 
-@pytest.mark.parametrize(("prompt", "asked", "length"), [(20, None, 20), (10, 11, 20), (30, 1, 20)])
-def test_what_does_not_fit_is_refused(prompt: int, asked: int | None, length: int) -> None:
-    with pytest.raises(ApiError, match="do not fit"):
-        room(prompt, asked, length)
+@pytest.mark.parametrize(
+    ("prompt", "least", "most", "param"),
+    [
+        (20, 0, None, "max_tokens"),
+        (10, 0, 11, "max_tokens"),
+        (10, 11, 11, "max_tokens"),
+        (30, 0, 1, "max_tokens"),
+        (10, 11, None, "min_tokens"),
+    ],
+)
+def test_what_does_not_fit_is_refused(prompt: int, least: int, most: int | None, param: str) -> None:
+    with pytest.raises(ApiError, match="do not fit") as refused:
+        room(prompt, least, most, 20)
+    assert refused.value.param == param
