@@ -81,6 +81,14 @@ def test_a_timer_that_is_late_is_a_miss(late_ms: list[float], ok: bool) -> None:
     assert doctor.judge_timer([int(late * MILLI) for late in late_ms]).ok is ok
 
 
+def test_a_timer_whose_deadlines_never_end_is_there_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the process is stopped meanwhile."""
+    monkeypatch.setattr(doctor, "_PATIENCE_S", 0.02)
+    found = doctor.timer()
+    assert (found.ok, found.needed) == (False, False)
+    assert "more than 0.02 s" in found.seen
+
+
 @pytest.mark.parametrize(
     ("busy", "stolen", "ok", "remedy"),
     [(0.1, 0.0, True, ""), (1.2, 0.0, False, "backup (7)"), (0.1, 0.3, False, "other virtual machines")],
