@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import markupsafe
 
@@ -19,6 +19,7 @@ REDACTED = "REDACTED"
 _VARIABLES = ("GAPMETER_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY",
               "GAPMETER_WORKER_SECRET")  # fmt: skip
 _NAME = re.compile(r"(api[-_]?key|token|secret|password)$", re.IGNORECASE)
+_PASSWORD = re.compile(r"https?://[^:/?#]*:([^/?#]*)@")
 _SHORTEST = 6  # a shorter one is taken out where its name stands, and not wherever its letters do
 
 
@@ -35,9 +36,9 @@ class Keys:
         for word in {*_named(value), *more, *(os.environ.get(name) for name in _VARIABLES)}:
             if word and len(word) >= _SHORTEST:
                 # As it stands, in addresses, in JSON and in HTML (as Python and as the page's templates escape).
-                for form in {word, unquote(word), quote(word), json.dumps(word)[1:-1]}:
+                for form in {word, unquote(word), quote(_bytes(word)), json.dumps(word)[1:-1]}:
                     spelled |= {form, html.escape(form), str(markupsafe.escape(form))}
-        return cls(tuple(sorted(spelled, key=len, reverse=True)))
+        return cls(tuple(sorted((form for form in spelled if len(form) >= _SHORTEST), key=len, reverse=True)))
 
     def out_of(self, text: str) -> str:
         """A text without them."""
@@ -48,7 +49,7 @@ class Keys:
     def out_of_bytes(self, data: bytes) -> bytes:
         """Bytes, which may be no text, without them."""
         for key in self.spellings:
-            data = data.replace(key.encode(), REDACTED.encode())
+            data = data.replace(_bytes(key), REDACTED.encode())
         return data
 
     def out_of_value(self, value: Any, name: str = "") -> Any:
@@ -89,5 +90,13 @@ def _named(value: Any, name: str = "") -> Iterator[str]:
             yield from _named(inner, name)
     elif _is_key(value, name):
         yield str(value)
-    elif isinstance(value, str) and value.startswith(("http://", "https://")) and "@" in value:
-        yield urlsplit(value).password or ""
+    elif isinstance(value, str) and (found := _PASSWORD.match(value)):
+        yield found[1]
+
+
+def _bytes(key: str) -> bytes:
+    """As it would lie in a file; the environment's bytes need be no text, and JSON can say half a character."""
+    try:
+        return key.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return key.encode(errors="surrogatepass")

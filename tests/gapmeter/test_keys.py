@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gapmeter.keys import REDACTED, Keys
@@ -40,11 +41,28 @@ def holding(folder: Path) -> list[Path]:
     return [path for path, data in contents(folder) if b"0123456789" in data]
 
 
-@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=6), st.text(), st.text())
+@given(st.text(st.characters(), min_size=6), st.text(), st.text())
+@example("\ud800\udcff" * 3, "", "")
 def test_a_key_is_in_no_text_any_more(key: str, before: str, after: str) -> None:
     keys = Keys.within({"server": {"args": {"api_key": key}}})
     for text in (before + key + after, before + json.dumps(key) + after):
         assert key not in keys.out_of(text).replace(REDACTED, "")
+
+
+@given(st.binary(min_size=6).filter(lambda key: 0 not in key))
+@example(b"\xff" * 6)
+def test_a_key_that_is_no_text_is_in_no_bytes_any_more(key: bytes) -> None:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HF_TOKEN", os.fsdecode(key))
+        keys = Keys.within({})
+    if len(os.fsdecode(key)) >= 6:
+        assert key not in keys.out_of_bytes(b"a " + key + b" b").replace(REDACTED.encode(), b"")
+
+
+@given(st.text() | st.text("%0123456789ABCDEF", min_size=6))
+@example("%41%42")
+def test_no_spelling_of_a_key_is_so_short_that_words_hold_it(key: str) -> None:
+    assert all(len(spelling) >= 6 for spelling in Keys.within({"api_key": key}).spellings)
 
 
 VALUES = [
@@ -53,6 +71,9 @@ VALUES = [
     ({"api_key": 123456}, {"api_key": REDACTED}),
     ({"command": ["serve", "--api-key", "short", "--port", "8000"]},
      {"command": ["serve", "--api-key", REDACTED, "--port", "8000"]}),
+    ({"x": "http://u:long-key@[::1"}, {"x": f"http://u:{REDACTED}@[::1"}),
+    ({"x": "https://a@b:long-key@host:80/c:secret@d"}, {"x": f"https://a@b:{REDACTED}@host:80/c:secret@d"}),
+    ({"x": "http://host:8000000/c@d"},) * 2,
     ({"api_key": "long-key", "url": "http://host/?k=long-key"}, {"api_key": REDACTED, "url": f"http://host/?k={REDACTED}"}),
     ({"command": ["--max-num-batched-tokens", "8192"], "eos_token": 5, "api_key": None, "password": ""},) * 2,
 ]  # fmt: skip
