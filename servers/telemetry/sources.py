@@ -8,7 +8,6 @@ took.
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import socket
@@ -45,7 +44,6 @@ _LOOK_AGAIN_NS = 1_000_000_000  # for new children: walking the tree costs more 
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)  # by SIGSTOP, by a debugger
 
 
-@functools.cache  # all that a run asks it for is told the same
 def is_here(url: str) -> bool:
     """Whether an address is one of this machine's own; one that is passed on from here to another looks like it."""
     local = {address.address for all_of in psutil.net_if_addrs().values() for address in all_of}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +16,7 @@ import pytest
 
 from gapmeter.servers.telemetry import Absent, gpu
 from gapmeter.servers.telemetry.schedstat import Schedstat
-from gapmeter.servers.telemetry.sources import Rapl, label, parse_metrics
+from gapmeter.servers.telemetry.sources import Rapl, is_here, label, parse_metrics
 from tests.kit.wait import until
 
 # What vLLM 0.32 sent during a run of 32 users, cut down to the figures that are read and some that must not be mistaken
@@ -189,3 +191,10 @@ def test_what_a_thread_ran_and_waited_is_told_once_it_has_changed() -> None:
 def test_schedstat_of_nobody_is_absent() -> None:
     with pytest.raises(Absent, match="not on this machine"):
         Schedstat([])
+
+
+def test_a_name_that_was_not_found_once_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as without_network:
+        without_network.setattr(socket, "getaddrinfo", partial(socket.getaddrinfo, type=-1))  # which no address has
+        assert not is_here("http://localhost:8000")
+    assert is_here("http://localhost:8000")
