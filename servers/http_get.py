@@ -70,6 +70,8 @@ class HttpGet:
         if isinstance(outcome, Answer):
             return outcome
         self._end(thread)
+        if isinstance(outcome, NoAnswer):
+            raise outcome
         raise self._no_answer(outcome) from outcome
 
     def close(self) -> None:
@@ -125,8 +127,6 @@ class HttpGet:
 
     def _no_answer(self, error: Exception) -> NoAnswer:
         match error:
-            case NoAnswer():
-                return error
             case TimeoutError():
                 return NoAnswer(f"no whole answer in {self._seconds:g} s: timed out")
             case ssl.SSLCertVerificationError():

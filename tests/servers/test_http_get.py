@@ -56,8 +56,9 @@ def test_an_answer_has_a_size_and_a_time_in_all(name: str) -> None:
     pieces, every_s, why = TOO_MUCH[name]
     with answering(*pieces, every_s=every_s, endless=True) as url:
         began = time.monotonic()
-        with pytest.raises(NoAnswer, match=why):
+        with pytest.raises(NoAnswer, match=why) as failed:
             HttpGet(url, seconds=1.0).get("/v1/models")
+        assert failed.value.__cause__ is not failed.value
         with pytest.raises(ReadFailed):
             EngineMetrics(url).read()
     assert time.monotonic() - began < 10  # a byte resets no clock
