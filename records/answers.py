@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.records.request import Block, Ints, RequestRecord, Table, encode, split
-from gapmeter.records.stream import Answer, engine_metrics, parse_answer, storable
+from gapmeter.records.request import Block, Ints, Table
+from gapmeter.records.stream import engine_metrics, storable
 
 _read: Callable[[bytes, Ints], tuple[bytes, bytes]] | None = None
 with contextlib.suppress(ImportError):  # it was built where a compiler was
@@ -31,7 +31,6 @@ _SAID = np.dtype(
 )
 _CHUNK = np.dtype([("arrival_ns", "<i8"), ("tokens", "<i8")])
 UNKNOWN = np.int64(np.iinfo(np.int64).min)  # in place of a number
-_FEW = 256  # that are read in one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +92,3 @@ def read_answers(block: Block) -> Answers:
         said, chunks = np.frombuffer(read[0], _SAID), np.frombuffer(read[1], _CHUNK)
     chunk_ns, chunk_tokens = chunks["arrival_ns"].copy(), chunks["tokens"].copy()
     return Answers(block.data, said, chunk_ns, chunk_tokens, np.repeat(chunk_ns, chunk_tokens))
-
-
-def parse_answers(records: Sequence[RequestRecord]) -> list[Answer]:
-    """What ``parse_answer`` says of each, in their order."""
-    return [answer for at in range(0, len(records), _FEW) for answer in _parse_few(records[at : at + _FEW])]
-
-
-def _parse_few(records: Sequence[RequestRecord]) -> list[Answer]:
-    read = read_answers(Block.joined([b"".join(encode(record)) for record in records]))
-    said = read.said
-    rows = zip(
-        split(read.token_ns, said["tokens"]), split(read.chunk_tokens, said["chunks"]),
-        split(read.chunk_ns, said["chunks"]), said["first_text_ns"].tolist(), said["characters"].tolist(),
-        _or_none(read.prompt_tokens()), _or_none(read.output_tokens()), [0] * len(records),
-        _or_none(read.cached_tokens()), read.finish_reasons(), read.counted(), read.request_metrics(),
-        (said["done"] > 0).tolist(), strict=True,
-    )  # fmt: skip
-    both = zip(records, read.usual.tolist(), rows, strict=True)
-    return [Answer(*row) if usual else parse_answer(record) for record, usual, row in both]
-
-
-def _or_none(values: Ints) -> list[int | None]:
-    return [None if value == UNKNOWN else value for value in values.tolist()]

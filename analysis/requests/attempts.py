@@ -14,7 +14,7 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Ints
 from gapmeter.records import Outcome, RecordFile, read_records
-from gapmeter.records.answers import UNKNOWN, parse_answers, read_answers
+from gapmeter.records.answers import UNKNOWN, read_answers
 from gapmeter.records.request import (
     FIELDS,
     FINISHED,
@@ -22,6 +22,7 @@ from gapmeter.records.request import (
     Block,
     RequestRecord,
     columns,
+    encode,
     on_clock,
     request_id_of,
     split,
@@ -133,7 +134,10 @@ def _if_stamped(stamps_ns: Ints, ahead_ns: Ints) -> Ints:
 
 def request_rows(records: Sequence[RequestRecord], timeout_ns: int) -> list[dict[str, Any]]:
     """What each record says of an attempt, by the names of the table's columns."""
-    return [_row(record, answer, timeout_ns) for record, answer in zip(records, parse_answers(records), strict=True)]
+    columns = _columns(Block.joined([b"".join(encode(record)) for record in records]), timeout_ns, {})
+    for name in _WHOLE:
+        columns[name] = [None if value == UNKNOWN else value for value in np.asarray(columns[name]).tolist()]
+    return [dict(zip(ROW, row, strict=True)) for row in zip(*(columns[name] for name in ROW), strict=True)]
 
 
 def _row(record: RequestRecord, answer: Answer, timeout_ns: int) -> dict[str, Any]:

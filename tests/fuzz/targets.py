@@ -40,7 +40,7 @@ from gapmeter.loadgen.locust.slice_run import Report
 from gapmeter.loadgen.plan import NotPlan, Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.answers import parse_answers, read_answers
+from gapmeter.records.answers import read_answers
 from gapmeter.records.folder import PARTS, write_json
 from gapmeter.records.reader import NotRecords
 from gapmeter.records.request import FINISHED, Block, Ints
@@ -49,7 +49,7 @@ from gapmeter.runs.archive import archive, unpacked
 from gapmeter.scenarios import ScenarioError, load_points, load_scenario
 from gapmeter.study.target import served_models
 from tests.fuzz.feed import ENDED, feed
-from tests.kit.streams import comparable, same
+from tests.kit.streams import comparable, read_together, same
 
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden"
@@ -126,7 +126,7 @@ def _read_answer(data: bytes) -> None:
         assert not unended or b"[DONE]" in record.body
         assert bool(record.error) == (record.outcome is not Outcome.OK or unended) or said_by_its_body
         answer = parse_answer(record)
-        assert same(parse_answers([record])[0], answer)
+        assert same(read_together([record])[0], answer)
         assert len(answer.token_ns) == int(answer.chunk_tokens.sum())
         assert 0 <= answer.hidden_tokens < (answer.output_tokens or 1)
         counts = (getattr(answer, name) for name in ("prompt_tokens", "output_tokens", "cached_tokens"))

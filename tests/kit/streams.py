@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from gapmeter.records import Outcome
-from gapmeter.records.request import RequestRecord
-from gapmeter.records.stream import Answer
+from gapmeter.records.answers import UNKNOWN, read_answers
+from gapmeter.records.request import Block, RequestRecord, encode, split
+from gapmeter.records.stream import Answer, parse_answer
 
 # What is said of an answer that is not one.
 ENDED_EARLY = "the stream ended before the answer did"
@@ -66,6 +67,21 @@ def comparable(answer: Answer) -> tuple[object, ...]:
         answer.chunk_tokens.tolist(), answer.text_chars, answer.prompt_tokens, answer.output_tokens,
         answer.finish_reason, answer.counted, answer.done, answer.error,
     )  # fmt: skip
+
+
+def read_together(records: Sequence[RequestRecord]) -> list[Answer]:
+    """What is read of them at once, as ``parse_answer`` would say it of each; what is left to that, it says itself."""
+    read = read_answers(Block.joined([b"".join(encode(record)) for record in records]))
+    said, counts = read.said, (read.prompt_tokens(), read.output_tokens(), read.cached_tokens())
+    prompt, output, cached = ([None if one == UNKNOWN else one for one in values.tolist()] for values in counts)
+    rows = zip(
+        split(read.token_ns, said["tokens"]), split(read.chunk_tokens, said["chunks"]),
+        split(read.chunk_ns, said["chunks"]), said["first_text_ns"].tolist(), said["characters"].tolist(),
+        prompt, output, [0] * len(records), cached, read.finish_reasons(), read.counted(), read.request_metrics(),
+        (said["done"] > 0).tolist(), strict=True,
+    )  # fmt: skip
+    both = zip(records, read.usual.tolist(), rows, strict=True)
+    return [Answer(*row) if usual else parse_answer(record) for record, usual, row in both]
 
 
 def same(one: Answer, other: Answer) -> bool:

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from gapmeter.loadgen import receive
 from gapmeter.records import answers
-from gapmeter.records.answers import parse_answers
 from gapmeter.records.request import Block, RequestRecord, encode
 from gapmeter.records.stream import parse_answer
-from tests.kit.streams import chat, role, same, sse, usage_only, wire
+from tests.kit.streams import chat, read_together, role, same, sse, usage_only, wire
 
 CALL = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
@@ -118,20 +117,20 @@ def test_the_fast_way_is_there_wherever_modules_in_c_were_built() -> None:
 def test_an_answer_of_a_usual_shape_is_read_by_the_fast_way_and_says_the_same(name: str) -> None:
     record = wire(USUAL[name])
     assert answers._read is None or usual(record)
-    assert same(parse_answers([record])[0], parse_answer(record))
+    assert same(read_together([record])[0], parse_answer(record))
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_an_answer_of_another_shape_is_left_to_the_parser(name: str) -> None:
     record = wire(OTHER[name])
     assert not usual(record)
-    assert same(parse_answers([record])[0], parse_answer(record))
+    assert same(read_together([record])[0], parse_answer(record))
 
 
 def test_answers_keep_their_order_whatever_their_shapes() -> None:
     shapes = [*USUAL.values(), *OTHER.values()]
     records = [wire(shapes[k % len(shapes)]) for k in range(1000)]
-    together = parse_answers(records)
+    together = read_together(records)
     assert all(same(one, parse_answer(record)) for one, record in zip(together, records, strict=True))
 
 
@@ -139,7 +138,7 @@ def test_pieces_that_do_not_add_up_to_the_body_are_left_to_the_parser() -> None:
     record = wire(USUAL["counted"])
     record.chunk_bytes, record.chunk_ns = record.chunk_bytes[:-2], record.chunk_ns[:-2]
     assert not usual(record)
-    assert same(parse_answers([record])[0], parse_answer(record))
+    assert same(read_together([record])[0], parse_answer(record))
 
 
 @pytest.mark.skipif(answers._read is None, reason="modules in C were not built")
@@ -181,4 +180,4 @@ def test_whatever_comes_is_read_together_as_it_is_alone(data: st.DataObject) -> 
         body = body[:at] + data.draw(st.sampled_from(DAMAGE)) + body[at + gone :]
     cuts = sorted(data.draw(st.sets(st.integers(1, max(len(body) - 1, 1)), max_size=20)))
     record = wire([piece for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) if (piece := body[a:b])])
-    assert same(parse_answers([record])[0], parse_answer(record))
+    assert same(read_together([record])[0], parse_answer(record))
