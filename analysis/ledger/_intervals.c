@@ -20,9 +20,14 @@ static void release(Py_buffer *columns, int count) {
   for (int at = 0; at < count; at++) PyBuffer_Release(&columns[at]);
 }
 
-/* The arguments that are columns, of values of so many bytes each. */
-static int taken(PyObject *const *arguments, const char *sizes, Py_buffer *columns) {
+/* The first arguments as columns, of values of so many bytes each; as many arguments as are wanted must be given. */
+static int taken(PyObject *const *arguments, Py_ssize_t given, Py_ssize_t wanted, const char *sizes,
+                 Py_buffer *columns) {
   int count = (int)strlen(sizes);
+  if (given != wanted) {
+    PyErr_Format(PyExc_TypeError, "%zd arguments are wanted, not %zd", wanted, given);
+    return 0;
+  }
   for (int at = 0; at < count; at++) {
     if (PyObject_GetBuffer(arguments[at], &columns[at], PyBUF_SIMPLE) < 0) {
       release(columns, at);
@@ -148,11 +153,7 @@ static void divide(Sweep *sweep, int64_t event, const Row *row, const Row *after
 static PyObject *sweep(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
   Py_buffer in[6];
   (void)module;
-  if (given != 6) {
-    PyErr_SetString(PyExc_TypeError, "sweep(event, start, end, cls, marks, hidden)");
-    return NULL;
-  }
-  if (!taken(arguments, "888818", in)) return NULL;
+  if (!taken(arguments, given, 6, "888818", in)) return NULL;
   const int64_t *event = in[0].buf, *start = in[1].buf, *end = in[2].buf, *cls = in[3].buf;
   size_t count = (size_t)in[0].len, classes = (size_t)in[4].len, events = (size_t)in[5].len, words = classes / 64 + 1;
   int64_t *hidden = in[5].buf;
@@ -263,12 +264,8 @@ static size_t meet(Times intervals, Times stretches, int between, int64_t *to, s
 static PyObject *meetings(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
   Py_buffer in[4];
   (void)module;
-  if (given != 5) {
-    PyErr_SetString(PyExc_TypeError, "meet(start, end, stretch_start, stretch_end, between)");
-    return NULL;
-  }
-  int between = PyObject_IsTrue(arguments[4]);
-  if (between < 0 || !taken(arguments, "8888", in)) return NULL;
+  if (!taken(arguments, given, 5, "8888", in)) return NULL;
+  int between = arguments[4] == Py_True;
   if (in[0].len != in[1].len || in[2].len != in[3].len) return failed("columns of other lengths", in, 4);
   Times intervals = {in[0].buf, in[1].buf, (size_t)in[0].len}, stretches = {in[2].buf, in[3].buf, (size_t)in[2].len};
   size_t many;
@@ -323,11 +320,7 @@ static size_t add_until(Reasons *of, int64_t moment, int64_t often, int sign, in
 static PyObject *kept(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
   Py_buffer in[11];
   (void)module;
-  if (given != 11) {
-    PyErr_SetString(PyExc_TypeError, "kept takes 11 columns");
-    return NULL;
-  }
-  if (!taken(arguments, "88888882188", in)) return NULL;
+  if (!taken(arguments, given, 11, "88888882188", in)) return NULL;
   const int64_t *event = in[0].buf, *start = in[1].buf, *end = in[2].buf, *row = in[3].buf, *counted = in[4].buf;
   Times stretches = {in[5].buf, in[6].buf, (size_t)in[5].len};
   Reasons of = {stretches, in[7].buf, in[8].buf, NULL, in[9].buf};
