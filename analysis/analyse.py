@@ -201,10 +201,10 @@ def _ranks(trace: Trace) -> Ranks:
 
 
 def _core_held(ledger: Ledger, measured: int) -> tuple[CoreHolder, ...]:
-    whole = sum(ledger.held.values())
+    whole = sum(ledger.core_holders.values())
     return tuple(
         CoreHolder(
             process=who.process, stage=who.stage, program=who.program, share=ns / whole, mean_ms=ns / measured / 1e6
         )
-        for who, ns in ledger.held.items()
+        for who, ns in ledger.core_holders.items()
     )

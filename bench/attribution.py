@@ -92,10 +92,10 @@ def _row(run: Measured, case: Case, users: int) -> Row:
     grown: pd.Series = (with_it.mean() - without.mean()) / 1e6
     added = float(grown["e2e"])
     error = np.hypot(*(each["e2e"].sem() / 1e6 for each in (with_it, without)))
-    held = {who: ns / 1e6 for who, ns in run.held(case).items()}
-    before = {who: ns / 1e6 for who, ns in run.held(None).items()}
+    core_holders = {who: ns / 1e6 for who, ns in run.core_holders(case).items()}
+    before = {who: ns / 1e6 for who, ns in run.core_holders(None).items()}
     culprits = [_POINTS[point][1] for point in case.point.split("+")]
-    by_case = sum(ms - before.get(who, 0.0) for who, ms in held.items() if (who.process, who.stage) in culprits)
+    by_case = sum(ms - before.get(who, 0.0) for who, ms in core_holders.items() if (who.process, who.stage) in culprits)
     others = grown.drop(["e2e", *case.stages])
     others["core_wait"] -= by_case
     shared = others[list(_SHARED_WAITS)].sum() if users > 1 else 0.0

@@ -157,11 +157,11 @@ class Measured:
             raise NotMeasured(f"{self.folder.probe}: the server recorded nothing")
         return trace
 
-    def held(self, case: Case | None) -> dict[Culprit, float]:
+    def core_holders(self, case: Case | None) -> dict[Culprit, float]:
         """Who had the core while a case's requests waited for it, in ns a request."""
         mine = self.requests[self.of(case)].reset_index(drop=True).assign(measured=True)
-        held = make_ledger(LedgerInputs.of(mine, self._trace(mine))).held
-        return {who: ns / len(mine) for who, ns in held.items()}
+        core_holders = make_ledger(LedgerInputs.of(mine, self._trace(mine))).core_holders
+        return {who: ns / len(mine) for who, ns in core_holders.items()}
 
     def stages(self, event: str) -> pd.DataFrame:
         """Stage times of one event in ns, ``unexplained`` and ``e2e`` beside them; rows as in ``requests``."""

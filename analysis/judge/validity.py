@@ -77,15 +77,15 @@ def _instrument(evidence: Evidence, answers: Sequence[SloAnswer], lateness: Late
     about = about or {(metric, 99.0): True for metric in LATENCIES}
     percentiles = sorted({*PERCENTILES, *(percentile for _, percentile in about)})
     always = [(metric, percentile) for metric in LATENCIES for percentile in percentiles]
-    told = [
+    latenesses = [
         late
         for metric, percentile in dict.fromkeys([*about, *always])
         for late in lateness.of(metric, percentile)
         if (metric, percentile) in about or (late.refused and lateness.series(metric).percentile(percentile).supported)
     ]
     loop_ns = lateness.loop_ns
-    yield _lateness("lag", lateness.sent_ns, told, about, "generator lag p99")
-    check = _lateness("loop_lag", loop_ns, told, about, "event loop lag p99")
+    yield _lateness("lag", lateness.sent_ns, latenesses, about, "generator lag p99")
+    check = _lateness("loop_lag", loop_ns, latenesses, about, "event loop lag p99")
     # A stall too short for a p99, but longer than what was measured, is in the highest percentiles and the maxima.
     ttft = percentile_of(lateness.series("ttft").ordered, 99) or 0.0
     if check.status == OK and loop_ns is not None and (longest := loop_ns[-1]) > max(HELD_NS, ttft):
@@ -112,18 +112,19 @@ def _instrument(evidence: Evidence, answers: Sequence[SloAnswer], lateness: Late
 
 
 def _lateness(
-    rule: LateRule, lags_ns: Floats | None, told: Sequence[Late], about: Mapping[tuple[str, float], bool], what: str
-) -> Check:
+    rule: LateRule, lags_ns: Floats | None, latenesses: Sequence[Late], about: Mapping[tuple[str, float], bool],
+    what: str,
+) -> Check:  # fmt: skip
     """Broken where a figure that the run is about is refused; a warning where another is, or one is strained.
 
     ``about``: (metric, percentile), and whether nothing is said of it if it is refused: an SLO that is missed by more
-    than its lateness is missed all the same. ``told``: the lateness of these, and of others that are refused and would
+    than its lateness is missed all the same. ``latenesses``: that of these, and of others that are refused and would
     be shown. The sentence is about the figure that decided.
     """
     lag_ns = None if lags_ns is None else percentile_of(lags_ns, 99)
     if lag_ns is None:
         return unmeasured(rule, f"{what} unmeasured")
-    found = [late for late in told if late.rule == rule]
+    found = [late for late in latenesses if late.rule == rule]
     asked = [late for late in found if (late.metric, late.percentile) in about]
     refused = [one for one in found if one.refused]
     strained = [one for one in asked if one.strained]

@@ -69,7 +69,7 @@ def recording_warnings(
         return
     if not ledger.refused:
         mine = np.tile(requests["measured"].to_numpy(np.bool_)[answered(requests)], 2)  # two rows a request
-        yield from core_warning(ledger.rows[mine], ledger.held)
+        yield from core_warning(ledger.rows[mine], ledger.core_holders)
     yield from lost_switches_warning(trace)
     yield from support_warnings(ledger.support)
     yield from hook_warnings(trace.notes)
@@ -144,10 +144,10 @@ def emulation_warning(manifest: Manifest) -> Iterator[RunWarning]:
         yield _warning("emulated", text, "its speed and cost say nothing about a device that has it", flag)
 
 
-def core_warning(rows: pd.DataFrame, held: Mapping[Culprit, int]) -> Iterator[RunWarning]:
+def core_warning(rows: pd.DataFrame, core_holders: Mapping[Culprit, int]) -> Iterator[RunWarning]:
     """Where waiting for a core is a notable part of the time to first or last tokens, and who had it meanwhile.
 
-    ``rows`` and ``held`` as in a Ledger, of measured requests.
+    ``rows`` and ``core_holders`` as in a Ledger, of measured requests.
     """
     if column("core_wait") not in rows:
         return
@@ -156,8 +156,8 @@ def core_warning(rows: pd.DataFrame, held: Mapping[Culprit, int]) -> Iterator[Ru
     part, event = max(((float(parts[event]), event) for event in parts.index), default=(0.0, ""))
     if not part >= _STARVED:
         return
-    whole = sum(held.values())
-    most = [(who, ns / whole) for who, ns in held.items() if ns >= _STARVED * whole][:3]
+    whole = sum(core_holders.values())
+    most = [(who, ns / whole) for who, ns in core_holders.items() if ns >= _STARVED * whole][:3]
     names = ", ".join(f"{held_by(who.process, who.stage, who.program)} ({share(part)})" for who, part in most)
     cause, flag = STRANGERS.get(most[0][0].process, SHARED) if most else SHARED
     text = f"the server waited for a CPU core for {share(part)} of the time to the {event.replace('_', ' ')}"

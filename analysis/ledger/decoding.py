@@ -76,8 +76,8 @@ def decode_steps(index: Index, start: Ints, end: Ints, place: int, dropped: froz
 def decoded(
     index: Index, sharer: Sharer, stretches: DecodeStretches, counted: Bools, dropped: frozenset[str]
 ) -> Shares:
-    """What the stages own of each event's stretch. ``counted``: the events of ``held``."""
-    ns, held = np.zeros((len(counted), SHARES), np.int64), Counter[Culprit]()
+    """What the stages own of each event's stretch. ``counted``: the events of ``core_holders``."""
+    ns, core_holders = np.zeros((len(counted), SHARES), np.int64), Counter[Culprit]()
     some = np.flatnonzero(stretches.since < stretches.until)
     engines = np.stack([stretches.place[some], stretches.process[some]], axis=1)
     for engine in np.unique(engines, axis=0).tolist():
@@ -91,8 +91,8 @@ def decoded(
         so_far[at + 1] = shares.ns
         np.cumsum(so_far, axis=0, out=so_far)
         ns[mine] = so_far[ended] - so_far[begun]
-        held.update(shares.held)
-    return Shares(ns, held)
+        core_holders.update(shares.core_holders)
+    return Shares(ns, core_holders)
 
 
 def _under_way(begun: Ints, ended: Ints, moments: int) -> Ints:
@@ -114,7 +114,7 @@ def _between(
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         parts = list(pool.map(made, blocks(index, times)))
-    held = Counter[Culprit]()
+    core_holders = Counter[Culprit]()
     for part in parts:
-        held.update(part.held)
-    return Shares(np.concatenate([part.ns for part in parts]), held)
+        core_holders.update(part.core_holders)
+    return Shares(np.concatenate([part.ns for part in parts]), core_holders)

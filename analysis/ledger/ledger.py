@@ -72,8 +72,8 @@ class Ledger:
     two chunks with tokens (``request_id``, ``k`` from 1, ``tokens``, ``gap_ns``, ``first_step``, ``last_step``). Both
     have a ``<stage>_ns`` column a stage (NaN = unmeasured), ``unexplained_ns``, ``transit_ns``, ``strict_ns`` (their
     sum), ``unstamped_ns`` (what lay in a stamped call that no stamp within it tells), ``total_ns`` and
-    ``hidden_host_ns``. ``refused`` says why no row may be shown, if so. ``held``: who had the
-    core while something of the measured requests waited for it, in ns over all of them, to the last token.
+    ``hidden_host_ns``. ``refused`` says why no row may be shown, if so. ``core_holders``: who had the core while
+    something of the measured requests waited for it, in ns over all of them, to the last token.
     ``gaps_of``: of how many requests, drawn at random, ``gaps`` are, where not of all.
     """
 
@@ -83,7 +83,7 @@ class Ledger:
     unmeasured: tuple[str, ...]
     clipped: dict[str, int]
     interference: Interference | None
-    held: Mapping[Culprit, int]
+    core_holders: Mapping[Culprit, int]
     gaps_of: int | None = None
     support: tuple[Supported, ...] = ()
 
@@ -163,6 +163,7 @@ def make_ledger(inputs: LedgerInputs) -> Ledger:
     ]
     support = support_of(trace) if trace is not None else ()
     refused, clipped = _checks(trace, (first, last), support)
+    core_holders = Counter(last.core_holders) + Counter(known.shares.core_holders if known else {})
     return Ledger(
         rows=pd.concat(rows, ignore_index=True),
         gaps=pd.DataFrame(named | {"gap_ns": gaps["total_ns"]} | gaps, copy=False),
@@ -171,7 +172,7 @@ def make_ledger(inputs: LedgerInputs) -> Ledger:
         clipped=clipped,
         interference=inputs.interference,
         gaps_of=len(some) if len(some) < len(good) else None,
-        held=dict((Counter(last.held) + Counter(known.shares.held if known else {})).most_common()),
+        core_holders=dict(core_holders.most_common()),
         support=support,
     )
 
@@ -280,19 +281,19 @@ class _Tables:
 
     columns: dict[str, AnyArray]
     negative: dict[str, Ints]
-    held: Mapping[Culprit, int]
+    core_holders: Mapping[Culprit, int]
 
 
 def _tables(inputs: LedgerInputs, portions: Iterable[Portion], most: int) -> _Tables:
     """Of events, up to ``most``, that come some at a time."""
-    columns, negative, held = Columns(most), dict[str, list[Ints]](), Counter[Culprit]()
+    columns, negative, core_holders = Columns(most), dict[str, list[Ints]](), Counter[Culprit]()
     for made in _in_turn(inputs, (block for portion in portions for block in portion.blocks(inputs.index))):
         columns.add(made.columns)
         for name, gap in made.negative.items():
             negative.setdefault(name, []).append(gap)
-        held.update(made.held)
+        core_holders.update(made.core_holders)
     gaps = {name: np.concatenate(parts) for name, parts in negative.items()}
-    return _Tables(columns.whole(), gaps, held)
+    return _Tables(columns.whole(), gaps, core_holders)
 
 
 def _in_turn(inputs: LedgerInputs, blocks: Iterable[Portion]) -> Iterator[_Tables]:
@@ -349,7 +350,7 @@ def _table(inputs: LedgerInputs, block: Portion) -> _Tables:
         "last_step": causes.last_seq,
     }
     below = {name: gap[gap < 0] for name, gap in causes.gaps.items()}
-    return _Tables({name: folded(values) for name, values in table.items()}, below, shares.held)
+    return _Tables({name: folded(values) for name, values in table.items()}, below, shares.core_holders)
 
 
 @dataclass(frozen=True, slots=True)

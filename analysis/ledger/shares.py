@@ -36,11 +36,11 @@ class Processes(NamedTuple):
 class Shares:
     """Whose the events' time is: ``ns``, a row an event, a column a stage and three more.
 
-    ``held``: who had the core while the events that are counted waited for it, over all of them, ns.
+    ``core_holders``: who had the core while the events that are counted waited for it, over all of them, ns.
     """
 
     ns: Ints
-    held: Mapping[Culprit, int]
+    core_holders: Mapping[Culprit, int]
 
     @property
     def by_stage(self) -> Ints:
@@ -63,7 +63,7 @@ class Shares:
 
     def __add__(self, other: Shares) -> Shares:
         """Of the same events, both."""
-        return Shares(self.ns + other.ns, Counter(self.held) + Counter(other.held))
+        return Shares(self.ns + other.ns, Counter(self.core_holders) + Counter(other.core_holders))
 
 
 class Sharer:
@@ -78,7 +78,7 @@ class Sharer:
         self._code = np.array([[_code(cls, why) for why in (*self._use.reasons, None)] for cls in CLASSES])
 
     def shares(self, intervals: Intervals, processes: Processes, counted: Bools | Ints) -> Shares:
-        """``intervals``: rows of a class of ``CLASSES`` each. ``counted``: how often each event is in ``held``."""
+        """``intervals``: rows of a class of ``CLASSES`` each. ``counted``: how often each event is in the holders."""
         events, counted = len(counted), counted.astype(np.int64)
         owned, hidden = sweep(intervals, events, len(CLASSES), over=FORWARD_CLASSES, under=HOST_CLASSES)
         owned = _known(owned)
@@ -106,12 +106,12 @@ class Sharer:
             np.bincount(owned.event[those], left[those], events).astype(np.int64)
             for those in (np.flatnonzero(kind[owned.cls]) for kind in (_TRANSIT, _ENCLOSING))
         )
-        held: dict[Culprit, int] = {}
+        core_holders: dict[Culprit, int] = {}
         for why, total in zip(self._use.reasons, by_reason.tolist(), strict=True):
             if why.culprit is not None and total:
-                held[why.culprit] = held.get(why.culprit, 0) + total
+                core_holders[why.culprit] = core_holders.get(why.culprit, 0) + total
         by_stage = sums.reshape(events, len(STAGES))
-        return Shares(np.column_stack([by_stage, transit, unstamped, hidden]), held)
+        return Shares(np.column_stack([by_stage, transit, unstamped, hidden]), core_holders)
 
     def cut(self, intervals: Intervals, processes: Processes) -> Intervals:
         """The same row by row, cut where a reason begins or ends; ``cls``: twice the stage, and one more in transit."""

@@ -73,14 +73,14 @@ def test_sums_are_those_of_the_rows_cut_at_every_reason(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shares, "native", None)  # where it was not built
         other = sharer.shares(owned, processes, counted)
-    assert (found.ns == other.ns).all() and found.held == other.held
+    assert (found.ns == other.ns).all() and found.core_holders == other.core_holders
     want, transit = np.zeros((EVENTS, len(STAGES)), int), np.zeros(EVENTS, int)
     np.add.at(want, (cut.event, cut.cls // 2), cut.end - cut.start)
     np.add.at(transit, cut.event, (cut.end - cut.start) * (cut.cls % 2))
     assert (found.by_stage == want).all()
     assert (found.transit == transit).all()
     core = [stage.name for stage in STAGES].index("core_wait")
-    assert sum(found.held.values()) == found.by_stage[counted, core].sum()
+    assert sum(found.core_holders.values()) == found.by_stage[counted, core].sum()
 
 
 def test_what_kept_a_thread_at_other_times_takes_no_memory() -> None:
@@ -100,6 +100,6 @@ def test_what_kept_a_thread_at_other_times_takes_no_memory() -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert sum(found.held.values()) == 5
+    assert sum(found.core_holders.values()) == 5
     assert (cut.end - cut.start).tolist() == [5, 5, 5, 5]
     assert peak < start.nbytes / 10

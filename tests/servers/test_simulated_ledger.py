@@ -221,7 +221,7 @@ def test_decoding_told_at_once_is_what_each_requests_own_steps_say(case: Case, m
     monkeypatch.setattr(making, "_shares_of_decoding", lambda *_: None)
     each = make_ledger(inputs)
     pd.testing.assert_frame_equal(each.rows, case.ledger.rows)
-    assert each.held == case.ledger.held
+    assert each.core_holders == case.ledger.core_holders
 
 
 def test_the_ledger_is_accepted_and_leaves_next_to_nothing_unexplained(case: Case) -> None:
