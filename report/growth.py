@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from gapmeter.analysis.numbers import DASH, duration, share, significant, usd
-from gapmeter.analysis.results.cost import Cost
+from gapmeter.analysis.results.cost import Cost, Interval
 from gapmeter.analysis.results.distribution import figure_name
+from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Verdict
 from gapmeter.analysis.results.sweep import THROUGHPUT, CurveKnee, Growth, Point, SweepFigures, SweepResult
 from gapmeter.analysis.stages import owner_words
@@ -15,7 +16,7 @@ from gapmeter.analysis.sweep.curves import KNEE, NONE, UNDECIDED
 from gapmeter.analysis.sweep.growth import SLOW_LEVEL
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Figure, Headers, Heading, Paragraph, Row, Section, Table, in_ms
-from gapmeter.report.words import WHOLE, interval, shares, signed, whose
+from gapmeter.report.words import WHOLE, about_minutes, interval, more_requests, shares, signed, whose
 
 _GROWTH = (
     "From each point to the next, and which stage makes up most of it. 95 % block-bootstrap intervals, "
@@ -78,25 +79,57 @@ def _answer(sweep: SweepFigures) -> str:
         return _listed([point.label for point in by[state]])
 
     rest = [f"missed at {names(FAIL)}"] if by[FAIL] else []
-    rest += [f"undecided at {names(INCONCLUSIVE)}"] if by[INCONCLUSIVE] else []
+    rest += [f"undecided at {names(INCONCLUSIVE)} ({_what_decides(by[INCONCLUSIVE])})"] if by[INCONCLUSIVE] else []
     none = "No point meets the SLOs" if len(by[FAIL]) == len(points) else "No point is shown to meet the SLOs"
     met = f"The SLOs are met at {names(PASS)}" if by[PASS] else none
-    priced = [(cost.per_request_usd, point.label) for point in by[PASS] if isinstance(cost := point.economy.cost, Cost)]
-    served = [(tokens, point.label) for point in by[PASS] if (tokens := point.tokens_per_s) is not None]
-    best, other = "", _different_requests(by[PASS])
-    if other:
-        best = f" They are not ranked, because their requests differ ({', '.join(other)})."
-    elif priced and len(priced) == len(by[PASS]):
+    return f"{'; '.join([met, *rest])}.{_best(by[PASS], sweep.pareto)}"
+
+
+def _what_decides(points: Sequence[Point]) -> str:
+    """What undecided points need, at most."""
+    each, them = (" each", "them") if len(points) > 1 else ("", "it")
+    undecided = [answer for point in points for answer in point.slo if answer.status == INCONCLUSIVE]
+    known = [answer.needs for answer in undecided if answer.needs]
+    if not known:
+        return f"longer runs would not decide {them}"
+    most = max(known, key=lambda needs: (needs.minutes or 0, needs.requests))
+    more = f"{minutes} more" if (minutes := about_minutes(most)) else f"about {more_requests(most)}"
+    return f"{more}{each} would decide {them}"
+
+
+def _best(met: Sequence[Point], pareto: Pareto | None) -> str:
+    """Which of the points that meet the SLOs is the cheapest: for a request at its rate, else for an output token."""
+    if other := _different_requests(met):
+        return f" They are not ranked, because their requests differ ({', '.join(other)})."
+    priced = [(cost.per_request_usd, point.label) for point in met if isinstance(cost := point.economy.cost, Cost)]
+    if priced and len(priced) == len(met):
         least = min(priced)[0]
         cheapest = [label for usd_each, label in priced if math.isclose(usd_each, least)]
-        if len(cheapest) < len(priced) or len(priced) == 1:  # asked at one rate, all cost the same
-            best = f" Cheapest: {_listed(cheapest)}, at most {usd(1e6 * least)} for a million requests."
-    elif served:
-        tokens, label = max(served)
-        best = (
-            f" Highest throughput of these: {label}, {significant(tokens)} output tokens/s." if len(served) > 1 else ""
-        )
-    return f"{'; '.join([met, *rest])}.{best}"
+        if len(cheapest) == len(priced) > 1:  # asked at one rate, all cost the same
+            return ""
+        return f" Cheapest: {_listed(cheapest)}, at most {usd(1e6 * least)} for a million requests."
+    costs = {each.folder: each.usd_per_million_output_tokens for each in pareto.points} if pareto else {}
+    known = [(cost, point) for point in met if (cost := costs.get(point.folder)) is not None]
+    if not known or len(known) < len(met):
+        return _most_served(met)
+    cost, best = min(known, key=lambda each: each[0].value)
+    alike = [point.label for other, point in known if point is not best and not _below(cost, other)]
+    also = f"; {_listed(alike)} may be as cheap" if alike else ""
+    tokens = significant(best.tokens_per_s or 0)
+    return f" Cheapest: {best.label}, {tokens} output tokens/s at {usd(cost.value)} a million{also}."
+
+
+def _below(one: Interval, other: Interval) -> bool:
+    """Whether both 95 % intervals are apart."""
+    return one.high is not None and other.low is not None and one.high < other.low
+
+
+def _most_served(met: Sequence[Point]) -> str:
+    served = [(tokens, point.label) for point in met if (tokens := point.tokens_per_s) is not None]
+    if len(served) < 2:
+        return ""
+    tokens, label = max(served)
+    return f" Highest throughput of these: {label}, {significant(tokens)} output tokens/s."
 
 
 def _different_requests(points: Sequence[Point]) -> list[str]:

@@ -6,16 +6,23 @@ from types import MappingProxyType
 
 import pytest
 
-from gapmeter.analysis.results.cost import Cost, NoCost
+from gapmeter.analysis.results.cost import Cost, Interval, NoCost
+from gapmeter.analysis.results.distribution import Needs
+from gapmeter.analysis.results.pareto import Pareto, ParetoPoint
 from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.analysis.results.sweep import Growth, Point, PointEconomy, PointThroughput, SweepFigures
 from gapmeter.report.growth import headline
 
+MORE = Needs(requests=240, minutes=0.4)
 
-def point(label: str, verdict: str, tokens: float, usd: float | None = None, **resolved: object) -> Point:
+
+def point(
+    label: str, verdict: str, tokens: float, usd: float | None = None, needs: Needs | None = MORE, **resolved: object
+) -> Point:
     cost = NoCost.model_construct(reason="closed loop") if usd is None else Cost.model_construct(per_request_usd=usd)
     return Point.model_construct(
-        label=label, verdict=verdict, slo=(SloAnswer.model_construct(),), metrics=MappingProxyType({}),
+        label=label, folder=label, verdict=verdict, metrics=MappingProxyType({}),
+        slo=(SloAnswer.model_construct(status=verdict, needs=needs), SloAnswer.model_construct(status="PASS")),
         resolved={key.replace("__", "."): value for key, value in resolved.items()},
         throughput=PointThroughput.model_construct(steady_tokens_per_s=tokens, output_tokens_per_s=tokens),
         economy=PointEconomy.model_construct(cost=cost),
@@ -35,7 +42,7 @@ def point(label: str, verdict: str, tokens: float, usd: float | None = None, **r
         (
             (point("4 req/s", "PASS", 90, 3e-6), point("8 req/s", "PASS", 150, 2e-6), point("16", "INCONCLUSIVE", 300)),
             (
-                "The SLOs are met at 4 req/s, 8 req/s; undecided at 16. "
+                "The SLOs are met at 4 req/s, 8 req/s; undecided at 16 (about 240 more requests would decide it). "
                 "Cheapest: 8 req/s, at most $2.00 for a million requests."
             ),
         ),
@@ -77,13 +84,50 @@ def point(label: str, verdict: str, tokens: float, usd: float | None = None, **r
         ((point("1", "FAIL", 90),), "No point meets the SLOs; missed at 1."),
         (
             (point("1", "INCONCLUSIVE", 90), point("8", "FAIL", 400)),
-            "No point is shown to meet the SLOs; missed at 8; undecided at 1.",
+            (
+                "No point is shown to meet the SLOs; missed at 8; undecided at 1 (about 240 more requests would decide "
+                "it)."
+            ),
+        ),
+        (
+            (point("1", "INCONCLUSIVE", 9), point("8", "INCONCLUSIVE", 9, needs=Needs(requests=60, minutes=3.2))),
+            "No point is shown to meet the SLOs; undecided at 1, 8 (about 3 min more each would decide them).",
+        ),
+        (
+            (point("1", "INCONCLUSIVE", 9, needs=None),),
+            "No point is shown to meet the SLOs; undecided at 1 (longer runs would not decide it).",
         ),
     ],
 )
 def test_the_first_line_answers_which_setting(points: tuple[Point, ...], told: str) -> None:
     sweep = SweepFigures.model_construct(points=points, knees=(), growth=(), metric="ttft")
     assert headline(sweep, "CPU")[0] == told
+
+
+def paid(folder: str, low: float, high: float) -> ParetoPoint:
+    cost = Interval(value=(low + high) / 2, low=low, high=high)
+    return ParetoPoint.model_construct(folder=folder, usd_per_million_output_tokens=cost)
+
+
+@pytest.mark.parametrize(
+    ("costs", "told"),
+    [
+        ((paid("8", 3, 3.2), paid("16", 1.9, 2.1)), "Cheapest: 16, 300 output tokens/s at $2.00 a million."),
+        (
+            (paid("8", 2, 2.2), paid("16", 1.9, 2.1)),
+            "Cheapest: 16, 300 output tokens/s at $2.00 a million; 8 may be as cheap.",
+        ),
+        ((paid("16", 1.9, 2.1),), "Highest throughput of these: 16, 300 output tokens/s."),
+    ],
+)
+def test_where_users_wait_for_their_answers_a_token_is_cheapest_where_most_are_served(
+    costs: tuple[ParetoPoint, ...], told: str
+) -> None:
+    sweep = SweepFigures.model_construct(
+        points=(point("8", "PASS", 200), point("16", "PASS", 300)), knees=(), growth=(), metric="ttft",
+        pareto=Pareto.model_construct(points=costs),
+    )  # fmt: skip
+    assert headline(sweep, "CPU")[0] == f"The SLOs are met at 8, 16. {told}"
 
 
 def growth(metric: str, ends: tuple[float, float] | None) -> Growth:
