@@ -21,11 +21,12 @@ from gapmeter.analysis.results.manifest import SweepManifest, SweepPlace, SweepP
 from gapmeter.analysis.results.sweep import FailedRun, SweepResult
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.keys import Keys
+from gapmeter.loadgen.arrivals import warmup_span
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.report.command import Command
 from gapmeter.runs.run import Conclusion
-from gapmeter.scenarios import Point, Scenario
+from gapmeter.scenarios import Load, Point, Scenario
 from gapmeter.study.conclusion import describe, show
 from gapmeter.study.resolve import point_overrides, resolve, resolve_points
 from gapmeter.study.session import Session, Visit, open_session
@@ -66,7 +67,8 @@ def run_sweep(
 
 def _run_all(sweep: _Sweep, options: Options) -> Conclusion[SweepResult]:
     study, runs = sweep.study, sum(map(len, sweep.order))
-    options.say(f"sweep of {counted(len(sweep.points), 'point')}, {counted(runs, 'run')}: {study.path}")
+    takes = _takes([point.scenario.load for point in sweep.points], sweep.scenario.repeat)
+    options.say(f"sweep of {counted(len(sweep.points), 'point')}, {counted(runs, 'run')}{takes}: {study.path}")
     try:
         for number, group in enumerate(sweep.order, 1):
             sweep.run_group(number, group)
@@ -177,6 +179,18 @@ class _Sweep:
         number = sum(map(is_finished, runs)) + (not ended)
         of = f", repeat {repeat + 1} of {self.scenario.repeat}" if self.scenario.repeat > 1 else ""
         return f"run {number} of {len(runs)}: {values}{of}"
+
+
+def _takes(loads: Sequence[Load], repeats: int) -> str:
+    """How long all loads take, without the starts of servers; "" where it is requests that end one."""
+    spans_ns = [(load.duration_ns, load.longest_ns) for load in loads if load.duration_ns and load.longest_ns]
+    if len(spans_ns) < len(loads):
+        return ""
+    warmups_ns = sum(warmup_span(load)[0] for load in loads)
+    all_ns = [repeats * (warmups_ns + sum(each)) for each in zip(*spans_ns, strict=True)]
+    per_ns, unit = (60e9, "min") if all_ns[-1] >= 100e9 else (1e9, "s")
+    least, most = (f"{ns / per_ns:.2g}" for ns in all_ns)
+    return f", {least} {unit} of load" if least == most else f", {least} to {most} {unit} of load"
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from dataclasses import replace
 from itertools import count
@@ -57,16 +58,26 @@ def answered(index: int, due_ms: float, ttft_ms: float) -> RequestRecord:
     )  # fmt: skip
 
 
-def ends_after_s(ttfts_ms: np.ndarray, *overrides: str, every_ms: float = 20.0) -> float | None:
-    """Where a load of requests so far apart ends, asked four times a second; None: at its patience."""
+def ends_after_s(
+    ttfts_ms: np.ndarray, *overrides: str, every_ms: float = 20.0, users: int | None = None
+) -> float | None:
+    """Where a load of requests so far apart ends, asked four times a second; None: at its patience.
+
+    ``users``: a closed loop of so many, each of whom asks so long after an answer.
+    """
     scenario = asked(*overrides)
     patience = Patience(scenario, T0, 0)
-    records = [answered(at, at * every_ms, ttft) for at, ttft in enumerate(ttfts_ms)]
-    events = sorted(
+    free_ms, records = [0.0] * (users or 0), []
+    for at, ttft in enumerate(ttfts_ms):
+        due_ms = heapq.heappop(free_ms) if users else at * every_ms
+        records.append(answered(at, due_ms, ttft))
+        heapq.heappush(free_ms, due_ms + ttft + every_ms)
+    events = [
         (at_ns, code, record)
         for record in records
         for at_ns, code in ((record.sent_ns, ISSUED), (record.end_ns, FINISHED))
-    )
+    ]
+    events.sort(key=lambda event: event[0])
     seen: list[tuple[int, RequestRecord]] = []
     for now_ns in range(T0, T0 + 50 * S, S // 4):
         while events and events[0][0] <= now_ns:
@@ -103,6 +114,13 @@ def test_a_slow_start_that_the_analysis_leaves_out_makes_no_load_longer() -> Non
     start = np.where(np.arange(2500) < 150, 40.0, 0.0)
     assert ends_after_s(independent(2500) + start, "load.warmup=0") is None
     assert ends_after_s(independent(2500) + start, "load.warmup=auto") == 20
+
+
+@pytest.mark.parametrize(("users", "looks"), [(1, {None}), (2, {30, 40}), (8, {20, 30})])
+def test_users_who_wait_for_their_answers_end_at_the_look_at_which_there_are_enough(
+    users: int, looks: set[float | None]
+) -> None:
+    assert ends_after_s(independent(4000), every_ms=140, users=users) in looks
 
 
 def test_a_look_waits_for_the_answers_that_belong_to_it() -> None:

@@ -21,17 +21,18 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.results.sweep import SweepResult
 from gapmeter.errors import UNREACHABLE, UserError
+from gapmeter.loadgen.arrivals import warmup_span
 from gapmeter.options import Options
 from gapmeter.records import RunFolder, read_records
 from gapmeter.report.export.junit import annotations_of, suites_of_sweep
 from gapmeter.runs.explain import explain
 from gapmeter.runs.run import open_run
 from gapmeter.study.comparison import Baseline, check_baseline
-from gapmeter.study.resolve import resolve
+from gapmeter.study.resolve import resolve, resolve_points
 from gapmeter.study.study import is_finished
 from gapmeter.study.sweep import order_of, run_sweep
 from tests.kit.browser import Tab, opens_well
-from tests.kit.command import SHORT, Command, Done, gapmeter
+from tests.kit.command import SHORT, Command, Done, gapmeter, settings
 from tests.kit.results import figure_at
 from tests.kit.wait import until
 
@@ -65,6 +66,13 @@ def test_every_point_is_visited_once_a_repeat_and_servers_follow_each_other(
 def test_points_are_not_run_in_the_order_of_their_values() -> None:
     orders = {tuple(point for point, _ in order_of(["one"] * 6, 1, seed)[0]) for seed in range(20)}
     assert len(orders) > 10
+
+
+@pytest.mark.parametrize("name", ["concurrency", "batch-size"])
+def test_the_shipped_sweeps_take_nine_minutes_of_load_at_most(name: str) -> None:
+    loads = [point.scenario.load for point in resolve_points(name, ())]
+    assert sum((load.longest_ns or 0) + warmup_span(load)[0] for load in loads) <= 9 * 60e9
+    assert all(load.may_last_longer for load in loads), "until there are enough requests"
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +246,20 @@ def test_a_sweep_none_of_whose_servers_start_says_so(tmp_path: Path) -> None:
     done = gapmeter(*QUICK, *sweep_of([{"server.args.no_such_flag": 1}]), "--json", runs=tmp_path)
     assert done.code == 106, done.err
     assert json.loads(done.out)["sweep"]["points"][0]["verdict"] == "FAILED"
+
+
+@pytest.mark.whole_run
+def test_points_of_users_who_wait_end_at_a_planned_look(tmp_path: Path) -> None:
+    closed = settings(
+        "load.arrivals=closed", "load.concurrency=1", "load.requests=null", "load.warmup=0", "load.duration=2s",
+        "load.patience=20s", "workload.output_tokens=2", "workload.prompt_tokens=16",
+    )  # fmt: skip
+    users = sweep_of({"load.concurrency": [1, 4]})
+    done = gapmeter("run", "smoke", "--engine", "simulated", *closed, *users, runs=tmp_path)
+    assert "sweep of 2 points, 2 runs, 4 to 40 s of load" in done.err
+    for point in done.summary["sweep"]["points"]:
+        result = open_run(done.folder.path / point["repeats"][0]["folder"]).result
+        assert result.shortened is not None and result.shortened.after_s == 2, "an SLO on errors asks for no percentile"
 
 
 @pytest.mark.whole_run
