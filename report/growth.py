@@ -28,6 +28,8 @@ _KNEE = (
     "others 2011). It is named only if 95 % of the redraws of the points, within their uncertainty, have one."
 )
 
+_LONGEST_MIN = 60  # more of a point than that is as good as never
+
 
 def headline(sweep: SweepFigures, device: str) -> list[str]:
     """What a person reads first: which points meet the SLOs, a sentence a curve, and which points have no figures."""
@@ -79,22 +81,21 @@ def _answer(sweep: SweepFigures) -> str:
         return _listed([point.label for point in by[state]])
 
     rest = [f"missed at {names(FAIL)}"] if by[FAIL] else []
-    rest += [f"undecided at {names(INCONCLUSIVE)} ({_what_decides(by[INCONCLUSIVE])})"] if by[INCONCLUSIVE] else []
+    undecided = [f"{point.label} ({_what_decides(point)})" for point in by[INCONCLUSIVE]]
+    rest += [f"undecided at {', '.join(undecided)}"] if undecided else []
     none = "No point meets the SLOs" if len(by[FAIL]) == len(points) else "No point is shown to meet the SLOs"
     met = f"The SLOs are met at {names(PASS)}" if by[PASS] else none
     return f"{'; '.join([met, *rest])}.{_best(by[PASS], sweep.pareto)}"
 
 
-def _what_decides(points: Sequence[Point]) -> str:
-    """What undecided points need, at most."""
-    each, them = (" each", "them") if len(points) > 1 else ("", "it")
-    undecided = [answer for point in points for answer in point.slo if answer.status == INCONCLUSIVE]
-    known = [answer.needs for answer in undecided if answer.needs]
-    if not known:
-        return f"longer runs would not decide {them}"
-    most = max(known, key=lambda needs: (needs.minutes or 0, needs.requests))
-    more = f"{minutes} more" if (minutes := about_minutes(most)) else f"about {more_requests(most)}"
-    return f"{more}{each} would decide {them}"
+def _what_decides(point: Point) -> str:
+    """How much longer an undecided point would have to be measured, where that is worth saying."""
+    needs = [answer.needs for answer in point.slo if answer.status == INCONCLUSIVE]
+    known = [each for each in needs if each is not None and (each.minutes or 0) <= _LONGEST_MIN]
+    if not known or len(known) < len(needs):
+        return "longer runs would hardly decide it"
+    most = max(known, key=lambda each: each.requests)
+    return f"needs {f'{minutes} more' if (minutes := about_minutes(most)) else f'about {more_requests(most)}'}"
 
 
 def _best(met: Sequence[Point], pareto: Pareto | None) -> str:

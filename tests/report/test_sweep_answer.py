@@ -14,6 +14,7 @@ from gapmeter.analysis.results.sweep import Growth, Point, PointEconomy, PointTh
 from gapmeter.report.growth import headline
 
 MORE = Needs(requests=240, minutes=0.4)
+HOURS = Needs(requests=90_000, minutes=115.0)
 
 
 def point(
@@ -42,7 +43,7 @@ def point(
         (
             (point("4 req/s", "PASS", 90, 3e-6), point("8 req/s", "PASS", 150, 2e-6), point("16", "INCONCLUSIVE", 300)),
             (
-                "The SLOs are met at 4 req/s, 8 req/s; undecided at 16 (about 240 more requests would decide it). "
+                "The SLOs are met at 4 req/s, 8 req/s; undecided at 16 (needs about 240 more requests). "
                 "Cheapest: 8 req/s, at most $2.00 for a million requests."
             ),
         ),
@@ -84,18 +85,21 @@ def point(
         ((point("1", "FAIL", 90),), "No point meets the SLOs; missed at 1."),
         (
             (point("1", "INCONCLUSIVE", 90), point("8", "FAIL", 400)),
-            (
-                "No point is shown to meet the SLOs; missed at 8; undecided at 1 (about 240 more requests would decide "
-                "it)."
-            ),
+            "No point is shown to meet the SLOs; missed at 8; undecided at 1 (needs about 240 more requests).",
         ),
         (
             (point("1", "INCONCLUSIVE", 9), point("8", "INCONCLUSIVE", 9, needs=Needs(requests=60, minutes=3.2))),
-            "No point is shown to meet the SLOs; undecided at 1, 8 (about 3 min more each would decide them).",
+            (
+                "No point is shown to meet the SLOs; undecided at 1 (needs about 240 more requests), "
+                "8 (needs about 3 min more)."
+            ),
         ),
         (
-            (point("1", "INCONCLUSIVE", 9, needs=None),),
-            "No point is shown to meet the SLOs; undecided at 1 (longer runs would not decide it).",
+            (point("1", "INCONCLUSIVE", 9, needs=None), point("8", "INCONCLUSIVE", 9, needs=HOURS)),
+            (
+                "No point is shown to meet the SLOs; undecided at 1 (longer runs would hardly decide it), "
+                "8 (longer runs would hardly decide it)."
+            ),
         ),
     ],
 )
