@@ -11,7 +11,7 @@ from gapmeter.analysis.stages import DECODE_COLOR, OWNER_COLORS
 from gapmeter.report import document as doc
 from gapmeter.report.document import Chart, Figure, Panel, Paragraph, Section, Table, Words
 from gapmeter.report.pictures import Part, Shares
-from gapmeter.report.words import UNTIL, as_sentence, shares
+from gapmeter.report.words import UNTIL, as_sentence, part_of, shares
 
 # part: words, color
 _PARTS = {
@@ -31,8 +31,7 @@ def compute_sentence(found: ComputeShares, metric: str, device: str) -> str | No
     part = found.slow.compute
     if part is None:
         return None
-    ends = shares(part.share_ci)
-    during = f"{share(part.share)}{f' ({ends})' if ends else ''}"
+    during = part_of(part.share, part.share_ci)
     return f"the {device} computed for the {_slowest(found)} during {during} of their time {UNTIL[metric]}"
 
 

@@ -19,7 +19,7 @@ from gapmeter.report import document as doc
 from gapmeter.report.document import Chart, Figure, Paragraph, Row, Section, Table, Words
 from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.timeline import Level, Levels, Span, span_of
-from gapmeter.report.words import as_sentence, shares
+from gapmeter.report.words import as_sentence
 
 _MOST_PROCESSES = 3
 _BIN_S, _MOST_BINS = 0.5, 2000
@@ -148,7 +148,12 @@ def _size(in_bytes: float) -> str:
 
 
 def _interval(achieved: AchievedShare) -> str:
-    return f"{share(achieved.share)} ({shares((achieved.low, achieved.high))})"
+    return f"{share(achieved.share)} ({_ends(achieved)})"
+
+
+def _ends(achieved: AchievedShare) -> str:
+    """As it is: what exceeds a peak says that the peak is higher."""
+    return f"{share(achieved.low)} to {share(achieved.high)}"
 
 
 # --- over time
@@ -357,4 +362,4 @@ def _roofline_rows(known: Roofline) -> Iterator[Row]:
 
 def _achieved(found: AchievedShare, key: str, unit: str, kind: str) -> list[Words]:
     how = f"{significant(found.achieved)} {unit} over {found.steps:,} {kind}"
-    return [how, Figure(found.share, "share", f"{key}.share"), shares((found.low, found.high))]
+    return [how, Figure(found.share, "share", f"{key}.share"), _ends(found)]

@@ -44,7 +44,7 @@ from gapmeter.report.document import (
     in_ms,
 )
 from gapmeter.report.pictures import Changes, Decile, Shift, StageChange
-from gapmeter.report.words import WHOLE, both, shares, signed
+from gapmeter.report.words import WHOLE, both, part_of, signed
 
 _EVENTS = {"first_token": "the first token (TTFT)", "last_token": "the last token (E2E)"}
 _STAMP = "NOT COMPARABLE"
@@ -139,8 +139,7 @@ def change_sentence(pair: PairComparison) -> str:
         return f"{mean}: {none if clear else 'no difference to explain'}"
     owner = "" if change.stage == UNEXPLAINED else f" ({change.owner})"
     stage = f"{marks.words(change.stage)}{owner}"
-    ends = f" ({within})" if (within := shares(change.share_ci, " .. ")) else ""
-    said = f"{mean}: {share(change.share)}{ends} of that is {stage}"
+    said = f"{mean}: {part_of(change.share or 0.0, change.share_ci)} of that is {stage}"
     if change.share is not None and change.share > WHOLE:
         moved = next(each.difference_ms or 0.0 for each in own.stages if each.stage == change.stage)
         others = (own.total.difference_ms or 0.0) - moved
@@ -351,9 +350,8 @@ def _stage_table(event: str, own: StageDifferences, pair: PairComparison) -> Tab
 
     rows: list[Row] = []
     for one in own.stages:
-        ends = shares(one.share_ci, " .. ")
         inner = [difference(known) if (known := one.percentiles.get(key)) else "" for key in ("p50", "p99")]
-        part = f"{share(one.share)} ({ends})" if ends else ""
+        part = part_of(one.share or 0.0, one.share_ci) if one.share_ci else ""
         rows.append([Stage(one.stage), owner_words(one.owner, pair.device), *cells(one), part, *inner])
     rows.append(["sum", "", *cells(own.total), "", "", ""])
     times = in_ms(f"{pair.a}, mean", f"{pair.b}, mean", "difference")

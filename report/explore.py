@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gapmeter.analysis.numbers import counted, duration, share
+from gapmeter.analysis.numbers import counted, duration
 from gapmeter.analysis.results.latency import GroupDifference, GroupPair
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stages import owner_words
@@ -10,7 +10,7 @@ from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Chart, Code, Figure, Panel, Paragraph, Section, Stage, Table, in_ms
 from gapmeter.report.pictures import Changes, StageChange
-from gapmeter.report.words import UNTIL, as_sentence, whose
+from gapmeter.report.words import UNTIL, as_sentence, part_of, whose
 
 _SHOWN = 10
 _EXPLORE = (
@@ -80,7 +80,7 @@ def _pair(pair: GroupPair, metric: str, device: str) -> list[Block]:
     ranked = [row for row in pair.ranked if row.ms != 0][:_SHOWN]
     changes = [
         StageChange(
-            row.stage, row.ms, row.ci_ms, share(row.share) if row.share is not None and row.share > 0 else "",
+            row.stage, row.ms, row.ci_ms, part_of(row.share) if row.share is not None and row.share > 0 else "",
             f"{duration(row.a_ms)} against {duration(row.b_ms)}",
         )
         for row in ranked
@@ -89,7 +89,7 @@ def _pair(pair: GroupPair, metric: str, device: str) -> list[Block]:
     picture = Changes(f"{pair.a} minus {pair.b}, by stage", f"Differences of the means: {largest}.", changes, device)
     rows: list[doc.Row] = [
         [Stage(row.stage), owner_words(row.owner, device), *map(Figure, (row.a_ms, row.b_ms, row.ms, *row.ci_ms)),
-         Figure(row.share, "share")]
+         Figure(row.share, "share", text=part_of(row.share) if row.share is not None else "")]
         for row in pair.ranked
     ]  # fmt: skip
     names = in_ms(pair.a, pair.b, "difference", "from", "to")

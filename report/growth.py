@@ -16,11 +16,11 @@ from gapmeter.analysis.sweep.curves import KNEE, NONE, UNDECIDED
 from gapmeter.analysis.sweep.growth import SLOW_LEVEL
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Figure, Headers, Heading, Paragraph, Row, Section, Table, in_ms
-from gapmeter.report.words import WHOLE, about_minutes, interval, more_requests, shares, signed, whose
+from gapmeter.report.words import WHOLE, about_minutes, interval, more_requests, part_of, shares, signed, whose
 
 _GROWTH = (
     "From each point to the next, and which stage makes up most of it. 95 % block-bootstrap intervals, "
-    "because neighboring requests are correlated. More than 100 %: the other stages together went the other way."
+    "because neighboring requests are correlated. More than all: the other stages together went the other way."
 )
 _KNEE = (
     "The knee is one of the measured points: where throughput stops growing (doubling the load brings less than 15 % "
@@ -214,7 +214,7 @@ def growth_sentence(growth: Growth, device: str) -> str:
         beside = f"the other stages together {rest} by {duration(others)}"
         return f"{start}; {who}{stage} {one} by {duration(abs(own))} in the mean, {beside}"
     change = f"the {'extra' if grows > 0 else 'saved'} {'time of the slowest ones' if slowest else 'mean time'}"
-    return f"{start}; {share(growth.share)} ({shares(growth.share_ci)}) of {change} is {stage}"
+    return f"{start}; {part_of(growth.share, growth.share_ci)} of {change} is {stage}"
 
 
 # The section
@@ -243,10 +243,13 @@ def section(result: SweepResult) -> Section | None:
 
 def _growth_row(growth: Growth, device: str) -> Row:
     stage, owner = (growth.stage, growth.owner) if growth.is_sure else (None, None)
-    within = shares(growth.share_ci, " .. ") if stage else ""  # a share without an interval is not shown
+    within = shares(growth.share_ci) if stage else ""  # a share without an interval is not shown
+    part = part_of(growth.share or 0.0)
+    if stage and (growth.share or 0.0) > WHOLE:
+        part, within = f"{signed(growth.stages_ms[stage])}, {part}", within and DASH
     return [
         f"{growth.from_} → {growth.to}{' (knee)' if growth.at_knee else ''}", Figure(growth.grows_ms),
         interval(growth.grows_ci_ms),
         marks.words(stage) if stage else "not beyond its interval", owner_words(owner, device) if owner else DASH,
-        Figure(growth.share if within else None, "share"), within or DASH,
+        Figure(growth.share, "share", text=part) if within else Figure(None), within or DASH,
     ]  # fmt: skip

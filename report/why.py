@@ -15,13 +15,12 @@ from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.command import Command
 from gapmeter.report.document import BRIEF, Block, Column, Figure, Row, Section, Table
-from gapmeter.report.words import as_sentence, shares, signed
+from gapmeter.report.words import WHOLE, as_sentence, part_of, signed
 from gapmeter.scenarios.model import MOST_BATCH
 
 _NOTABLE = 0.15  # of the difference: such an owner is named beside the first
 _MOST_NAMED = 3
 _SHOWN = 4  # owners; what the others have is summed
-_ALMOST_ALL, _MORE_THAN_ALL = 0.995, 1.05
 _BASE = 0.5  # of what requests at the percentile wait, when typical ones wait that much, all requests pay it
 _NOTABLE_CPU = 0.5  # of a core, of a load tester that more processes would help
 _WORTH = 0.05  # of the wait at the percentile: an owner who could save less gets no advice
@@ -153,10 +152,9 @@ def _unstamped(anatomy: Anatomy) -> bool:
 def _part_of(part: OwnerPart, whole: str, who: str) -> str:
     """A share with its interval; in milliseconds where it is more than the whole, since others went the other way."""
     value = part.share or 0.0
-    if value > _MORE_THAN_ALL:
+    if value > WHOLE:
         return f"{who} takes {duration(part.ms)} longer; the other stages together take less"
-    ends = shares(part.share_ci)
-    return f"{'all' if value > _ALMOST_ALL else share(value)}{f' ({ends})' if ends else ''} of {whole} is {who}"
+    return f"{part_of(value, part.share_ci)} of {whole} is {who}"
 
 
 def deciding(result: RunFigures) -> SloAnswer | None:

@@ -17,7 +17,8 @@ from gapmeter.records import RunFolder
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Folded, Pre, Tone
 
-WHOLE = 1.005  # a share above this is told in milliseconds, with what goes the other way
+WHOLE = 1.05  # a share above this is told in milliseconds, with what goes the other way
+_ALL = 0.995
 UNTIL = {"ttft": "to the first token", "e2e": "to the last token", "itl": "token to token"}
 # The answers of runs, points, trials and comparisons; any other word says nothing of the kind.
 _TONES: Mapping[str, Tone] = {
@@ -87,9 +88,23 @@ def signed(ms: float) -> str:
     return f"{'+' if ms > 0 else ''}{duration(ms)}"
 
 
-def shares(ends: Interval, between: str = " to ") -> str:
-    """``12 % to 34 %``; "" where either end is unknown."""
-    return between.join(map(share, both(ends) or ()))
+def part_of(value: float, ends: Interval = None) -> str:
+    """A share of a whole, with its interval if it has one: ``22 % (12 % to 34 %)``, ``all (97 % or more)``."""
+    if value > WHOLE:
+        return "more than all"
+    said, within = "all" if value > _ALL else share(value), shares(ends)
+    return said if within in ("", said) else f"{said} ({within})"
+
+
+def shares(ends: Interval) -> str:
+    """``12 % to 34 %``, or ``59 % or more`` where that reaches beyond all; "" where either end is unknown.
+
+    Shares of a difference do, since other parts may have gone the other way.
+    """
+    if (known := both(ends)) is None:
+        return ""
+    low, high = known
+    return "all" if low > _ALL else f"{share(low)} or more" if high > 1 else f"{share(low)} to {share(high)}"
 
 
 def low_to_high(ends: Interval) -> str:
