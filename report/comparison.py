@@ -74,8 +74,8 @@ def write(folder: Path, result: Comparison) -> Comparison:
 
 def document(result: Comparison) -> doc.Document:
     """The page, and in short the terminal's and Markdown's answer."""
-    several = len(result.comparisons) > 1
-    sections: list[Section | None] = [_protocol(result), _facts(result)]
+    several, sections = len(result.comparisons) > 1, list[Section | None]()
+    checked = [_protocol(result), _facts(result)]
     for number, pair in enumerate(result.comparisons):
         name = f" ({pair.b} against {pair.a})" if several else ""
         sections += [
@@ -86,6 +86,8 @@ def document(result: Comparison) -> doc.Document:
         ]
     if result.table:
         sections += [_sides(result.table), _sides_in_short(result.table)]
+    # What was found comes first; where nothing was compared, why not.
+    sections = [*sections, *checked] if result.comparisons else [*checked, *sections]
     # What to type where there are no figures.
     remedied = None if result.comparisons else Section("remedy", "", [Paragraph(remedy(result))], on=TERMINAL)
     sides = "; ".join(f"{side.name}: {', '.join(side.runs)}" for side in result.sides)

@@ -86,7 +86,10 @@ def test_two_runs_are_compared_into_a_folder_with_page_and_document(
     assert document["verdict"] == "MIXED"
     assert document["command"].startswith("gapmeter compare ")
     assert "<!doctype html>" in (made / "report.html").read_text()
-    assert "server.max_batch: 3 | 8" in err
+    answer = "E2E p50"
+    assert 0 < err.index(answer) < err.index("server.max_batch: 3 | 8"), "the answer first, then what differs"
+    page = (made / "report.html").read_text()
+    assert page.index(answer) < page.index("Can they be compared?</h2>")
     assert "MIXED" in (tmp_path / "told.md").read_text()
 
 
