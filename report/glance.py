@@ -63,18 +63,18 @@ def _served(result: RunResult) -> str:
     through, counts = result.throughput, result.counts
     if through.requests_per_s is None:
         return ""
-    tokens = [
-        f"{significant(per_s)} {name} tok/s"
+    tokens = " and ".join(
+        f"{significant(per_s)} {name}"
         for name, per_s in (("output", through.output_tokens_per_s), ("prompt", through.prompt_tokens_per_s))
         if per_s is not None
-    ]
+    )
     failed, ended = counts.failed_by_server, counts.ended
     good_per_s = result.goodput.per_s if result.goodput.limits_ms else None
     good = "" if good_per_s is None else f" ({share(good_per_s / through.requests_per_s)} good)"
     judged = any(slo.metric == "errors" for slo in result.slo)  # and so named among the objectives
     errors = f"{count(failed)} of {count(ended)} failed ({share(failed / max(ended, 1))})"
     errors = errors if failed else "" if judged else "none failed"
-    return ", ".join(filter(None, (f"{rate(through.requests_per_s)}{good}", *tokens, errors)))
+    return ", ".join(filter(None, (f"{rate(through.requests_per_s)}{good}", tokens and f"{tokens} tok/s", errors)))
 
 
 def _length(result: RunResult, manifest: Manifest) -> str:
