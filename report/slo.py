@@ -58,7 +58,7 @@ def verdict_sentence(result: RunResult) -> str:
             if needs
             else "too close to the limit to decide"
         )
-        return f"{said}: undecided; {more}."
+        return f"{said}: {'; '.join(filter(None, ('undecided', leaning(telling), more)))}."
     if telling.outage is not None:
         return as_sentence(f"{outage_text(telling.outage)}: {said}")
     excess = "" if through_failures(result, telling) else excess_sentence(result, telling.metric)
@@ -122,7 +122,8 @@ def slo_sentence(answer: SloAnswer, changed: str = "") -> str:
         }[answer.status]
     else:
         minutes = f" ({about})" if (about := about_minutes(answer.needs)) else ""
-        said += f": undecided against {limit}; needs about {more_requests(answer.needs)}{minutes}"
+        needs = f"needs about {more_requests(answer.needs)}{minutes}"
+        said += f": {'; '.join(filter(None, (f'undecided against {limit}', leaning(answer), needs)))}"
     if answer.outage is not None:
         said += f", since {outage_text(answer.outage)}"
     if (far := answer.far) is not None:
@@ -137,6 +138,13 @@ def _in_doubt(answer: SloAnswer) -> str:
     again = answer.resent or 0
     most = share((again + (answer.beyond or 0)) / answer.count)
     return f"{most} if the {count(again)} resent requests count as dropped"
+
+
+def leaning(answer: SloAnswer) -> str:
+    """What an undecided one probably is: ``probably met, 89 % sure``; "" where that is open."""
+    if (leans := answer.leaning) is None:
+        return ""
+    return f"probably {'met' if leans.status == PASS else 'missed'}, {share(leans.sure)} sure"
 
 
 def _beyond(answer: SloAnswer) -> str:
@@ -304,7 +312,8 @@ def _needed(result: RunResult, slo: SloAnswer) -> str:
     if slo.needs is None:
         return "too close to decide"
     minutes = about_minutes(slo.needs).replace("about ", "~")
-    return f"needs {f'{minutes} more' if minutes else more_requests(slo.needs)}"
+    needs = f"needs {f'{minutes} more' if minutes else more_requests(slo.needs)}"
+    return "; ".join(filter(None, (leaning(slo), needs)))
 
 
 def explained(result: RunResult, slo: SloAnswer) -> str:

@@ -13,6 +13,9 @@ limit. An answer is at least 95 % sure, and says how sure, and by what (``basis`
   fifth of them for a p99); of a hundred requests or more always where more than half of them did, from p90 on, and
   where all did.
 - ``outage``: the server failed from a moment on, or for a time, and more requests exceeded the limit than may.
+
+What none of these decides is INCONCLUSIVE. The same tests then say which way it leans, where the likelier side is 80 %
+sure or more: what an interval would need is read from its binomial, the others are as sure as they are.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -31,11 +35,24 @@ from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, resent
 from gapmeter.analysis.results.distribution import KnownPercentile, Needs, Percentile
 from gapmeter.analysis.results.latency import Anatomy, explained_by
 from gapmeter.analysis.results.requests import Outage
-from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Basis, FarBelow, SloAnswer, Verdict
+from gapmeter.analysis.results.run import (
+    FAIL,
+    INCONCLUSIVE,
+    INVALID,
+    PASS,
+    Basis,
+    FarBelow,
+    Leaning,
+    SloAnswer,
+    Verdict,
+)
 from gapmeter.analysis.stats.estimate import CONFIDENCE, MOST_SURE, TAIL, Estimate
 from gapmeter.analysis.stats.exact import (
     chance_far_from,
+    chance_of_so_few,
+    chance_of_so_few_in_bursts,
     chance_of_so_large_a_share,
+    chance_of_so_many,
     growth_to_decide,
     share_at_most,
 )
@@ -45,6 +62,8 @@ from gapmeter.scenarios.slo import LATENCIES, Slo
 
 _FEW = 0.1 + 1e-9  # a share of requests; half of them beyond a limit is many times as much
 _ENOUGH = 100  # requests; in fewer, half of them may well be one burst
+_LEANS = 0.8  # sure, or more
+_MOST_LEANING = 0.94  # an interval asks for 97.5 %, but what is open is not said to be as sure as an answer
 EXIT_CODES: Mapping[Verdict, int] = {PASS: 0, FAIL: 99, INCONCLUSIVE: 98, INVALID: 98}
 
 
@@ -78,7 +97,7 @@ def _with_outage(answer: SloAnswer, outage: Outage | None, slo: Slo) -> SloAnswe
     beyond = outage.requests if answer.unjudged else answer.beyond or 0  # the former no lateness has added to
     if beyond <= allowed * answer.count:
         return answer
-    decided = {"status": FAIL, "basis": "outage", "outage": outage, "needs": None, "late": None}
+    decided = {"status": FAIL, "basis": "outage", "outage": outage, "needs": None, "late": None, "leaning": None}
     return answer.model_copy(update=decided)
 
 
@@ -143,6 +162,7 @@ def _judge_latency(
         far=found.far,
         late=finite_ms(late_ns),
         may_be_late=lateness.may_be_ns(slo.metric, percentile) / 1e6 or None,
+        leaning=found.leaning if lateness.refused_ns(slo.metric, percentile) is None else None,
     )
 
 
@@ -208,14 +228,19 @@ def _judge_errors(slo: Slo, requests: pd.DataFrame, each_s: float) -> SloAnswer:
         stage=None,
         owner=None,
         resent=int(resent.sum()) if in_doubt else None,
+        leaning=decided.leaning,
     )
 
 
 def _decide_share(failed: Bools, limit: float) -> Decided:
     if not len(failed) or limit >= 1:
         return Decided(PASS if len(failed) else INVALID)
-    found = _by_interval(_share_of_failed(failed)[0], limit) or _by_share(int(failed.sum()), len(failed), limit)
-    return found or Decided(INCONCLUSIVE)
+    (estimate, bursts), hits, count = _share_of_failed(failed), int(failed.sum()), len(failed)
+    if found := _by_interval(estimate, limit) or _by_share(hits, count, limit):
+        return found
+    n_eff = estimate.n_eff or 0.0
+    met = max(chance_of_so_few(hits, count, n_eff, limit), chance_of_so_few_in_bursts(hits, count, bursts, limit))
+    return Decided(INCONCLUSIVE, leaning=_leaning((met, "interval"), _chance_if_met(hits, count, n_eff, limit)))
 
 
 def _share_of_failed(failed: Bools) -> tuple[Estimate, float]:
@@ -228,12 +253,16 @@ def _share_of_failed(failed: Bools) -> tuple[Estimate, float]:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """An answer, how sure it is, and by what. ``far``: what of the limit was not reached, where that decided."""
+    """An answer, how sure it is, and by what. ``far``: what of the limit was not reached, where that decided.
+
+    ``leaning``: what an undecided one probably is.
+    """
 
     status: Verdict
     sure: float | None = None
     basis: Basis | None = None
     far: FarBelow | None = None
+    leaning: Leaning | None = None
 
 
 def decide(values: Series, percentile: float, limit: float) -> Decided:
@@ -252,7 +281,27 @@ def decide(values: Series, percentile: float, limit: float) -> Decided:
     far = chance_far_from(float(values.ordered[-1]) / limit, over_half, values.count, n_eff, allowed)
     if far is not None and far[0] <= 1 - CONFIDENCE:
         return Decided(PASS, min(1 - far[0], MOST_SURE), "far", FarBelow(part=far[1], beyond=far[2]))
-    return Decided(INCONCLUSIVE)
+    broken: list[Chance] = [(chance_of_so_few(over, values.count, n_eff, allowed), "interval" if over else "bound")]
+    broken += [(1 - bound.confidence, "bound")] if bound is not None and bound.value <= limit else []
+    broken += [(far[0], "far")] if far is not None else []
+    return Decided(INCONCLUSIVE, leaning=_leaning(min(broken), _chance_if_met(over, values.count, n_eff, allowed)))
+
+
+Chance = tuple[float, Basis]  # of what was found, and the test that says so
+
+
+def _chance_if_met(over: int, count: int, n_eff: float, allowed: float) -> Chance:
+    """Of so many beyond a limit, if no more were than may: by the binomial or by Markov's inequality."""
+    binomial: Chance = chance_of_so_many(over, count, n_eff, allowed), "interval"
+    markov: Chance = chance_of_so_large_a_share(over, count, allowed), "share"
+    return min(binomial, markov)
+
+
+def _leaning(if_missed: Chance, if_met: Chance) -> Leaning | None:
+    """To the side whose opposite is the less likely; None where that is more likely than one in five."""
+    status: Literal["PASS", "FAIL"] = PASS if if_missed <= if_met else FAIL
+    chance, basis = min(if_missed, if_met)
+    return Leaning(status=status, sure=min(1 - chance, _MOST_LEANING), basis=basis) if chance <= 1 - _LEANS else None
 
 
 def _beyond(values: Series, limit: float) -> tuple[int, int]:

@@ -58,6 +58,14 @@ class FarBelow(Result):
     beyond: int
 
 
+class Leaning(Result):
+    """What an undecided SLO probably is: PASS or FAIL, how sure, and by what of that which could not decide it."""
+
+    status: Literal["PASS", "FAIL"]
+    sure: float
+    basis: Basis
+
+
 class SloAnswer(Result):
     """Whether one SLO holds. Its limit, value, low, high and sample are in ``unit``: ms, or a share for errors.
 
@@ -70,7 +78,8 @@ class SloAnswer(Result):
     many requests exceeded half the limit, or that part of it which tells most, where that decided. ``late``: what of
     the value may be the load tester's own lateness, where the value is refused or not judged for that; ``may_be_late``:
     the same, in ms, wherever it is worth speaking of. ``outage``: what decided, where that is the basis.
-    ``resent``: how many requests were sent a second time, where the answer is open for these.
+    ``resent``: how many requests were sent a second time, where the answer is open for these. ``leaning``: of an
+    INCONCLUSIVE, where it is 80 % sure or more.
     """
 
     text: str
@@ -101,6 +110,7 @@ class SloAnswer(Result):
     may_be_late: Number = left_out()
     outage: Outage | None = left_out()
     resent: int | None = left_out()
+    leaning: Leaning | None = left_out()
 
     @property
     def unit(self) -> Literal["ms", "share"]:

@@ -144,6 +144,14 @@ def chance_of_so_few(over: float, count: int, n_eff: float, share: float) -> flo
 
 def far_applies(n_eff: float, share: float) -> bool:
     """Whether ``n_eff`` independent values and an allowed ``share`` beyond the limit can be argued from half of it."""
+def chance_of_so_many(over: float, count: int, n_eff: float, share: float) -> float:
+    """P(at least ``over`` of ``count`` values, worth ``n_eff``, beyond a limit) if so small a ``share`` of all were."""
+    if not count or over <= 0 or share >= 1:
+        return 1.0
+    found = over * n_eff / count
+    return float(special.betainc(found, n_eff - found + 1, share))
+
+
     return n_eff >= FEWEST_FAR and HALF_TIMES * share < 1
 
 

@@ -246,6 +246,54 @@ def test_an_undecided_slo_says_how_many_more_requests_and_minutes_would_settle_i
 
 
 @pytest.mark.parametrize(
+    ("rule", "values", "leaning", "basis"),
+    [
+        ((99.0, 500), [450.0] * 230, (PASS, 0.90), "bound"),
+        ((99.0, 500), [450.0] * 161, (PASS, 0.80), "bound"),
+        ((99.0, 500), [450.0] * 159, None, ""),
+        ((99.0, 500), [450.0] * 539 + [900.0], (PASS, 0.94), "interval"),
+        ((99.0, 500), [450.0] * 399 + [900.0], (PASS, 0.86), "interval"),
+        ((99.0, 500), [450.0] * 199 + [900.0] * 4, (FAIL, 0.85), "interval"),
+        ((99.0, 500), [50.0] * 990 + [900.0] * 10, None, ""),
+        ((50.0, 500), [450.0] * 60 + [900.0] * 40, (PASS, 0.94), "interval"),
+    ],
+)
+def test_an_undecided_slo_says_which_way_it_leans_if_the_same_test_is_80_percent_sure(
+    rule: tuple[float, float], values: list[float], leaning: tuple[Verdict, float] | None, basis: str
+) -> None:
+    found = one(slo("ttft", *rule), answers(values))
+    assert (found.status, verdict.EXIT_CODES[found.status]) == (INCONCLUSIVE, 98)
+    if leaning is None:
+        assert found.leaning is None
+        assert "probably" not in slo_sentence(found)
+        return
+    assert found.leaning is not None
+    assert (found.leaning.status, round(found.leaning.sure, 2), found.leaning.basis) == (*leaning, basis)
+    said = f"probably {'met' if leaning[0] == PASS else 'missed'}, {100 * leaning[1]:.0f} % sure"
+    assert f": undecided against the limit of 500 ms; {said}; needs about" in slo_sentence(found)
+    assert SloAnswer.model_validate(found.to_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("failed", "of", "leaning"),
+    [(0, 300, (PASS, 0.94)), (0, 165, (PASS, 0.81)), (0, 100, None), (4, 200, (FAIL, 0.86)), (2, 200, None)],
+)
+def test_an_undecided_limit_on_errors_leans_too(failed: int, of: int, leaning: tuple[Verdict, float] | None) -> None:
+    found = one(slo("errors", None, 0.01), answers([50.0] * (of - failed), failed=failed))
+    assert found.status == INCONCLUSIVE
+    assert (found.leaning and (found.leaning.status, round(found.leaning.sure, 2))) == leaning
+
+
+def test_what_is_at_its_limit_is_said_to_lean_the_wrong_way_seldom() -> None:
+    """A share beyond the limit that is just what may be: either way is wrong, and each at most one time in five."""
+    rng, many = np.random.default_rng(4), 1000
+    found = [verdict.decide(Series(rng.exponential(1, 900)), 99.0, -np.log(0.01)) for _ in range(many)]
+    leanings = [each.leaning.status for each in found if each.leaning is not None]
+    for status in (PASS, FAIL):
+        assert leanings.count(status) + sum(each.status == status for each in found) <= 0.2 * many
+
+
+@pytest.mark.parametrize(
     ("states", "reasons", "expected", "code"),
     [
         ([], [], PASS, 0),
