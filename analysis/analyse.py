@@ -17,6 +17,7 @@ from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import evidence_of
 from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_steady, detect_warmup, throttled
 from gapmeter.analysis.judge.streaming import choices_warning, streaming_warnings
+from gapmeter.analysis.ledger.bursts import describe_bursts
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, shown_timelines
 from gapmeter.analysis.ledger.portions import asked_tokens
@@ -74,6 +75,10 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
         measured, ledgers, window = tables.measured, tables.ledgers, measured_window(requests)
         bands = beside.submit(describe_bands, ledgers)
         pairs = beside.submit(describe_pairs, measured, ledgers, limits_of(manifest.slo))
+        server, one_engine = manifest.asked.server, trace is not None and len(trace.engine_steps) < 2
+        slots = None if server.engine == "attach" or "max_num_seqs" in server.flags else server.max_batch
+        zero_ns = int(requests["due_ns"].min()) if len(requests) else 0
+        bursts = beside.submit(describe_bursts, measured, ledgers, zero_ns, steps if one_engine else None, slots)
         compute = beside.submit(describe_compute, ledgers, steps, manifest.device, trace.engine_steps if trace else ())
         samples = read_telemetry(folder)
         energy = energy_of(samples, *window, plan.start_ns) if samples is not None and window is not None else None
@@ -114,6 +119,7 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
             provenance=provenance,
             shortened=_shortened(requests, plan),
             definitions=describe_definitions(folder, requests) if definitions else None,
+            bursts=bursts.result() or None,
         )
         if succeeded(measured).any():
             write_histograms(

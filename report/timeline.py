@@ -17,6 +17,7 @@ import pandas as pd
 from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.numbers import counted, duration, round_step, significant
 from gapmeter.analysis.requests.metrics import ended_by_us, final, issued, succeeded
+from gapmeter.analysis.results.latency import Burst
 from gapmeter.analysis.results.requests import ENDED_BY_US
 from gapmeter.report.charts import Axis, Plot, Point, band, limit, line, points, shade, stairs
 from gapmeter.report.document import Block, Chart, Column, Figure, Headers, Heading, Row, Section, Table
@@ -28,6 +29,7 @@ from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
 
 _DOTS, _COLUMNS, _FAILED = 2000, 500, 5000
 _ROWS = 20  # of a table
+_SEEN = 0.006  # of the time axis: a mark is at least so wide
 _OPEN = "Larger dots open: click one, or reach them with Tab, move with the arrows, and press Enter."
 
 
@@ -89,9 +91,12 @@ def over_time(run: ReportedRun, openable: Collection[str] = ()) -> Section:
     blocks: list[Block] = []
     for metric, stamp in (("ttft", "first_token_ns"), ("e2e", "last_token_ns")):
         limit = main_limit(run.result, metric)
-        dots = dots_of(metric.upper(), requests, span, origin, stamp, frozenset(openable), limit)
+        burst = (run.result.bursts or {}).get(metric)
+        dots = dots_of(metric.upper(), requests, span, origin, stamp, frozenset(openable), limit, burst)
         table = dots.table()
-        chart = Chart(f"timeline-{metric}", dots, _OPEN if openable else "", table, "levels")
+        notes = [_OPEN] if openable else []
+        notes += [f"Marked: when {burst.count} of the {burst.of} slowest were due."] if burst else []
+        chart = Chart(f"timeline-{metric}", dots, " ".join(notes), table, "levels")
         blocks += [Heading(table.name), chart]
     for key, counts in _counts(run, requests, span).items():
         blocks += [Heading(counts.title), Chart(f"timeline-{key}", counts, counts.note, counts.table(), "levels")]
@@ -133,7 +138,10 @@ def _counts(run: ReportedRun, requests: pd.DataFrame, span: Span) -> dict[str, C
 
 @dataclass(frozen=True, slots=True)
 class Dots:
-    """Each request's latency by when it was due. ``open``: ids of those that can be opened; they are buttons."""
+    """Each request's latency by when it was due. ``open``: ids of those that can be opened; they are buttons.
+
+    ``burst``: where the slowest came together.
+    """
 
     metric: str
     span: Span
@@ -144,6 +152,7 @@ class Dots:
     ids: Sequence[str]
     open: frozenset[str]
     limit: Limit | None = None
+    burst: Burst | None = None
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
         answered = self.ms[self.good]
@@ -168,11 +177,19 @@ class Dots:
             f"{self.metric} of {len(answered):,} requests over time, largest {duration(largest)}; {len(failed)} failed."
         )
         return plot.chart(
-            name, f"{self.metric} over time", said, self.span.shades(plot),
+            name, f"{self.metric} over time", said, self.span.shades(plot), self._marked(plot),
             NOTHING if len(answered) else none,
             objective,
             el("g", points(plot, dots), class_="dots"), *crosses, stamp=stamp,
         )  # fmt: skip
+
+    def _marked(self, plot: Plot) -> Fragment:
+        """The burst, wide enough to be seen."""
+        if self.burst is None:
+            return NOTHING
+        more = max(_SEEN * self.span.length_s - (self.burst.to_s - self.burst.from_s), 0.0) / 2
+        words = f"{self.burst.count} of the {self.burst.of} slowest"
+        return shade(plot, max(self.burst.from_s - more, 0.0), self.burst.to_s + more, "gap", words)
 
     @property
     def failed(self) -> Bools:
@@ -212,7 +229,7 @@ class Dots:
 
 def dots_of(
     metric: str, requests: pd.DataFrame, span: Span, origin_ns: int, column: str, openable: frozenset[str],
-    limit: Limit | None = None,
+    limit: Limit | None = None, burst: Burst | None = None,
 ) -> Dots:  # fmt: skip
     """``column``: the stamp that ends the latency."""
     at = (requests["due_ns"].to_numpy(dtype=np.float64) - origin_ns) / 1e9
@@ -220,7 +237,7 @@ def dots_of(
     good = (requests["outcome"] == "ok").to_numpy(dtype=np.bool_) & np.isfinite(ms)
     # As objects: one by one, a column of texts takes a hundred times as long.
     outcomes, ids = (list(map(str, requests[name].to_numpy(object))) for name in ("outcome", "request_id"))
-    return Dots(metric, span, at, ms, good, outcomes, ids, openable, limit)
+    return Dots(metric, span, at, ms, good, outcomes, ids, openable, limit, burst)
 
 
 def thin(at: Floats, value: Floats, length: float) -> Ints:

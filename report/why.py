@@ -5,12 +5,12 @@ from __future__ import annotations
 from gapmeter.analysis.judge.words import STRANGERS, held_by
 from gapmeter.analysis.ledger.cores import UNKNOWN
 from gapmeter.analysis.ledger.switches import ANOTHER
-from gapmeter.analysis.numbers import duration, share
+from gapmeter.analysis.numbers import duration, share, significant
 from gapmeter.analysis.results.distribution import figure_name
-from gapmeter.analysis.results.latency import Anatomy, OwnerPart, UpgradeBracket, explained_by
+from gapmeter.analysis.results.latency import Anatomy, Burst, OwnerPart, UpgradeBracket, explained_by
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import FAIL, INVALID, RunFigures, RunResult, SloAnswer
-from gapmeter.analysis.stages import UNEXPLAINED_OWNER, owner_words
+from gapmeter.analysis.stages import UNEXPLAINED_OWNER, owner_of, owner_words
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.command import Command
@@ -247,12 +247,28 @@ def said_of(result: RunResult, *, listed: bool = False) -> list[str]:
     if (explained := _explained(result)) is None:
         return []
     metric, anatomy = explained
+    burst = (result.bursts or {}).get(metric)
     said = (
         around_sentence(anatomy, metric), pays_sentence(anatomy, metric, result.device),
         tail_sentence(anatomy, metric, result.device, listed=listed),
+        burst_sentence(burst, result.device) if burst else "",
         cores_sentence(result, anatomy),
     )  # fmt: skip
     return [one for one in said if one]
+
+
+def burst_sentence(burst: Burst, device: str) -> str:
+    """How many of the slowest were due within how long, when; what held them up then, as far as that is known."""
+    lasted, begun = duration(1000 * (burst.to_s - burst.from_s)), significant(burst.from_s)
+    said = f"{burst.count} of the {burst.of} slowest requests were due within {lasted} (t = {begun} s)"
+    if burst.slots is not None:
+        said += f", when all {burst.slots} slots were taken"
+    elif burst.queued:
+        said += ", when requests waited in the scheduler's queue"
+    if burst.stage is None or (burst.stage == "queue" and (burst.slots is not None or burst.queued)):
+        return said
+    owner = owner_words(owner_of(burst.stage), device)
+    return f"{said}; most of their extra time was {marks.words(burst.stage)} ({owner})"
 
 
 def cores_sentence(result: RunResult, anatomy: Anatomy) -> str:

@@ -105,6 +105,25 @@ class Anatomy(Result):
     at_range_ms: tuple[float, float] | None = left_out()
 
 
+class Burst(Result):
+    """Slow requests that came together: ``count`` of the ``of`` slowest were due from ``from_s`` to ``to_s``.
+
+    Seconds from the first due time. ``chance``: at most that of such a stretch, if slow requests lay at random among
+    all. ``stage``: what most of their time beyond that of typical ones is, and its ``share``. ``slots``: so many, all
+    that the engine has, were taken meanwhile; ``queued``: requests waited in its queue.
+    """
+
+    count: int
+    of: int
+    from_s: float
+    to_s: float
+    chance: float
+    stage: str | None
+    share: Number
+    slots: int | None
+    queued: bool
+
+
 def explained_by(metric: str) -> str:
     """The metric whose ledger explains a metric: TPOT's is that of the token gaps."""
     return "itl" if metric == "tpot" else metric

@@ -20,7 +20,7 @@ from gapmeter.analysis.results.distribution import (
     Needs,
     StageDistribution,
 )
-from gapmeter.analysis.results.latency import Bands, Compute, GroupPair, Residual, Tail, Upgrade
+from gapmeter.analysis.results.latency import Bands, Burst, Compute, GroupPair, Residual, Tail, Upgrade
 from gapmeter.analysis.results.requests import (
     ClosedLoop,
     Counts,
@@ -352,7 +352,10 @@ class RunFigures(RunVerdict):
 
 
 class RunResult(Economy, RunFigures, ResultFile):
-    """Everything that one run's records tell: ``summary.json``. ``words`` are there once the report has made them."""
+    """Everything that one run's records tell: ``summary.json``. ``words`` are there once the report has made them.
+
+    ``bursts``: by metric, where its slowest requests came together.
+    """
 
     FILE: ClassVar[str] = "summary.json"
 
@@ -368,6 +371,7 @@ class RunResult(Economy, RunFigures, ResultFile):
     provenance: Provenance
     shortened: ShortenedLoad | None = left_out()
     definitions: Mapping[str, PeerDefinitions] | None = left_out()
+    bursts: Mapping[str, Burst] | None = left_out()
     words: Words | None = left_out()
 
     @property

@@ -21,7 +21,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 from scipy import special
 
 from gapmeter.analysis.stats.dependence import later
@@ -142,8 +144,6 @@ def chance_of_so_few(over: float, count: int, n_eff: float, share: float) -> flo
     return 1.0 if found >= n_eff else float(special.betainc(n_eff - found, found + 1, 1 - share))
 
 
-def far_applies(n_eff: float, share: float) -> bool:
-    """Whether ``n_eff`` independent values and an allowed ``share`` beyond the limit can be argued from half of it."""
 def chance_of_so_many(over: float, count: int, n_eff: float, share: float) -> float:
     """P(at least ``over`` of ``count`` values, worth ``n_eff``, beyond a limit) if so small a ``share`` of all were."""
     if not count or over <= 0 or share >= 1:
@@ -152,6 +152,8 @@ def chance_of_so_many(over: float, count: int, n_eff: float, share: float) -> fl
     return float(special.betainc(found, n_eff - found + 1, share))
 
 
+def far_applies(n_eff: float, share: float) -> bool:
+    """Whether ``n_eff`` independent values and an allowed ``share`` beyond the limit can be argued from half of it."""
     return n_eff >= FEWEST_FAR and HALF_TIMES * share < 1
 
 
@@ -191,6 +193,20 @@ def chance_far_from(
 def chance_of_so_large_a_share(over: float, count: int, share: float) -> float:
     """The most that P(at least ``over`` of ``count`` beyond a limit) can be if no more than ``share`` of all were."""
     return min(share * count / over, 1.0) if over else 1.0
+
+
+def chance_of_so_many_drawn(hits: int, marked: int, drawn: int, count: int) -> float:
+    """P(``hits`` or more of the ``marked`` among so many drawn of ``count``, none twice): hypergeometric."""
+    if hits <= 0:
+        return 1.0
+    found = np.arange(hits, min(marked, drawn) + 1)
+    logs = _log_choose(marked, found) + _log_choose(count - marked, drawn - found) - _log_choose(count, drawn)
+    return min(float(np.exp(logs).sum()), 1.0)
+
+
+def _log_choose(n: int, k: Any) -> Any:
+    """The logarithm of n over k; minus infinity where k is none of 0 to n."""
+    return special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
 
 
 def growth_to_decide(

@@ -39,7 +39,8 @@ tokens per request are of all requests, failed ones too. And again: the delivere
 All but ``curve`` followed then for their sentences; no figure changed. ``killed`` came to say nothing of its tail.
 All but ``vllm`` followed then: how late the event loop was in the warm-up came to count no more, and with it what
 lateness refuses. ``vllm``: the words on slow pages of metrics. ``sweep`` again: the words on a knee of few points.
-``sweep`` followed on 2026-11-28: its first line came to say what an undecided point needs.
+On 2026-11-28 ten followed for what was added (bursts, and which way an undecided SLO leans) and for their sentences,
+and ``sweep`` for what its first line says an undecided point needs.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from hdrh.log import HistogramLogReader
 
 from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.judge.evidence import Evidence
+from gapmeter.analysis.ledger.bursts import describe_bursts
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.tail import describe_bands
 from gapmeter.analysis.ledger.upgrade import describe_compute
@@ -268,7 +269,11 @@ def _analysed(
         "bands": describe_bands(made.ledgers),
         "compute": describe_compute(made.ledgers, frames.steps, "GPU"),
         "explore": describe_pairs(made.measured, made.ledgers, limits_of(about.slo)),
-    }
+        "bursts": describe_bursts(
+            made.measured, made.ledgers, int(frames.requests["due_ns"].min()), frames.steps,
+            about.asked.server.max_batch,
+        ) or None,
+    }  # fmt: skip
     return _Analysed(tables, result(figures, about, **explained), about)
 
 

@@ -23,7 +23,7 @@ from gapmeter.analysis.stats.bootstrap import block_length, draw
 from gapmeter.analysis.stats.changes import least_squares_cuts
 from gapmeter.analysis.stats.dependence import autocorrelation_time
 from gapmeter.analysis.stats.estimate import Difference, Spread, holm
-from gapmeter.analysis.stats.exact import rate_at_least, share_bounds
+from gapmeter.analysis.stats.exact import chance_of_so_many, chance_of_so_many_drawn, rate_at_least, share_bounds
 from gapmeter.analysis.stats.series import Series, ratio_of_geometric_means
 from tests.kit.series import ar1
 
@@ -106,3 +106,12 @@ def test_levels_change_where_ruptures_cuts(seed: int, count: int, levels: int, p
     values = rng.normal(0, 1, count) + np.repeat(rng.normal(0, 5, levels + 1), count)[:: levels + 1]
     theirs = ruptures.KernelCPD(kernel="linear", min_size=2).fit(values.reshape(-1, 1)).predict(pen=penalty)
     assert least_squares_cuts(values, penalty) == theirs[:-1]
+
+
+@given(st.integers(1, 400), st.data())
+def test_chances_of_so_many_are_scipys(count: int, data: st.DataObject) -> None:
+    marked, drawn, hits = (data.draw(st.integers(0, count)) for _ in range(3))
+    hypergeometric = stats.hypergeom(count, marked, drawn).sf(hits - 1)
+    assert chance_of_so_many_drawn(hits, marked, drawn, count) == pytest.approx(hypergeometric, rel=1e-6, abs=1e-12)
+    binomial = stats.binom(count, 0.01).sf(hits - 1)
+    assert chance_of_so_many(hits, count, count, 0.01) == pytest.approx(binomial, rel=1e-6, abs=1e-12)
