@@ -10,8 +10,10 @@ import pytest
 
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results.latency import Burst
+from gapmeter.analysis.results.run import INVALID
 from gapmeter.analysis.results.trust import RunWarning, SpeedChange
-from gapmeter.report import run, terminal
+from gapmeter.report import markdown, run, terminal
 from gapmeter.report.document import Document, Facts
 from tests.kit.runs import write_run
 
@@ -140,6 +142,21 @@ def test_what_an_infinitely_fast_gpu_would_leave_is_one_sentence(failed: Any) ->
 def test_all_of_the_summary_says_what_a_faster_gpu_leaves_once(failed: Any) -> None:
     text = " ".join("\n".join(_render(failed, details=True)).split())
     assert text.count("An infinitely fast GPU would cut") == 1
+
+
+def test_when_the_slowest_came_together_is_told_where_it_says_why(failed: Any) -> None:
+    burst = Burst(
+        count=13, of=28, from_s=19.0, to_s=20.02, chance=1e-9, stage=None, share=None, slots=8, queued=True
+    )  # fmt: skip
+    result = RunResult.read(failed.path).model_copy(update={"bursts": {"ttft": burst}})
+    told = run.brief(result, Manifest.read(failed.path))
+    said = (
+        "13 of the 28 slowest requests were due within 1.02 s (t = 19.0 s), when all 8 slots were taken."
+    )
+    for text in (terminal.text(told, 80).plain, markdown.text(told)):
+        assert said in " ".join(text.split())
+    invalid = run.brief(result.model_copy(update={"verdict": INVALID}), Manifest.read(failed.path))
+    assert "13 of the 28" not in terminal.text(invalid).plain
 
 
 def test_without_a_ledger_there_are_no_bars_and_the_trust_line_says_so(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.requests.metrics import final
+from gapmeter.analysis.results.latency import Burst
 from gapmeter.report.charts import Axis, Plot
 from gapmeter.report.document import Chart, Figure, Table
 from gapmeter.report.run_folder import ReportedRun
@@ -140,3 +141,21 @@ def test_the_lowest_number_of_a_panel_has_a_line_between_it_and_the_panel_beneat
     height = re.search(r'height="(\d+)"', plot.chart("panel", "a panel", "it"))
     assert height
     assert int(height[1]) >= 150 + 14
+
+
+def test_when_the_slowest_came_together_is_marked_wide_enough_to_be_seen() -> None:
+    burst = Burst(
+        count=13, of=28, from_s=19.0, to_s=19.01, chance=1e-9, stage=None, share=None, slots=4, queued=True
+    )  # fmt: skip
+    due = np.arange(100, dtype=np.int64) * 10**9
+    requests = pd.DataFrame({
+        "request_id": [f"r{i}" for i in range(100)], "due_ns": due, "last_token_ns": due + 10**7, "outcome": "ok"
+    })  # fmt: skip
+    span = Span(100.0, 0.0, 100.0)
+    marked, plain = (
+        str(dots_of("TTFT", requests, span, 0, "last_token_ns", frozenset(), burst=each).draw("x", None))
+        for each in (burst, None)
+    )
+    assert "13 of the 28 slowest" in marked and "13 of the 28" not in plain
+    (width,) = re.findall(r'<rect x="18.7\d*%"[^>]*width="([\d.]+)%"', marked)
+    assert float(width) == pytest.approx(0.6)
