@@ -150,9 +150,7 @@ def test_when_the_slowest_came_together_is_told_where_it_says_why(failed: Any) -
     )  # fmt: skip
     result = RunResult.read(failed.path).model_copy(update={"bursts": {"ttft": burst}})
     told = run.brief(result, Manifest.read(failed.path))
-    said = (
-        "13 of the 28 slowest requests were due within 1.02 s (t = 19.0 s), when all 8 slots were taken."
-    )
+    said = "13 of the 28 slowest requests were due within 1.02 s (t = 19.0 s), when all 8 slots were taken."
     for text in (terminal.text(told, 80).plain, markdown.text(told)):
         assert said in " ".join(text.split())
     invalid = run.brief(result.model_copy(update={"verdict": INVALID}), Manifest.read(failed.path))
