@@ -24,8 +24,8 @@ from bench.queues import Queue as KnownQueue
 from bench.queues import wait_quantile
 from bench.virtual_trials import EVICTING, Asked, Engine, Queue, VirtualOracle, search
 from gapmeter.analysis.capacity.search import Goal, held_rate, posterior
-from gapmeter.analysis.capacity.trial import Promise
-from gapmeter.analysis.results.capacity import FOUND
+from gapmeter.analysis.capacity.trial import Promise, Trial
+from gapmeter.analysis.results.capacity import FOUND, Ended
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.study.capacity import CapacityGoal
 
@@ -148,14 +148,19 @@ def _one_search(job: tuple[Cell, float, int]) -> Found:
     return one_search(*job)
 
 
-def one_search(cell: Cell, limit: float, seed: int) -> Found:
+def searched(cell: Cell, limit: float, seed: int) -> tuple[Goal, list[Trial], Ended]:
     """One seeded search with the command's defaults."""
     promise = Promise(f"ttft p{cell.level}", "ttft", 1 - cell.level / 100)
     asked = replace(Asked(SERVERS[cell.server], (promise,), (limit,)), drift=cell.drift)
     goal = Goal(asked.promises, START, lost_s=asked.warmup_s + asked.around_s)
     # By its cell too: else all cells of one drift would share the speeds that their trials met.
     own = zlib.crc32(repr(cell).encode()) + _FIRST_SEED + seed
-    trials, ended = search(goal, VirtualOracle(asked, own))
+    return goal, *search(goal, VirtualOracle(asked, own))
+
+
+def one_search(cell: Cell, limit: float, seed: int) -> Found:
+    """What one search found."""
+    goal, trials, ended = searched(cell, limit, seed)
     truth, known, held = cell.load * ceiling_of(cell.server), posterior(goal, trials), held_rate(trials)
     low, high = known.interval(goal.confidence) if known else (None, None)
     middle = known.quantile(0.5) if known else None

@@ -1,8 +1,11 @@
-"""What is said of a search for capacity: the answer, goodput and verdicts against rate, the posterior, every trial."""
+"""What is said of a search for capacity: the answer, latency and goodput against rate, the posterior, every trial."""
 
 from __future__ import annotations
 
-from gapmeter.analysis.numbers import DASH, count, counted, duration, rate, share, significant
+from collections.abc import Mapping
+from typing import Final
+
+from gapmeter.analysis.numbers import DASH, bounds, count, counted, duration, rate, share, significant
 from gapmeter.analysis.results.capacity import (
     BUDGET,
     CLIENT,
@@ -13,23 +16,29 @@ from gapmeter.analysis.results.capacity import (
     UNDECIDED,
     UNMEETABLE,
     CapacityResult,
+    Fleet,
+    LatencyCurve,
     Search,
     SearchWords,
     TrialResult,
 )
+from gapmeter.analysis.results.codec import Ends
+from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.records import RunFolder
 from gapmeter.report import cost, html, pareto
 from gapmeter.report import document as doc
-from gapmeter.report.capacity_charts import Goodput, Posterior, Sureness
+from gapmeter.report.capacity_charts import Goodput, Latency, Posterior, measured
 from gapmeter.report.document import BRIEF, TERMINAL, Chart, Column, Figure, Mark, Name, Row, Section, Table
 from gapmeter.report.slo import slo_sentence
 from gapmeter.report.words import low_to_high, page_of, reproduce, tone
 from gapmeter.scenarios.slo import parse_slo
 
+_NO_END = 0.01  # of a latency's upper end: far below what was tried a curve may fall to nothing
 _MOST_DRIFT = 0.1  # a mean near the largest of those that are modelled, 12 %
-# Of the rate held, as docs/results/capacity.json has it: the upper end of the share's 95 % interval.
-_GUARANTEE = "too high in at most 1.1 % of searches on simulated servers of constant speed"
+# How often a rate held is too high, by the drift simulated: the upper end of the share's 95 % interval, as
+# docs/results/capacity.json has it.
+TOO_HIGH: Final[Mapping[float, float]] = {0.0: 0.0109, 0.03: 0.0090, 0.06: 0.0353}
 
 
 def write(folder: RunFolder, result: CapacityResult) -> CapacityResult:
@@ -51,6 +60,7 @@ def document(result: CapacityResult, manifest: SearchManifest) -> doc.Document:
             "", "" if search.ended == FOUND else "open", answer, more=[doc.Said(line) for line in more]
         ),
         sections=[
+            _latency(search, search.latency) if search.latency and search.rate else None,
             _goodput(search) if search.curve else None,
             _posterior(search) if search.posterior and search.rate else None,
             pareto.section(search.pareto, "capacity.pareto"),
@@ -113,17 +123,41 @@ def headline(search: Search) -> tuple[str, ...]:
         )
     if search.binding_slo:
         lines.append(_binding(search, search.binding_slo))
-    if plan := search.planning:
-        spare = f", {plan.spare} of them spare" if plan.spare else ""
-        lines.append(
-            f"For {rate(plan.target_rps)}: {counted(plan.replicas, 'server')}{spare} "
-            f"(each planned for {rate(plan.planned_rps)}: "
-            f"{'the proven rate' if search.held else 'the lower end'} less {share(plan.headroom)})"
-            f"{cost.fleet_words(plan)}."
-        )
+    if search.planning:
+        lines.append(_fleet(search, search.planning))
     elif search.target_rps:
         lines.append(_no_plan(search, search.target_rps))
     return tuple(lines)
+
+
+def _fleet(search: Search, plan: Fleet) -> str:
+    """How many servers a load takes by what is sure, what they cost, and what to expect of each."""
+    spare = f", {plan.spare} of them spare" if plan.spare else ""
+    fewest = plan.needed_at_high
+    fewer = f" ({fewest + plan.spare} if the estimate's upper end is right)" if fewest else ""
+    expected, at = plan.expected, ""
+    if search.latency and expected and expected.value_ms is not None:
+        ends = _ends(expected.ci_ms)
+        at = f", where {_percentile(search.latency)} is about {duration(expected.value_ms)} ({ends})"
+    return (
+        f"For {rate(plan.target_rps)}: {counted(plan.replicas, 'server')}{fewer}{spare}{cost.fleet_words(plan)}. "
+        f"Each is planned for {rate(plan.planned_rps)}, {'the proven rate' if search.held else 'the lower end'} less "
+        f"{share(plan.headroom)}{at}."
+    )
+
+
+def _percentile(curve: LatencyCurve) -> str:
+    """``p99 TTFT``."""
+    slo = parse_slo(curve.slo)
+    return figure_name(slo.metric, slo.percentile)
+
+
+def _ends(ends: Ends | None) -> str:
+    """Of a latency's interval: without an upper end the server may not keep up, and the lower one may tell nothing."""
+    low, high = ends or (None, None)
+    if low is not None and high is not None and low < _NO_END * high:
+        return f"{duration(high)} or less"
+    return f"{duration(low)} or more" if high is None and low is not None else bounds(low, high)
 
 
 def _no_plan(search: Search, target_rps: float) -> str:
@@ -158,7 +192,18 @@ def _held(search: Search) -> str:
         why = ": there was not enough time left to prove one" if search.ended in (FOUND, BUDGET) else ""
         return f"No rate was proven to hold{why}.{_unproven(search)}{drift}"
     part = share(search.held / (search.rate or search.held))
-    return f"Proven to hold: {rate(search.held)}, {part} of the estimate ({_GUARANTEE}).{drift}"
+    return f"Proven to hold: {rate(search.held)}, {part} of the estimate{_guarantee(search.drift)}.{drift}"
+
+
+def _guarantee(drift: float | None) -> str:
+    """How often a rate held was too high in simulated searches, of no less drift; "" without a curve, as they had."""
+    if drift is None:
+        return ""
+    simulated = min((each for each in TOO_HIGH if each >= drift), default=None)
+    of = max(TOO_HIGH) if simulated is None else simulated
+    often = f"too high in at most {share(TOO_HIGH[of])} of searches on simulated servers"
+    more = "; more was not simulated" if simulated is None else ""
+    return f" ({often} whose speed differs by {100 * of:g} %{more})"
 
 
 def _unproven(search: Search) -> str:
@@ -222,6 +267,28 @@ def _binding(search: Search, slo: str) -> str:
 # --- sections
 
 
+def _latency(search: Search, curve: LatencyCurve) -> Section:
+    name = _percentile(curve)
+    rows: list[Row] = [
+        ["the curve", Figure(p.rate, "rate"), Figure(p.value_ms, key=f"capacity.latency.points.{at}.value_ms"),
+         _ends(p.ci_ms), ""]
+        for at, p in enumerate(curve.points) if at % 4 == 0
+    ]  # fmt: skip
+    rows += [
+        [f"trial {trial.number}", Figure(trial.rate, "rate"), Figure(slo.value_ms), _ends(slo.ci_ms), trial.verdict]
+        for trial, slo in measured(search, curve)
+    ]
+    table = Table(f"{name} against rate", ["", "rate", name, "95 % interval", "SLOs"], rows, words=1)
+    lead = (
+        f"Line and band: {name} by the curve, with its {100 * search.confidence:g} % interval; where it meets the "
+        "limit is the capacity. Points: each trial's own (green: every SLO held; red: one failed; hollow: undecided). "
+        "Their intervals leave out the drift between trials; near the ceiling they tend to lie low, since a trial "
+        "meets few of the long waits."
+    )
+    chart = Chart("latency", Latency(search, curve, name), table=table, margin="levels")
+    return Section("latency", table.name, [chart], lead, "latency")
+
+
 def _goodput(search: Search) -> Section:
     rows: list[Row] = [
         [rate(p.rate), p.verdict, Figure(p.goodput_per_s, "rate", f"capacity.curve.{at}.goodput_per_s"),
@@ -229,22 +296,12 @@ def _goodput(search: Search) -> Section:
         for at, p in enumerate(search.curve)
     ]  # fmt: skip
     table = Table("Goodput against rate", ["rate", "SLOs", "goodput", "95 % interval", "good", "n"], rows, words=2)
-    sure: list[Row] = [
-        [str(trial.number), Figure(trial.rate, "rate"), trial.verdict, Figure(trial.sure_to_hold, "share")]
-        for trial in search.trials
-        if trial.sure_to_hold is not None
-    ]
-    heads: doc.Headers = ["trial", Column("rate", "rate (1/s)"), "verdict", Column("sure that all hold", "share")]
     lead = (
         "Goodput: requests per second that met every limit. Dashed: the offered rate. Shaded: where "
         "every SLO holds (light: may hold). Green: every SLO held; red: one failed; hollow: undecided."
     )
-    blocks: list[doc.Block] = [
-        Chart("goodput", Goodput(search), table=table, margin="levels"),
-        doc.Heading("How sure each trial is that every SLO holds at its rate"),
-        Chart("verdicts", Sureness(search), table=Table("How sure each trial is", heads, sure), margin="levels"),
-    ]
-    return Section("curve", "Goodput against rate", blocks, lead, "goodput")
+    chart = Chart("goodput", Goodput(search), table=table, margin="levels")
+    return Section("curve", table.name, [chart], lead, "goodput")
 
 
 def _posterior(search: Search) -> Section:

@@ -1,18 +1,31 @@
-"""A capacity search's pictures: goodput and verdicts against rate, and where the capacity probably lies."""
+"""A capacity search's pictures: latency and goodput against rate, and where the capacity probably lies."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from gapmeter.analysis.numbers import rate, share, significant
-from gapmeter.analysis.results.capacity import FAILS, HOLDS, Density, Search, TrialVerdict
-from gapmeter.report.charts import Axis, Plot, Point, limit, line, points, shade, stairs
+from gapmeter.analysis.numbers import duration, rate, significant
+from gapmeter.analysis.results.capacity import (
+    FAILS,
+    HOLDS,
+    CountedSlo,
+    Density,
+    ExpectedLatency,
+    LatencyCurve,
+    Search,
+    TrialResult,
+    TrialVerdict,
+)
+from gapmeter.report.charts import Axis, Plot, Point, Side, Text, band, limit, line, points, shade, stairs, written
 from gapmeter.report.scale import Scale
-from gapmeter.report.svg import NOTHING, Fragment, group
+from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
 from gapmeter.report.words import both
 
 _ASKED = "offered requests per second (log scale)"
+_TOP = 2.0  # of the limit: how far up latencies are drawn
+_BESIDE: tuple[tuple[float, Side], ...] = ((-5, "end"), (5, "start"))
 _DOTS: dict[TrialVerdict, str] = {HOLDS: "point met", FAILS: "point missed"}
 
 
@@ -46,6 +59,83 @@ def _answer(search: Search, plot: Plot) -> Fragment:
 
 
 @dataclass(frozen=True, slots=True)
+class Latency:
+    """A percentile against rate: the curve in its interval, each trial's own, and where the curve meets the limit.
+
+    ``percentile``: its name, as ``p99 TTFT``. Of a search that has a rate, and so both ends.
+    """
+
+    search: Search
+    curve: LatencyCurve
+    percentile: str
+
+    def draw(self, name: str, stamp: str | None) -> Fragment:
+        search, found, limit_ms = self.search, self.curve.points, self.curve.limit_ms
+        middle, ends = search.rate, both((search.low, search.high))
+        assert middle and ends
+        rates, tried = [point.rate for point in found], list(measured(search, self.curve))
+        x = Axis(Scale.linear(rates, zero=rates[0] < rates[-1] / 2, room=0.0), "", "offered requests per second")
+        values = [slo.value_ms for _, slo in tried if slo.value_ms and slo.value_ms < limit_ms]
+        plot = Plot(x, Axis(Scale.fitting([_TOP * limit_ms, *values]), "ms"), 300)
+        top = plot.y.scale.high
+        dots = [self._dot(trial, slo, top) for trial, slo in tried if x.scale.holds(trial.rate)]
+        within = [[top if end is None else min(end, top) for end in point.ci_ms] for point in found]
+        answer = Point(middle, limit_ms, ends, css="point", size=6, title=f"capacity {rate(middle)}")
+        listed = "; ".join(f"{rate(point.rate)} {duration(point.value_ms)}" for point in found[::5])
+        return plot.chart(
+            name, f"{self.percentile} against rate",
+            f"{self.percentile} by rate, as the curve has it: {listed}. It meets {self.curve.slo} at {rate(middle)}.",
+            self._proven(plot),
+            band(plot, [(at, low, high) for at, (low, high) in zip(rates, within, strict=True)]),
+            limit(plot, f"SLO {self.curve.slo}", y=limit_ms, near=[*dots, answer]), _answer(search, plot),
+            line(plot, _up_to(top, found)), self._planned(plot), points(plot, dots),
+            points(plot, [answer], "whisker ink"), stamp=stamp,
+        )  # fmt: skip
+
+    def _proven(self, plot: Plot) -> Fragment:
+        """Up to the rate that was held, shaded with its name."""
+        if (held := self.search.held) is None:
+            return NOTHING
+        name = Text(f"proven to hold: {rate(held)}", plot.across(held), 14, -6, "end", "note")
+        return group([shade(plot, plot.x.scale.low, held, "within"), written([[name]])])
+
+    def _planned(self, plot: Plot) -> Fragment:
+        """From the curve down at the rate that a fleet's servers are planned for."""
+        plan = self.search.planning
+        if plan is None or plan.expected is None or plan.expected.value_ms is None:
+            return NOTHING
+        at, value = plot.across(plan.planned_rps), plan.expected.value_ms
+        words = f"planned {rate(plan.planned_rps)}: {duration(value)}"
+        name = [Text(words, at, plot.height - 6, dx, side, "note halo") for dx, side in _BESIDE]
+        down = el("line", x1=percent(at), x2=percent(at), y1=plot.down(value), y2=plot.height, class_="supported")
+        return group([down, written([name])])
+
+    def _dot(self, trial: TrialResult, slo: CountedSlo, top: float) -> Point:
+        """At the upper edge, with its value, where that is beyond it."""
+        value = slo.value_ms or 0.0
+        beyond = f"{duration(value)} ↑" if value > top else ""
+        said = f"trial {trial.number}, {rate(trial.rate)}: {self.percentile} {duration(value)}, {trial.verdict}"
+        dot = _dot(trial.rate, trial.verdict, value, None if beyond else both(slo.ci_ms))
+        return replace(dot, y=min(value, top), label=beyond, title=said)
+
+
+def measured(search: Search, curve: LatencyCurve) -> Iterator[tuple[TrialResult, CountedSlo]]:
+    """The trials that measured the curve's percentile, with what they found of it."""
+    for trial in search.trials:
+        yield from ((trial, slo) for slo in trial.slos if slo.text == curve.slo and slo.value_ms is not None)
+
+
+def _up_to(top: float, found: Sequence[ExpectedLatency]) -> list[tuple[float, float]]:
+    """The curve, until it leaves the picture."""
+    known = [(point.rate, math.inf if point.value_ms is None else point.value_ms) for point in found]
+    inside = [at for at in known if at[1] <= top]
+    if not 0 < len(inside) < len(known):
+        return inside
+    (left, value), (right, beyond) = known[len(inside) - 1 : len(inside) + 1]
+    return [*inside, (left + (right - left) * (top - value) / (beyond - value), top)]
+
+
+@dataclass(frozen=True, slots=True)
 class Goodput:
     """Goodput against rate; dashed, what was asked for; shaded, the rates at which every SLO holds."""
 
@@ -66,24 +156,6 @@ class Goodput:
             line(plot, [(at, at) for at in steps if at <= y.scale.high], "curve thin", "4 4"),
             line(plot, [(dot.x, dot.y) for dot in dots]),
             points(plot, dots), _answer(self.search, plot), stamp=stamp,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Sureness:
-    """How sure each trial is that every SLO holds at its rate."""
-
-    search: Search
-
-    def draw(self, name: str, stamp: str | None) -> Fragment:
-        sure = [(t, t.sure_to_hold) for t in self.search.trials if t.sure_to_hold is not None]
-        plot = Plot(_rates(self.search), Axis(Scale("linear", 0.0, 1.0), "share", about=3), 120)
-        listed = "; ".join(f"{rate(trial.rate)} {share(value)}" for trial, value in sure)
-        return plot.chart(
-            name, "Verdict by rate", f"How sure each trial is that the SLOs hold: {listed}",
-            _where_it_holds(self.search, plot),
-            points(plot, [_dot(trial.rate, trial.verdict, value) for trial, value in sure]),
-            _answer(self.search, plot), stamp=stamp,
         )  # fmt: skip
 
 

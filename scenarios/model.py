@@ -306,7 +306,7 @@ class Cost(Part):
     gpus_per_replica: Annotated[StrictInt, Field(ge=1, le=4096), integer("a number of GPUs", 1)] | None = None
     """GPUs that serve together as one replica; as many as the engine's flags split the model over when left out."""
     utilisation: Annotated[StrictFloat, Field(gt=0, le=1), Wording("a number", "for instance 0.5")] = 0.8
-    """Planned load, as a share of the rate at which the SLOs hold."""
+    """Planned load, as a share of the rate at which the SLOs hold: what it leaves is the headroom of a fleet, too."""
 
 
 class Scenario(Part):

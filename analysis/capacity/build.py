@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from gapmeter.analysis.capacity.any_rate import fails_at_any_rate, fails_too_many
-from gapmeter.analysis.capacity.curve import Posterior
+from gapmeter.analysis.capacity.curve import Grid, Posterior
 from gapmeter.analysis.capacity.read import BURSTS, MeasuredTrial, goal_of, read_trials
 from gapmeter.analysis.capacity.search import Goal, held_rate, posterior, valid_of
-from gapmeter.analysis.capacity.trial import Trial
+from gapmeter.analysis.capacity.trial import Count, Promise, Trial
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
 from gapmeter.analysis.judge.words import STRANGERS
 from gapmeter.analysis.numbers import counted, rate
@@ -34,7 +36,9 @@ from gapmeter.analysis.results.capacity import (
     CountedSlo,
     Density,
     Ended,
+    ExpectedLatency,
     Fleet,
+    LatencyCurve,
     RatePoint,
     Search,
     SearchedSlo,
@@ -48,8 +52,10 @@ from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, PASS, Verdict
 from gapmeter.analysis.results.run import INVALID as INVALID_RUN
 from gapmeter.analysis.stages import owner_words
+from gapmeter.analysis.stats.estimate import NORMAL
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.records import RunFolder
+from gapmeter.scenarios.slo import Slo
 
 EXIT_CODES: Final[Mapping[Ended, int]] = {
     FOUND: 0, BUDGET: 98, CLIENT: 98, NOT_MEASURED: 98, UNMEETABLE: 99, INTERRUPTED: 105, DIED: 106,
@@ -57,6 +63,8 @@ EXIT_CODES: Final[Mapping[Ended, int]] = {
 _VERDICTS: Final[Mapping[TrialVerdict, Verdict]] = {
     HOLDS: PASS, FAILS: FAIL, UNDECIDED: INCONCLUSIVE, INVALID_TRIAL: INVALID_RUN,
 }  # fmt: skip
+_STEPS = 20  # rates of the latency's curve, below the capacity's interval, and as many from there on
+_BEYOND = 1.1  # of the interval's upper end: the last of them
 
 
 def analyse_capacity(folder: RunFolder) -> CapacityResult:
@@ -100,9 +108,18 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
     held = held_rate(valid)
     rate, low, high = _estimate(goal, valid, known, held)
     binding = _binding(goal, measured, rate or high or 0.0, known)
-    fleet, sure = None, held or low
+    fleet, sure, latency = None, held or low, None
     if asked.target_rps and sure and ended != UNMEETABLE:
-        fleet = Fleet.plan(sure, asked.target_rps, asked.headroom, asked.spare)
+        fleet = Fleet.plan(sure, asked.target_rps, asked.headroom, asked.spare, high if rate else None)
+    if known and known.grid:
+        slo, tried = manifest.slo[known.promise], min(trial.rate for trial in valid)
+        latency = LatencyCurve(
+            slo=slo.text, limit_ms=_limit_ms(slo),
+            points=_expected(goal, slo, known.grid, _rates(*known.interval(goal.confidence), tried)),
+        )  # fmt: skip
+        if fleet:
+            (planned,) = _expected(goal, slo, known.grid, [fleet.planned_rps])
+            fleet = fleet.model_copy(update={"expected": planned})
     # What the last trial ended of, or what showed that the load tester was the limit.
     telling = [trial for trial in trials if trial.outcome.client_limit or ended != CLIENT]
     return Search(
@@ -128,9 +145,10 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
         seconds=seconds,
         best_seen=_best_seen(goal, measured) if ended == UNMEETABLE else None,
         reason=manifest.ended_because or (_reason_of(telling[-1]) if telling else None),
-        trials=tuple(_trial(goal, number, each.trial) for number, each in enumerate(measured, 1)),
+        trials=tuple(_trial(goal, manifest.slo, number, each.trial) for number, each in enumerate(measured, 1)),
         curve=tuple(_point(trial) for trial in sorted(valid, key=lambda trial: trial.rate)),
         disturbed=sum(map(_is_disturbed, measured)) or None,
+        latency=latency,
         posterior=known
         and Density(rates=tuple(math.exp(edge) for edge in known.edges), masses=tuple(map(float, known.masses))),
     )
@@ -199,7 +217,39 @@ def _reason_of(trial: Trial) -> str | None:
     return trial.outcome.died or trial.outcome.invalid or None
 
 
-def _trial(goal: Goal, number: int, trial: Trial) -> TrialResult:
+def _rates(low: float, high: float, tried: float) -> list[float]:
+    """From the lowest one that was ``tried`` to beyond the capacity's interval, more densely there."""
+    below = np.linspace(min(tried, low / 2), low, _STEPS, endpoint=False)
+    return [*below.tolist(), *np.linspace(low, _BEYOND * high, _STEPS).tolist()]
+
+
+def _expected(goal: Goal, slo: Slo, grid: Grid, rates: Sequence[float]) -> tuple[ExpectedLatency, ...]:
+    """The SLO's percentile at these rates."""
+    found = (_limit_ms(slo) * grid.levels(rates, goal.confidence)).T.tolist()
+    return tuple(
+        ExpectedLatency(rate=rate, value_ms=middle, ci_ms=(low, high))
+        for rate, (middle, low, high) in zip(rates, found, strict=True)
+    )
+
+
+def _limit_ms(slo: Slo) -> float:
+    return (slo.limit_ns or 0) / 1e6
+
+
+def _counted(promise: Promise, slo: Slo, count: Count, *, on_curve: bool) -> CountedSlo:
+    """``on_curve``: with the percentile that the curve is drawn through."""
+    value, ends = None, None
+    if on_curve and count.log_level:
+        log, error = count.log_level
+        value, low, high = (_limit_ms(slo) * math.exp(log + z * error) for z in (0.0, -NORMAL, NORMAL))
+        ends = (low, high)
+    return CountedSlo(
+        text=promise.text, over=count.over, count=count.count, n_eff=count.n_eff, allowed=promise.share,
+        value_ms=value, ci_ms=ends,
+    )  # fmt: skip
+
+
+def _trial(goal: Goal, slos: Sequence[Slo], number: int, trial: Trial) -> TrialResult:
     outcome, finding = trial.outcome, trial.finding
     valid = trial.verdict != INVALID_TRIAL
     return TrialResult(
@@ -210,8 +260,8 @@ def _trial(goal: Goal, number: int, trial: Trial) -> TrialResult:
         leaning=finding.leaning if valid else None,
         slo=goal.promises[finding.promise].text,
         slos=tuple(
-            CountedSlo(text=promise.text, over=c.over, count=c.count, n_eff=c.n_eff, allowed=promise.share)
-            for promise, c in zip(goal.promises, outcome.counts, strict=True)
+            _counted(*each, on_curve=valid and not trial.overloaded)
+            for each in zip(goal.promises, slos, outcome.counts, strict=True)
         ),
         requests=outcome.requests,
         measured=outcome.measured,

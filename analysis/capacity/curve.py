@@ -18,7 +18,8 @@ All five are unknown. The posterior is taken over a grid of them; each trial's p
 logarithm (Student's t, since that error was estimated) and of the server's speed, which differs between trials by a
 share s: a sixth unknown. What the pace of tokens says of s and of each trial (speed.py) moves its percentile by the
 curve's slope, and what all trials had in common moves the capacity. So both errors, and what is not known of the shape,
-are in the interval. The capacity is where the curve meets the limit.
+are in the interval. The capacity is where the curve meets the limit; below it, what percentile to expect at a rate has
+its interval from the same posterior.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ _DEEP = 0.01  # the chance that an overload served less than the server can, as 
 _DEEPEST = math.log(2.0)
 _NODES: Final = special.ndtri((np.arange(7) + 0.5) / 7)
 _WRONG = 0.02  # the chance that a verdict is wrong
+_DRAWS = 8000
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +76,43 @@ class TrialLevel:
 
 
 @dataclass(frozen=True, slots=True)
+class Grid:
+    """Every curve that may be one percentile's, over its limit.
+
+    ``odds``: their log-odds, shape (drifts, ceilings, loads, a, m); ``ceilings``: logarithms of rates; ``alone``: a;
+    ``common``: variance of what slowed all trials alike, shape (drifts,).
+    """
+
+    odds: Floats
+    ceilings: Floats
+    alone: Floats
+    common: Floats
+
+    def levels(self, rates: Sequence[float], confidence: float) -> Floats:
+        """The percentile over its limit at each rate: median, low and high end, shape (3, rates).
+
+        Infinite at a ceiling and beyond. Curves are drawn evenly from the odds, each at a speed that all trials may
+        have had in common, so that an end meets 1 where the capacity's interval ends.
+        """
+        below = np.cumsum(np.exp(self.odds - self.odds.max()))
+        places = np.searchsorted(below, (np.arange(_DRAWS) + 0.5) / _DRAWS * below[-1])
+        drift, ceiling, load, alone, shape = np.unravel_index(places, self.odds.shape)
+        faster = np.sqrt(self.common[drift]) * special.ndtri((np.arange(_DRAWS) + 0.5) * _GOLDEN % 1)
+        a, free, m = self.alone[alone], _LOADS[load], SHAPES[shape]
+        rho = np.array(rates)[:, None] / np.exp(self.ceilings[ceiling] + faster)
+        with np.errstate(divide="ignore"):
+            found = a + (1 - a) * free / (1 - free) ** m * rho**m / np.maximum(1 - rho, 0.0)
+        tail = (1 - confidence) / 2
+        levels: Floats = np.quantile(found, [0.5, tail, 1 - tail], axis=1, method="inverted_cdf")
+        return levels
+
+
+@dataclass(frozen=True, slots=True)
 class Posterior:
     """``edges``: logarithms of rates, shape (k + 1,), increasing; ``masses``: probability between them, shape (k,).
 
     ``drift``: by how much the server's speed differs between trials, as a share (its mean); ``ceiling``: the median.
-    ``promise``: whose capacity it is, by number.
+    ``promise``: whose capacity it is, by number; ``grid``: its curves, where it has some.
     """
 
     edges: Floats
@@ -85,6 +120,7 @@ class Posterior:
     drift: float
     ceiling: float
     promise: int = 0
+    grid: Grid | None = None
 
     def quantile(self, q: float) -> float:
         """The rate below which the capacity lies with probability ``q``."""
@@ -115,7 +151,8 @@ def fit(
     speed = speed or speeds_of([None] * len(levels), [level.rate for level in levels])
     seen = [level for level in levels if math.isfinite(level.error)]
     smallest = min((math.exp(level.log) for level in seen), default=0.5)
-    alone = (_ALONE * min(smallest, 0.9))[None, None, :, None]
+    a = _ALONE * min(smallest, 0.9)
+    alone = a[None, None, :, None]
     # Axes: ceiling, load at the limit, a, m; the limit is 1.
     c, free, m = np.exp(logs)[:, None, None, None], _LOADS[None, :, None, None], SHAPES[None, None, None, :]
     capacity = logs[:, None] + np.log1p(-_LOADS)[None, :]
@@ -143,23 +180,20 @@ def fit(
             variance = told + unsure * slope**2
             spread = variance + (off - slope * slower) ** 2 / _FREEDOM
             each += _FREEDOM / 2 * np.log(variance) - (_FREEDOM + 1) / 2 * np.log(spread)
-    return _posterior(logs, capacity, total, speed)
+    return _posterior(capacity, Grid(total, logs, a, speed.common))
 
 
-def _posterior(ceilings: Floats, capacity: Floats, odds: Floats, speed: Speeds) -> Posterior:
-    """What the grid's log-odds say, shape (drifts, ceilings, loads, a, m).
-
-    ``ceilings`` and ``capacity`` are logarithms, shape (ceilings,) and (ceilings, loads).
-    """
-    mass = np.exp(odds - odds.max())
+def _posterior(capacity: Floats, grid: Grid) -> Posterior:
+    """Where the grid has the capacity. ``capacity``: of each curve, logarithms, shape (ceilings, loads)."""
+    mass = np.exp(grid.odds - grid.odds.max())
     drift = float((mass.sum(axis=(1, 2, 3, 4)) * DRIFTS).sum() / mass.sum())
     by_ceiling = np.cumsum(mass.sum(axis=(0, 2, 3, 4)))
-    middle = float(np.exp(np.interp(0.5, by_ceiling / by_ceiling[-1], ceilings)))
-    shifts = np.sqrt(speed.common)[:, None, None, None] * _NODES
+    middle = float(np.exp(np.interp(0.5, by_ceiling / by_ceiling[-1], grid.ceilings)))
+    shifts = np.sqrt(grid.common)[:, None, None, None] * _NODES
     places = np.broadcast_to(capacity[None, :, :, None] + shifts, (len(DRIFTS), *capacity.shape, len(_NODES)))
     by_drift = np.broadcast_to(mass.sum(axis=(3, 4))[..., None], places.shape)
     edges, masses = _binned(places.ravel(), by_drift.ravel())
-    return Posterior(edges, masses, drift, middle)
+    return Posterior(edges, masses, drift, middle, grid=grid)
 
 
 def least(posteriors: Sequence[Posterior]) -> Posterior:
@@ -172,7 +206,7 @@ def least(posteriors: Sequence[Posterior]) -> Posterior:
         below = np.maximum(below, np.interp(edges, each.edges, np.concatenate([[0.0], np.cumsum(each.masses)])))
     first = min(posteriors, key=lambda each: each.quantile(0.5))
     drift = max(each.drift for each in posteriors)
-    return Posterior(edges, np.diff(below) / below[-1], drift, first.ceiling, first.promise)
+    return Posterior(edges, np.diff(below) / below[-1], drift, first.ceiling, first.promise, first.grid)
 
 
 def _ceiling_grid(ceilings: Sequence[Ceiling], levels: Sequence[TrialLevel], most: float) -> Floats:

@@ -36,13 +36,18 @@ class SearchedSlo(Result):
 
 
 class CountedSlo(Result):
-    """``over`` of ``count`` values exceed the limit, worth ``n_eff`` independent ones; a share ``allowed`` may."""
+    """``over`` of ``count`` values exceed the limit, worth ``n_eff`` independent ones; a share ``allowed`` may.
+
+    ``value_ms``: their percentile that the curve is drawn through, and ``ci_ms`` its 95 % interval.
+    """
 
     text: str
     over: float
     count: int
     n_eff: float
     allowed: float
+    value_ms: float | None = left_out()
+    ci_ms: Ends | None = left_out()
 
 
 class TrialResult(Result):
@@ -69,13 +74,6 @@ class TrialResult(Result):
     def decided_by(self) -> CountedSlo:
         return next(each for each in self.slos if each.text == self.slo)
 
-    @property
-    def sure_to_hold(self) -> float | None:
-        """How likely it is that every SLO holds at its rate; None for a trial that says nothing."""
-        if self.confidence is None:
-            return None
-        return self.confidence if self.leaning == HOLDS else 1 - self.confidence
-
 
 class RatePoint(Result):
     """Goodput at a rate, requests per second that kept every limit themselves, of ``n`` measured."""
@@ -93,6 +91,25 @@ class Density(Result):
 
     rates: tuple[float, ...]
     masses: tuple[float, ...]
+
+
+class ExpectedLatency(Result):
+    """A percentile at ``rate``, by the curve: its median, and an interval with the search's confidence.
+
+    None: the server cannot be said to keep up with that rate.
+    """
+
+    rate: float
+    value_ms: Number
+    ci_ms: Ends
+
+
+class LatencyCurve(Result):
+    """The limiting SLO's percentile at rising rates; where it meets ``limit_ms`` lies the capacity."""
+
+    slo: str
+    limit_ms: float
+    points: tuple[ExpectedLatency, ...]
 
 
 class BestSeen(Result):
@@ -115,6 +132,8 @@ class Fleet(Result):
     A load balancer that deals Poisson arrivals out at random gives each server Poisson arrivals; one that looks at
     queues does better. ``usd_per_hour`` is that of all replicas, the spare ones too, and ``per_request_usd`` what a
     request then costs: that over ``target_rps``, whatever the replicas could carry; absent without a price.
+    ``needed_at_high`` would carry it were the capacity the interval's upper end, where these are fewer; ``expected``:
+    the limiting SLO's percentile at ``planned_rps``, where there is a curve.
     """
 
     target_rps: float
@@ -125,15 +144,22 @@ class Fleet(Result):
     usd_per_hour: float | None = left_out()
     per_request_usd: float | None = left_out()
     per_million_output_tokens_usd: float | None = left_out()
+    needed_at_high: int | None = left_out()
+    expected: ExpectedLatency | None = left_out()
 
     @classmethod
-    def plan(cls, low: float, target_rps: float, headroom: float, spare: int) -> Fleet:
-        """``low``: what one server surely carries, requests per second. Raises ValueError for no plan."""
+    def plan(cls, low: float, target_rps: float, headroom: float, spare: int, high: float | None = None) -> Fleet:
+        """``low``: what one server surely carries, requests per second; ``high``: what it may.
+
+        Raises ValueError for no plan.
+        """
         if not (low > 0 and target_rps > 0 and 0 <= headroom < 1 and spare >= 0):
             raise ValueError("a plan needs a capacity and a target above 0, a headroom below 1, and no negative spare")
-        planned = low * (1 - headroom)
-        needed = max(1, math.ceil(target_rps / planned - 1e-9))
-        return cls(target_rps=target_rps, headroom=headroom, spare=spare, planned_rps=planned, needed=needed)
+        needed, fewest = (max(1, math.ceil(target_rps / (rate * (1 - headroom)) - 1e-9)) for rate in (low, high or low))
+        return cls(
+            target_rps=target_rps, headroom=headroom, spare=spare, planned_rps=low * (1 - headroom), needed=needed,
+            needed_at_high=fewest if fewest < needed else None,
+        )  # fmt: skip
 
     @property
     def replicas(self) -> int:
@@ -156,7 +182,8 @@ class Search(Result):
     at most; ``drift``: by what share its speed differs between trials, as far as they tell; None without a curve, as
     where only errors are limited. Without a rate that failed, ``low`` is what held. ``binding_*``: the SLO that breaks
     first, and what slow requests wait for where it does. ``best_seen``: where no rate meets every SLO. ``disturbed``:
-    trials in which another program held the server's cores, or the CPU changed its speed.
+    trials in which another program held the server's cores, or the CPU changed its speed. ``latency``: what to expect
+    at other rates; ``curve``: goodput at those that were tried.
     """
 
     rate: float | None
@@ -185,6 +212,7 @@ class Search(Result):
     curve: tuple[RatePoint, ...]
     posterior: Density | None
     disturbed: int | None = left_out()
+    latency: LatencyCurve | None = left_out()
     pareto: Pareto | None = left_out()
 
 

@@ -164,7 +164,7 @@ def _add_capacity(commands: Commands) -> None:
     flags.add_server(parser)
     flags.add_overrides(parser)
     parser.add_argument("--target-rps", metavar="N", help="also say how many servers a load of N requests/s needs")
-    what = "with --target-rps: share of each server kept free (default: 20%%)"
+    what = "with --target-rps: share of each server kept free (default: what cost.utilisation leaves, 20%%)"
     parser.add_argument("--headroom", metavar="SHARE", help=what)
     parser.add_argument(
         "--spare", type=int, metavar="N", help="with --target-rps: extra servers in case some fail (1: N+1; default: 0)"
@@ -193,7 +193,8 @@ def _capacity(arguments: argparse.Namespace) -> int:
     if spare < 0:
         raise UserError(f"--spare {spare}: no fewer than 0 servers; write 1 for N+1", errors.USAGE)
     target_rps = None if arguments.target_rps is None else flags.rate_of("--target-rps", arguments.target_rps)
-    headroom = flags.share_of("--headroom", "20%" if arguments.headroom is None else arguments.headroom, 0.0, 0.95)
+    free = arguments.headroom
+    headroom = None if free is None else flags.share_of("--headroom", free, 0.0, 0.95)
     confidence = flags.share_of("--confidence", arguments.confidence, 0.5, 0.999)
     within = flags.share_of("--within", arguments.within, 0.005, 1.0)
     budget_s = flags.seconds_of("--budget", arguments.budget, least_s=30.0, most_s=86400.0)

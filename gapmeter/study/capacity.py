@@ -36,6 +36,7 @@ from gapmeter.records.request import RequestRecord
 from gapmeter.report.command import Command
 from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.model import Cost
 from gapmeter.scenarios.slo import Slo
 from gapmeter.study.conclusion import STOPPED, conclude, describe, show
 from gapmeter.study.patience import RequestsSoFar
@@ -56,16 +57,20 @@ class CapacityGoal:
     """What to find, and how exactly. ``target_rps``: a load to plan servers for; None: no plan.
 
     ``headroom`` and ``within`` are shares of 1; ``budget_s`` is how long all trials may take together. ``start``: the
-    first rate, None for the scenario's.
+    first rate. None: the scenario's, and as much headroom as its ``cost.utilisation`` leaves.
     """
 
     target_rps: float | None = None
-    headroom: float = 0.2
+    headroom: float | None = None
     spare: int = 0
     confidence: float = 0.95
     within: float = 0.2
     budget_s: float = 240.0
     start: float | None = None
+
+    def headroom_of(self, cost: Cost) -> float:
+        """The share of each server that is to stay free."""
+        return round(1 - cost.utilisation, 9) if self.headroom is None else self.headroom
 
 
 def find_capacity(
@@ -266,6 +271,7 @@ def begin_search(
 ) -> Iterator[Study[SearchManifest]]:
     """A new search, or an earlier one that goes on with this goal. Raises UserError."""
     assert scenario.load.rate is not None
+    goal = replace(goal, headroom=goal.headroom_of(scenario.cost))
     with study_folder(options.runs, scenario, SearchManifest, resume) as (path, manifest):
         if manifest is not None:
             # A trial that was interrupted, or whose server died, is run again, and so is one that was no measurement

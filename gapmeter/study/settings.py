@@ -116,7 +116,8 @@ def _by_point(folders: Sequence[Path], points: Sequence[Point]) -> list[list[Pat
 def _plan_for(folder: Path, goal: CapacityGoal) -> None:
     """Servers for another load, of a search that is over: that takes no further trial."""
     manifest = SearchManifest.read(folder)
-    asked = {"target_rps": goal.target_rps, "headroom": goal.headroom, "spare": goal.spare}
+    headroom = goal.headroom_of(manifest.asked.cost)
+    asked = {"target_rps": goal.target_rps, "headroom": headroom, "spare": goal.spare}
     manifest.model_copy(update={"capacity": manifest.capacity.model_copy(update=asked)}).write(folder)
 
 

@@ -355,6 +355,21 @@ def test_the_curve_finds_the_place_where_a_queue_meets_its_limit(capacity: float
     assert known.spread(0.95) < 0.13
 
 
+def test_the_curve_tells_what_to_expect_at_a_rate_and_is_as_unsure_of_it_as_of_the_capacity() -> None:
+    """Of 0.2 / (1 - rate / 100), in units of its limit, which it meets at 80."""
+    rates = (40.0, 55.0, 65.0, 75.0)
+    known = fit(queue_levels(80.0, (50.0, 70.0, 80.0, 90.0)), [Ceiling(100.0, 0.01)], 0.01, 200.0)
+    middle, low, high = known.grid.levels(rates, 0.95)
+    truth = 0.2 / (1 - np.array(rates) / 100)
+    assert (low < truth).all() and (truth < high).all()
+    assert (np.diff(middle) > 0).all()
+    assert middle[2] == pytest.approx(truth[2], rel=0.15)
+    ends = known.interval(0.95)
+    assert known.grid.levels([ends[0]], 0.95)[2, 0] == pytest.approx(1.0, rel=0.03), "its upper end, at the lower one"
+    assert known.grid.levels([ends[1]], 0.95)[1, 0] == pytest.approx(1.0, rel=0.03)
+    assert math.isinf(known.grid.levels([130.0], 0.95)[0, 0]), "beyond the ceiling"
+
+
 def test_trials_that_disagree_about_the_speed_widen_the_interval_and_are_told() -> None:
     rates = (50.0, 60.0, 70.0, 75.0, 80.0, 85.0)
     calm = queue_levels(80.0, rates, 0.02)
@@ -578,6 +593,27 @@ def test_where_no_rate_kept_a_limit_on_errors_and_all_together_broke_it_there_is
     found = answer(ended_by(manifest, BUDGET, slo("errors", None, 0.01)), *tried)
     assert ((found.rate, found.low) == (None, None)) is not estimated
     assert (found.high or 0) <= 40
+
+
+def test_a_fleet_has_the_percentile_to_expect_at_its_rate_and_how_few_servers_may_do(tmp_path: Path) -> None:
+    """A p99 of 100 / (1 - rate / 20) ms: 500 ms at 16 a second."""
+    manifest = SearchManifest.read(write_search(tmp_path / "search", 10.0, 8.0, 12.0, target_rps=50.0))
+    tried = [
+        trial(rate, UNDECIDED, counts=(Count(9, 9000, 900, log_level=(math.log(0.2 / (1 - rate / 20)), 0.05)),),
+              measured=9000)
+        for rate in (8.0, 12.0, 14.0, 17.0)
+    ]  # fmt: skip
+    overload = {"counts": (Count(300, 300, 3),), "measured": 300, "served": Served(20.0, 0.02, saturated=True)}
+    found = answer(ended_by(manifest, capacity.FOUND, slo("ttft", 99, 500)), *tried, trial(40, FAILS, **overload))
+    fleet, curve = found.planning, found.latency
+    assert (curve.slo, curve.limit_ms) == ("ttft p99 <= 500 ms", 500.0)
+    assert [point.rate for point in curve.points] == sorted({point.rate for point in curve.points})
+    assert fleet.expected.rate == fleet.planned_rps == pytest.approx(0.8 * found.low)
+    low, high = fleet.expected.ci_ms
+    assert low < 100 / (1 - fleet.planned_rps / 20) < high
+    assert fleet.needed_at_high == Fleet.plan(found.high, 50.0, 0.2, 1).needed < fleet.needed
+    values = [each.slos[0].value_ms for each in found.trials]
+    assert values == [pytest.approx(100 / (1 - each.rate / 20)) for each in tried] + [None], "its queue grew"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.capacity import LEVELS, Cell, Found, describe, limits_ns, one_search
+from bench.capacity import LEVELS, Cell, Found, ceiling_of, describe, limits_ns, one_search, searched
+from bench.queues import Queue as KnownQueue
+from bench.queues import wait_quantile
 from bench.virtual_server import Settings
 from bench.virtual_trials import STEPS, Asked, Engine, VirtualOracle, search
 from gapmeter.analysis.capacity.search import Goal, held_rate, posterior
@@ -52,6 +54,21 @@ def test_searches_on_queues_find_their_capacity(cell: Cell) -> None:
     assert abs(found["bias"]) < 0.05
     assert found["covered"] >= stats.binom.ppf(0.001, SEARCHES, 0.95)
     assert found["held"] >= SEARCHES / 2
+
+
+def test_what_a_search_expects_of_a_queue_at_lower_rates_is_what_theory_says() -> None:
+    """The p99 of the wait at 60 and 80 % of the capacity, which lies at a load of 0.85."""
+    cell, shares = Cell("M/M/1", 0.85, 99, 0.0), (0.6, 0.8)
+    limit = limits_ns(cell.server, cell.load)[LEVELS.index(cell.level)]
+    queue, of = KnownQueue("M/M/1", 1), wait_quantile(KnownQueue("M/M/1", 1), cell.load, 0.99)
+    truth = [wait_quantile(queue, share * cell.load, 0.99) / of for share in shares]
+    covered = 0
+    for seed in range(SEARCHES):
+        goal, trials, _ = searched(cell, limit, 500_000 + seed)
+        rates = [share * cell.load * ceiling_of(cell.server) for share in shares]
+        _, low, high = posterior(goal, trials).grid.levels(rates, 0.95)
+        covered += int(((low < truth) & (truth < high)).sum())
+    assert covered >= stats.binom.ppf(0.001, 2 * SEARCHES, 0.95)
 
 
 def test_searches_on_the_simulated_engine_find_the_capacity_that_brute_force_found() -> None:

@@ -142,14 +142,15 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Done:
 @pytest.mark.whole_run
 @pytest.mark.browser
 async def test_its_page_draws_every_trial_with_the_numbers_of_the_summary(searched: Done, tab: Tab) -> None:
-    await opens_well(tab, searched.folder.report.resolve(), charts=2)
     found = searched.summary["capacity"]
+    await opens_well(tab, searched.folder.report.resolve(), charts=2 if "latency" in found else 1)
     shown = "[...document.querySelectorAll('#curve circle.point')].map(c => [+c.dataset.rate, +c.dataset.value])"
     drawn = [tuple(pair) for pair in await tab.evaluate(shown)]
     goodputs = [(p["rate"], p["goodput_per_s"]) for p in found["curve"] if p["goodput_per_s"] is not None]
-    sure = [(t["rate"], t["confidence"] if t["leaning"] == "holds" else 1 - t["confidence"])
-            for t in found["trials"] if t["confidence"] is not None]  # fmt: skip
-    assert drawn == [pytest.approx(pair) for pair in (*goodputs, *sure)]
+    assert drawn == [pytest.approx(pair) for pair in goodputs]
+    shown = shown.replace("#curve circle.point", "#latency circle[data-rate]")
+    values = [(t["rate"], t["slos"][0].get("value_ms")) for t in found["trials"]]
+    assert {tuple(pair) for pair in await tab.evaluate(shown)} <= set(values)
     links = await tab.evaluate("[...document.querySelectorAll('#trials tbody a')].map(a => a.getAttribute('href'))")
     assert links == [f"{trial['folder']}/report.html" for trial in found["trials"] if trial["folder"]]
     headline = searched.summary["words"]["headline"]
@@ -256,16 +257,19 @@ def test_settings_none_of_which_meets_every_slo_end_as_a_search_of_one_does(
     assert compared(points, found, options, command, CapacityGoal(), ()).exit_code == code
 
 
-def test_searches_that_are_over_are_planned_for_a_load_that_is_asked_for_later(tmp_path: Path) -> None:
-    words = ["server.engine=simulated", "sweep={server.max_batch: [1, 2]}"]
+@pytest.mark.parametrize(("headroom", "planned_with"), [(0.5, 0.5), (None, 0.3)], ids=["its own", "by utilisation"])
+def test_searches_that_are_over_are_planned_for_a_load_that_is_asked_for_later(
+    tmp_path: Path, headroom: float | None, planned_with: float
+) -> None:
+    words = ["server.engine=simulated", "cost.utilisation=0.7", "sweep={server.max_batch: [1, 2]}"]
     paths = [tmp_path / "one", tmp_path / "two"]
     for path, point in zip(paths, searchable_points("smoke", words), strict=True):
         asked = {"scenario": point.scenario.to_dict(), "scenario_digest": point.scenario.digest()}
         SearchManifest.read(write_search(path, 10.0, 8.0, 12.0)).model_copy(update=asked).write(path)
-    options, goal = Options(runs=tmp_path / "runs", quiet=True), CapacityGoal(target_rps=100.0, headroom=0.5)
+    options, goal = Options(runs=tmp_path / "runs", quiet=True), CapacityGoal(target_rps=100.0, headroom=headroom)
     find_capacities("smoke", words, options, goal, paths)
     planned = [SearchManifest.read(path).capacity for path in paths]
-    assert [(each.target_rps, each.headroom, each.trials) for each in planned] == [(100.0, 0.5, ())] * 2
+    assert [(each.target_rps, each.headroom, each.trials) for each in planned] == [(100.0, planned_with, ())] * 2
 
 
 @pytest.mark.whole_run
