@@ -279,11 +279,17 @@ def _latency(search: Search, curve: LatencyCurve) -> Section:
         for trial, slo in measured(search, curve)
     ]
     table = Table(f"{name} against rate", ["", "rate", name, "95 % interval", "SLOs"], rows, words=1)
+    if any(trial.rate <= curve.points[-1].rate for trial, _ in measured(search, curve)):
+        seen = (
+            "Points: each trial's own (green: every SLO held; red: one failed; hollow: undecided). Their intervals "
+            "leave out the drift between trials; near the ceiling they tend to lie low, since a trial meets few of the "
+            "long waits."
+        )
+    else:
+        seen = "No trial at these rates has a percentile that counts, so little more than the curve's shape is known."
     lead = (
         f"Line and band: {name} by the curve, with its {100 * search.confidence:g} % interval; where it meets the "
-        "limit is the capacity. Points: each trial's own (green: every SLO held; red: one failed; hollow: undecided). "
-        "Their intervals leave out the drift between trials; near the ceiling they tend to lie low, since a trial "
-        "meets few of the long waits."
+        f"limit is the capacity. {seen}"
     )
     chart = Chart("latency", Latency(search, curve, name), table=table, margin="levels")
     return Section("latency", table.name, [chart], lead, "latency")

@@ -40,7 +40,8 @@ All but ``curve`` followed then for their sentences; no figure changed. ``killed
 All but ``vllm`` followed then: how late the event loop was in the warm-up came to count no more, and with it what
 lateness refuses. ``vllm``: the words on slow pages of metrics. ``sweep`` again: the words on a knee of few points.
 On 2026-11-28 ten followed for what was added (bursts, and which way an undecided SLO leans) and for their sentences,
-and ``sweep`` for what its first line says an undecided point needs.
+and ``sweep`` for what its first line says an undecided point needs;
+``capacity`` for what latency to expect at a rate, and for trials' percentiles.
 """
 
 from __future__ import annotations
