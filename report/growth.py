@@ -110,14 +110,14 @@ def _best(met: Sequence[Point], pareto: Pareto | None) -> str:
             return ""
         return f" Cheapest: {_listed(cheapest)}, at most {usd(1e6 * least)} for a million requests."
     costs = {each.folder: each.usd_per_million_output_tokens for each in pareto.points} if pareto else {}
-    known = [(cost, point) for point in met if (cost := costs.get(point.folder)) is not None]
+    known = [(paid, point) for point in met if (paid := costs.get(point.folder)) is not None]
     if not known or len(known) < len(met):
         return _most_served(met)
-    cost, best = min(known, key=lambda each: each[0].value)
-    alike = [point.label for other, point in known if point is not best and not _below(cost, other)]
+    least_paid, best = min(known, key=lambda each: each[0].value)
+    alike = [point.label for other, point in known if point is not best and not _below(least_paid, other)]
     also = f"; {_listed(alike)} may be as cheap" if alike else ""
     tokens = significant(best.tokens_per_s or 0)
-    return f" Cheapest: {best.label}, {tokens} output tokens/s at {usd(cost.value)} a million{also}."
+    return f" Cheapest: {best.label}, {tokens} output tokens/s at {usd(least_paid.value)} a million{also}."
 
 
 def _below(one: Interval, other: Interval) -> bool:
