@@ -136,9 +136,10 @@ def _fleet(search: Search, plan: Fleet) -> str:
     fewest = plan.needed_at_high
     fewer = f" ({fewest + plan.spare} if the estimate's upper end is right)" if fewest else ""
     expected, at = plan.expected, ""
-    if search.latency and expected and expected.value_ms is not None:
-        ends = _ends(expected.ci_ms)
-        at = f", where {_percentile(search.latency)} is about {duration(expected.value_ms)} ({ends})"
+    if search.latency and expected and expected.ci_ms:  # far below the capacity the curve's lower end may be too high
+        high = expected.ci_ms[1]
+        most = "has no upper end yet" if high is None else f"should be at most {duration(high)}"
+        at = f", where {_percentile(search.latency)} {most}"
     return (
         f"For {rate(plan.target_rps)}: {counted(plan.replicas, 'server')}{fewer}{spare}{cost.fleet_words(plan)}. "
         f"Each is planned for {rate(plan.planned_rps)}, {'the proven rate' if search.held else 'the lower end'} less "
