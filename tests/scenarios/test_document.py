@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from gapmeter.scenarios import Scenario, load_points, load_scenario
 
 DIGESTS = {
-    "batch-size": ("110ff14c2734", "1a51b26aeb58 266942df4e8e 357038c6b54b 8eef1b6167c9 8d10dbf18f06 5bffbe471303"),
+    "batch-size": ("3ef3002ae488", "1a51b26aeb58 266942df4e8e 357038c6b54b 8eef1b6167c9 8d10dbf18f06 5bffbe471303"),
     "burst": ("d38bb7c3d5dd", ""),
-    "chat-p99": ("a1e8fb02dc54", ""),
-    "concurrency": ("8b43446c38e3", "3ad91ae34406 a9f8e3119485 cb1a6059dce3 51d3dc5ada1f 6a575ab2cf8f 46f6446c0ce1"),
+    "chat-p99": ("bb3d7b75eeb5", ""),
+    "concurrency": ("0de4a30f4d49", "3ad91ae34406 a9f8e3119485 cb1a6059dce3 51d3dc5ada1f 6a575ab2cf8f 46f6446c0ce1"),
     "dialogue": ("1c0b01f491ba", ""),
     "long-prompt": ("ea6ff2d2a53c", ""),
     "replay-chat": ("4e147d3bc33e", ""),
