@@ -34,7 +34,8 @@ from gapmeter.analysis.requests.metrics import (
 from gapmeter.analysis.results.distribution import AtMost, Distribution, Percentile
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stats.estimate import CONFIDENCE
-from gapmeter.analysis.stats.hdr import at_rank, nearest_rank
+from gapmeter.analysis.stats.hdr import at_rank
+from gapmeter.records.histograms import nearest_rank
 from gapmeter.scenarios.slo import BETWEEN_TOKENS
 
 LateRule = Literal["lag", "loop_lag"]

@@ -20,8 +20,9 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints, changes, runs
 from gapmeter.analysis.results.requests import ENDED_BY_US
-from gapmeter.analysis.stats.hdr import at_rank, nearest_rank
+from gapmeter.analysis.stats.hdr import at_rank
 from gapmeter.analysis.stats.series import Series, time_blocks
+from gapmeter.records.histograms import nearest_rank
 from gapmeter.records.request import Flag
 from gapmeter.scenarios.slo import BETWEEN_TOKENS, LATENCIES, Slo
 

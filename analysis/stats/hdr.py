@@ -17,8 +17,7 @@ from hdrh.log import HistogramLogWriter
 from numpy.typing import ArrayLike, NDArray
 
 from gapmeter.analysis.arrays import Floats
-from gapmeter.records.histograms import nearest_rank as nearest_rank
-from gapmeter.records.histograms import new_histogram
+from gapmeter.records.histograms import nearest_rank, new_histogram
 
 PERCENTILES: tuple[float, ...] = (50.0, 90.0, 95.0, 99.0, 99.9)
 

@@ -18,7 +18,7 @@ from gapmeter.analysis.stats.exact import (
     share_at_most,
     share_bounds,
 )
-from gapmeter.analysis.stats.hdr import nearest_rank
+from gapmeter.records.histograms import nearest_rank
 
 
 @given(st.integers(1, 3000), st.sampled_from([50.0, 90.0, 95.0, 99.0, 99.9]))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapmeter.analysis.stats import hdr
-from gapmeter.records.histograms import HIGHEST_NS
+from gapmeter.records.histograms import HIGHEST_NS, nearest_rank
 from tests.kit.runs import read_hlog
 
 LAST_COUNTED = hdr.new_histogram().get_highest_equivalent_value(
@@ -76,7 +76,7 @@ def test_a_percentile_by_its_rank_is_the_one_that_the_package_reads(values: list
     asked = [percentile, 50.0, 99.0, 99.9, 100.0]
     ordered = sorted(values)
     for each in asked:
-        exact = ordered[hdr.nearest_rank(each, len(values)) - 1]
+        exact = ordered[nearest_rank(each, len(values)) - 1]
         assert exact <= histogram.get_value_at_percentile(each) <= exact * 1.001
 
 
