@@ -136,7 +136,7 @@ def _fleet(search: Search, plan: Fleet) -> str:
     fewest = plan.needed_at_high
     fewer = f" ({fewest + plan.spare} if the estimate's upper end is right)" if fewest else ""
     expected, at = plan.expected, ""
-    if search.latency and expected and expected.ci_ms:  # far below the capacity the curve's lower end may be too high
+    if search.latency and expected:  # far below the capacity the curve's lower end may be too high
         high = expected.ci_ms[1]
         most = "has no upper end yet" if high is None else f"should be at most {duration(high)}"
         at = f", where {_percentile(search.latency)} {most}"

@@ -105,7 +105,8 @@ class Latency:
         if plan is None or plan.expected is None or plan.expected.value_ms is None:
             return NOTHING
         at, value = plot.across(plan.planned_rps), plan.expected.value_ms
-        words = f"planned {rate(plan.planned_rps)}: {duration(value)}"
+        high = plan.expected.ci_ms[1]
+        words = f"planned {rate(plan.planned_rps)}{'' if high is None else f': at most {duration(high)}'}"
         name = [Text(words, at, plot.height - 6, dx, side, "note halo") for dx, side in _BESIDE]
         down = el("line", x1=percent(at), x2=percent(at), y1=plot.down(value), y2=plot.height, class_="supported")
         return group([down, written([name])])

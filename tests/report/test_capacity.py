@@ -142,7 +142,9 @@ def test_the_chart_of_latency_has_the_curve_the_trials_on_its_axes_and_where_it_
     drawn = str(chart.picture.draw("latency", None))
     dots = re.findall(r'data-rate="([^"]+)" data-value="([^"]+)"', drawn)
     assert dots == [("8.0", "240.0"), ("9.5", "1800.0")]
-    assert all(said in drawn for said in ("1.80 s ↑", "planned 6.4 req/s: 139 ms", f"SLO {SLO}".replace("<", "&lt;")))
+    assert all(
+        said in drawn for said in ("1.80 s ↑", "planned 6.4 req/s: at most 174 ms", f"SLO {SLO}".replace("<", "&lt;"))
+    )
     (line,) = re.findall(r'<path d="([^"]+)" class="curve"', drawn)
     heights = [float(corner.split()[1]) for corner in line[1:].split("L")]
     assert heights == sorted(heights, reverse=True) and heights[-1] == 0.0, "up to the picture's edge"
