@@ -23,31 +23,14 @@ from gapmeter.records import RunFolder
 from gapmeter.report import document as doc
 from gapmeter.report import growth, html, marks, pareto
 from gapmeter.report.cost import cost_sentence, price_words, value_sentence
-from gapmeter.report.document import (
-    BRIEF,
-    Block,
-    Chart,
-    Column,
-    Figure,
-    Heading,
-    Mark,
-    Name,
-    Paragraph,
-    Row,
-    Section,
-    Stage,
-    Table,
-    Words,
-    in_ms,
-)
+from gapmeter.report.document import BRIEF, Block, Column, Figure, Mark, Name, Paragraph, Row, Section, Table, in_ms
 from gapmeter.report.growth import growth_sentence, headline
 from gapmeter.report.slo import slo_sentence
-from gapmeter.report.sweep_charts import Curves, PointByPoint
+from gapmeter.report.sweep_charts import PointByPoint
 from gapmeter.report.words import as_sentence, both, interval, page_of, reproduce, tone
 
 _STACKS = {"ttft": "Time to first token (TTFT)", "itl": "A token gap (ITL)", "e2e": "The whole answer (E2E)"}
 _METRICS = tuple(_STACKS)
-_MILLION = 1_000_000
 _BINDS = (
     "The resource on which most of the mean answer is spent. A queue only shows that something else is busy, which is "
     "named behind it. docs/sweeps.md has the rule."
@@ -89,10 +72,18 @@ def _words_of(point: Point) -> PointWords:
 def document(result: SweepResult, manifest: SweepManifest) -> doc.Document:
     """The page, and in short the terminal's table and Markdown."""
     sweep, title = result.sweep, f"{result.name}: {counted(len(result.sweep.points), 'point')}"
+    first, *more = headline(sweep, result.device) or ["The points are below."]
+    unfinished = doc.Trust(sound=False, word="Not finished.", words="Some points have not been run.")
     return doc.Document(
         title=f"sweep · {result.name} · gapmeter",
         header=doc.Header(title, result.provenance.load),
-        verdict=_answer(result),
+        verdict=doc.Verdict(
+            word="",
+            tone="open" if result.exit_code else "",
+            sentence=first,
+            more=[doc.Said(line, strong=True) for line in more],
+            trust=unfinished if result.status != "complete" else None,
+        ),
         sections=[
             _brief(sweep),
             pareto.section(sweep.pareto, "sweep.pareto"),
@@ -105,18 +96,6 @@ def document(result: SweepResult, manifest: SweepManifest) -> doc.Document:
         ],
         provenance=result.provenance,
         device=result.device,
-    )
-
-
-def _answer(result: SweepResult) -> doc.Verdict:
-    first, *more = headline(result.sweep, result.device) or ["The points are below."]
-    unfinished = doc.Trust(sound=False, word="Not finished.", words="Some points have not been run.")
-    return doc.Verdict(
-        word="",
-        tone="open" if result.exit_code else "",
-        sentence=first,
-        more=[doc.Said(line, strong=True) for line in more],
-        trust=unfinished if result.status != "complete" else None,
     )
 
 
@@ -189,20 +168,21 @@ def _reasons(sweep: SweepFigures) -> list[Block]:
 def _stages(result: SweepResult) -> Section | None:
     """Latency point by point, and beneath it on the same order where the mean goes."""
     title = "Where the time goes, point by point"
-    every = [Curves(result, metric) for metric in sorted(_METRICS, key=lambda metric: metric != result.sweep.metric)]
+    in_order = sorted(_METRICS, key=lambda metric: metric != result.sweep.metric)
+    every = [PointByPoint(result, metric) for metric in in_order]
     if not every[0].points:
         return None
-    known = [(curves, stages) for curves in every if (stages := curves.stages_shown())]
+    known = [(picture, stages) for picture in every if (stages := picture.stages_shown())]
     if not known:
         return Section("stages", title, [Paragraph("No stage of the server was measured.")])
     blocks: list[Block] = []
-    for curves, stages in known:
-        metric, level = curves.metric, level_key(curves.level)
-        thin = "" if curves.level == 50 else ", p50 thin"
-        blocks.append(Heading(f"{_STACKS[metric]}: {level} with its interval{thin}; below, the mean by stage"))
-        last = list(dict.fromkeys(stage for _, each in known for stage in each)) if curves is known[-1][0] else []
-        table = _stage_table(curves, stages)
-        blocks.append(Chart(metric, PointByPoint(curves), table=table, margin="levels", stages=last))
+    for picture, stages in known:
+        metric, level = picture.metric, level_key(picture.level)
+        thin = "" if picture.level == 50 else ", p50 thin"
+        blocks.append(doc.Heading(f"{_STACKS[metric]}: {level} with its interval{thin}; below, the mean by stage"))
+        last = list(dict.fromkeys(stage for _, each in known for stage in each)) if picture is known[-1][0] else []
+        table = _stage_table(picture, stages)
+        blocks.append(doc.Chart(metric, picture, table=table, margin="levels", stages=last))
     lead = (
         "Points are compared by the highest percentile that every one's sample supports, else by the mean. Small "
         "dots: from repeat to repeat. A column is the mean over real requests (or token gaps), so its stages add up to "
@@ -211,19 +191,19 @@ def _stages(result: SweepResult) -> Section | None:
     return Section("stages", title, blocks, lead, "stages")
 
 
-def _stage_table(curves: Curves, stages: Sequence[str]) -> Table:
-    shown, device = curves.points, curves.result.device
-    ends = [curves.interval(point) or (None, None) for point in shown]
+def _stage_table(picture: PointByPoint, stages: Sequence[str]) -> Table:
+    shown, device = picture.points, picture.result.device
+    ends = [picture.interval(point) or (None, None) for point in shown]
     rows: list[Row] = [
-        [f"{level_key(curves.level)} of the whole", "", *(Figure(curves.value(point)) for point in shown)],
+        [f"{level_key(picture.level)} of the whole", "", *(Figure(picture.value(point)) for point in shown)],
         ["its 95 % interval, from", "", *(Figure(low) for low, _ in ends)],
         ["its 95 % interval, to", "", *(Figure(high) for _, high in ends)],
     ]
     for stage in stages:
-        means = [Figure(curves.stages(point).get(stage, 0.0)) for point in shown]
-        rows.append([Stage(stage), marks.owner(stage, device), *means])
+        means = [Figure(picture.stages(point).get(stage, 0.0)) for point in shown]
+        rows.append([doc.Stage(stage), marks.owner(stage, device), *means])
     headers: doc.Headers = ["stage", "owner", *in_ms(*(point.label for point in shown))]
-    return Table(f"Mean {curves.metric.upper()} by stage", headers, rows, words=2, groups=frozenset({3}))
+    return Table(f"Mean {picture.metric.upper()} by stage", headers, rows, words=2, groups=frozenset({3}))
 
 
 def _points(sweep: SweepFigures) -> Section:
@@ -299,10 +279,10 @@ def _economy_row(sweep: SweepFigures, point: Point, *, why: bool) -> Row:
     economy, key = point.economy, f"sweep.points.{point.index}.economy"
     cost = economy.cost if isinstance(economy.cost, Cost) else None
     held = cost.rate.low if cost else None
-    words: list[Words] = [point.label, f"{economy.precision}{', emulated' if economy.emulated else ''}"]
     return [
-        *words, *([economy.cost.reason or ""] if why else []),
-        Figure(_MILLION * cost.per_request_usd if cost else None, "usd"),
+        point.label, f"{economy.precision}{', emulated' if economy.emulated else ''}",
+        *([economy.cost.reason or ""] if why else []),
+        Figure(1e6 * cost.per_request_usd if cost else None, "usd"),
         Figure(cost.per_million_output_tokens_usd if cost else None, "usd"),
         Figure(economy.energy.per_request_j, "number", f"{key}.energy.per_request_j"),
         Figure(economy.energy.tokens_per_watt, "number", f"{key}.energy.tokens_per_watt"),

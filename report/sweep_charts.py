@@ -1,8 +1,7 @@
-"""A sweep's pictures: latency over stage stacks, point by point."""
+"""A sweep's picture: latency over stage stacks, point by point."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gapmeter.analysis.numbers import DASH, bounds, duration, share, significant
@@ -12,7 +11,7 @@ from gapmeter.analysis.results.sweep import Point, SweepResult
 from gapmeter.analysis.stages import UNEXPLAINED
 from gapmeter.report.charts import Axis, Plot, bar, limit, line, points
 from gapmeter.report.charts import Point as Dot
-from gapmeter.report.pictures import Limit, segment
+from gapmeter.report.pictures import segment
 from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
 from gapmeter.report.words import both
@@ -21,8 +20,8 @@ _MARKS = {"PASS": "point met", "FAIL": "point missed"}
 
 
 @dataclass(frozen=True, slots=True)
-class Curves:
-    """What the pictures show: one metric of every point, curve by curve."""
+class PointByPoint:
+    """One metric of every point with p50 beside it, and beneath on the same order a column a point: its mean ledger."""
 
     result: SweepResult
     metric: str
@@ -33,50 +32,15 @@ class Curves:
         return self.result.sweep.levels[self.metric]
 
     @property
-    def name(self) -> str:
-        """What is drawn, as ``p95 TTFT``."""
-        return figure_name(self.metric, self.level)
-
-    @property
-    def limit(self) -> Limit | None:
-        """The objective on the highest percentile."""
-        known = [
-            (slo.percentile or 0.0, (slo.limit_ms, slo.text))
-            for slo in self.result.slo
-            if slo.metric == self.metric and slo.limit_ms is not None
-        ]
-        return max(known)[1] if known else None
-
-    def objective(self, plot: Plot, near: Sequence[Dot]) -> Fragment:
-        """The objective as a line; nothing where there is none."""
-        return limit(plot, f"SLO {self.limit[1]}", y=self.limit[0], near=near) if self.limit else NOTHING
-
-    @property
     def points(self) -> list[Point]:
         """The points with figures."""
         return [point for point in self.result.sweep.in_order() if isinstance(point, Point)]
 
-    @property
-    def lines(self) -> list[list[Point]]:
-        """The points that each curve's line runs through: none where they have no order, or are no measurement."""
-        sweep = self.result.sweep
-        members = [[sweep.points[at] for at in series.points] for series in sweep.series]
-        ordered = sweep.key is not None
-        return [[one for one in own if ordered and isinstance(one, Point) and one.on_curves] for own in members]
-
     def value(self, point: Point) -> float | None:
         return point.metrics[self.metric].at_level(self.level).value_ms
 
-    def height(self, point: Point) -> float | None:
-        """Where a point is drawn: at its percentile, or where there is none, with a ? at its mean."""
-        value = self.value(point)
-        return point.metrics[self.metric].mean_ms if value is None else value
-
     def interval(self, point: Point) -> tuple[float, float] | None:
         return both(point.metrics[self.metric].at_level(self.level).ci_ms)
-
-    def is_knee(self, point: Point) -> bool:
-        return any(knee.point == point.index for knee in self.result.sweep.knees)
 
     def stages(self, point: Point) -> dict[str, float]:
         """The mean ledger, in ms."""
@@ -91,47 +55,14 @@ class Curves:
                 most[stage] = max(most.get(stage, 0.0), ms)
         return [stage for stage, ms in most.items() if ms > 0 or stage == UNEXPLAINED]
 
-    def scale(self, shown: Sequence[Point], *more: float | None) -> Scale:
-        """The scale that holds these points and their intervals."""
-        ends = [end for point in shown for end in (self.height(point), *(self.interval(point) or ()))]
-        return Scale.fitting([end for end in (*ends, *more) if end is not None], self.limit[0] if self.limit else None)
-
-    def dot(self, point: Point, x: float) -> Dot:
-        """Filled where its SLOs hold, ringed where not decided, crossed where it is no measurement."""
-        value, ends, tokens = self.value(point), self.interval(point), point.tokens_per_s
-        y = self.height(point) or 0.0
-        if value is None:
-            refused = point.metrics[self.metric].at_level(self.level).late_ms is not None
-            why = "refused" if refused else "not estimable"
-            title = f"{point.label}: {self.name} {why}, mean {duration(y)}, {point.verdict}"
-            return Dot(x, y, css="strong halo", title=title, sign="?")
-        known = f" ({bounds(*ends)})" if ends else ""
-        rate = significant(tokens) if tokens else DASH
-        title = f"{point.label}: {self.name} {duration(value)}{known}, {rate} tokens/s, {point.verdict}"
-        if point.verdict == INVALID:
-            return Dot(x, y, y_ends=ends, css="failed", title=title, sign="✕")
-        return Dot(
-            x, y, y_ends=ends, css=_MARKS.get(point.verdict, "point open"), size=6 if self.is_knee(point) else 4.5,
-            title=title, data={"data_point": point.index, "data_ms": f"{value:.6g}"},
-        )  # fmt: skip
-
-    def repeats(self, point: Point, x: float) -> list[Dot]:
-        """The lowest and the highest of the repeats' own values."""
-        ends = point.between[self.metric].at_level(self.level) if point.between else None
-        return [Dot(x, end, css="dot", size=2) for end in ends or ()]
-
-
-@dataclass(frozen=True, slots=True)
-class PointByPoint:
-    """Latency and p50 beside it, and beneath on the same order a column a point: its mean ledger, stage by stage."""
-
-    curves: Curves
-
     def draw(self, name: str, stamp: str | None) -> Fragment:
         return group([self._latency(f"{name}-latency", stamp), self._columns(f"{name}-columns", stamp)])
 
+    def _places(self) -> dict[int, int]:
+        return {point.index: at for at, point in enumerate(self.result.sweep.in_order())}
+
     def _axis(self, *, labels: bool) -> Axis:
-        sweep = self.curves.result.sweep
+        sweep = self.result.sweep
         knees = {knee.point for knee in sweep.knees}
 
         def name(at: int) -> str:
@@ -142,41 +73,74 @@ class PointByPoint:
         groups = [[name(at) for at in series.points] for series in sweep.series]
         return Axis(Scale.categories(groups), labels=labels)
 
-    def _places(self) -> dict[int, int]:
-        return {point.index: at for at, point in enumerate(self.curves.result.sweep.in_order())}
-
     def _latency(self, name: str, stamp: str | None) -> Fragment:
-        curves, places = self.curves, self._places()
-        shown = [point for point in curves.points if curves.height(point) is not None]
-        middles = {point.index: point.metrics[curves.metric].p50_ms for point in shown}
-        plot = Plot(self._axis(labels=False), Axis(curves.scale(shown, *middles.values()), "ms"), height=150)
-        dots = [curves.dot(point, places[point.index]) for point in shown]
+        sweep, metric, level, places = self.result.sweep, self.metric, self.level, self._places()
+        shown = [point for point in self.points if self._height(point) is not None]
+        middles = {point.index: point.metrics[metric].p50_ms for point in shown}
+        ends = [end for point in shown for end in (self._height(point), *(self.interval(point) or ()))]
+        # The objective on the highest percentile.
+        slos = [slo for slo in self.result.slo if slo.metric == metric and slo.limit_ms is not None]
+        slo = max(slos, key=lambda slo: (slo.percentile or 0.0, slo.limit_ms, slo.text), default=None)
+        scale = Scale.fitting(
+            [end for end in (*ends, *middles.values()) if end is not None], slo.limit_ms if slo else None
+        )
+        plot = Plot(self._axis(labels=False), Axis(scale, "ms"), height=150)
+        dots = [self._dot(point, places[point.index]) for point in shown]
         drawn = []
-        for own in curves.lines:
+        for series in sweep.series if sweep.key is not None else ():  # else the points have no order
+            own = [one for at in series.points if isinstance(one := sweep.points[at], Point) and one.on_curves]
             for css, values in (
                 ("curve thin faint", [(p.index, middles.get(p.index)) for p in own]),
-                ("curve", [(p.index, curves.value(p)) for p in own]),
+                ("curve", [(p.index, self.value(p)) for p in own]),
             ):
                 known = [(places[index], value) for index, value in values if value is not None]
                 drawn.append(line(plot, known, css) if len(known) > 1 else NOTHING)
+        repeats = [  # the lowest and the highest of the repeats' own values
+            Dot(places[point.index], end, css="dot", size=2)
+            for point in shown if point.between
+            for end in point.between[metric].at_level(level) or ()
+        ]  # fmt: skip
         return plot.chart(
-            name, f"{curves.metric.upper()} by point",
-            f"{curves.name} with its 95 % interval and p50, point by point.",
-            *drawn, curves.objective(plot, dots),
-            points(plot, [dot for p in shown for dot in curves.repeats(p, places[p.index])]), points(plot, dots),
-            stamp=stamp,
+            name, f"{metric.upper()} by point",
+            f"{figure_name(metric, level)} with its 95 % interval and p50, point by point.",
+            *drawn, limit(plot, f"SLO {slo.text}", y=slo.limit_ms, near=dots) if slo else NOTHING,
+            points(plot, repeats), points(plot, dots), stamp=stamp,
+        )  # fmt: skip
+
+    def _height(self, point: Point) -> float | None:
+        """Where a point is drawn: at its percentile, or where there is none, with a ? at its mean."""
+        value = self.value(point)
+        return point.metrics[self.metric].mean_ms if value is None else value
+
+    def _dot(self, point: Point, x: float) -> Dot:
+        """Filled where its SLOs hold, ringed where not decided, crossed where it is no measurement."""
+        value, ends, tokens = self.value(point), self.interval(point), point.tokens_per_s
+        y, name = self._height(point) or 0.0, figure_name(self.metric, self.level)
+        if value is None:
+            refused = point.metrics[self.metric].at_level(self.level).late_ms is not None
+            why = "refused" if refused else "not estimable"
+            title = f"{point.label}: {name} {why}, mean {duration(y)}, {point.verdict}"
+            return Dot(x, y, css="strong halo", title=title, sign="?")
+        known = f" ({bounds(*ends)})" if ends else ""
+        rate = significant(tokens) if tokens else DASH
+        title = f"{point.label}: {name} {duration(value)}{known}, {rate} tokens/s, {point.verdict}"
+        if point.verdict == INVALID:
+            return Dot(x, y, y_ends=ends, css="failed", title=title, sign="✕")
+        is_knee = any(knee.point == point.index for knee in self.result.sweep.knees)
+        return Dot(
+            x, y, y_ends=ends, css=_MARKS.get(point.verdict, "point open"), size=6 if is_knee else 4.5,
+            title=title, data={"data_point": point.index, "data_ms": f"{value:.6g}"},
         )  # fmt: skip
 
     def _columns(self, name: str, stamp: str | None) -> Fragment:
-        curves, places = self.curves, self._places()
-        ledgers = [(point, curves.stages(point)) for point in curves.points]
+        places, ledgers = self._places(), [(point, self.stages(point)) for point in self.points]
         y = Axis(Scale.linear([sum(stages.values()) for _, stages in ledgers], room=0.1), "ms")
         plot = Plot(self._axis(labels=True), y, height=190)
         thick, drawn = min(0.62 / max(len(places), 1), 0.09), []
         for point, stages in ledgers:
             total, place = sum(stages.values()), places[point.index]
             pieces = [
-                segment(stage, ms, curves.result.device, share(ms / total) if total else "", of=f"{point.label}, ")
+                segment(stage, ms, self.result.device, share(ms / total) if total else "", of=f"{point.label}, ")
                 for stage, ms in stages.items() if ms > 0 or stage == UNEXPLAINED
             ]  # fmt: skip
             pieces = [replace(one, least_px=None, data={**one.data, "data_point": point.index}) for one in pieces]
@@ -184,7 +148,7 @@ class PointByPoint:
             drawn.append(bar(plot, place, pieces, thick))
             drawn.append(el("text", duration(total), x=percent(plot.across(place)), y=top, class_="tick middle"))
         said = "; ".join(f"{point.label} {duration(sum(stages.values()))}" for point, stages in ledgers)
-        metric = curves.metric.upper()
+        metric = self.metric.upper()
         return plot.chart(
             name, f"Mean {metric} by stage", f"Mean {metric} by stage, point by point: {said}", *drawn, stamp=stamp
         )
