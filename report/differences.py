@@ -27,27 +27,12 @@ from gapmeter.analysis.stages import UNEXPLAINED, owner_words
 from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.report import document as doc
 from gapmeter.report import marks
-from gapmeter.report.document import (
-    BRIEF,
-    Block,
-    Chart,
-    Column,
-    Figure,
-    Heading,
-    Mark,
-    Paragraph,
-    Row,
-    Section,
-    Stage,
-    Table,
-    Words,
-    in_ms,
-)
-from gapmeter.report.pictures import Changes, Decile, Shift, StageChange
+from gapmeter.report.charts import Point
+from gapmeter.report.document import BRIEF, Block, Chart, Figure, Heading, Paragraph, Row, Section, Table, Words, in_ms
+from gapmeter.report.pictures import Changes, Shift, StageChange
 from gapmeter.report.words import WHOLE, both, part_of, signed
 
 _EVENTS = {"first_token": "the first token (TTFT)", "last_token": "the last token (E2E)"}
-_STAMP = "NOT COMPARABLE"
 _HOLM = (
     "Intervals are for each figure by itself; answers are corrected for all figures together (Holm). In brackets: the "
     "smallest difference that would have been found 80 % of the time."
@@ -232,10 +217,6 @@ def growth_interval(figure: DifferenceFigure) -> str:
     return DASH if figure.relative_ci is None or figure.failed else " .. ".join(map(signed_share, figure.relative_ci))
 
 
-def _difference(figure: DifferenceFigure, key: str = "") -> Figure:
-    return Figure(figure.difference_ms, "ms", key, text=difference(figure))
-
-
 def _side(figure: DifferenceFigure, side: Literal["a", "b"]) -> Figure:
     """``14.1 ms``; with a sign where it, or an end of its interval, is of requests that failed: at least so much."""
     ms, failed = getattr(figure, f"{side}_ms"), side in (figure.failed or "")
@@ -258,10 +239,14 @@ def _claims(pair: PairComparison) -> list[tuple[FigureName, ClaimedFigure]]:
     ]
 
 
-def _cells(number: int, name: FigureName, figure: ClaimedFigure) -> list[Words]:
-    """Both sides, and how they differ."""
-    changed = _difference(figure, f"comparisons.{number}.{name.key}.difference_ms")
-    return [_side(figure, "a"), _side(figure, "b"), changed, interval(figure), relative(figure)]
+def _cells(figure: DifferenceFigure, key: str = "") -> list[Words]:
+    """Both sides, and how they differ; the difference stands at ``key`` in the result."""
+    changed = Figure(figure.difference_ms, "ms", key, text=difference(figure))
+    return [_side(figure, "a"), _side(figure, "b"), changed, interval(figure)]
+
+
+def _claimed_cells(number: int, name: FigureName, figure: ClaimedFigure) -> list[Words]:
+    return [*_cells(figure, f"comparisons.{number}.{name.key}.difference_ms"), relative(figure)]
 
 
 def _answer(figure: ClaimedFigure, *, forced: bool) -> Words:
@@ -271,27 +256,25 @@ def _answer(figure: ClaimedFigure, *, forced: bool) -> Words:
     elif figure.confirmed:
         said = "slower" if (figure.difference_ms or 0.0) > 0 else "faster"
         said += ", by what failed" if figure.failed else ""
-    else:
-        said = NOTHING if figure.failed else f"{_unclaimed(figure)} ({duration(figure.least_ms)} would show)"
-    said += f", {_STAMP}" if forced else ""
-    return Mark(said, "bad" if (figure.difference_ms or 0.0) > 0 else "good") if figure.confirmed else said
-
-
-def _unclaimed(figure: ClaimedFigure) -> str:
-    """Its own interval may leave 0 out where the correction for so many figures does not."""
-    low, high = figure.ci_ms or (0.0, 0.0)
-    alone = low * high > 0 and figure.p_adjusted is not None and figure.p_adjusted > 1 - CONFIDENCE
-    return "not significant among all figures" if alone else NOTHING
+    elif figure.failed:
+        said = NOTHING
+    else:  # its own interval may leave 0 out where the correction for so many figures does not
+        low, high = figure.ci_ms or (0.0, 0.0)
+        alone = low * high > 0 and figure.p_adjusted is not None and figure.p_adjusted > 1 - CONFIDENCE
+        said = "not significant among all figures" if alone else NOTHING
+        said += f" ({duration(figure.least_ms)} would show)"
+    said += ", NOT COMPARABLE" if forced else ""
+    return doc.Mark(said, "bad" if (figure.difference_ms or 0.0) > 0 else "good") if figure.confirmed else said
 
 
 def brief(pair: PairComparison, number: int, *, forced: bool) -> Section:
     """The figures that may be claimed."""
     rows: list[Row] = [
-        [str(name), *_cells(number, name, figure), _answer(figure, forced=forced)]
+        [str(name), *_claimed_cells(number, name, figure), _answer(figure, forced=forced)]
         for name, figure in _claims(pair)
         if figure.in_family
     ]
-    answer = Column("answer", wraps=True)
+    answer = doc.Column("answer", wraps=True)
     headers: doc.Headers = [" ", pair.a, pair.b, "difference", "95 % interval", "relative", answer]
     blocks: list[Block] = [Table("Percentiles and means", headers, rows, whole=True)] if rows else []
     missing = not_estimable(pair)
@@ -308,7 +291,7 @@ def metrics(pair: PairComparison, number: int, name: str, *, forced: bool) -> Se
         p = figure.p_adjusted
         rows.append([
             which.metric.upper() if first else "", "mean" if which.percentile is None else f"p{which.percentile:g}",
-            _answer(figure, forced=forced), *_cells(number, which, figure),
+            _answer(figure, forced=forced), *_claimed_cells(number, which, figure),
             DASH if p is None else "< 0.0001" if p < 1e-4 else significant(p, 2),
         ])  # fmt: skip
     times = in_ms(pair.a, pair.b, "difference")
@@ -345,15 +328,12 @@ def changed(pair: PairComparison, number: int, name: str) -> Section:
 
 
 def _stage_table(event: str, own: StageDifferences, pair: PairComparison) -> Table:
-    def cells(one: DifferenceFigure) -> list[Words]:
-        return [Figure(one.a_ms), Figure(one.b_ms), _difference(one), interval(one)]
-
     rows: list[Row] = []
     for one in own.stages:
         inner = [difference(known) if (known := one.percentiles.get(key)) else "" for key in ("p50", "p99")]
         part = part_of(one.share or 0.0, one.share_ci) if one.share_ci else ""
-        rows.append([Stage(one.stage), owner_words(one.owner, pair.device), *cells(one), part, *inner])
-    rows.append(["sum", "", *cells(own.total), "", "", ""])
+        rows.append([doc.Stage(one.stage), owner_words(one.owner, pair.device), *_cells(one), part, *inner])
+    rows.append(["sum", "", *_cells(own.total), "", "", ""])
     times = in_ms(f"{pair.a}, mean", f"{pair.b}, mean", "difference")
     headers: doc.Headers = ["stage", "owner", *times, "95 % interval", "share of the whole", "at p50", "at p99"]
     return Table(f"Stages to {_EVENTS[event]}", headers, rows, words=2)
@@ -364,16 +344,19 @@ def shift(pair: PairComparison, number: int, name: str) -> Section:
     parts: list[list[Block]] = []
     for metric, known in pair.metrics.items():
         rows: list[Row] = []
-        deciles = []
+        deciles, dots = list[str](), list[Point]()
         for one in known.shift:
             percentile = f"p{one.percentile:g}"
-            rows.append([percentile, _side(one, "a"), _side(one, "b"), _difference(one), interval(one)])
-            if not one.failed:
-                deciles.append(Decile(percentile, one.difference_ms, one.ci_ms, _with_interval(one)))
+            rows.append([percentile, *_cells(one)])
+            if one.failed:
+                continue
+            if one.difference_ms is not None and one.ci_ms is not None:
+                said = f"{percentile}: {_with_interval(one)}"
+                dots.append(Point(len(deciles), one.difference_ms, y_ends=one.ci_ms, title=said))
+            deciles.append(percentile)
         headers: doc.Headers = ["decile", *in_ms(pair.a, pair.b, "difference"), "95 % interval"]
-        table, picture = Table(f"Shift of {metric.upper()}", headers, rows), Shift(metric.upper(), deciles)
-        drawn = Chart(f"shift-{number}-{metric}", picture, "", table, "levels")
-        supported = any(one.ci_ms is not None for one in known.shift if not one.failed)
-        parts.append([Heading(metric.upper()), drawn if supported else Paragraph("No decile is supported.")])
+        table = Table(f"Shift of {metric.upper()}", headers, rows)
+        drawn = Chart(f"shift-{number}-{metric}", Shift(metric.upper(), deciles, dots), "", table, "levels")
+        parts.append([Heading(metric.upper()), drawn if dots else Paragraph("No decile is supported.")])
     lead = f"{pair.b} minus {pair.a} at every decile, with its 95 % interval: above the line is slower."
     return Section(f"shift-{number}", f"Shift{name}", [doc.Columns(parts)], lead, "" if number else "shift")

@@ -218,35 +218,21 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Decile:
-    """How much longer one decile is, with its interval; None where it is not known. ``words`` say it."""
-
-    name: str
-    ms: float | None
-    ends_ms: tuple[float, float] | None
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
 class Shift:
-    """The difference of a metric at each decile, around 0; at least one is known."""
+    """The difference of a metric at each decile, around 0: a dot at each that is known, one at least."""
 
     metric: str
-    deciles: Sequence[Decile]
+    deciles: Sequence[str]
+    dots: Sequence[Point]
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
-        dots = [
-            Point(at, one.ms, y_ends=one.ends_ms, title=f"{one.name}: {one.words}")
-            for at, one in enumerate(self.deciles)
-            if one.ms is not None and one.ends_ms is not None
-        ]
-        x = Axis(Scale.categories([[one.name for one in self.deciles]]))
-        y = Axis(Scale.linear([end for dot in dots for end in (dot.y, *(dot.y_ends or ()))]), "ms", signed=True)
+        ends = [end for dot in self.dots for end in (dot.y, *(dot.y_ends or ()))]
+        x, y = Axis(Scale.categories([self.deciles])), Axis(Scale.linear(ends), "ms", signed=True)
         plot = Plot(x, y, height=170)
-        worst = max(dots, key=lambda dot: abs(dot.y))
+        worst = max(self.dots, key=lambda dot: abs(dot.y))
         said = f"{self.metric}: the largest shift is at {worst.title}."
         title = f"{self.metric}: difference at each decile"
-        return plot.chart(name, title, said, points(plot, dots, "whisker ink"), stamp=stamp)
+        return plot.chart(name, title, said, points(plot, self.dots, "whisker ink"), stamp=stamp)
 
 
 @dataclass(frozen=True, slots=True)
