@@ -126,13 +126,6 @@ class Open(_Text):
 
 
 @dataclass(frozen=True, slots=True)
-class Slot(_Text):
-    """Words that the page's script replaces, by their id."""
-
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
 class Stage:
     """A stage of the ledger by its name; the page puts its color beside it."""
 
@@ -154,7 +147,7 @@ class Bar:
         return ""
 
 
-Inline = str | Figure | Unmeasured | Mark | Stage | Name | Code | Open | Bar | Slot | Quoted
+Inline = str | Figure | Unmeasured | Mark | Stage | Name | Code | Open | Bar | Quoted
 Words = Inline | tuple[Inline, ...]  # a sentence, or a cell
 Row = Sequence[Words]
 
@@ -175,11 +168,8 @@ class Paragraph:
     tone: Literal["", "quiet", "strong", "empty"] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Heading:
+class Heading(_Text):
     """The name of a part of a section."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,11 +270,8 @@ class Warnings:
     items: Sequence[Warned]
 
 
-@dataclass(frozen=True, slots=True)
-class Pre:
+class Pre(_Text):
     """Text as it is: a command, a scenario."""
-
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,23 +320,13 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestView:
-    """Where the page shows a request that was opened: so many of them are embedded in it."""
-
-    embedded: int
-    requests: int
-
-
-@dataclass(frozen=True, slots=True)
 class Html:
     """Markup for the page's own script to work on; other renderers leave it out."""
 
     markup: Markup
 
 
-Block = (
-    Paragraph | Heading | Facts | Table | Chart | Key | Warnings | Pre | Folded | Columns | Choice | RequestView | Html
-)
+Block = Paragraph | Heading | Facts | Table | Chart | Key | Warnings | Pre | Folded | Columns | Choice | Html
 
 
 def flat(blocks: Iterable[Block]) -> Iterator[Block]:

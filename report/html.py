@@ -50,9 +50,14 @@ def page(document: Document, scripts: Sequence[str] = (), policy: str = "") -> s
         header=el("header", *top, class_="top") if header.title else NOTHING,
         verdict=printer.verdict(document.verdict) if document.verdict else NOTHING,
         sections=[(section, printer.blocks(section.blocks)) for section in sections],
-        origin=printer.origin(),
+        origin=origin(document.provenance),
         data={section.key: _json(section.data) for section in sections if section.data},
     )
+
+
+def origin(provenance: Provenance) -> Fragment:
+    """The small line beneath everything that may be cut out of the page."""
+    return el("p", provenance.line(), class_="origin")
 
 
 def fill(template: str, **context: Any) -> Fragment:
@@ -93,10 +98,6 @@ class _Printer:
     def blocks(self, blocks: Iterable[doc.Block]) -> Fragment:
         return group(map(self._block, blocks))
 
-    def origin(self) -> Fragment:
-        """The small line beneath everything that may be cut out of the page."""
-        return el("p", self._provenance.line(), class_="origin")
-
     def _block(self, block: doc.Block) -> Fragment:
         match block:
             case doc.Paragraph(words, tone):
@@ -124,9 +125,6 @@ class _Printer:
                 return el("div", *(el("div", self.blocks(part)) for part in parts), class_="grid2")
             case doc.Choice():
                 return self._choice(block)
-            case doc.RequestView(embedded, requests):
-                counts = {"embedded": f"{embedded:,}", "all": f"{requests:,}"}
-                return fill(asset("request.html"), **counts, origin=self.origin())
         return block.markup
 
     # --- the first screen
@@ -160,7 +158,7 @@ class _Printer:
             "figure",
             el("div", el("div", picture, class_=f"plot {block.margin}".strip()), class_="scroll"),
             el("figcaption", block.caption) if block.caption else NOTHING,
-            self.origin(),
+            origin(self._provenance),
             behind,
         )
         return group([drawn, self._legend(block.stages)]) if block.stages else drawn
@@ -187,7 +185,7 @@ class _Printer:
             "div",
             el("div", grid, class_="wide", tabindex=0, role="region", aria_label=f"{table.name}, as a table"),
             el("button", "copy as CSV", type="button", class_="copy"),
-            self.origin() if own_line else NOTHING,
+            origin(self._provenance) if own_line else NOTHING,
             class_="table",
         )
 
@@ -269,8 +267,6 @@ def _inline(part: doc.Inline) -> Fragment | str:
             return el("span", request, title="not embedded in this page; its ledger is in ledger.parquet")
         case doc.Bar(parts, longest):
             return el("svg", ledger_bar(parts, longest), width="100%", height=16, aria_hidden="true")
-        case doc.Slot(text, key):
-            return el("span", text, id=key)
         case doc.Stage(name):
             return group([marks.swatch(name), el("span", marks.words(name))])
     return str(part)

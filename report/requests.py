@@ -15,9 +15,10 @@ import pandas as pd
 from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.stages import STAGE_NAMES, column
 from gapmeter.report import document as doc
-from gapmeter.report import marks
-from gapmeter.report.document import Block, Figure, Name, Paragraph, Row, Section, Table, in_ms
+from gapmeter.report import html, marks
+from gapmeter.report.document import Block, Figure, Name, Row, Section, Table, in_ms
 from gapmeter.report.run_folder import ReportedRun, whole
+from gapmeter.report.svg import el
 
 _LISTED = 25
 _SLOWEST = 100  # by each of the two events
@@ -29,7 +30,7 @@ _IN_STEP = ("requests", "prompt_tokens", "decode_tokens", "waiting")
 _INDEX = {name: i for i, name in enumerate(STAGE_NAMES)}
 _LEAD = (
     "The slowest, each with its own ledger, ",
-    doc.Slot("slowest first", "slow-order"),
+    el("span", "slowest first", id="slow-order"),
     ". Select a stage in any picture to sort by it; click a request to see what happened when, and beside which.",
 )
 
@@ -48,15 +49,16 @@ def one_request(run: ReportedRun, names: Sequence[str]) -> Section | None:
         return None
     until = f"to the {event.replace('_', ' ')}"
     blocks: list[Block] = [
-        Paragraph(_LEAD, "quiet"),
+        doc.Html(el("p", *_LEAD, class_="lead")),
         _list(run, ledger, frozenset(names), until),
         doc.Folded("as a table, by stage", [_by_stage(ledger, until)]),
     ]
     if not names:
         return Section("requests", "One request", blocks, short="one request")
-    blocks.append(doc.RequestView(len(names), len(run.requests)))
-    data = request_data(run, names)
-    return Section("requests", "One request", blocks, short="one request", data=data)
+    counts = {"embedded": f"{len(names):,}", "all": f"{len(run.requests):,}"}
+    view = html.fill(html.asset("request.html"), **counts, origin=html.origin(run.provenance))
+    blocks.append(doc.Html(view))
+    return Section("requests", "One request", blocks, short="one request", data=request_data(run, names))
 
 
 def _list(run: ReportedRun, slowest: pd.DataFrame, openable: frozenset[str], until: str) -> Table:
