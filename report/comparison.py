@@ -30,23 +30,7 @@ from gapmeter.records import RunFolder
 from gapmeter.report import differences, html
 from gapmeter.report import document as doc
 from gapmeter.report.differences import change_sentence, failed_sentence, growth_interval, relative, verdict_sentence
-from gapmeter.report.document import (
-    BRIEF,
-    MARKDOWN,
-    PAGE,
-    TERMINAL,
-    Block,
-    Column,
-    Figure,
-    Mark,
-    Paragraph,
-    Row,
-    Said,
-    Section,
-    Table,
-    Words,
-    in_ms,
-)
+from gapmeter.report.document import BRIEF, MARKDOWN, TERMINAL, Figure, Paragraph, Row, Said, Section, Table, Words
 from gapmeter.report.words import as_sentence, low_to_high, tone
 
 _LONGEST = 40  # characters of a value in a sentence
@@ -110,7 +94,8 @@ def with_gate(document: doc.Document, regression: Regression) -> doc.Document:
 
 def _verdict(result: Comparison) -> doc.Verdict:
     first, *more = [verdict_sentence(pair) for pair in result.comparisons] or [not_comparable(result)]
-    changed = [said for pair in result.comparisons if (said := change_sentence(pair))]
+    said = [Said(as_sentence(each)) for each in more]
+    said += [Said(as_sentence(text), strong=True) for pair in result.comparisons if (text := change_sentence(pair))]
     trust = doc.Trust(sound=True, word="Comparable.", words="Only what is compared differs.")
     if not result.comparable:
         trust = doc.Trust(sound=False, word="Not comparable.", words=remedy(result))
@@ -118,7 +103,7 @@ def _verdict(result: Comparison) -> doc.Verdict:
         word=result.verdict,
         tone=tone(result.verdict),
         sentence=as_sentence(first),
-        more=[*(Said(as_sentence(each)) for each in more), *(Said(as_sentence(each), strong=True) for each in changed)],
+        more=said,
         trust=trust,
     )
 
@@ -269,15 +254,15 @@ def _what_decides(row: RegressionRow, found: Regression) -> str:
 
 def _protocol(result: Comparison) -> Section:
     rows: list[Row] = [
-        [Mark(fact.meaning, "bad" if fact.meaning == BLOCKS else ""), fact.key, fact.a, fact.b]
+        [doc.Mark(fact.meaning, "bad" if fact.meaning == BLOCKS else ""), fact.key, fact.a, fact.b]
         for each in result.protocol
         for fact in each.facts
     ]
     if not rows:
         return Section("protocol", "Can they be compared?", [Paragraph(_SAME)], short="comparable")
-    other = Column("the other", brief="B" if len(result.protocol) == 1 else "")
+    other = doc.Column("the other", brief="B" if len(result.protocol) == 1 else "")
     table = Table("What differs", ["", "what differs", "A", other], rows, words=4)
-    return Section("protocol", "Can they be compared?", [table], _MEANINGS, "comparable", PAGE | MARKDOWN)
+    return Section("protocol", "Can they be compared?", [table], _MEANINGS, "comparable", doc.PAGE | MARKDOWN)
 
 
 def _facts(result: Comparison) -> Section | None:
@@ -305,7 +290,7 @@ def _rare(row: SideRow) -> list[Words]:
     return cells
 
 
-def _notes(table: SideTable, tone: Literal["", "quiet"] = "") -> list[Block]:
+def _notes(table: SideTable, tone: Literal["", "quiet"] = "") -> list[doc.Block]:
     """Why a dash stands where it does, and how far sides on devices of one name lie apart."""
     parts = [(name, getattr(row, name)) for row in table.rows for name in ("cost", "energy")]
     why = sorted({f"{name}: {part.why}" for name, part in parts if part.why and part.value is None})
@@ -323,7 +308,7 @@ def _sides(table: SideTable) -> Section:
             late = "" if one.late_ms is None else f"refused: {duration(one.late_ms)} late"
             figures.append(Figure(one.value_ms, hint=one.why, text=late or text))
         rows.append([row.name, row.device, row.engine, count(row.requests), *figures, *_rare(row)])
-    headers: doc.Headers = ["", "device", "engine", "n", *in_ms(*map(_figure_head, keys)), *_RARE]
+    headers: doc.Headers = ["", "device", "engine", "n", *doc.in_ms(*map(_figure_head, keys)), *_RARE]
     blocks = [Table("All sides", headers, rows, words=3, css="dense"), *_notes(table, "quiet")]
     return Section("sides", "All sides in one table", blocks, _SIDES, "all sides")
 
@@ -333,7 +318,7 @@ def _sides_in_short(table: SideTable) -> Section | None:
     if len(table.rows) < 3:
         return None
     rows: list[Row] = [[row.name, count(row.requests), *_rare(row), row.device] for row in table.rows]
-    headers: doc.Headers = [" ", "n", *_RARE, Column("device", wraps=True)]
+    headers: doc.Headers = [" ", "n", *_RARE, doc.Column("device", wraps=True)]
     blocks = [Table("All sides", headers, rows, whole=True), *_notes(table)]
     return Section("sides-in-short", "", blocks, on=BRIEF)
 
@@ -342,8 +327,8 @@ def _sides_in_short(table: SideTable) -> Section | None:
 
 
 def _method(result: Comparison) -> list[Section]:
-    warnings: list[Block] = [doc.Warnings([doc.Warned(text) for text in result.warnings])] if result.warnings else []
-    how: list[Block] = [Paragraph(f"{method_sentence(result)}.")] if result.method else []
+    warnings = [doc.Warnings([doc.Warned(text) for text in result.warnings])] if result.warnings else []
+    how = [Paragraph(f"{method_sentence(result)}.")] if result.method else []
     return [
         Section("method", "How, and how to repeat it", [*warnings, *how, doc.Pre(result.command)], short="how"),
         Section("how", "", warnings, on=TERMINAL),

@@ -13,22 +13,7 @@ from gapmeter.records import RunFolder
 from gapmeter.report import document as doc
 from gapmeter.report import html, pareto
 from gapmeter.report.cost import price_words
-from gapmeter.report.document import (
-    MARKDOWN,
-    PAGE,
-    TERMINAL,
-    Block,
-    Column,
-    Figure,
-    Inline,
-    Mark,
-    Name,
-    Paragraph,
-    Row,
-    Section,
-    Table,
-    Words,
-)
+from gapmeter.report.document import MARKDOWN, TERMINAL, Column, Figure, Name, Paragraph, Row, Section, Table, Words
 from gapmeter.report.words import as_sentence, low_to_high, page_of, tone
 from gapmeter.scenarios.errors import either
 
@@ -68,7 +53,7 @@ def document(result: CostTable) -> doc.Document:
             _in_short(result, notes),
             Section("costs-md", "", [_table(result), *notes], on=MARKDOWN),
             Section("method", "How, and how to repeat it", [Paragraph(method(result)), doc.Pre(result.command)],
-                    short="how", on=PAGE),
+                    short="how", on=doc.PAGE),
         ],
         provenance=result.provenance,
     )  # fmt: skip
@@ -318,7 +303,7 @@ def _table(result: CostTable) -> Table:
             Figure(row.capacity.held, "number"), price_words(row.price) if row.price else row.why_no_cost or DASH,
             Figure(row.per_request_usd, "usd", f"rows.{at}.per_request_usd", text=requests),
             Figure(row.per_million_output_tokens_usd, "usd", text=tokens), _energy(row),
-            Mark(ratio, "good" if row.name == result.cheapest and result.verdict == CHEAPER else ""), _binds(row),
+            doc.Mark(ratio, "good" if row.name == result.cheapest and result.verdict == CHEAPER else ""), _binds(row),
         ]  # fmt: skip
         rows.append([*cells, _fleet(row)] if fleets else cells)
     headers: doc.Headers = [
@@ -346,7 +331,7 @@ def _fleet(row: CostRow) -> str:
 def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
     """The terminal's: figures in columns, and what they are of beneath; without any cost, what was served."""
     rows: list[Row] = []
-    told: list[tuple[Inline, Words]] = []
+    told: list[tuple[doc.Inline, Words]] = []
     for row in result.rows:
         capacity, requests, tokens, ratio = _cells(row)
         price = price_words(row.price) if row.price else row.why_no_cost or "no price"
@@ -363,7 +348,7 @@ def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
     headers: doc.Headers = [
         "", "req/s within the SLA", "a million requests", "times the cheapest", Column("", below=True)
     ]  # fmt: skip
-    blocks: list[Block] = [Table("What a request costs", headers, rows, words=1, whole=True), *notes]
+    blocks: list[doc.Block] = [Table("What a request costs", headers, rows, words=1, whole=True), *notes]
     if result.pareto and result.served and not _has_costs(result):
         blocks = [pareto.in_short(result.pareto), doc.Facts(told), *notes]
     return Section("costs-brief", "", blocks, on=TERMINAL)

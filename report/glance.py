@@ -6,21 +6,9 @@ from gapmeter.analysis.judge.words import speed_words
 from gapmeter.analysis.numbers import count, duration, rate, share, significant
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import RunResult
+from gapmeter.report import document as doc
 from gapmeter.report import why
-from gapmeter.report.document import (
-    MARKDOWN,
-    TERMINAL,
-    Block,
-    Columns,
-    Facts,
-    Figure,
-    Headers,
-    Heading,
-    Row,
-    Section,
-    Table,
-    in_ms,
-)
+from gapmeter.report.document import MARKDOWN, TERMINAL, Block, Facts, Figure, Heading, Row, Section, Table, in_ms
 from gapmeter.report.percentiles import figure
 from gapmeter.report.words import of_answered
 
@@ -40,22 +28,17 @@ def glance(result: RunResult, manifest: Manifest) -> list[Section]:
          Figure(result.metrics[metric].max_ms, "ms", f"metrics.{metric}.max_ms")]
         for metric in _METRICS
     ]  # fmt: skip
-    headers: Headers = [of_answered(result) if result.failures else " ", *in_ms(*(f"p{p:g}" for p in _SHOWN), "max")]
-    table = Table("Percentiles at a glance", headers, rows, css="compact")
-    shown = Facts(served)
+    names = in_ms(*(f"p{p:g}" for p in _SHOWN), "max")
+    headers: doc.Headers = [of_answered(result) if result.failures else " ", *names]
+    latency: Block = Table("Percentiles at a glance", headers, rows, css="compact")
+    if (owners := why.owners(result)) is not None:
+        latency = doc.Columns([[Heading("What was served"), latency], [Heading(owners.name), owners]])
+    page: list[Block] = [Facts(served), latency, *why.advice(result, manifest)]
     return [
         Section("glance", "", [Facts([*served, *latencies])], on=TERMINAL),
-        Section("glance", "", [shown], on=MARKDOWN),
-        Section("glance", "At a glance", [shown, *_beside(table, result, manifest)], short="at a glance"),
+        Section("glance", "", [Facts(served)], on=MARKDOWN),
+        Section("glance", "At a glance", page, short="at a glance"),
     ]
-
-
-def _beside(table: Table, result: RunResult, manifest: Manifest) -> list[Block]:
-    tried = why.advice(result, manifest)
-    if (found := why.owners(result)) is None:
-        return [table, *tried]
-    beside: list[Block] = [Heading(found.name), found]
-    return [Columns([[Heading("What was served"), table], beside]), *tried]
 
 
 def _served(result: RunResult) -> str:

@@ -24,20 +24,7 @@ from gapmeter.analysis.run_figures import RunTables
 from gapmeter.records import RunFolder
 from gapmeter.report import compute, cost, device, explore, glance, percentiles, slo, timeline, trust, waits, why
 from gapmeter.report import document as doc
-from gapmeter.report.document import (
-    DETAILS,
-    MARKDOWN,
-    PAGE,
-    TERMINAL,
-    Code,
-    Document,
-    Facts,
-    Figure,
-    Name,
-    Row,
-    Said,
-    Section,
-)
+from gapmeter.report.document import DETAILS, MARKDOWN, PAGE, TERMINAL, Facts, Figure, Name, Row, Said, Section
 from gapmeter.report.failures import failed, failed_in_short
 from gapmeter.report.requests import one_request, picked
 from gapmeter.report.run_folder import ReportedRun
@@ -71,7 +58,7 @@ _WHOSE = {
 }
 
 
-def brief(result: RunResult, manifest: Manifest, regression: Regression | None = None) -> Document:
+def brief(result: RunResult, manifest: Manifest, regression: Regression | None = None) -> doc.Document:
     """The summary: did it hold its objectives, where did the time go, may it be believed.
 
     ``regression``: how it compares with its baseline, where it was held against one.
@@ -98,7 +85,7 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
     return _around(result, manifest, sections, regression=regression)
 
 
-def document(folder: RunFolder, tables: RunTables | None = None) -> Document:
+def document(folder: RunFolder, tables: RunTables | None = None) -> doc.Document:
     """The page of an analysed run; ``tables``: its own, if already made. Raises as ``ReportedRun.read``."""
     run = ReportedRun.read(folder, tables, timeline_columns=("request_id", "stage", "end_ns"))
     result, manifest, openable = run.result, run.manifest, picked(run)
@@ -129,14 +116,14 @@ def document(folder: RunFolder, tables: RunTables | None = None) -> Document:
 def _around(
     result: RunResult, manifest: Manifest, sections: Sequence[Section | None], name: str = "run",
     regression: Regression | None = None,
-) -> Document:  # fmt: skip
+) -> doc.Document:  # fmt: skip
     """What was asked of whom, the verdict, and the sections."""
     name, server = result.name or name, manifest.asked.server
     target: list[object] = [manifest.target.url, manifest.target.model]
     if server.engine != "attach":
         batch = f"max batch {server.max_batch}" if server.max_batch else None
         target = [engine_words(manifest), server.model, server.precision, batch]
-    return Document(
+    return doc.Document(
         title=f"{result.verdict} · {name} · gapmeter",
         header=doc.Header(
             f"{name} @ {' · '.join(str(part) for part in target if part)}",
@@ -263,7 +250,7 @@ def _regression(found: Regression) -> Section:
 def _repeat(manifest: Manifest, folder: Path) -> Section:
     """How to run it again, and what it ran on."""
     files = [(Name(name, quote(name)), words) for name, words in _FILES.items() if (folder / name).exists()]
-    links = Facts([*files, ("a trace for Perfetto", Code("gapmeter export RUN --perfetto trace.json.gz"))])
+    links = Facts([*files, ("a trace for Perfetto", doc.Code("gapmeter export RUN --perfetto trace.json.gz"))])
     where: list[doc.Block] = [doc.Heading("Where and with what"), Facts(_where_it_ran(manifest))]
     command, *folded = reproduce(manifest)
     blocks = [command, doc.Columns([where, [doc.Heading("Files of this run"), links]]), *folded]
