@@ -67,6 +67,7 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
     failures = failed_in_short(result)
     explains = why_slow if why.main_metric(result) else failures
     first = explains if result.verdict == FAIL else None
+    warnings = _warnings(result, result.invalid_reasons)
     sections = [
         _regression(regression) if regression else None,
         first,
@@ -79,8 +80,8 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
         percentiles.definitions(result, TERMINAL),
         percentiles.metrics(result),
         Section("cost", "", [Facts(_economy(result, manifest))], on=DETAILS),
-        _facts(result, DETAILS),
-        _facts(result, MARKDOWN),
+        _details(result),
+        Section("facts", "", [Facts([("trust", trust.trust_sentence(result))]), *warnings], on=MARKDOWN),
     ]
     return _around(result, manifest, sections, regression=regression)
 
@@ -208,22 +209,18 @@ def _unsteady(result: RunResult) -> str:
     return "No steady state: the figures depend on how long the run was; no cost is given."
 
 
-def _facts(result: RunResult, on: doc.Medium) -> Section:
-    """A line for each part that has something to say; in a comment on a pull request the one that is needed."""
-    facts = [("trust", trust.trust_sentence(result))] if on is MARKDOWN else []
-    if on is DETAILS:
-        steady = (_steady(result), trust.drift_sentence(result.drift))
-        more = [
-            ("steady", " ".join(as_sentence(part) for part in steady if part)),
-            ("device", device.telemetry_sentence(result.telemetry) if result.telemetry else ""),
-            ("roof", device.roofline_line(result.roofline) or ""),
-            ("turns", turns_sentence(result.turns) or ""),
-            ("loop", as_sentence(closed_loop_sentence(result.closed_loop) or "")),
-        ]
-        facts += [fact for fact in more if fact[1]]
-    stand_above = on is DETAILS and result.verdict == INVALID  # with the reasons
-    warnings = [] if stand_above else _warnings(result, result.invalid_reasons)
-    return Section("facts", "", [Facts(facts), *warnings], on=on)
+def _details(result: RunResult) -> Section:
+    """A line for each part that has something to say."""
+    steady = (_steady(result), trust.drift_sentence(result.drift))
+    facts = [
+        ("steady", " ".join(as_sentence(part) for part in steady if part)),
+        ("device", device.telemetry_sentence(result.telemetry) if result.telemetry else ""),
+        ("roof", device.roofline_line(result.roofline) or ""),
+        ("turns", turns_sentence(result.turns) or ""),
+        ("loop", as_sentence(closed_loop_sentence(result.closed_loop) or "")),
+    ]
+    warnings = [] if result.verdict == INVALID else _warnings(result)  # else they stand above, with the reasons
+    return Section("facts", "", [Facts([fact for fact in facts if fact[1]]), *warnings], on=DETAILS)
 
 
 def _economy(result: RunResult, manifest: Manifest) -> cost.Lines:
