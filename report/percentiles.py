@@ -45,12 +45,12 @@ def percentiles(run: ReportedRun) -> Section:
     result = run.result
     curves: list[list[Block]] = []
     for metric in LATENCIES:
-        values = run.series(metric, failures=True)
+        values = run.tables.series(metric, failures=True)
         known, key = result.metrics[metric], f"metrics.{metric}"
         figures: Distribution = known
         if known.with_failures is not None:
             figures, key = known.with_failures, f"{key}.with_failures"
-        sent = None if metric in BETWEEN_TOKENS else run.series(metric, "sent")
+        sent = None if metric in BETWEEN_TOKENS else run.tables.series(metric, "sent")
         late_ns = partial(ReportedLateness([result]).refused_ns, metric)
         curve = curve_of(
             metric.upper(), values, named_of(figures, key), limits_of(result, metric), sent, late_ns=late_ns

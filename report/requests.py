@@ -56,7 +56,7 @@ def one_request(run: ReportedRun, names: Sequence[str]) -> Section | None:
     if not names:
         return Section("requests", "One request", blocks, short="one request")
     counts = {"embedded": f"{len(names):,}", "all": f"{len(run.requests):,}"}
-    view = html.fill(html.asset("request.html"), **counts, origin=html.origin(run.provenance))
+    view = html.fill(html.asset("request.html"), **counts, origin=html.origin(run.result.provenance))
     blocks.append(doc.Html(view))
     return Section("requests", "One request", blocks, short="one request", data=request_data(run, names))
 
@@ -142,7 +142,7 @@ def request_data(run: ReportedRun, names: Sequence[str]) -> dict[str, Any]:
         "steps": steps,
         "sharing": _sharing(run, steps),
         "words": [marks.words(stage) for stage in STAGE_NAMES],
-        "owners": [marks.owner(stage, run.device) for stage in STAGE_NAMES],
+        "owners": [marks.owner(stage, run.result.device) for stage in STAGE_NAMES],
         "kinds": [marks.kind(stage) for stage in STAGE_NAMES],
         "paints": [marks.fill(stage) for stage in STAGE_NAMES],
         "inks": [marks.ink(marks.fill(stage)) for stage in STAGE_NAMES],

@@ -9,9 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from gapmeter.analysis.requests.metrics import MetricSeries
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import Provenance, RunResult
+from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.run_figures import RunTables
 from gapmeter.analysis.tables import table_in
 from gapmeter.records import RunFolder
@@ -21,7 +20,7 @@ from gapmeter.records import RunFolder
 class ReportedRun:
     """Frames have the columns that docs/exports.md lists; without a probe some are empty.
 
-    ``made``: the run's tables, where analysis has made them.
+    ``tables`` are what figures are made of.
     """
 
     folder: RunFolder
@@ -31,7 +30,7 @@ class ReportedRun:
     ledger: pd.DataFrame
     steps: pd.DataFrame
     timeline: pd.DataFrame
-    made: RunTables | None = None
+    tables: RunTables
 
     @classmethod
     def read(
@@ -39,34 +38,16 @@ class ReportedRun:
     ) -> ReportedRun:
         """Raises FileNotFoundError when the folder has not been analysed, NotReadable when its JSON is not ours.
 
-        ``timeline_columns``: those that are needed of it, all if None: it has a thousand rows a request.
+        ``tables``: where analysis has made them. ``timeline_columns``: those that are needed of it, all if None: it has
+        a thousand rows a request.
         """
         requests = tables.requests if tables is not None else table_in(folder.path, "requests")
         ledger, steps = (table_in(folder.path, name) for name in ("ledger", "steps"))
         texts = ["request_id", "stage", "kind"]  # of which there are few different ones
         timeline = table_in(folder.path, "timeline", columns=timeline_columns, read_dictionary=texts)
         result, manifest = RunResult.read(folder.path), Manifest.read(folder.path)
+        tables = tables or RunTables(requests, ledger)
         return cls(folder, result, manifest, requests, ledger, steps, timeline, tables)
-
-    @cached_property
-    def tables(self) -> RunTables:
-        """What figures are made of."""
-        return self.made or RunTables(self.requests, self.ledger)
-
-    @property
-    def series(self) -> MetricSeries:
-        """The metrics of the measured requests."""
-        return self.tables.series
-
-    @property
-    def provenance(self) -> Provenance:
-        """What every picture, table and file of this run says of itself."""
-        return self.result.provenance
-
-    @property
-    def device(self) -> str:
-        """What computed the forwards: GPU or CPU."""
-        return self.result.device
 
     @cached_property
     def origin_ns(self) -> int:

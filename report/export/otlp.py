@@ -78,7 +78,7 @@ def spans(folder: RunFolder) -> Iterator[ReadableSpan]:
             continue
         yield _request(make, run, row)
         if (mine := by_request.get(row.request_id)) is not None:
-            yield from _stages(make, row.request_id, mine, run.device)
+            yield from _stages(make, row.request_id, mine, run.result.device)
 
 
 def _need_sdk() -> None:
@@ -100,7 +100,7 @@ def _maker(run: ReportedRun) -> Make:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-    about = run.provenance.facts()
+    about = run.result.provenance.facts()
     attributes = {"service.name": "gapmeter", **{f"gapmeter.{key}": value for key, value in about.items()}}
     resource, scope = Resource(attributes), InstrumentationScope("gapmeter", run.result.made_by.gapmeter)
     wall_ns = run.manifest.started_wall_ns - run.manifest.started_ns  # since the epoch

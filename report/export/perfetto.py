@@ -53,7 +53,7 @@ def trace(run: ReportedRun) -> dict[str, Any]:
     timed = [*_requests(run, shown, tracks), *_stages(run, tracks), *_steps(run), *_counters(run), *_flows(run, tracks)]
     timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
     about = {"requests in this file": f"{len(tracks)} of {len(run.requests)}", "verdict": run.result.verdict}
-    about |= {**run.provenance.facts(), "steps in this file": str(len(run.steps))}
+    about |= {**run.result.provenance.facts(), "steps in this file": str(len(run.steps))}
     return {"traceEvents": [*_names(run, shown, tracks), *timed], "displayTimeUnit": "ms", "otherData": about}
 
 
@@ -101,7 +101,7 @@ def _requests(run: ReportedRun, shown: pd.DataFrame, tracks: Mapping[str, int]) 
 
 def _stages(run: ReportedRun, tracks: Mapping[str, int]) -> Iterator[Event]:
     for row in run.timeline.itertuples():
-        owner = marks.owner(row.stage, run.device)
+        owner = marks.owner(row.stage, run.result.device)
         place, args = (REQUESTS, tracks[row.request_id]), {"owner": owner, "kind": row.kind}
         yield _slice(run, row.stage, owner, (row.start_ns, row.end_ns), place, args)
 
