@@ -43,7 +43,7 @@ TOO_HIGH: Final[Mapping[float, float]] = {0.0: 0.0109, 0.03: 0.0090, 0.06: 0.035
 
 def write(folder: RunFolder, result: CapacityResult) -> CapacityResult:
     """``summary.json`` and ``report.html`` of a search's folder. Returns the result with its words. Raises OSError."""
-    result = result.model_copy(update={"words": words_of(result)})
+    result = result.model_copy(update={"words": SearchWords(headline=headline(result.capacity))})
     result.write(folder.path)
     html.write(folder.report, document(result, SearchManifest.read(folder.path)))
     return result
@@ -71,11 +71,6 @@ def document(result: CapacityResult, manifest: SearchManifest) -> doc.Document:
         ],
         provenance=result.provenance,
     )
-
-
-def words_of(result: CapacityResult) -> SearchWords:
-    """The answer for people and programs that read ``summary.json``."""
-    return SearchWords(headline=headline(result.capacity))
 
 
 def meaning(search: Search) -> str:

@@ -23,15 +23,9 @@ from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
 from gapmeter.report.words import both
 
-_ASKED = "offered requests per second (log scale)"
 _TOP = 2.0  # of the limit: how far up latencies are drawn
 _BESIDE: tuple[tuple[float, Side], ...] = ((-5, "end"), (5, "start"))
 _DOTS: dict[TrialVerdict, str] = {HOLDS: "point met", FAILS: "point missed"}
-
-
-def _rates(search: Search) -> Axis:
-    """Logarithmic, as the search is."""
-    return Axis(Scale.log([point.rate for point in search.curve]), "", _ASKED)
 
 
 def _dot(at: float, verdict: TrialVerdict, value: float, ends: tuple[float, float] | None = None) -> Point:
@@ -39,19 +33,6 @@ def _dot(at: float, verdict: TrialVerdict, value: float, ends: tuple[float, floa
         at, value, y_ends=ends, css=_DOTS.get(verdict, "point open"), size=5, title=f"{rate(at)}: {verdict}",
         data={"data_rate": repr(at), "data_value": repr(value)},
     )  # fmt: skip
-
-
-def _where_it_holds(search: Search, plot: Plot) -> Fragment:
-    """Shaded up to the rate that was held, lighter to the interval's upper end, where the SLOs may hold."""
-    low, high = search.held or search.low, search.high
-    if low is None:
-        return NOTHING
-    sure = shade(plot, plot.x.scale.low, low, title="every SLO holds")
-    return (
-        sure
-        if high is None or high <= low
-        else group([sure, shade(plot, low, high, "band maybe", "every SLO may hold")])
-    )
 
 
 def _answer(search: Search, plot: Plot) -> Fragment:
@@ -138,22 +119,28 @@ def _up_to(top: float, found: Sequence[ExpectedLatency]) -> list[tuple[float, fl
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Goodput against rate; dashed, what was asked for; shaded, the rates at which every SLO holds."""
+    """Goodput against rate; dashed, what was asked for.
+
+    Shaded: up to the rate that was held, lighter to the interval's upper end, where the SLOs may hold.
+    """
 
     search: Search
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
-        known = [(p, p.goodput_per_s) for p in self.search.curve if p.goodput_per_s is not None]
+        curve, low, high = self.search.curve, self.search.held or self.search.low, self.search.high
+        known = [(p, p.goodput_per_s) for p in curve if p.goodput_per_s is not None]
         ends = [end for p, _ in known for end in p.goodput_ci or () if end is not None]
-        x = _rates(self.search)
-        y = Axis(Scale.linear([*ends, *(p.rate for p in self.search.curve[:-1])] or [1.0]), "req/s")
+        x = Axis(Scale.log([p.rate for p in curve]), "", "offered requests per second (log scale)")
+        y = Axis(Scale.linear([*ends, *(p.rate for p in curve[:-1])] or [1.0]), "req/s")
         plot = Plot(x, y, 260)
+        holds = [] if low is None else [shade(plot, x.scale.low, low, title="every SLO holds")]
+        if low is not None and high is not None and low < high:
+            holds.append(shade(plot, low, high, "band maybe", "every SLO may hold"))
         steps = [x.scale.low * (x.scale.high / x.scale.low) ** (i / 60) for i in range(61)]
         dots = [_dot(p.rate, p.verdict, value, both(p.goodput_ci)) for p, value in known]
         listed = "; ".join(f"{rate(p.rate)} {rate(value)}" for p, value in known)
         return plot.chart(
-            name, "Goodput against rate", f"Goodput by rate: {listed}",
-            _where_it_holds(self.search, plot),
+            name, "Goodput against rate", f"Goodput by rate: {listed}", *holds,
             line(plot, [(at, at) for at in steps if at <= y.scale.high], "curve thin", "4 4"),
             line(plot, [(dot.x, dot.y) for dot in dots]),
             points(plot, dots), _answer(self.search, plot), stamp=stamp,

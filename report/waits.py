@@ -77,7 +77,7 @@ def where(result: RunResult) -> Section:
     panels: list[Panel] = []
     known = set()
     for metric in metrics:
-        missing = [*_drawn(result, metric), *_unmeasured(result, metric)]
+        missing = _missing(result, metric)
         for percentile in SLOW:
             key = percentile_key(percentile)
             slow: ResultBand | None = getattr(result.bands[metric].slow, key)
@@ -141,13 +141,10 @@ def _stacks(result: RunResult, metric: str, percentile: float, slow: ResultBand)
     )
     picture = Stacks(metric.upper(), what, *bands, main_limit(result, metric), result.device)
     path, band = f"bands.{metric}", f"slow.{percentile_key(percentile)}"
-    rows = [
-        [
-            Stage(stage),
-            *_compared(path, band, stage, usual.stages_ms.get(stage, 0.0), late, result.device, marks.kind(stage)),
-        ]
-        for stage, late in slow.stages_ms.items()
-    ]
+    rows: list[Row] = []
+    for stage, late in slow.stages_ms.items():
+        before, kind = usual.stages_ms.get(stage, 0.0), marks.kind(stage)
+        rows.append([Stage(stage), *_compared(path, band, stage, before, late, result.device, kind)])
     name = "a token gap (ITL)" if metric == "itl" else metric.upper()
     headers: doc.Headers = ["stage", "owner", "kind", *in_ms("typical", "slow", "difference")]
     table = Table(f"{name} by stage", headers, rows, words=3)
@@ -173,21 +170,18 @@ def _everyone(result: RunResult, metric: str) -> list[Block]:
     return [Paragraph(said, "quiet"), Chart(f"spread-{event}", picture, "", table, "levels", shown)]
 
 
-def _drawn(result: RunResult, metric: str) -> list[Block]:
-    """How many requests the token gaps are of, where they are not of all."""
-    if metric != "itl" or result.ledger.gaps_of is None:
-        return []
-    some = count(result.ledger.gaps_of)
-    return [Paragraph(f"These are the token gaps of {some} requests, drawn at random from all.", "quiet")]
-
-
-def _unmeasured(result: RunResult, metric: str) -> list[Block]:
+def _missing(result: RunResult, metric: str) -> list[Block]:
+    """Which token gaps are not in the bars, and which stages are unmeasured."""
+    said = []
+    if metric == "itl" and result.ledger.gaps_of is not None:
+        said.append(f"These are the token gaps of {count(result.ledger.gaps_of)} requests, drawn at random from all.")
     known = result.stages_to_first_token if metric == "ttft" else result.stages
     missing = [name for name, found in known.items() if found.kind == "unmeasured"]
     if {"prefill", "decode"} <= set(missing):
-        return [Paragraph(_NO_PROBE, "quiet")]
-    names = ", ".join(map(marks.words, missing))
-    return [Paragraph(f"Unmeasured here, their time is in the residual: {names}.", "quiet")] if missing else []
+        said.append(_NO_PROBE)
+    elif missing:
+        said.append(f"Unmeasured here, their time is in the residual: {', '.join(map(marks.words, missing))}.")
+    return [Paragraph(text, "quiet") for text in said]
 
 
 def upgrade(result: RunResult) -> Section | None:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
 _BATCH = 500
-_OPERATIONS = {"completion": "text_completion"}  # of the workload's kinds; all others are chat
 
 
 class NoOpenTelemetry(ImportError):
@@ -125,7 +124,7 @@ def _maker(run: ReportedRun) -> Make:
 
 def _request(make: Make, run: ReportedRun, row: Any) -> ReadableSpan:
     kind, model = run.manifest.scenario["workload"]["kind"], run.manifest.target.model
-    operation = _OPERATIONS.get(kind, "chat")
+    operation = "text_completion" if kind == "completion" else "chat"
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.request.model": model,

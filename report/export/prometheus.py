@@ -28,17 +28,19 @@ def prometheus(result: RunResult) -> str:
         "requested": load.requested_rate if load.unit == "requests" else None, "delivered": load.delivered_rate,
         "good": result.goodput.per_s,
     }  # fmt: skip
+    outcomes = {"ok": result.counts.succeeded, **result.counts.failed}
     families: list[tuple[str, str, Iterable[Sample]]] = [
         ("run_info", "What was measured, as labels.", [(about, 1.0)]),
         ("verdict", "1 for the run's verdict.", verdicts),
         ("latency_seconds", "Percentiles of TTFT, ITL, TPOT, E2E, and their 95 % intervals.", _latency(result)),
         ("stage_seconds", "Percentiles of each stage's time to the last token.", _stages(result)),
-        ("requests", "Requests of the measured window, by outcome.", _requests(result)),
+        ("requests", "Requests of the measured window, by outcome.",
+         [({"outcome": outcome}, float(count)) for outcome, count in outcomes.items()]),
         ("rate", "Requests a second: asked for, delivered, good.", [({"of": of}, rate) for of, rate in rates.items()]),
         ("slo_limit", "Limit of each SLO (seconds, or a share).", _slos(result, "limit")),
         ("slo_value", "What was measured for each SLO (seconds, or a share).", _slos(result, "value")),
         ("residual_share", "Share of a request's wait that no stage explains, at p99.", _residual(result)),
-    ]
+    ]  # fmt: skip
     lines: list[str] = []
     for name, doc, samples in families:
         known = [
@@ -75,12 +77,6 @@ def _stages(result: RunResult) -> Iterator[Sample]:
 
 def _seconds(ms: float | None) -> float | None:
     return None if ms is None else ms / 1e3
-
-
-def _requests(result: RunResult) -> Iterator[Sample]:
-    yield {"outcome": "ok"}, float(result.counts.succeeded)
-    for outcome, count in result.counts.failed.items():
-        yield {"outcome": outcome}, float(count)
 
 
 def _slos(result: RunResult, which: Literal["limit", "value"]) -> Iterator[Sample]:
