@@ -187,22 +187,15 @@ def _busy(used: Utilisation) -> Table:
         ("a forward ran, of the time", "forward_share_of_window", forward),
         ("a forward ran, of each step", "forward_share_of_step", "the rest of a step is the host's"),
         ("kernels ran, of the forward", "kernel_share_of_forward", "as where they were sampled"),
+        ("the device was at a step", "device.busy_share", "by its own marks, waits inside forwards included"),
+        ("it waited for its host", "device.waiting_share", "between its parts of steps, while the engine was at one"),
+        ("the host still launched, of the forward", "device.launching_share", "gaps between kernels are in here"),
     ]
-    rows: list[Row] = [
-        [name, words, Figure(value, "share", f"telemetry.utilisation.{field}")]
-        for name, field, words in counted
-        if (value := getattr(used, field)) is not None
-    ]
-    marked = [
-        ("the device was at a step", "busy_share", "by its own marks, waits inside forwards included"),
-        ("it waited for its host", "waiting_share", "between its parts of steps, while the engine was at one"),
-        ("the host still launched, of the forward", "launching_share", "gaps between kernels are in here"),
-    ]
-    rows += [
-        [name, words, Figure(value, "share", f"telemetry.utilisation.device.{field}")]
-        for name, field, words in marked
-        if used.device and (value := getattr(used.device, field)) is not None
-    ]
+    rows: list[Row] = []
+    for name, field, words in counted:
+        of = used.device if field.startswith("device.") else used
+        if of is not None and (value := getattr(of, field.removeprefix("device."))) is not None:
+            rows.append([name, words, Figure(value, "share", f"telemetry.utilisation.{field}")])
     return Table("How busy the device was", ["counted as", "which is", "share"], rows, words=2, css="compact")
 
 

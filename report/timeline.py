@@ -30,6 +30,7 @@ from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
 _DOTS, _COLUMNS, _FAILED = 2000, 500, 5000
 _ROWS = 20  # of a table
 _SEEN = 0.006  # of the time axis: a mark is at least so wide
+_FROM_TO = (Column("from", "from (s)"), Column("to", "to (s)"))
 _OPEN = "Larger dots open: click one, or reach them with Tab, move with the arrows, and press Enter."
 
 
@@ -71,13 +72,9 @@ def _times(low: float, high: float) -> list[Figure]:
     return [Figure(low, text=f"{low:g} s"), Figure(high, text=f"{high:.4g} s")]
 
 
-_FROM_TO = (Column("from", "from (s)"), Column("to", "to (s)"))
-
-
-def _exact(value: float | None) -> Figure:
+def _exact(value: float) -> Figure:
     """A mean, or a count."""
-    text = "" if value is None else significant(value) if value % 1 else f"{value:,.0f}"
-    return Figure(value, "number", text=text)
+    return Figure(value, "number", text=significant(value) if value % 1 else f"{value:,.0f}")
 
 
 def over_time(run: ReportedRun, openable: Collection[str] = ()) -> Section:
@@ -100,8 +97,7 @@ def over_time(run: ReportedRun, openable: Collection[str] = ()) -> Section:
         blocks += [Heading(table.name), chart]
     for key, counts in _counts(run, requests, span).items():
         blocks += [Heading(counts.title), Chart(f"timeline-{key}", counts, counts.note, counts.table(), "levels")]
-    ours = int(ended_by_us(requests).sum())
-    many = len(requests)
+    many, ours = len(requests), int(ended_by_us(requests).sum())
     failed = many - int(succeeded(requests).sum()) - ours
     lead = f"Seconds from the first due time; {counted(many, 'request')} issued"
     lead += f", {failed:,} of them failed (✕ along the top)." if failed else ", none failed."
@@ -313,13 +309,10 @@ def arrivals(requests: pd.DataFrame, span: Span, origin_ns: int) -> Counts:
 
 def envelope(at: Floats, value: Floats, edges: Floats) -> tuple[Floats, Floats]:
     """Least and greatest value of a step function between neighboring edges."""
-    first, after = np.searchsorted(at, edges[:-1], side="right"), np.searchsorted(at, edges[1:], side="right")
+    changes = np.searchsorted(at, edges, side="right")
     before = np.concatenate([[0.0], value])
-    low, high = np.empty(len(edges) - 1), np.empty(len(edges) - 1)
-    for i, (a, b) in enumerate(zip(first, after, strict=True)):
-        piece = before[a : b + 1]
-        low[i], high[i] = piece.min(), piece.max()
-    return low, high
+    pieces = [before[first : after + 1] for first, after in pairwise(changes)]
+    return np.array([piece.min() for piece in pieces]), np.array([piece.max() for piece in pieces])
 
 
 def _means(at: Floats, value: Floats, edges: Floats) -> Floats:
@@ -377,7 +370,8 @@ class Levels:
             row = [*_times(low, high)]
             for level in self.levels:
                 inside = level.value[(level.at_s >= low) & (level.at_s < high) & np.isfinite(level.value)]
-                row += map(_exact, (float(inside.mean()), float(inside.max())) if len(inside) else (None, None))
+                known = (float(inside.mean()), float(inside.max())) if len(inside) else None
+                row += map(_exact, known) if known else [Figure(None, "number")] * 2
             rows.append(row)
         headers: Headers = [
             column
@@ -393,7 +387,9 @@ def _level(name: str, level: Level, span: Span, stamp: str | None, *, last: bool
     largest = float(value.max(initial=0.0))
     top = max(largest, level.least_top, 1e-9)
     plot = Plot(span.axis(labels=last), Axis(Scale.linear([top]), level.unit, about=2), height=56)
-    gaps = missing(at, level.usual_s, span.length_s)
+    # Where there should have been a sample, but is none.
+    apart = pairwise([0.0, *at.tolist(), span.length_s])
+    gaps = [(low, high) for low, high in apart if high - low > 1.9 * level.usual_s]
     shown = [shade(plot, max(low, 0.0), min(high, span.length_s), "gap", f"no sample from {low:.1f} to {high:.1f} s")
              for low, high in (*gaps, *level.shaded)]  # fmt: skip
     mean = f"mean {significant(float(value.mean()))}, largest {significant(largest)}" if len(value) else "none"
@@ -403,8 +399,3 @@ def _level(name: str, level: Level, span: Span, stamp: str | None, *, last: bool
     breaks = [(low + 1e-9, float("nan")) for low, _ in gaps]  # no number in a gap: there the line breaks
     samples = line(plot, sorted([*zip(at[kept].tolist(), value[kept].tolist(), strict=True), *breaks]), "curve thin")
     return plot.chart(name, level.title, said, *shown, samples, stamp=stamp)
-
-
-def missing(at_s: Floats, usual_s: float, length_s: float) -> list[tuple[float, float]]:
-    """Stretches of the axis, in seconds, that have no sample where there should have been one (1.9 distances)."""
-    return [(low, high) for low, high in pairwise([0.0, *at_s.tolist(), length_s]) if high - low > 1.9 * usual_s]
