@@ -106,10 +106,8 @@ class _Printer:
             case doc.Heading(text) | doc.Pre(text):
                 return el("h3" if isinstance(block, doc.Heading) else "pre", text)
             case doc.Facts(rows):
-                terms = [
-                    group([el("dt", _words(name)), *(el("dd", _words(line)) for line in row)]) for name, *row in rows
-                ]
-                return el("dl", *terms)
+                lines = (el("dd" if at else "dt", _words(part)) for row in rows for at, part in enumerate(row))
+                return el("dl", *lines)
             case doc.Table():
                 return self.table(block)
             case doc.Chart():

@@ -66,7 +66,7 @@ def _head(document: Document, width: int, *, details: bool) -> Iterator[Text]:
     if how and len(left) + 3 + len(how) <= width:
         yield Text.assemble((left, "bold"), " " * (width - len(left) - len(how)), how)
     else:
-        yield Text(_cut(left, width), "bold")
+        yield Text(left if len(left) <= width else f"{left[: width - 1]}…", "bold")
         yield Text(_wrapped(how, width, "  ", "  ") if how else "")
     if verdict is None:
         return
@@ -142,10 +142,6 @@ def _wrapped(words: str, width: int, first: str, later: str, *, broken: bool = F
         break_long_words=broken, break_on_hyphens=False,
     )  # fmt: skip
     return filled.replace(_TOGETHER, " ")
-
-
-def _cut(words: str, width: int) -> str:
-    return words if len(words) <= width else f"{words[: width - 1]}…"
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
