@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
-from gapmeter.analysis.numbers import share
+from gapmeter.analysis.numbers import duration, share
 from gapmeter.analysis.results.latency import ComputeBand, ComputeShares
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stages import DECODE_COLOR, OWNER_COLORS
 from gapmeter.report import document as doc
+from gapmeter.report.charts import Segment
 from gapmeter.report.document import Chart, Figure, Panel, Paragraph, Section, Table, Words
-from gapmeter.report.pictures import Part, Shares
+from gapmeter.report.pictures import Shares
 from gapmeter.report.words import UNTIL, as_sentence, part_of, shares
 
 # part: words, color
@@ -88,8 +89,13 @@ def _shares(found: ComputeShares, metric: str, device: str) -> Chart:
         for part, (words, paint) in _PARTS.items():
             who, one = words.format(device=device), getattr(band, part)
             cell = Figure(one.share, "share", f"compute.{metric}.{key}.{part}.share") if one else doc.Unmeasured()
-            rows.setdefault(part, [who]).extend([cell, shares(one.share_ci) if one else ""])
-            parts += [Part(who, paint, one.ms, one.share, one.share_ci)] if one else []
+            within = shares(one.share_ci) if one else ""
+            rows.setdefault(part, [who]).extend([cell, within])
+            if one and one.share > 0:
+                said, data = share(one.share), {"data_share": f"{one.share:.7g}"}
+                ends = f" (95 %: {within})" if within else ""
+                title = f"{who}: {said}{ends}, {duration(one.ms)}, mean of {band.count:,}"
+                parts.append(Segment(one.share, paint, said if one.share > 0.05 else "", title, "part", data=data))
         shown.append((names[key], band.total_ms, band.count, parts))
     title = f"Shares of the wait {UNTIL[metric]}"
     headers = ["who was at work", *(header for key in bands for header in (names[key], "95 %"))]

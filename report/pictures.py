@@ -12,7 +12,7 @@ from gapmeter.report.charts import Axis, Plot, Point, Segment, after, bar, head,
 from gapmeter.report.document import Gauge
 from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, percent
-from gapmeter.report.words import Interval, both, shares
+from gapmeter.report.words import Interval, both
 
 Limit = tuple[float, str]  # ms, the objective in words
 _FAR = 1.8  # times the longest bar: an objective farther off is told in words, so that bars stay long
@@ -146,23 +146,12 @@ class Ranks:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A share of a whole, with its interval where there is one; ``paint`` is its color."""
-
-    words: str
-    paint: str
-    ms: float
-    share: float
-    ends: Interval
-
-
-@dataclass(frozen=True, slots=True)
 class Shares:
     """Bars as long as all of the wait, each cut by who was at work: (name, total in ms, requests, parts)."""
 
     title: str
     said: str
-    rows: Sequence[tuple[str, float, int, Sequence[Part]]]
+    rows: Sequence[tuple[str, float, int, Sequence[Segment]]]
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
         thick = 28
@@ -170,14 +159,7 @@ class Shares:
         plot = Plot(Axis(Scale("linear", 0.0, 1.0), "share", about=5), scale, height=58 * len(self.rows))
         drawn = []
         for at, (row, total_ms, count, parts) in enumerate(self.rows):
-            pieces = []
-            for part in (part for part in parts if part.share > 0):
-                label, ends = share(part.share), f" (95 %: {said})" if (said := shares(part.ends)) else ""
-                title = f"{part.words}: {label}{ends}, {duration(part.ms)}, mean of {count:,}"
-                data = {"data_share": f"{part.share:.7g}"}
-                label = label if part.share > 0.05 else ""
-                pieces.append(Segment(part.share, part.paint, label, title, "part", data=data))
-            drawn.append(bar(plot, at, pieces, thick))
+            drawn.append(bar(plot, at, parts, thick))
             drawn.append(head(plot, at, thick, f"{row} {duration(total_ms)}", f"mean of {count:,}"))
         return plot.chart(name, self.title, self.said, *drawn, stamp=stamp)
 
