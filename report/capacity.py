@@ -105,7 +105,9 @@ def headline(search: Search) -> tuple[str, ...]:
     elif search.rate:
         answer = _interval(search)
     else:
-        answer = f"Capacity {_one_end(search)} ({_why(search)})."
+        ends = [f"at least {rate(search.low)}"] * bool(search.low)
+        ends += [f"below {rate(search.high)}, where the SLOs are proven to fail"] * bool(search.high)
+        answer = f"Capacity {'; '.join(ends) or 'not found: no trial reached a decision'} ({_why(search)})."
     lines = [answer]
     if search.rate:
         lines.append(_held(search))
@@ -121,7 +123,12 @@ def headline(search: Search) -> tuple[str, ...]:
     if search.planning:
         lines.append(_fleet(search, search.planning))
     elif search.target_rps:
-        lines.append(_no_plan(search, search.target_rps))
+        why = (
+            "no number of servers is enough: even the lowest rate tried misses an SLO"
+            if search.ended == UNMEETABLE
+            else "the number of servers is unknown: no rate was found at which every SLO holds"
+        )
+        lines.append(f"For {rate(search.target_rps)}: {why}.")
     return tuple(lines)
 
 
@@ -154,13 +161,6 @@ def _ends(ends: Ends | None) -> str:
     if low is not None and high is not None and low < _NO_END * high:
         return f"{duration(high)} or less"
     return f"{duration(low)} or more" if high is None and low is not None else bounds(low, high)
-
-
-def _no_plan(search: Search, target_rps: float) -> str:
-    """Why nobody knows how many servers a load takes."""
-    if search.ended == UNMEETABLE:
-        return f"For {rate(target_rps)}: no number of servers is enough: even the lowest rate tried misses an SLO."
-    return f"For {rate(target_rps)}: the number of servers is unknown: no rate was found at which every SLO holds."
 
 
 def _interval(search: Search) -> str:
@@ -215,13 +215,6 @@ def _unproven(search: Search) -> str:
         f" At {rate(most.rate)} all {count(values.count)} values were within the limit, but neighbors in a queue are"
         f" alike, so they count as {count(values.n_eff)} independent ones."
     )
-
-
-def _one_end(search: Search) -> str:
-    """Only a lower end, or only an upper one, or none."""
-    ends = [f"at least {rate(search.low)}"] * bool(search.low)
-    ends += [f"below {rate(search.high)}, where the SLOs are proven to fail"] * bool(search.high)
-    return "; ".join(ends) or "not found: no trial reached a decision"
 
 
 def _why(search: Search) -> str:
