@@ -195,17 +195,6 @@ def _figure_head(key: str) -> str:
     return f"{metric.upper()} {percentile}"
 
 
-def _spreads(table: SideTable) -> list[str]:
-    """How far sides on devices of one name, under one scenario, lie apart, a sentence a device."""
-    sentences = []
-    for each in table.devices:
-        said = ", ".join(f"{_figure_head(key)} {share(found.relative)}" for key, found in each.figures.items())
-        if said:
-            where = f"{', '.join(each.sides)}, each on {each.device}"
-            sentences.append(f"Spread between identical devices ({where}): {said}.")
-    return sentences
-
-
 def with_sentences(found: Regression, result: Comparison) -> Regression:
     """The regression with its sentences; ``result`` is the comparison with the baseline."""
     if not result.comparable:
@@ -290,13 +279,18 @@ def _rare(row: SideRow) -> list[Words]:
     return cells
 
 
-def _notes(table: SideTable, tone: Literal["", "quiet"] = "") -> list[doc.Block]:
-    """Why a dash stands where it does, and how far sides on devices of one name lie apart."""
+def _notes(table: SideTable, tone: Literal["", "quiet"] = "") -> list[Paragraph]:
+    """Why a dash stands where it does, and how far sides on devices of one name, under one scenario, lie apart."""
     parts = [(name, getattr(row, name)) for row in table.rows for name in ("cost", "energy")]
     why = sorted({f"{name}: {part.why}" for name, part in parts if part.why and part.value is None})
-    dashes = [Paragraph(f"{DASH} {'; '.join(why)}.", tone)] if why else []
-    partial = [f"{row.name}'s cost is {row.cost.why}." for row in table.rows if row.cost.why and row.cost.value]
-    return [*dashes, *(Paragraph(text, tone) for text in partial), *map(Paragraph, _spreads(table))]
+    notes = [f"{DASH} {'; '.join(why)}."] if why else []
+    notes += [f"{row.name}'s cost is {row.cost.why}." for row in table.rows if row.cost.why and row.cost.value]
+    blocks = [Paragraph(text, tone) for text in notes]
+    for each in table.devices:
+        said = ", ".join(f"{_figure_head(key)} {share(found.relative)}" for key, found in each.figures.items())
+        where = f"{', '.join(each.sides)}, each on {each.device}"
+        blocks += [Paragraph(f"Spread between identical devices ({where}): {said}.")] if said else []
+    return blocks
 
 
 def _sides(table: SideTable) -> Section:

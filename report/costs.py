@@ -297,8 +297,10 @@ def _table(result: CostTable) -> Table:
     fleets = any(row.fleet for row in result.rows)
     for at, row in enumerate(result.rows):
         capacity, requests, tokens, ratio = _cells(row)
+        # The page of its only search, sweep or run; of several, or of an archive, there is none.
+        own = [path for side in result.asked.folders or () for path in side if Path(path).name in row.folders]
         cells: list[Words] = [
-            Name(row.name, _page_of(row, result)), row.device, _set(row),
+            Name(row.name, page_of(own[0] if len(own) == 1 else "")), row.device, _set(row),
             Figure(row.capacity.rate, "rate", f"rows.{at}.capacity.rate", text=capacity),
             Figure(row.capacity.held, "number"), price_words(row.price) if row.price else row.why_no_cost or DASH,
             Figure(row.per_request_usd, "usd", f"rows.{at}.per_request_usd", text=requests),
@@ -314,12 +316,6 @@ def _table(result: CostTable) -> Table:
     return Table("What a request costs", headers, rows, words=3, css="dense")
 
 
-def _page_of(row: CostRow, result: CostTable) -> str:
-    """Where the page of a row's only search, sweep or run lies; "" for several, or for an archive."""
-    folders = [path for side in result.asked.folders or () for path in side if Path(path).name in row.folders]
-    return page_of(folders[0] if len(folders) == 1 else "")
-
-
 def _fleet(row: CostRow) -> str:
     if not row.fleet:
         return DASH
@@ -331,7 +327,7 @@ def _fleet(row: CostRow) -> str:
 def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
     """The terminal's: figures in columns, and what they are of beneath; without any cost, what was served."""
     rows: list[Row] = []
-    told: list[tuple[doc.Inline, Words]] = []
+    told: list[tuple[str, str]] = []
     for row in result.rows:
         capacity, requests, tokens, ratio = _cells(row)
         price = price_words(row.price) if row.price else row.why_no_cost or "no price"
@@ -343,8 +339,8 @@ def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
         more += [f"energy a request {_energy(row)}"] * (row.energy_per_request_j is not None)
         more += [f"binds: {_binds(row)}"] * bool(row.binding_slo)
         more += [f"in whole replicas: {_fleet(row)}"] * bool(row.fleet)
-        rows.append([Name(row.name), capacity, requests, ratio, "; ".join(more)])
         told.append((row.name, "; ".join(more)))
+        rows.append([Name(row.name), capacity, requests, ratio, "; ".join(more)])
     headers: doc.Headers = [
         "", "req/s within the SLA", "a million requests", "times the cheapest", Column("", below=True)
     ]  # fmt: skip

@@ -62,7 +62,8 @@ def origin(provenance: Provenance) -> Fragment:
 
 def fill(template: str, **context: Any) -> Fragment:
     """A template filled in. Text is escaped; only fragments are taken as markup."""
-    return Markup(_environment().from_string(template).render(**context))  # the template escapes
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return Markup(environment.from_string(template).render(**context))  # the template escapes
 
 
 def write(path: Path, document: Document, scripts: Sequence[str] = ()) -> None:
@@ -74,11 +75,6 @@ def write(path: Path, document: Document, scripts: Sequence[str] = ()) -> None:
 def asset(name: str) -> str:
     """A file that is shipped with the page."""
     return (files("gapmeter.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-@functools.lru_cache(maxsize=1)
-def _environment() -> Environment:
-    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
 
 def _json(value: Mapping[str, Any]) -> Markup:

@@ -245,17 +245,7 @@ def _regression(found: Regression) -> Section:
 
 
 def _repeat(manifest: Manifest, folder: Path) -> Section:
-    """How to run it again, and what it ran on."""
-    files = [(Name(name, quote(name)), words) for name, words in _FILES.items() if (folder / name).exists()]
-    links = Facts([*files, ("a trace for Perfetto", doc.Code("gapmeter export RUN --perfetto trace.json.gz"))])
-    where: list[doc.Block] = [doc.Heading("Where and with what"), Facts(_where_it_ran(manifest))]
-    command, *folded = reproduce(manifest)
-    blocks = [command, doc.Columns([where, [doc.Heading("Files of this run"), links]]), *folded]
-    return Section("repeat", "Repeat it", blocks, short="repeat it")
-
-
-def _where_it_ran(manifest: Manifest) -> list[tuple[str, str]]:
-    """The machine, the cores and the versions; what is not known is left out."""
+    """How to run it again, and what it ran on; what is not known is left out."""
     hardware, git, placement = manifest.hardware, manifest.git, manifest.placement
     versions: Mapping[str, str] = {**manifest.versions, **(manifest.target.versions or {})}
     generator, server = (
@@ -275,7 +265,12 @@ def _where_it_ran(manifest: Manifest) -> list[tuple[str, str]]:
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("commit", f"{git.commit[:12]}{' with changes' if git.changed else ''}" if git else ""),
     ]
-    return [(name, value) for name, value in facts if value]
+    where: list[doc.Block] = [doc.Heading("Where and with what"), Facts([fact for fact in facts if fact[1]])]
+    files = [(Name(name, quote(name)), words) for name, words in _FILES.items() if (folder / name).exists()]
+    links = Facts([*files, ("a trace for Perfetto", doc.Code("gapmeter export RUN --perfetto trace.json.gz"))])
+    command, *folded = reproduce(manifest)
+    blocks = [command, doc.Columns([where, [doc.Heading("Files of this run"), links]]), *folded]
+    return Section("repeat", "Repeat it", blocks, short="repeat it")
 
 
 # --- sentences
