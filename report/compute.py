@@ -9,6 +9,7 @@ from gapmeter.analysis.results.latency import ComputeBand, ComputeShares
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stages import DECODE_COLOR, OWNER_COLORS
 from gapmeter.report import document as doc
+from gapmeter.report import marks
 from gapmeter.report.charts import Segment
 from gapmeter.report.document import Chart, Figure, Panel, Paragraph, Section, Table, Words
 from gapmeter.report.pictures import Shares
@@ -75,7 +76,7 @@ def compute(result: RunResult) -> Section | None:
         busy += "The GPU's own utilisation figure is unmeasured here."
     elif used is not None:  # NVML says that some kernel ran, not for whom
         busy += f"NVML reports the {device} busy {share(used)} of the time, for any work."
-    blocks: list[doc.Block] = [choice, doc.Key(there), Paragraph(busy, "quiet")]
+    blocks: list[doc.Block] = [choice, doc.Html(marks.key(there)), Paragraph(busy, "quiet")]
     return Section("compute", title, blocks, as_sentence(lead), short)
 
 

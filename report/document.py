@@ -119,13 +119,6 @@ class Name(_Text):
 
 
 @dataclass(frozen=True, slots=True)
-class Open(_Text):
-    """A request's id; ``there``: the page can open it."""
-
-    there: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Stage:
     """A stage of the ledger by its name; the page puts its color beside it."""
 
@@ -137,17 +130,17 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """One request's stages in ms, drawn on the page as long as they are beside ``longest_ms``."""
+class Html:
+    """What only the page can show, as a cell (of the class ``css``) or as a block."""
 
-    parts: Mapping[str, float]
-    longest_ms: float
+    markup: Markup
+    css: str = ""
 
     def __str__(self) -> str:
         return ""
 
 
-Inline = str | Figure | Unmeasured | Mark | Stage | Name | Code | Open | Bar | Quoted
+Inline = str | Figure | Unmeasured | Mark | Stage | Name | Code | Html | Quoted
 Words = Inline | tuple[Inline, ...]  # a sentence, or a cell
 Row = Sequence[Words]
 
@@ -250,13 +243,6 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """What a color stands for, where it is no stage's: (paint, words)."""
-
-    entries: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
 class Warned:
     """What was seen, its likely cause, the flag to try."""
 
@@ -319,14 +305,7 @@ class Choice:
         return all(panel.at.get(switch.name, switch.chosen) == switch.chosen for switch in self.switches)
 
 
-@dataclass(frozen=True, slots=True)
-class Html:
-    """Markup for the page's own script to work on; other renderers leave it out."""
-
-    markup: Markup
-
-
-Block = Paragraph | Heading | Facts | Table | Chart | Key | Warnings | Pre | Folded | Columns | Choice | Html
+Block = Paragraph | Heading | Facts | Table | Chart | Warnings | Pre | Folded | Columns | Choice | Html
 
 
 def flat(blocks: Iterable[Block]) -> Iterator[Block]:

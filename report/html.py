@@ -19,7 +19,7 @@ from gapmeter.analysis.stages import OWNER_COLORS, owner_words
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import PAGE, Document, Figure, Mark, Table, Tone, Verdict, Words, plain
-from gapmeter.report.pictures import gauge_line, ledger_bar
+from gapmeter.report.pictures import gauge_line
 from gapmeter.report.svg import NOTHING, Fragment, el, group
 
 _LONGEST_NUMBER = 44  # characters, with its interval; anything longer is a sentence
@@ -108,9 +108,6 @@ class _Printer:
                 return self.table(block)
             case doc.Chart():
                 return self._chart(block)
-            case doc.Key(entries):
-                keys = [el("span", marks.square(paint), words, class_="owner-key") for paint, words in entries]
-                return el("p", *keys, class_="lead key")
             case doc.Warnings(items):
                 return el("ul", *map(_warning, items), class_="warnings")
             case doc.Folded(summary, inner):
@@ -234,8 +231,8 @@ def _cell(cell: Words, numeric: bool) -> Fragment:
             css.append("name")
         case doc.Stage():
             attributes = {"title": cell.meaning or None}
-        case doc.Bar():
-            css.append("bar")
+        case doc.Html(_, kind) if kind:
+            css.append(kind)
     inside = cell.text if isinstance(cell, Mark) else _words(cell)
     return el("td", inside, class_=" ".join(css) or None, **attributes)
 
@@ -255,12 +252,8 @@ def _inline(part: doc.Inline) -> Fragment | str:
             return el("b", word, class_=_MARKS[tone])
         case doc.Name(text, href) if href:
             return el("a", text, href=href)
-        case doc.Open(request, there) if there:
-            return el("button", request, type="button", class_="open", data_request=request)
-        case doc.Open(request):
-            return el("span", request, title="not embedded in this page; its ledger is in ledger.parquet")
-        case doc.Bar(parts, longest):
-            return el("svg", ledger_bar(parts, longest), width="100%", height=16, aria_hidden="true")
+        case doc.Html(markup):
+            return markup
         case doc.Stage(name):
             return group([marks.swatch(name), el("span", marks.words(name))])
     return str(part)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gapmeter.analysis.stages import BY_NAME, STAGES, UNEXPLAINED, color, owner_of, owner_words
 from gapmeter.report.svg import Fragment, el
 
@@ -62,10 +64,15 @@ def _hatch(name: str, line: str, angle: int) -> Fragment:
 
 def swatch(stage: str) -> Fragment:
     """A small square in the paint of a stage."""
-    return square(fill(stage))
+    return _square(fill(stage))
 
 
-def square(paint: str) -> Fragment:
-    """A square in any paint."""
+def key(entries: Iterable[tuple[str, str]]) -> Fragment:
+    """What colors stand for, where they are no stage's: (paint, words)."""
+    shown = [el("span", _square(paint), words, class_="owner-key") for paint, words in entries]
+    return el("p", *shown, class_="lead key")
+
+
+def _square(paint: str) -> Fragment:
     box = el("rect", width=12, height=12, rx=2, fill=paint, class_="segment")
     return el("svg", box, width=12, height=12, class_="swatch", aria_hidden="true")

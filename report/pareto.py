@@ -11,8 +11,9 @@ from gapmeter.analysis.numbers import DASH, significant, usd
 from gapmeter.analysis.results.cost import Interval
 from gapmeter.analysis.results.pareto import Pareto, ParetoPoint
 from gapmeter.analysis.results.run import FAIL, PASS
+from gapmeter.report import marks
 from gapmeter.report.charts import Axis, Plot, Point, limit, line, points, shade
-from gapmeter.report.document import Block, Chart, Figure, Headers, Key, Mark, Row, Section, Table
+from gapmeter.report.document import Block, Chart, Figure, Headers, Html, Mark, Row, Section, Table
 from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el
 from gapmeter.report.words import both, low_to_high, tone
@@ -124,7 +125,7 @@ def section(pareto: Pareto | None, where: str, sides: Mapping[str, str] | None =
     if sides:
         names = dict.fromkeys(point.side for point in pareto.points)
         key = [(f"var(--side-{at % _SIDES})", f"{name}: {sides[name]}") for at, name in enumerate(names)]
-        blocks.insert(0, Key(key))
+        blocks.insert(0, Html(marks.key(key)))
     return Section("pareto", f"Tokens per second per user and per {pareto.unit}", blocks, _lead(pareto), "Pareto front")
 
 
@@ -139,11 +140,11 @@ def _lead(pareto: Pareto) -> str:
 
 
 def _caption(pareto: Pareto, by_side: bool) -> str:
-    marks = "Filled: SLOs met; hollow: missed or undecided" if by_side else _COLORS
+    fill = "Filled: SLOs met; hollow: missed or undecided" if by_side else _COLORS
     invalid = "" if all(point.is_valid for point in pareto.points) else "; ✕: not valid as a measurement"
     pace = f" Shaded: the {pareto.statistic} TPOT is within the limit of {pareto.limit.text}." if pareto.limit else ""
     return (
-        f"{marks}{invalid}. Bars: 95 % intervals. The staircase is the Pareto front of what was measured. A point that "
+        f"{fill}{invalid}. Bars: 95 % intervals. The staircase is the Pareto front of what was measured. A point that "
         f"another one beats both ways, with their intervals apart, is off it (small and faint); any other may be on "
         f"it.{pace}"
     )

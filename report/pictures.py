@@ -245,7 +245,7 @@ def ledger_bar(parts: Mapping[str, float], longest_ms: float) -> Fragment:
                 data={"data_stage": stage, "data_ms": f"{ms:.6g}"})
         for stage, ms in parts.items() if ms > 0
     ]  # fmt: skip
-    return bar(plot, 0, pieces, 16)
+    return el("svg", bar(plot, 0, pieces, 16), width="100%", height=16, aria_hidden="true")
 
 
 _LIMIT_AT = 0.78  # of a gauge's width; beyond it is what breaks the objective

@@ -17,6 +17,7 @@ from gapmeter.analysis.stages import STAGE_NAMES, column
 from gapmeter.report import document as doc
 from gapmeter.report import html, marks
 from gapmeter.report.document import Block, Figure, Name, Row, Section, Table, in_ms
+from gapmeter.report.pictures import ledger_bar
 from gapmeter.report.run_folder import ReportedRun, whole
 from gapmeter.report.svg import el
 
@@ -70,9 +71,12 @@ def _list(run: ReportedRun, slowest: pd.DataFrame, openable: frozenset[str], unt
         at_s = (due - run.origin_ns) / 1e9
         first, last = ((float(request[stamp]) - due) / 1e6 for stamp in ("first_token_ns", "last_token_ns"))
         tokens = f"{_written(request['prompt_tokens'])} in, {_written(request['output_tokens'])} out"
+        opens = el("button", name, type="button", class_="open", data_request=name)
+        if name not in openable:
+            opens = el("span", name, title="not embedded in this page; its ledger is in ledger.parquet")
         rows.append([
-            doc.Open(name, name in openable), Figure(at_s, text=f"{at_s:.2f} s"), Figure(first), Figure(last),
-            Name(tokens), doc.Bar(parts, longest_ms),
+            doc.Html(opens), Figure(at_s, text=f"{at_s:.2f} s"), Figure(first), Figure(last), Name(tokens),
+            doc.Html(ledger_bar(parts, longest_ms), "bar"),
         ])  # fmt: skip
     words = [doc.Column("tokens", wraps=True), doc.Column(until, wraps=True)]
     headers: doc.Headers = ["request", doc.Column("due at", "due at (s)"), *in_ms("TTFT", "E2E"), *words]
