@@ -17,6 +17,7 @@ from gapmeter.report.words import Interval, both
 Limit = tuple[float, str]  # ms, the objective in words
 _FAR = 1.8  # times the longest bar: an objective farther off is told in words, so that bars stay long
 _BEHIND = 0.16  # of the longest bar, kept free for the number behind it
+_LIMIT_AT = 0.78  # of a gauge's width; beyond it is what breaks the objective
 _ONE_ROW = Axis(Scale.categories([("",)]), labels=False)
 
 
@@ -246,9 +247,6 @@ def ledger_bar(parts: Mapping[str, float], longest_ms: float) -> Fragment:
         for stage, ms in parts.items() if ms > 0
     ]  # fmt: skip
     return el("svg", bar(plot, 0, pieces, 16), width="100%", height=16, aria_hidden="true")
-
-
-_LIMIT_AT = 0.78  # of a gauge's width; beyond it is what breaks the objective
 
 
 def gauge_line(gauge: Gauge) -> Fragment:

@@ -14,6 +14,7 @@ from gapmeter.report.why import deciding, excess_sentence, is_unmeasured, tail_s
 from gapmeter.report.words import about_minutes, as_sentence, more_requests, of_all
 
 _MOST_DIGITS = 9
+_TENTHS = 10  # of a bar
 _ANSWERS = {
     PASS: Mark("met", "good", "v", PASS),
     FAIL: Mark("missed", "bad", "x", FAIL),
@@ -323,9 +324,6 @@ def explained(result: RunResult, slo: SloAnswer) -> str:
         return ""
     known = slow.leading is not None or is_unmeasured(slow)
     return whose(slow.owners[0], result.device) if known else "no single cause"
-
-
-_TENTHS = 10
 
 
 def _bar(slo: SloAnswer) -> str:

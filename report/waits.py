@@ -29,6 +29,10 @@ _NO_PROBE = (
     "The server's stages are unmeasured here, and their time is unexplained: no probe ran in the server. For vLLM, "
     "install probe into its environment and start it with GAPMETER_PROBE_DIR; the next run then shows them."
 )
+_FROM_SUMS = (
+    "Waits for a core come from the kernel's sums: how long they were, but not who had the core; waits between two "
+    "processes' stamps are in transit. If perf_event_open is allowed, they are exact and name who had the core."
+)
 _BRACKET = (
     "Lower end: an idle engine, without queues and other requests' steps. Upper end: queues as they are, forward "
     "passes taken out, except for the host work that they hid."
@@ -94,12 +98,6 @@ def where(result: RunResult) -> Section:
     ]
     blocks = [doc.Choice(switches, panels), Paragraph(_KEY, "quiet"), *_who_had_the_core(result)]
     return Section("where", title, blocks, short="where the time goes")
-
-
-_FROM_SUMS = (
-    "Waits for a core come from the kernel's sums: how long they were, but not who had the core; waits between two "
-    "processes' stamps are in transit. If perf_event_open is allowed, they are exact and name who had the core."
-)
 
 
 def _who_had_the_core(result: RunResult) -> list[Block]:
