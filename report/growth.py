@@ -16,7 +16,7 @@ from gapmeter.analysis.sweep.curves import KNEE, NONE, UNDECIDED
 from gapmeter.analysis.sweep.growth import SLOW_LEVEL
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Figure, Headers, Heading, Paragraph, Row, Section, Table, in_ms
-from gapmeter.report.words import WHOLE, about_minutes, interval, more_requests, part_of, shares, signed, whose
+from gapmeter.report.words import WHOLE, how_much_more, interval, part_of, shares, signed, whose
 
 _GROWTH = (
     "From each point to the next, and which stage makes up most of it. 95 % block-bootstrap intervals, "
@@ -94,8 +94,7 @@ def _what_decides(point: Point) -> str:
     known = [each for each in needs if each is not None and (each.minutes or 0) <= _LONGEST_MIN]
     if not known or len(known) < len(needs):
         return "longer runs would hardly decide it"
-    most = max(known, key=lambda each: each.requests)
-    return f"needs {f'{minutes} more' if (minutes := about_minutes(most)) else f'about {more_requests(most)}'}"
+    return f"needs {how_much_more(max(known, key=lambda each: each.requests))}"
 
 
 def _best(met: Sequence[Point], pareto: Pareto | None) -> str:

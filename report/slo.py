@@ -11,7 +11,7 @@ from gapmeter.analysis.results.latency import explained_by
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, RunResult, SloAnswer
 from gapmeter.report.document import BRIEF, Code, Column, Figure, Gauge, Headers, Mark, Paragraph, Row, Section, Table
 from gapmeter.report.why import deciding, excess_sentence, is_unmeasured, tail_sentence, through_failures, whose
-from gapmeter.report.words import about_minutes, as_sentence, more_requests, of_all
+from gapmeter.report.words import about_minutes, as_sentence, how_much_more, more_requests, of_all
 
 _MOST_DIGITS = 9
 _TENTHS = 10  # of a bar
@@ -53,12 +53,8 @@ def verdict_sentence(result: RunResult) -> str:
             return f"{said}: undecided; {_in_doubt(telling)}."
         if changed := changed_meanwhile(result):
             return f"{said}: undecided; {changed}."
-        needs, minutes = telling.needs, about_minutes(telling.needs) if telling.needs else ""
-        more = (
-            f"{f'{minutes} more' if minutes else f'about {more_requests(needs)}'} would decide it"
-            if needs
-            else "too close to the limit to decide"
-        )
+        needs = telling.needs
+        more = f"{how_much_more(needs)} would decide it" if needs else "too close to the limit to decide"
         return f"{said}: {'; '.join(filter(None, ('undecided', leaning(telling), more)))}."
     if telling.outage is not None:
         return as_sentence(f"{outage_text(telling.outage)}: {said}")

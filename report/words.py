@@ -64,6 +64,12 @@ def more_requests(needs: Needs) -> str:
     return counted(about, "more request")
 
 
+def how_much_more(needs: Needs) -> str:
+    """``about 3 min more``, or where that is unknown ``about 200 more requests``."""
+    minutes = about_minutes(needs)
+    return f"{minutes} more" if minutes else f"about {more_requests(needs)}"
+
+
 def of_all(result: RunFigures) -> str:
     """Whose percentiles: of every request, those that the server failed as if their answers never came."""
     return f"of all {count(result.counts.ended)}"

@@ -97,30 +97,19 @@ def _cases(slos: Sequence[SloAnswer], reasons: Sequence[str], run: RunResult | N
         name = "the run is a valid measurement"
         return [Case(name, "error", INVALID, invalid) if invalid else Case(name, "passed")]
     outcomes: dict[str, Outcome] = {} if invalid else {PASS: "passed", FAIL: "failure"}
-    return [
-        Case(
-            slo.text,
-            outcomes.get(slo.status, "error"),
-            slo.status,
-            slo_sentence(slo, changed_meanwhile(run) if run is not None else ""),
-            _details(slo, run),
-            invalid,
-        )
-        for slo in slos
-    ]
-
-
-def _details(slo: SloAnswer, run: RunResult | None) -> list[tuple[str, str]]:
-    changed = run is not None and changed_meanwhile(run)
-    needs = [("needs", f"about {more_requests(slo.needs)}")] if slo.needs and not changed else []
-    return [
-        ("expression", slo.text),
-        ("value", slo_value(slo)),
-        ("95 % interval", slo_interval(slo)),
-        ("n", f"{count(slo.count)} (effective n {count(slo.n_eff)})"),
-        ("owner", (explained(run, slo) if run is not None else "") or "not known"),
-        *needs,
-    ]
+    changed, cases = changed_meanwhile(run) if run is not None else "", []
+    for slo in slos:
+        details = [
+            ("expression", slo.text),
+            ("value", slo_value(slo)),
+            ("95 % interval", slo_interval(slo)),
+            ("n", f"{count(slo.count)} (effective n {count(slo.n_eff)})"),
+            ("owner", (explained(run, slo) if run is not None else "") or "not known"),
+        ]
+        details += [("needs", f"about {more_requests(slo.needs)}")] if slo.needs and not changed else []
+        outcome = outcomes.get(slo.status, "error")
+        cases.append(Case(slo.text, outcome, slo.status, slo_sentence(slo, changed), details, invalid))
+    return cases
 
 
 def _regressions(regression: Regression) -> list[Case]:
