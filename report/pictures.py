@@ -49,11 +49,11 @@ class Band:
         ]  # fmt: skip
 
 
-def stages_in(bands: Iterable[Band]) -> list[str]:
+def stages_in(ledgers: Iterable[Mapping[str, float]]) -> list[str]:
     """The stages that any of the bars shows, in the order of the timeline; the residual always."""
-    known = list(bands)
-    names = dict.fromkeys(stage for band in known for stage in band.parts)
-    return [s for s in names if s == UNEXPLAINED or any(band.parts.get(s, 0) > 0 for band in known)]
+    known = list(ledgers)
+    names = dict.fromkeys(stage for ledger in known for stage in ledger)
+    return [s for s in names if s == UNEXPLAINED or any(ledger.get(s, 0) > 0 for ledger in known)]
 
 
 @dataclass(frozen=True, slots=True)

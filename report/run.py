@@ -288,7 +288,10 @@ def words_of(result: RunResult, manifest: Manifest) -> RunWords:
         closed_loop=closed_loop_sentence(result.closed_loop),
         turns=turns_sentence(result.turns),
         tail=why.tail_sentences(result),
-        upgrade=why.upgrade_sentences(result),
+        upgrade={
+            metric: why.upgrade_sentence(bracket, metric, result.device)
+            for metric, bracket in why.upgrades(result).items()
+        },
         compute={
             metric: sentence
             for metric, shares in per_metric.items()

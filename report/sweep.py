@@ -25,6 +25,7 @@ from gapmeter.report import growth, html, marks, pareto
 from gapmeter.report.cost import cost_sentence, price_words, value_sentence
 from gapmeter.report.document import BRIEF, Block, Column, Figure, Mark, Name, Paragraph, Row, Section, Table, in_ms
 from gapmeter.report.growth import growth_sentence, headline
+from gapmeter.report.pictures import stages_in
 from gapmeter.report.slo import slo_sentence
 from gapmeter.report.sweep_charts import PointByPoint
 from gapmeter.report.words import as_sentence, both, interval, page_of, reproduce, tone
@@ -172,7 +173,8 @@ def _stages(result: SweepResult) -> Section | None:
     every = [PointByPoint(result, metric) for metric in in_order]
     if not every[0].points:
         return None
-    known = [(picture, stages) for picture in every if (stages := picture.stages_shown())]
+    shown = [(picture, stages_in(map(picture.stages, picture.points))) for picture in every]
+    known = [(picture, stages) for picture, stages in shown if stages]
     if not known:
         return Section("stages", title, [Paragraph("No stage of the server was measured.")])
     blocks: list[Block] = []

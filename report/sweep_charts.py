@@ -47,14 +47,6 @@ class PointByPoint:
         found = point.stages.get(self.metric)
         return dict(found.stages_ms) if found else {}
 
-    def stages_shown(self) -> list[str]:
-        """Stages that any column has some of, in the order of the timeline."""
-        most: dict[str, float] = {}
-        for point in self.points:
-            for stage, ms in self.stages(point).items():
-                most[stage] = max(most.get(stage, 0.0), ms)
-        return [stage for stage, ms in most.items() if ms > 0 or stage == UNEXPLAINED]
-
     def draw(self, name: str, stamp: str | None) -> Fragment:
         return group([self._latency(f"{name}-latency", stamp), self._columns(f"{name}-columns", stamp)])
 

@@ -148,13 +148,13 @@ def _stacks(result: RunResult, metric: str, percentile: float, slow: ResultBand)
     table = Table(f"{name} by stage", headers, rows, words=3)
     key = f"stack-{event}" + ("" if percentile == _MAIN else f"-{percentile_key(percentile)}")
     said = [] if result.verdict == INVALID else [Paragraph(picture.sentence(), "quiet")]
-    return [*said, Chart(key, picture, "", table, stages=stages_in(bands))]
+    return [*said, Chart(key, picture, "", table, stages=stages_in(one.parts for one in bands))]
 
 
 def _everyone(result: RunResult, metric: str) -> list[Block]:
     event, what = _EVENTS[metric]
     slices = [_band(f"p{one.from_percentile:g}–{one.to_percentile:g}", "", one) for one in result.bands[metric].spread]
-    shown = stages_in(slices)
+    shown = stages_in(one.parts for one in slices)
     rows: list[Row] = [
         [Stage(stage), marks.owner(stage, result.device),
          *(Figure(one.parts[stage], "ms", f"bands.{metric}.spread.{at}.stages_ms.{stage}")

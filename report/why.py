@@ -97,12 +97,8 @@ def tail_sentences(result: RunFigures) -> dict[str, str]:
     }
 
 
-def upgrade_sentences(result: RunFigures) -> dict[str, str]:
+def upgrades(result: RunFigures) -> dict[str, UpgradeBracket]:
     """For each metric, what a faster device leaves of it."""
-    return {metric: upgrade_sentence(bracket, metric, result.device) for metric, bracket in _brackets(result).items()}
-
-
-def _brackets(result: RunFigures) -> dict[str, UpgradeBracket]:
     brackets = {"ttft": result.upgrade.ttft, "e2e": result.upgrade.e2e}
     return {metric: bracket for metric, bracket in brackets.items() if bracket and result.verdict != INVALID}
 
@@ -122,7 +118,7 @@ def upgrade_sentence(bracket: UpgradeBracket, metric: str, device: str, asked: f
 
 def most_an_upgrade_brings(result: RunFigures) -> str:
     """The most that an infinitely fast device could bring, of what is explained; "" where that is not known."""
-    metric, brackets = main_metric(result), _brackets(result)
+    metric, brackets = main_metric(result), upgrades(result)
     shown = next((name for name in (metric, "e2e" if metric == "itl" else "ttft", "e2e") if name in brackets), None)
     if shown is None:
         return ""
