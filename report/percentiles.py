@@ -219,7 +219,7 @@ _OURS = {
 }
 
 
-def definitions(result: RunResult, on: doc.Medium) -> Section | None:
+def definitions(result: RunResult) -> Section | None:
     """The same run by other tools' definitions, where that was asked for: a row a metric and tool, ours first."""
     if not result.definitions:
         return None
@@ -241,4 +241,4 @@ def definitions(result: RunResult, on: doc.Medium) -> Section | None:
     by_whom, what = doc.Column("by", brief="by definition of"), doc.Column("what it is there", wraps=True, below=True)
     headers: doc.Headers = ["metric", by_whom, *in_ms("p50", "p99", "mean"), "n", what]
     table = Table("By other tools' definitions", headers, rows, words=2, groups=frozenset(groups))
-    return Section("definitions", table.name, [table], _OTHERS, "other definitions", on)
+    return Section("definitions", table.name, [table], _OTHERS, "other definitions", doc.PAGE | doc.TERMINAL)

@@ -24,7 +24,7 @@ from gapmeter.analysis.stats.series import Series
 from gapmeter.records import RunFolder
 from gapmeter.report import compute, cost, failures, html, percentiles, run, slo, terminal, trust
 from gapmeter.report.device import levels_of
-from gapmeter.report.document import PAGE, Figure, Paragraph, Table
+from gapmeter.report.document import Figure, Paragraph, Table
 from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.timeline import Span
 from tests.kit.runs import write_run
@@ -158,10 +158,10 @@ def test_what_a_server_said_is_told_without_its_wrapping(sent: str, told: str) -
 
 def test_other_tools_definitions_stand_beneath_ours_and_only_where_they_were_asked_for(well: RunFolder) -> None:
     result = RunResult.read(well.path)
-    assert percentiles.definitions(result, PAGE) is None
+    assert percentiles.definitions(result) is None
     theirs = PeerFigures(differs="otherwise", p50_ms=1.0, p90_ms=None, p95_ms=None, p99_ms=None, mean_ms=2.0, count=60)
     tool = PeerDefinitions(name="bench", version="1.2", ttft=theirs)
-    section = percentiles.definitions(result.model_copy(update={"definitions": {"bench": tool}}), PAGE)
+    section = percentiles.definitions(result.model_copy(update={"definitions": {"bench": tool}}))
     table = section.blocks[0]
     assert [(str(row[0]), str(row[1])) for row in table.rows[:3]] == [
         ("TTFT", "gapmeter"), ("", "gapmeter, from sent"), ("", "bench 1.2"),
