@@ -279,13 +279,13 @@ def _rare(row: SideRow) -> list[Words]:
     return cells
 
 
-def _notes(table: SideTable, tone: Literal["", "quiet"] = "") -> list[Paragraph]:
+def _notes(table: SideTable, tone: Literal["", "quiet"] = "") -> list[doc.Block]:
     """Why a dash stands where it does, and how far sides on devices of one name, under one scenario, lie apart."""
     parts = [(name, getattr(row, name)) for row in table.rows for name in ("cost", "energy")]
     why = sorted({f"{name}: {part.why}" for name, part in parts if part.why and part.value is None})
     notes = [f"{DASH} {'; '.join(why)}."] if why else []
     notes += [f"{row.name}'s cost is {row.cost.why}." for row in table.rows if row.cost.why and row.cost.value]
-    blocks = [Paragraph(text, tone) for text in notes]
+    blocks: list[doc.Block] = [Paragraph(text, tone) for text in notes]
     for each in table.devices:
         said = ", ".join(f"{_figure_head(key)} {share(found.relative)}" for key, found in each.figures.items())
         where = f"{', '.join(each.sides)}, each on {each.device}"
