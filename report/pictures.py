@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gapmeter.analysis.numbers import duration, share, significant, usd
+from gapmeter.analysis.results.latency import Band
 from gapmeter.analysis.stages import UNEXPLAINED
 from gapmeter.report import marks
 from gapmeter.report.charts import Axis, Plot, Point, Segment, after, bar, head, limit, points, shade
@@ -30,23 +31,13 @@ def segment(stage: str, ms: float, device: str, whole: str, *, label: str = "", 
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
-    """The mean ledger of some requests; ``parts`` maps a stage (and the residual) to ms, in the timeline's order."""
-
-    name: str
-    detail: str
-    count: int
-    total_ms: float
-    parts: Mapping[str, float]
-
-    def segments(self, device: str, *, labels: bool = False, of: str = "") -> list[Segment]:
-        """The whole bar."""
-        return [
-            segment(stage, ms, device, f"{share(ms / self.total_ms)} of the bar" if self.total_ms else "",
-                    label=marks.words(stage) if labels else "", of=of)
-            for stage, ms in self.parts.items() if ms > 0 or stage == UNEXPLAINED
-        ]  # fmt: skip
+def _segments(band: Band, device: str, *, labels: bool = False, of: str = "") -> list[Segment]:
+    """The whole bar of a band."""
+    return [
+        segment(stage, ms, device, f"{share(ms / band.total_ms)} of the bar" if band.total_ms else "",
+                label=marks.words(stage) if labels else "", of=of)
+        for stage, ms in band.stages_ms.items() if ms > 0 or stage == UNEXPLAINED
+    ]  # fmt: skip
 
 
 def stages_in(ledgers: Iterable[Mapping[str, float]]) -> list[str]:
@@ -61,13 +52,14 @@ class Stacks:
     """Where typical and slow requests spend their time, on one axis, and what makes the difference.
 
     A band's stack is the mean over the real requests in it, so that its stages add up to the bar. ``what`` they are:
-    requests, or token gaps.
+    requests, or token gaps; the slow ones lie above ``percentile``.
     """
 
     metric: str
     what: str
     typical: Band
     slow: Band
+    percentile: float
     limit: Limit | None
     device: str
 
@@ -78,12 +70,16 @@ class Stacks:
         rows = Axis(Scale.categories([("typical", "slow", "difference")]), labels=False)
         plot = Plot(Axis(Scale.linear(ends, room=0.02), "ms"), rows, height=198)
         grown = self._grown()
-        heads = [(f"{band.name} {duration(band.total_ms)}", f"{band.detail}, mean of {band.count:,}") for band in bands]
+        which = (("typical", "from p45 to p55"), ("slow", f"from p{self.percentile:g} up"))
+        heads = [
+            (f"{kind} {duration(band.total_ms)}", f"{self.what} {where}, mean of {band.count:,}")
+            for (kind, where), band in zip(which, bands, strict=True)
+        ]
         heads.append((f"difference {duration(self.slow.total_ms - self.typical.total_ms)}",
                       f"what slow {self.what} wait beyond typical ones, largest first"))  # fmt: skip
         return plot.chart(
             name, f"{self.metric}: typical against slow {self.what}", self.sentence(),
-            *(bar(plot, row, band.segments(self.device, labels=True), thick) for row, band in enumerate(bands)),
+            *(bar(plot, row, _segments(band, self.device, labels=True), thick) for row, band in enumerate(bands)),
             bar(plot, 2, grown, thick, start=self.slow.total_ms - sum(piece.size for piece in grown)),
             self._objective(plot),
             *(head(plot, row, thick, *words) for row, words in enumerate(heads)),
@@ -107,8 +103,8 @@ class Stacks:
 
     def _excess(self) -> list[tuple[str, float]]:
         """Slow minus typical a stage, in ms, the largest first."""
-        stages = dict.fromkeys([*self.slow.parts, *self.typical.parts])
-        gain = {s: self.slow.parts.get(s, 0.0) - self.typical.parts.get(s, 0.0) for s in stages}
+        slow, typical = self.slow.stages_ms, self.typical.stages_ms
+        gain = {stage: slow.get(stage, 0.0) - typical.get(stage, 0.0) for stage in {**slow, **typical}}
         return sorted(gain.items(), key=lambda item: -item[1])
 
     def _grown(self) -> list[Segment]:
@@ -128,22 +124,18 @@ class Ranks:
     """Everyone by rank: a bar a slice of the distribution, the fastest first, each the mean of the requests in it."""
 
     title: str
-    slices: Sequence[Band]
+    slices: Mapping[str, Band]
     device: str
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
-        x = Axis(Scale.linear([one.total_ms for one in self.slices], room=_BEHIND), "ms")
-        plot = Plot(x, Axis(Scale.categories([[one.name for one in self.slices]])), height=34 * len(self.slices))
-        said = "; ".join(f"{one.name} {duration(one.total_ms)}" for one in self.slices)
-        rows = [
-            part
-            for row, one in enumerate(self.slices)
-            for part in (
-                bar(plot, row, one.segments(self.device, of=f"{one.name}, "), 24),
-                after(plot, one.total_ms, row, duration(one.total_ms), f"n = {one.count:,}"),
-            )
-        ]
-        return plot.chart(name, self.title, f"Means by rank: {said}.", *rows, stamp=stamp)
+        x = Axis(Scale.linear([one.total_ms for one in self.slices.values()], room=_BEHIND), "ms")
+        plot = Plot(x, Axis(Scale.categories([list(self.slices)])), height=34 * len(self.slices))
+        said = "; ".join(f"{which} {duration(one.total_ms)}" for which, one in self.slices.items())
+        drawn = []
+        for row, (which, one) in enumerate(self.slices.items()):
+            drawn.append(bar(plot, row, _segments(one, self.device, of=f"{which}, "), 24))
+            drawn.append(after(plot, one.total_ms, row, duration(one.total_ms), f"n = {one.count:,}"))
+        return plot.chart(name, self.title, f"Means by rank: {said}.", *drawn, stamp=stamp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from gapmeter.analysis.judge.words import PROCESSES
 from gapmeter.analysis.ledger.tail import SLOW
 from gapmeter.analysis.numbers import count
 from gapmeter.analysis.results.distribution import percentile_key
-from gapmeter.analysis.results.latency import Band as ResultBand
+from gapmeter.analysis.results.latency import Band
 from gapmeter.analysis.results.run import INVALID, RunResult
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Chart, Figure, Panel, Paragraph, Row, Section, Stage, Table, Words, in_ms
 from gapmeter.report.percentiles import main_limit
-from gapmeter.report.pictures import Band, Ranks, Stacks, stages_in
+from gapmeter.report.pictures import Ranks, Stacks, stages_in
 from gapmeter.report.why import most_an_upgrade_brings
 from gapmeter.report.words import UNTIL
 
@@ -84,7 +84,7 @@ def where(result: RunResult) -> Section:
         missing = _missing(result, metric)
         for percentile in SLOW:
             key = percentile_key(percentile)
-            slow: ResultBand | None = getattr(result.bands[metric].slow, key)
+            slow: Band | None = getattr(result.bands[metric].slow, key)
             few = f"Too few {_EVENTS[metric][1]} lie above p{percentile:g} for a mean worth drawing (seven are needed)."
             drawn = _stacks(result, metric, percentile, slow) if slow else [Paragraph(few, "empty")]
             known |= {key} if slow else set()
@@ -119,10 +119,6 @@ def _who_had_the_core(result: RunResult) -> list[Block]:
     return [Paragraph(lead), Table("Who had the core", headers, rows, words=2, css="compact")]
 
 
-def _band(name: str, detail: str, found: ResultBand) -> Band:
-    return Band(name, detail, found.count, found.total_ms, found.stages_ms)
-
-
 def _compared(path: str, slow: str, stage: str, usual: float, late: float, device: str, *kind: str) -> list[Words]:
     """The cells of a stage in typical and in slow requests, which stand at ``path`` in the result."""
     ends = (("typical", usual), (slow, late))
@@ -130,14 +126,10 @@ def _compared(path: str, slow: str, stage: str, usual: float, late: float, devic
     return [marks.owner(stage, device), *kind, *figures, Figure(late - usual)]
 
 
-def _stacks(result: RunResult, metric: str, percentile: float, slow: ResultBand) -> list[Block]:
+def _stacks(result: RunResult, metric: str, percentile: float, slow: Band) -> list[Block]:
     event, what = _EVENTS[metric]
     usual = result.bands[metric].typical
-    bands = (
-        _band("typical", f"{what} from p45 to p55", usual),
-        _band("slow", f"{what} from p{percentile:g} up", slow),
-    )
-    picture = Stacks(metric.upper(), what, *bands, main_limit(result, metric), result.device)
+    picture = Stacks(metric.upper(), what, usual, slow, percentile, main_limit(result, metric), result.device)
     path, band = f"bands.{metric}", f"slow.{percentile_key(percentile)}"
     rows: list[Row] = []
     for stage, late in slow.stages_ms.items():
@@ -148,20 +140,20 @@ def _stacks(result: RunResult, metric: str, percentile: float, slow: ResultBand)
     table = Table(f"{name} by stage", headers, rows, words=3)
     key = f"stack-{event}" + ("" if percentile == _MAIN else f"-{percentile_key(percentile)}")
     said = [] if result.verdict == INVALID else [Paragraph(picture.sentence(), "quiet")]
-    return [*said, Chart(key, picture, "", table, stages=stages_in(one.parts for one in bands))]
+    return [*said, Chart(key, picture, "", table, stages=stages_in([usual.stages_ms, slow.stages_ms]))]
 
 
 def _everyone(result: RunResult, metric: str) -> list[Block]:
     event, what = _EVENTS[metric]
-    slices = [_band(f"p{one.from_percentile:g}–{one.to_percentile:g}", "", one) for one in result.bands[metric].spread]
-    shown = stages_in(one.parts for one in slices)
+    slices = {f"p{one.from_percentile:g}–{one.to_percentile:g}": one for one in result.bands[metric].spread}
+    shown = stages_in(one.stages_ms for one in slices.values())
     rows: list[Row] = [
         [Stage(stage), marks.owner(stage, result.device),
-         *(Figure(one.parts[stage], "ms", f"bands.{metric}.spread.{at}.stages_ms.{stage}")
-           for at, one in enumerate(slices))]
+         *(Figure(one.stages_ms[stage], "ms", f"bands.{metric}.spread.{at}.stages_ms.{stage}")
+           for at, one in enumerate(slices.values()))]
         for stage in shown
     ]  # fmt: skip
-    headers: doc.Headers = ["stage", "owner", *in_ms(*(one.name for one in slices))]
+    headers: doc.Headers = ["stage", "owner", *in_ms(*slices)]
     table = Table(f"{metric.upper()} by rank and stage", headers, rows, words=2)
     picture = Ranks(f"{metric.upper()} of all {what} by rank", slices, result.device)
     said = f"All {what}, ordered by what they waited and cut into slices; each bar is the mean of its slice."
