@@ -248,14 +248,13 @@ def objectives(result: RunResult) -> Section:
         Column("what is missing, or explains the slow ones", wraps=True),
     ]  # fmt: skip
     title, sure = "Service level objectives", 100 * result.confidence.verdict
-    if rows:
-        lead = f"Met and missed mean {sure:g} % confidence or more, one-sided"
-        if any(slo.basis == "share" and 100 * (slo.sure or 0.0) < sure for slo in result.slo):
-            lead += "; a limit that most requests exceed is missed in any case"
-        lead += "."
-        return Section("slo", title, [Table(title, headers, rows, words=2)], lead, "objectives")
-    none = [Paragraph("The scenario names none, so there is nothing to pass or fail.")]
-    return Section("slo", title, none, "", "objectives")
+    if not rows:
+        none = [Paragraph("The scenario names none, so there is nothing to pass or fail.")]
+        return Section("slo", title, none, short="objectives")
+    lead = f"Met and missed mean {sure:g} % confidence or more, one-sided"
+    if any(slo.basis == "share" and 100 * (slo.sure or 0.0) < sure for slo in result.slo):
+        lead += "; a limit that most requests exceed is missed in any case"
+    return Section("slo", title, [Table(title, headers, rows, words=2)], f"{lead}.", "objectives")
 
 
 def objectives_in_short(result: RunResult) -> Section | None:

@@ -109,10 +109,9 @@ def over_time(run: ReportedRun, openable: Collection[str] = ()) -> Section:
 
 
 def _counts(run: ReportedRun, requests: pd.DataFrame, span: Span) -> dict[str, Counts]:
-    flying = in_flight(run.requests, run.origin_ns)
     found = {
         "arrivals": arrivals(requests, span, run.origin_ns),
-        "in-flight": Counts("Requests in flight", "req", span, *flying),
+        "in-flight": Counts("Requests in flight", "req", span, *in_flight(run.requests, run.origin_ns)),
     }
     if not len(run.steps):
         return found
