@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from gapmeter.analysis.numbers import duration, rate, significant
-from gapmeter.analysis.results.capacity import (
-    FAILS,
-    HOLDS,
-    CountedSlo,
-    Density,
-    ExpectedLatency,
-    LatencyCurve,
-    Search,
-    TrialResult,
-    TrialVerdict,
-)
+from gapmeter.analysis.results.capacity import FAILS, HOLDS, CountedSlo, LatencyCurve, Search, TrialResult, TrialVerdict
 from gapmeter.report.charts import Axis, Plot, Point, Side, Text, band, limit, line, points, shade, stairs, written
 from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
@@ -69,9 +60,19 @@ class Latency:
             self._proven(plot),
             band(plot, [(at, low, high) for at, (low, high) in zip(rates, within, strict=True)]),
             limit(plot, f"SLO {self.curve.slo}", y=limit_ms, near=[*dots, answer]), _answer(search, plot),
-            line(plot, _up_to(top, found)), self._planned(plot), points(plot, dots),
+            line(plot, self._up_to(top)), self._planned(plot), points(plot, dots),
             points(plot, [answer], "whisker ink"), stamp=stamp,
         )  # fmt: skip
+
+    def _up_to(self, top: float) -> list[tuple[float, float]]:
+        """The curve, until it leaves the picture."""
+        found = self.curve.points
+        known = [(point.rate, math.inf if point.value_ms is None else point.value_ms) for point in found]
+        inside = [at for at in known if at[1] <= top]
+        if not 0 < len(inside) < len(known):
+            return inside
+        (left, value), (right, beyond) = known[len(inside) - 1 : len(inside) + 1]
+        return [*inside, (left + (right - left) * (top - value) / (beyond - value), top)]
 
     def _proven(self, plot: Plot) -> Fragment:
         """Up to the rate that was held, shaded with its name."""
@@ -105,16 +106,6 @@ def measured(search: Search, curve: LatencyCurve) -> Iterator[tuple[TrialResult,
     """The trials that measured the curve's percentile, with what they found of it."""
     for trial in search.trials:
         yield from ((trial, slo) for slo in trial.slos if slo.text == curve.slo and slo.value_ms is not None)
-
-
-def _up_to(top: float, found: Sequence[ExpectedLatency]) -> list[tuple[float, float]]:
-    """The curve, until it leaves the picture."""
-    known = [(point.rate, math.inf if point.value_ms is None else point.value_ms) for point in found]
-    inside = [at for at in known if at[1] <= top]
-    if not 0 < len(inside) < len(known):
-        return inside
-    (left, value), (right, beyond) = known[len(inside) - 1 : len(inside) + 1]
-    return [*inside, (left + (right - left) * (top - value) / (beyond - value), top)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +150,15 @@ class Posterior:
     def draw(self, name: str, stamp: str | None) -> Fragment:
         low, high, middle, found = self.search.low, self.search.high, self.search.rate, self.search.posterior
         assert low and high and middle and found
-        density, reach = _coarse(found), (high / low) ** 0.75
+        by, reach = 4, (high / low) ** 0.75  # finer steps show the grid that it was computed on
+        rates = [*found.rates[:-1:by], found.rates[-1]]
+        masses = [sum(found.masses[at : at + by]) for at in range(0, len(found.masses), by)]
         # Probability per step of the logarithm, so that areas are probabilities.
-        steps = zip(density.masses, density.rates[:-1], density.rates[1:], strict=True)
-        heights = [mass / math.log(right / left) for mass, left, right in steps]
+        steps = zip(masses, pairwise(rates), strict=True)
+        heights = [mass / math.log(right / left) for mass, (left, right) in steps]
         x = Axis(Scale("log", low / reach, high * reach), "", "requests per second (logarithmic)")
         plot = Plot(x, Axis(Scale.linear(heights), labels=False), 170)
-        edges = [min(max(at, x.scale.low), x.scale.high) for at in density.rates]
+        edges = [min(max(at, x.scale.low), x.scale.high) for at in rates]
         tried = [trial.rate for trial in self.search.trials if trial.confidence is not None]
         ticks = [Point(at, 0.0, y_ends=(0.0, 0.05 * max(heights)), size=0) for at in tried if x.scale.holds(at)]
         return plot.chart(
@@ -175,10 +168,3 @@ class Posterior:
             shade(plot, low, high), line(plot, stairs(edges, heights)), points(plot, ticks),
             _answer(self.search, plot), stamp=stamp,
         )  # fmt: skip
-
-
-def _coarse(density: Density) -> Density:
-    """The density in steps four times as wide: finer ones show the grid that it was computed on."""
-    masses, by = density.masses, 4
-    rates = (*density.rates[:-1:by], density.rates[-1])
-    return Density(rates=rates, masses=tuple(sum(masses[at : at + by]) for at in range(0, len(masses), by)))
