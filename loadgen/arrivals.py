@@ -49,7 +49,8 @@ def draw_arrivals(load: Load, rng: np.random.Generator, warmup_ns: int) -> Arriv
     with shape 1 / burstiness, so that their squared coefficient of variation is the burstiness. onoff, ramp, steps,
     diurnal: a Poisson process whose rate λ(t) changes; with Λ(t) the integral of λ from 0 to t, arrival k is at
     Λ⁻¹(E₁ + … + E_k), E independent exponential with mean 1 (inversion: Çinlar 1975; Lewis and Shedler 1979). trace:
-    its own times, divided by its speed. Raises ValueError for a closed loop.
+    its own times from its start on, divided by its speed, again and again where it loops. Raises
+    ValueError for a closed loop.
     """
     if load.loop == "closed":
         raise ValueError("a closed loop has no due times of its own")
@@ -57,7 +58,8 @@ def draw_arrivals(load: Load, rng: np.random.Generator, warmup_ns: int) -> Arriv
     curve = source(load, warmup_ns, curve_rng)
     knots: list[tuple[int, float]] = []
     if load.trace is not None:
-        due = _cut(load, np.array(load.trace.recorded.at_ns, np.float64) / load.trace.speed, warmup_ns)
+        count = load.trace.count_in(warmup_ns + (load.longest_ns or 0)) + (load.requests or 0)
+        due = _cut(load, np.array(load.trace.issued(count).at_ns, np.float64) / load.trace.speed, warmup_ns)
     elif curve is not None:
         due, knots = _inverted(load, curve, gaps_rng, warmup_ns)
     elif load.arrivals == "constant":

@@ -75,7 +75,7 @@ def _ask_once(
     prompts = make_prompts(
         tokenizer, workload.kind, fitting, workload.shared_prefix, seeds.text,
         groups=_draw_groups(scenario, count, seeds),
-        trace=trace.recorded if trace is not None and workload.prompt_tokens is None else None,
+        trace=trace.issued(count) if trace is not None and workload.prompt_tokens is None else None,
     )  # fmt: skip
     longest_both = int((prompts.tokens + output).max(initial=0))
     if context is not None and longest_both > context:
@@ -238,7 +238,7 @@ def _draw_both(scenario: Scenario, count: int, seeds: Seeds) -> tuple[Ints, Ints
     for name, stream in (("prompt_tokens", Stream.PROMPT_LENGTHS), ("output_tokens", Stream.OUTPUT_LENGTHS)):
         lengths = getattr(scenario.workload, name)
         if lengths is None and trace is not None:
-            drawn.append(np.array(getattr(trace.recorded, name)[:count], np.int64))
+            drawn.append(np.array(getattr(trace.issued(count), name), np.int64))
         else:
             drawn.append(draw_lengths(lengths, count, seeds.rng(stream)))
     return drawn[0], drawn[1]

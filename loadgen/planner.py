@@ -127,7 +127,7 @@ def _growing(load: Load, content: Content, warmup_ns: int) -> list[str]:
 
 def _ending(load: Load, due_ns: Ints, warmup_ns: int) -> list[str]:
     """A note where a trace ends before what was asked of it: nothing is made up behind its end."""
-    if load.trace is None:
+    if load.trace is None or load.trace.loop:
         return []
     measured, asked = int(np.count_nonzero(due_ns >= warmup_ns)), load.requests or 0
     if measured < asked:

@@ -121,6 +121,8 @@ def _size(load: Load) -> Iterator[tuple[str, str]]:
         first, highest, key = load.ramp.start, max(load.ramp.start, load.ramp.end), "load.ramp"
     if load.steps is not None:
         first, highest, key = load.steps[0].rate, max(step.rate for step in load.steps), "load.steps"
+    if load.trace is not None and load.trace.loop:
+        first, highest, key = load.trace.rate, load.trace.rate, "load.trace"
     if load.longest_ns is not None:
         seconds = load.longest_ns / SECOND_NS
         if first * warmup_s + highest * seconds > MOST_REQUESTS:

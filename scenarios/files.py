@@ -5,8 +5,10 @@ A mistake in one is reported with the file's name and the line's number.
 
 from __future__ import annotations
 
+import bisect
 import csv
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from pydantic import (
     Field,
     PlainValidator,
     RootModel,
+    StrictBool,
     StrictFloat,
     StrictInt,
     TypeAdapter,
@@ -36,6 +39,7 @@ from gapmeter.scenarios.values import (
     MOST_TOKENS,
     READ_FILES,
     SECOND_NS,
+    Duration,
     FilePath,
     Part,
     Tokens,
@@ -100,9 +104,29 @@ class Recording:
     output_tokens: tuple[int, ...]
     blocks: tuple[tuple[int, ...], ...]
 
+    @property
+    def lap_ns(self) -> float:
+        """From the first request to its repetition: a mean gap follows the last one. 0: all came at once."""
+        return self.at_ns[-1] * len(self.at_ns) / max(len(self.at_ns) - 1, 1)
+
+    def repeated(self, first: int, count: int) -> Recording:
+        """``count`` requests from number ``first`` on, again and again; each lap has texts of its own."""
+        size, texts = len(self.at_ns), 1 + max((text for ids in self.blocks for text in ids), default=0)
+        places = [divmod(number, size) for number in range(first, first + count)]
+        return Recording(
+            format=self.format,
+            at_ns=tuple(self.at_ns[row] + round(lap * self.lap_ns) - self.at_ns[first] for lap, row in places),
+            prompt_tokens=tuple(self.prompt_tokens[row] for _, row in places),
+            output_tokens=tuple(self.output_tokens[row] for _, row in places),
+            blocks=tuple(tuple(text + lap * texts for text in self.blocks[row]) for lap, row in places if self.blocks),
+        )
+
 
 class Trace(Part):
-    """A file of recorded requests to be issued again, ``speed`` times as fast."""
+    """A file of recorded requests to be issued again, ``speed`` times as fast.
+
+    ``start_ns``: the recorded time of the first one issued. ``loop``: after the last one the first follows.
+    """
 
     example = "{file: traces/chat.jsonl, speed: 2}"
 
@@ -111,10 +135,12 @@ class Trace(Part):
     speed: Annotated[
         StrictFloat, Field(ge=0.001, le=1e6), Wording("a speed", "2", "2 is twice as fast as recorded")
     ] = 1.0
+    start_ns: Duration = Field(0, alias="start")
+    loop: Annotated[StrictBool, Wording("a truth value", "true or false")] = False
 
     @cached_property
     def recorded(self) -> Recording:
-        """The requests. Raises BadValue, which names the file and the line."""
+        """All requests of the file. Raises BadValue, which names the file and the line."""
         try:
             return read_recording(self.path, self.format)
         except BadValue as error:
@@ -122,13 +148,48 @@ class Trace(Part):
 
     @property
     def span_ns(self) -> int:
-        """From the first request to the last, as it will be issued."""
-        return round(self.recorded.at_ns[-1] / self.speed)
+        """From the first request to the last, or to the first again, as it will be issued."""
+        lasts_ns = self.recorded.lap_ns if self.loop else self.recorded.at_ns[-1] - self.recorded.at_ns[self._first]
+        return round(lasts_ns / self.speed)
+
+    @property
+    def rate(self) -> float:
+        """Requests per second of the whole recording, as it will be issued; infinite if all came at once."""
+        lap_ns = self.recorded.lap_ns / self.speed
+        return len(self.recorded.at_ns) / lap_ns * SECOND_NS if lap_ns else math.inf
+
+    def issued(self, count: int) -> Recording:
+        """The first ``count`` requests issued, or all that there are; ``at_ns`` as recorded, from the first."""
+        first, size = self._first, len(self.recorded.at_ns)
+        count = count if self.loop else min(count, size - first)
+        return self.recorded if (first, count) == (0, size) else self.recorded.repeated(first, count)
+
+    def count_in(self, span_ns: int) -> int:
+        """Of how many requests those issued within ``span_ns`` are the first, and a lap or less more."""
+        laps = math.ceil(span_ns * self.speed / self.recorded.lap_ns) + 1 if self.loop else 1
+        return laps * len(self.recorded.at_ns)
+
+    def at_rate(self, rate: float, part: float) -> Trace:
+        """The same requests again and again, ``rate`` per second, from another place: ``part`` (0 to 1) of it."""
+        first = self.recorded.at_ns[int(part * len(self.recorded.at_ns))]
+        speed = self.speed * rate / self.rate
+        return self.model_copy(update={"speed": speed, "start_ns": first, "loop": True})
+
+    @property
+    def _first(self) -> int:
+        return bisect.bisect_left(self.recorded.at_ns, self.start_ns)
 
     @model_validator(mode="after")
     def _read_file(self, info: ValidationInfo) -> Self:
-        if info.context is READ_FILES:
-            _ = self.recorded
+        if info.context is not READ_FILES:
+            return self
+        if self.start_ns > self.recorded.at_ns[-1]:
+            lasts = f"{self.recorded.at_ns[-1] / SECOND_NS:.3g} s"
+            raise BadValue(f"is after the last request of {self.path}, at {lasts}; write an earlier time", ("start",))
+        if self.loop and not self.recorded.lap_ns:
+            raise BadValue(
+                f"all requests of {self.path} came at once: none can follow the last; leave it out", ("loop",)
+            )
         return self
 
     @field_serializer("format")

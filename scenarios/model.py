@@ -229,9 +229,9 @@ class Load(Part):
     """A day's curve compressed into a time, again and again (diurnal only): swing around load.rate with its peak at an
     hour, or hours with relative rates through the day."""
     trace: Trace | None = None
-    """Requests recorded elsewhere, issued at their own times, speed times as fast (trace only): JSON lines with
-    timestamp (ms), input_length, output_length and hash_ids, or a CSV with TIMESTAMP, ContextTokens and
-    GeneratedTokens. Lengths that the workload does not give are the trace's."""
+    """Requests recorded elsewhere, issued at their own times, speed times as fast (trace only), from a recorded time on
+    (start), with loop again and again: JSON lines with timestamp (ms), input_length, output_length and hash_ids, or a
+    CSV with TIMESTAMP, ContextTokens and GeneratedTokens. Lengths that the workload does not give are the trace's."""
     concurrency: _Users | None = None
     """Users of the closed loop."""
     think_time: Pause = FixedPause(0)

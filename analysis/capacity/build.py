@@ -11,7 +11,7 @@ import numpy as np
 
 from gapmeter.analysis.capacity.any_rate import fails_at_any_rate, fails_too_many
 from gapmeter.analysis.capacity.curve import Grid, Posterior
-from gapmeter.analysis.capacity.read import BURSTS, MeasuredTrial, goal_of, read_trials
+from gapmeter.analysis.capacity.read import KEPT_ARRIVALS, MeasuredTrial, goal_of, read_trials
 from gapmeter.analysis.capacity.search import Goal, held_rate, posterior, valid_of
 from gapmeter.analysis.capacity.trial import Count, Promise, Trial
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
@@ -77,7 +77,11 @@ def analyse_capacity(folder: RunFolder) -> CapacityResult:
         output = economy.tokens_per_request.output
         fleet = search.planning.at_price(economy.cost.price.usd_per_hour, output.value if output else None)
         search = search.model_copy(update={"planning": fleet})
-    arrivals = manifest.asked.load.arrivals
+    arrivals = str(manifest.scenario["load"]["arrivals"])
+    if manifest.capacity.trace_rate:
+        arrivals = f"trace ({rate(manifest.capacity.trace_rate)} as it is)"
+    elif arrivals not in KEPT_ARRIVALS:
+        arrivals = "Poisson"
     search = search.model_copy(update={"pareto": _pareto(folder, search, measured)})
     return CapacityResult(
         name=str(manifest.scenario["name"]),
@@ -88,7 +92,7 @@ def analyse_capacity(folder: RunFolder) -> CapacityResult:
         provenance=provenance_as_asked(
             manifest,
             next((each.result.provenance.model for each in measured if each.result), None),
-            load=f"{arrivals if arrivals in BURSTS else 'Poisson'}, open loop, {counted(len(search.trials), 'trial')}",
+            load=f"{arrivals}, open loop, {counted(len(search.trials), 'trial')}",
             n=str(search.requests),
             validity="valid" if search.ended in (FOUND, BUDGET, UNMEETABLE) else search.ended.replace("_", " "),
         ),

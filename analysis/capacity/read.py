@@ -23,6 +23,7 @@ from gapmeter.analysis.capacity.sample import (
 from gapmeter.analysis.capacity.search import Goal
 from gapmeter.analysis.capacity.speed import pace_of
 from gapmeter.analysis.capacity.trial import Count, Look, Outcome, Promise, Trial, find, plan_looks
+from gapmeter.analysis.judge.arrivals import dispersion
 from gapmeter.analysis.judge.evidence import Evidence, evidence_of
 from gapmeter.analysis.judge.lateness import Lateness, lateness_of, moves_ns
 from gapmeter.analysis.judge.validity import check_run
@@ -52,7 +53,7 @@ from gapmeter.scenarios.slo import Slo
 
 # Rules of validity.py that speak of the load tester's own limits; and others without which nothing was measured.
 CLIENT_RULES = ("delivered", "dispersion", "client_cpu", "token_rate", "request_rate")
-BURSTS = ("gamma", "onoff")  # arrivals that a search keeps as they are; all else is searched as a Poisson process
+KEPT_ARRIVALS = ("gamma", "onoff", "trace")  # by a search, at other rates; all else is searched as a Poisson process
 _OTHER_RULES = ("requests", "records", "rate", "output_length", "prompt_length", "awake")
 _TOO_MANY = 429  # HTTP's status of a limit on the rate
 # How far services vary, as arrivals do: near its ceiling a queue's spells lengthen with the sum of both (Kingman).
@@ -127,6 +128,8 @@ def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], 
     lost = float(np.isinf(took).mean()) if len(took) else 1.0
     # Who refuses requests because the server is full refuses more than may fail, and keeps up with any rate.
     full = served_by(due, due + took) if lost <= min(promise.share for promise in promises_of(slos)) else None
+    # What is drawn has a known dispersion; a trace has that of its requests.
+    bunching = (dispersion(measured) if evidence.arrivals == "trace" else evidence.count_dispersion) or 1.0
     return Outcome(
         tuple(_kept(count, slo, lateness) for slo, count in zip(slos, counts, strict=True)),
         int(issued(final(requests)).sum()), len(measured), note.seconds,
@@ -136,7 +139,7 @@ def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], 
         in_flight=note.rate * float(took.mean()) / 1e9 if len(took) else math.inf,
         invalid=invalid or ("it was interrupted" if note.interrupted else ""), client_limit=client,
         died=note.died or "", interrupted=note.interrupted, name=note.folder, refused_all=_refused_all(measured),
-        bunched=max(1.0, ((evidence.count_dispersion or 1.0) + _SERVICES) / (1.0 + _SERVICES)),
+        bunched=max(1.0, (bunching + _SERVICES) / (1.0 + _SERVICES)),
     )  # fmt: skip
 
 

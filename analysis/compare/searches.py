@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from gapmeter.analysis.capacity.read import BURSTS
+from gapmeter.analysis.capacity.read import KEPT_ARRIVALS
 from gapmeter.analysis.cost import NoPrice, NoRate, hardware_units, offered_rate, price_of
 from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.pareto import interval, merged, pace_limit, pareto, run_point
@@ -104,7 +104,7 @@ def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> 
     return Found(
         folders=(path.resolve().name,),
         kind="capacity",
-        scenario={**manifest.scenario, "load": load if load["arrivals"] in BURSTS else {**load, **_POISSON}},
+        scenario={**manifest.scenario, "load": load if load["arrivals"] in KEPT_ARRIVALS else {**load, **_POISSON}},
         slos=frozenset(map(_limit, manifest.slo)),
         hardware=manifest.hardware,
         is_server_here=manifest.is_server_here,

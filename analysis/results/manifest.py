@@ -328,7 +328,10 @@ class TrialNote(Result):
 
 
 class SearchFacts(Result):
-    """What is searched, and the trials so far. ``ended``: how the search ended; None while it goes on."""
+    """What is searched, and the trials so far. ``ended``: how the search ended; None while it goes on.
+
+    ``trace_rate``: of a trace as the scenario has it.
+    """
 
     target_rps: float | None
     headroom: float
@@ -337,6 +340,7 @@ class SearchFacts(Result):
     within: float
     budget_s: float
     start: float
+    trace_rate: float | None = None
     longest: int
     lost_s: float
     trials: tuple[TrialNote, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ import pandas as pd
 
 from gapmeter import errors
 from gapmeter.analysis.capacity import search
-from gapmeter.analysis.capacity.read import BURSTS, count_all, goal_of, read_outcome, read_trials
+from gapmeter.analysis.capacity.read import KEPT_ARRIVALS, count_all, goal_of, read_outcome, read_trials
 from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Trial
 from gapmeter.analysis.numbers import share
 from gapmeter.analysis.results.capacity import (
@@ -247,16 +248,19 @@ class TrialMonitor:
 def at_rate(scenario: Scenario, ask: Ask, number: int) -> Scenario:
     """The scenario as a trial: long enough for the requests that count, with arrivals of its own.
 
-    Bursts (gamma, onoff) stay as they are, at another mean rate; all else arrives as a Poisson process.
+    Bursts (gamma, onoff) stay as they are, at another mean rate, and so does a trace, from another place in it; all
+    else arrives as a Poisson process.
     """
     load = scenario.load
+    seed = (scenario.seed * 1000 + number) % 2**63  # the largest that a scenario may have is one less
     trial: dict[str, object] = {
         "rate": ask.rate, "diurnal": None, "requests": None, "duration_ns": round(ask.most / ask.rate * 1e9),
         "patience_ns": None, "warmup_ns": _warmup_ns(scenario, ask),
     }  # fmt: skip
-    if load.arrivals not in BURSTS:
+    if load.trace is not None:
+        trial |= {"rate": None, "trace": load.trace.at_rate(ask.rate, random.Random(seed).random())}
+    elif load.arrivals not in KEPT_ARRIVALS:
         trial |= {"arrivals": "poisson", "burstiness": None, "onoff": None}
-    seed = (scenario.seed * 1000 + number) % 2**63  # the largest that a scenario may have is one less
     return scenario.model_copy(update={"load": load.model_copy(update=trial), "seed": seed, "repeat": 1})
 
 
@@ -270,7 +274,8 @@ def begin_search(
     name: str, overrides: Sequence[str], scenario: Scenario, options: Options, goal: CapacityGoal, resume: Path | None
 ) -> Iterator[Study[SearchManifest]]:
     """A new search, or an earlier one that goes on with this goal. Raises UserError."""
-    assert scenario.load.rate is not None
+    rate = scenario.load.trace.rate if scenario.load.trace else scenario.load.rate
+    assert rate is not None
     goal = replace(goal, headroom=goal.headroom_of(scenario.cost))
     with study_folder(options.runs, scenario, SearchManifest, resume) as (path, manifest):
         if manifest is not None:
@@ -290,7 +295,8 @@ def begin_search(
             keys = Keys.within(scenario.to_dict(), options.api_key)
             command = options.command or Command.of("capacity", name, overrides)
             facts = SearchFacts(
-                **asdict(replace(goal, start=goal.start or scenario.load.rate)), longest=_LONGEST,
+                **asdict(replace(goal, start=goal.start or rate)), longest=_LONGEST,
+                trace_rate=rate if scenario.load.trace else None,
                 lost_s=_warmup_ns(scenario) / 1e9 + _AROUND_S, trials=(), ended=None,
             )  # fmt: skip
             manifest = SearchManifest(**dict(describe(scenario, command, keys)), slo=scenario.slo, capacity=facts)

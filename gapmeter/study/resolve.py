@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 
 from gapmeter import errors
@@ -100,12 +101,10 @@ def check_searchable(scenario: Scenario, name: str) -> None:
             f"is a closed loop: its users wait for their answers, so the load never exceeds what the server can do; "
             f"capacity needs an open loop. Write: {again}"
         )
-    elif load.arrivals not in RATED_ARRIVALS or load.rate is None:
-        of_trace = " --set load.duration=60s --set workload.prompt_tokens=64 --set workload.output_tokens=32"
-        problem = (
-            f"uses {load.arrivals} arrivals, which have no single rate to search. Write, with your own lengths and "
-            f"duration: {again}{of_trace * (load.arrivals == 'trace')}"
-        )
+    elif load.trace is not None and not math.isfinite(load.trace.rate):
+        problem = "has a trace whose requests all came at once, so it has no rate to search"
+    elif load.arrivals not in (*RATED_ARRIVALS, "trace"):
+        problem = f"uses {load.arrivals} arrivals, which have no single rate to search. Write: {again}"
     elif scenario.workload.kind == "conversation":
         problem = (
             "has conversations: its rate is one of conversations, and what a search finds is one of requests. "

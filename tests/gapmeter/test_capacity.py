@@ -85,6 +85,17 @@ def test_bursts_stay_bursts_at_another_rate_and_all_else_arrives_at_random(
     assert (load.rate, load.duration_ns) == (30.0, 20_000_000_000)
 
 
+def test_a_trace_stays_a_trace_at_another_speed_and_each_trial_has_another_part_of_it() -> None:
+    scenario = resolve("replay-chat")
+    trials = [at_rate(scenario, Ask(30.0, 600), number).load for number in range(4)]
+    for load in trials:
+        assert (load.arrivals, load.rate, load.duration_ns) == ("trace", None, 20_000_000_000)
+        assert load.trace.loop
+        assert load.trace.rate == pytest.approx(30.0)
+        assert load.trace.at_rate(load.trace.rate, 0.0).speed == pytest.approx(load.trace.speed)
+    assert len({load.trace.start_ns for load in trials}) == 4
+
+
 def read_back(command: CommandLine) -> Scenario:
     """The scenario that a command line runs."""
     arguments = parser().parse_args(command.words[1:])
@@ -414,7 +425,7 @@ def test_ctrl_c_reports_what_is_known(tmp_path: Path) -> None:
     assert found["trials"]
 
 
-@pytest.mark.parametrize("name", ["concurrency", "replay-chat", "dialogue", "batch-size", "rush-hour"])
+@pytest.mark.parametrize("name", ["concurrency", "dialogue", "batch-size", "rush-hour"])
 def test_what_a_search_advises_for_a_scenario_that_it_refuses_can_be_searched(name: str) -> None:
     flags: list[str] = []
     for _ in range(3):  # one thing is told at a time

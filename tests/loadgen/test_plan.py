@@ -152,6 +152,17 @@ def test_a_trace_that_ends_before_what_was_asked_of_it_says_so(
     assert [note for note in planned(path, *trace, asked).notes if note.startswith("the trace")] == said
 
 
+def test_a_trace_that_loops_fills_any_duration(path: Path, tmp_path: Path) -> None:
+    rows = "".join(f"{second},{20 + second},{second + 1}\n" for second in range(5))
+    (tmp_path / "t.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    looped = {"file": str(tmp_path / "t.csv"), "speed": 2, "start": "3s", "loop": True}
+    words = ("load.arrivals=trace", f"load.trace={json.dumps(looped)}", "load.warmup=1s", "load.duration=3s")
+    plan = planned(path, *words, "workload.prompt_tokens=null", "workload.output_tokens=null")
+    assert plan.due_ns.tolist() == [k * 500_000_000 for k in range(8)]
+    assert plan.output_tokens.tolist() == [4, 5, 1, 2, 3, 4, 5, 1]
+    assert plan.notes == ()
+
+
 def test_a_repeat_is_the_same_trace_with_fresh_text(path: Path, tokenizer: PromptTokenizer) -> None:
     first, second = planned(path, tokenizer=tokenizer), planned(path, tokenizer=tokenizer, repeat=1)
     for name in ("due_ns", "prompt_tokens", "output_tokens"):

@@ -97,6 +97,39 @@ def test_a_trace_lasts_to_its_end_and_a_part_of_it_can_be_set_by_a_flag(tmp_path
     assert replay(tmp_path, lines, warmup="10s").load.duration_ns == 34 * S + 1
 
 
+def test_a_trace_can_begin_later_and_begin_again(tmp_path: Path) -> None:
+    rows = HEAD + "0,5,1\n1,6,2\n4,7,3\n"  # a lap is 4 s and a mean gap of 2
+    late = replay(tmp_path, rows, "load.trace.start=1s", name="t.csv").load
+    assert late.duration_ns == 3 * S + 1
+    assert late.trace.issued(9) == Recording("azure", (0, 3 * S), (6, 7), (2, 3), ())
+    looped = replay(tmp_path, rows, "load.trace.start=1s", "load.trace.loop=true", name="t.csv").load
+    assert looped.duration_ns == 6 * S + 1
+    assert looped.trace.issued(5).at_ns == (0, 3 * S, 5 * S, 6 * S, 9 * S)
+    assert looped.trace.issued(5).prompt_tokens == (6, 7, 5, 6, 7)
+    assert looped.trace.rate == 0.5
+    twice = looped.trace.at_rate(1.0, part=0.7)
+    assert (twice.speed, twice.start_ns, twice.loop, twice.rate) == (2.0, 4 * S, True, 1.0)
+
+
+def test_a_block_of_text_does_not_come_again_with_the_next_lap(tmp_path: Path) -> None:
+    lines = GOOD_JSON + '{"timestamp": 40, "input_length": 5, "output_length": 5}\n'
+    looped = replay(tmp_path, lines, "load.trace.loop=true").load.trace
+    assert looped.issued(5).blocks == ((0, 3), (), (4, 7), (), (8, 11))
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("load.trace.start=2s", "load.trace.start: is after the last request of "),
+        ("load.trace.loop=true", "so none can follow the last; leave it out"),
+    ],
+)
+def test_a_trace_that_has_nothing_to_issue_is_refused(tmp_path: Path, key: str, says: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        replay(tmp_path, GOOD_JSON, key)
+    assert says in str(caught.value)
+
+
 def test_a_resolved_trace_written_out_reads_back_to_itself(tmp_path: Path) -> None:
     first = replay(
         tmp_path, HEAD + "0.25,5,6\n1.5,7,8\n", "load.trace.speed=3", "load.trace.format=azure", name="t.csv"
