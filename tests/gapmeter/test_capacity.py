@@ -46,7 +46,11 @@ SMALL = ("capacity", "smoke", "--engine", "simulated", *settings(
     ("words", "code", "said"),
     [
         (("concurrency",), 2, "--set 'sweep=[]' --set load.arrivals=poisson --set load.rate=1"),
-        (("replay-chat",), 2, "--set load.arrivals=poisson"),
+        (
+            ("smoke", "--set", "load={arrivals: ramp, ramp: {from: 1, to: 2}, duration: 9s}"),
+            2,
+            "--set load.arrivals=poisson",
+        ),
         (("smoke", "--set", "slo=[]"), 2, "has no SLO"),
         (("smoke", "--target-rps", "50", "--headroom", "100%"), 2, "--headroom 100%: write a percentage"),
         (("smoke", "--headroom", "30%"), 2, "--headroom and --spare go with --target-rps"),

@@ -19,7 +19,7 @@ DIGESTS = {
     "concurrency": ("0de4a30f4d49", "b7345886118e c031777584c5 4b37347c6439 6d238a9c76b9 6524484fa4b0 4ff0272bf10b"),
     "dialogue": ("1c0b01f491ba", ""),
     "long-prompt": ("ea6ff2d2a53c", ""),
-    "replay-chat": ("4e147d3bc33e", ""),
+    "replay-chat": ("e6d90b60fb49", ""),
     "rush-hour": ("7a4b192be453", ""),
     "smoke": ("beecaad7a633", ""),
 }
@@ -63,7 +63,7 @@ OLDER: dict[str, Any] = {
 
 def without_newer(document: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
     return {
-        key: without_newer(value, like[key]) if key in ("server", "workload", "load") else value
+        key: without_newer(value, like[key]) if key in ("server", "workload", "load", "trace") else value
         for key, value in document.items()
         if key in like
     }

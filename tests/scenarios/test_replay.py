@@ -121,7 +121,7 @@ def test_a_block_of_text_does_not_come_again_with_the_next_lap(tmp_path: Path) -
     ("key", "says"),
     [
         ("load.trace.start=2s", "load.trace.start: is after the last request of "),
-        ("load.trace.loop=true", "so none can follow the last; leave it out"),
+        ("load.trace.loop=true", "none can follow the last; leave it out"),
     ],
 )
 def test_a_trace_that_has_nothing_to_issue_is_refused(tmp_path: Path, key: str, says: str) -> None:
