@@ -108,7 +108,9 @@ def block_length(series: Floats) -> float:
     look = max(5, math.ceil(math.sqrt(math.log10(n))))
     most = min(n - 1, math.ceil(math.sqrt(n)) + look)
     small = np.abs(covariance[1 : most + 1] / covariance[0]) < 2 * math.sqrt(math.log10(n) / n)
-    lag = _first_run(small, look)
+    calm = np.flatnonzero(np.lib.stride_tricks.sliding_window_view(small, look).all(axis=1))
+    # The lag before the first ``look`` small autocorrelations in a row; else the last lag that is not small.
+    lag = int(calm[0] if len(calm) else np.flatnonzero(~small)[-1] + 1)
     window = min(2 * lag, most)
     k = np.arange(window + 1)
     weight = np.clip(2 * (1 - k / window), 0.0, 1.0) if window else np.ones(1)
@@ -118,17 +120,6 @@ def block_length(series: Floats) -> float:
         return 1.0
     length = (2 * float((both * k).sum()) ** 2 / spread) ** (1 / 3) * n ** (1 / 3)
     return float(np.clip(length, 1.0, math.ceil(min(3 * math.sqrt(n), n / 3))))
-
-
-def _first_run(small: NDArray[np.bool_], length: int) -> int:
-    """The lag before the first ``length`` small autocorrelations in a row; else the last lag that is not small."""
-    run = 0
-    for at, each in enumerate(small):
-        run = run + 1 if each else 0
-        if run == length:
-            return at + 1 - length
-    large = np.flatnonzero(~small)
-    return int(large[-1]) + 1 if len(large) else 0
 
 
 def draw(n: int, length: float, resamples: int, rng: np.random.Generator) -> NDArray[np.int32]:
@@ -229,18 +220,15 @@ def pooled_harrell_davis(values: Floats, counts: Floats, percentiles: Sequence[f
     share = np.cumsum(counts, axis=1) / np.maximum(total, 1)[:, None]
     least, most, steps = share.min(axis=0), share.max(axis=0), np.diff(values)
     out = np.empty((len(counts), len(percentiles)))
+    n = float(total[total > 0].mean())
     for number, percentile in enumerate(percentiles):
-        at, weight = _beta_table(percentile / 100, float(total[total > 0].mean()))
+        p = percentile / 100
+        width = _KERNEL_WIDTHS * math.sqrt(p * (1 - p) / n)
+        at = np.linspace(max(p - width, 0.0), min(p + width, 1.0), int(1000 * _KERNEL_WIDTHS) + 1)
+        weight = special.betainc(p * (n + 1), (1 - p) * (n + 1), at)
         low, high = np.searchsorted(most, at[0]), np.searchsorted(least, at[-1])
         high = min(int(high), len(values) - 1)
         below = np.interp(share[:, low:high], at, weight)
         out[:, number] = values[high] - below @ steps[low:high]
     out[total == 0] = np.nan
     return out
-
-
-def _beta_table(p: float, n: float) -> tuple[Floats, Floats]:
-    """The incomplete beta function of Harrell and Davis's weights around ``p``, from 0 to 1."""
-    width = _KERNEL_WIDTHS * math.sqrt(p * (1 - p) / n)
-    at = np.linspace(max(p - width, 0.0), min(p + width, 1.0), int(1000 * _KERNEL_WIDTHS) + 1)
-    return at, np.asarray(special.betainc(p * (n + 1), (1 - p) * (n + 1), at), dtype=np.float64)

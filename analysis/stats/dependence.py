@@ -80,7 +80,8 @@ class Exceedances:
         time, lags = self._time
         worth = min(self._worth(self._spread() * time / (1 - min(lags / clusters, 0.9))), self.count)
         excess = (1 - worth / self.count) ** 2
-        return self._bounded(worth * _allowance(1 / (lags / clusters + 3 * excess / self.spells(worth))))
+        freedom = 1 / (lags / clusters + 3 * excess / self.spells(worth))
+        return self._bounded(worth * _allowance(max(freedom, 1.0)))
 
     def long(self) -> float:
         """n_eff by the first cosines, between ``LEAST`` and the count."""
@@ -186,8 +187,8 @@ def later(worth: float, plain: float) -> Callable[[float], float]:
     low, high = 0.2, 1e6
     for _ in range(60):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if _by_freedom(middle) < worth / plain else (low, middle)
-    return lambda factor: plain * factor * min(_by_freedom(low * factor), 1.0)
+        low, high = (middle, high) if _allowance(middle) < worth / plain else (low, middle)
+    return lambda factor: plain * factor * min(_allowance(low * factor), 1.0)
 
 
 def autocorrelation_time(series: Floats) -> float:
@@ -201,8 +202,8 @@ def _geyer(series: Floats) -> tuple[float, int]:
     if n < 4:
         return 1.0, 1
     centred = series - series.mean()
-    largest = _largest(centred)
-    if largest <= n * np.finfo(np.float64).eps * _largest(series):  # constant, but for rounding
+    largest = float(np.abs(centred).max())
+    if largest <= n * np.finfo(np.float64).eps * np.abs(series).max():  # constant, but for rounding
         return 1.0, 1
     centred /= largest  # squares of very small ones would be 0
     for lags in (*(lags for lags in _LAGS if _SHORT * lags < n), n):
@@ -213,10 +214,6 @@ def _geyer(series: Floats) -> tuple[float, int]:
             break
     stop = int(negative[0]) if len(negative) else len(pairs)
     return max(1.0, float(2 * pairs[:stop].sum() - 1)), max(4 * stop - 1, 1)
-
-
-def _largest(values: Floats) -> float:
-    return float(max(values.max(), -values.min()))
 
 
 def autocovariances(centred: Floats, lags: int) -> Floats:
@@ -235,9 +232,5 @@ def autocovariances(centred: Floats, lags: int) -> Floats:
 
 
 def _allowance(freedom: float) -> float:
-    """(z / t)^2 at the 97.5 % quantiles; one degree of freedom is the least that is reckoned with."""
-    return _by_freedom(max(freedom, 1.0))
-
-
-def _by_freedom(freedom: float) -> float:
+    """(z / t)^2 at the 97.5 % quantiles."""
     return (_NORMAL / t_quantile(freedom)) ** 2

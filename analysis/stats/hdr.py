@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from hdrh.histogram import HdrHistogram
 from hdrh.log import HistogramLogWriter
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.records.histograms import nearest_rank, new_histogram
@@ -31,8 +31,13 @@ def histogram_of(values_ns: ArrayLike) -> tuple[HdrHistogram, int]:
     """
     histogram = new_histogram()
     values = np.sort(np.atleast_1d(np.asarray(values_ns)))
-    least, beyond = _edges(histogram)
-    at = np.searchsorted(values, np.append(least, beyond))
+    # The least value that each counter counts, and the least that the last one does not. From twice ``half`` on,
+    # buckets of ``half`` counters each have values twice as far apart as the one before.
+    half = int(histogram.sub_bucket_half_count)
+    index = np.arange(int(histogram.counts_len) + 1)
+    bucket = np.maximum(index // half - 1, 0)
+    least = (index - bucket * half) << (bucket + int(histogram.unit_magnitude))
+    at = np.searchsorted(values, least)
     at[0] = np.searchsorted(values, -1, side="right")  # -0.5 truncates to 0
     counted = int(at[-1] - at[0])
     if counted:
@@ -70,15 +75,3 @@ def write_hlog(
                 raise ValueError(f"{tag!r} cannot be a histogram log's tag: no commas, no white space")
             stream.write(f"Tag={tag},")
             writer.output_interval_histogram(histogram, start_s, start_s + length_s)
-
-
-def _edges(histogram: HdrHistogram) -> tuple[NDArray[np.int64], int]:
-    """The least value that each counter counts, and the least that the last one does not.
-
-    From twice ``half`` on, buckets of ``half`` counters each have values twice as far apart as the one before.
-    """
-    half = int(histogram.sub_bucket_half_count)
-    index = np.arange(int(histogram.counts_len) + 1)
-    bucket = np.maximum(index // half - 1, 0)
-    least = (index - bucket * half) << (bucket + int(histogram.unit_magnitude))
-    return least[:-1], int(least[-1])
