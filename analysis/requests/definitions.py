@@ -208,29 +208,27 @@ def describe_definitions(folder: RunFolder, requests: pd.DataFrame) -> dict[str,
     good = measured[succeeded(measured)]
     counts = zip(good["request_id"], good["output_tokens"], strict=True)
     tokens = {request_id: None if pd.isna(count) else int(count) for request_id, count in counts}
-    answers = [[peer.measure(answer) for peer in PEERS] for answer in _answers(folder, tokens)]
-    return {peer.key: _describe(peer, [row[k] for row in answers]) for k, peer in enumerate(PEERS)}
-
-
-def _answers(folder: RunFolder, tokens: Mapping[str, int | None]) -> Iterator[OneAnswer]:
+    answers: dict[str, list[ByTool]] = {peer.key: [] for peer in PEERS}
     for path in folder.record_files(folder.requests):
         for record in read_records(path).requests():
             if record.request_id in tokens:
-                yield seen(record, tokens[record.request_id])
+                answer = seen(record, tokens[record.request_id])
+                for peer in PEERS:
+                    answers[peer.key].append(peer.measure(answer))
+    described = {}
+    for peer in PEERS:
+        metrics = {
+            metric: figures(*pooled(answers[peer.key], metric), differs=sentence, weighted=peer.key == WEIGHTED)
+            for metric, sentence in peer.differs.items()
+        }
+        described[peer.key] = PeerDefinitions(name=peer.name, version=peer.version, **metrics)
+    return described
 
 
 def seen(record: RequestRecord, tokens: int | None) -> OneAnswer:
     """One answer as any client could have seen it."""
     begun = record.connect_start_ns or record.write_ns
     return OneAnswer(begun, record.write_ns, record.end_ns, tokens, tuple(chunks(record)))
-
-
-def _describe(peer: Peer, answers: list[ByTool]) -> PeerDefinitions:
-    metrics = {
-        metric: figures(*pooled(answers, metric), differs=sentence, weighted=peer.key == WEIGHTED)
-        for metric, sentence in peer.differs.items()
-    }
-    return PeerDefinitions(name=peer.name, version=peer.version, **metrics)
 
 
 def pooled(answers: Iterable[ByTool], metric: str) -> tuple[Floats, Floats]:

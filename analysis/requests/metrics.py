@@ -133,8 +133,6 @@ def receive_waits_ns(requests: pd.DataFrame) -> tuple[Floats, int]:
 
     Pieces of answers without any such stamp are counted by their chunks with tokens.
     """
-    if "receive_wait_ns" not in requests:
-        return np.zeros(0), 0
     waits, counts = flattened(requests, "receive_wait_ns")
     _, chunks = flattened(requests, "chunk_tokens", counts == 0)
     return waits[waits > 0].astype(np.float64), int(counts.sum() + chunks.sum())
@@ -144,14 +142,6 @@ def last_waits_ns(requests: pd.DataFrame) -> Ints:
     """How long the end of each answer waited to be read; 0 where the kernel did not stamp it."""
     waits, counts = flattened(requests, "receive_wait_ns")
     return np.where(counts > 0, np.append(waits, 0)[np.cumsum(counts) - 1], 0)
-
-
-def token_gaps(requests: pd.DataFrame, rows: Bools) -> Gaps:
-    """The gaps of the requests that ``rows`` marks. Tokens that arrived together are one arrival."""
-    whose, at_ns, _ = arrivals_of(requests, rows)
-    between = np.flatnonzero(~changes(whose))
-    between = between[np.argsort(at_ns[between], kind="stable")]
-    return Gaps(whose[between], at_ns[between], (at_ns[between] - at_ns[between - 1]).astype(np.float64))
 
 
 def arrivals_of(requests: pd.DataFrame, rows: Bools) -> tuple[Ints, Ints, Ints]:
@@ -305,8 +295,14 @@ def pooled_gaps(requests: pd.DataFrame, good: Bools, *, failures: bool) -> tuple
 
 
 def gaps_of(requests: pd.DataFrame, good: Bools, *, failures: bool) -> Gaps:
-    """The gaps of the requests that succeeded; with ``failures``, also those that others had or owe, infinite."""
-    gaps = token_gaps(requests, np.ones(len(requests), bool) if failures else good)
+    """The gaps of the requests that succeeded; with ``failures``, also those that others had or owe, infinite.
+
+    Tokens that arrived together are one arrival.
+    """
+    whose, at_ns, _ = arrivals_of(requests, np.ones(len(requests), bool) if failures else good)
+    ends = np.flatnonzero(~changes(whose))
+    ends = ends[np.argsort(at_ns[ends], kind="stable")]
+    gaps = Gaps(whose[ends], at_ns[ends], (at_ns[ends] - at_ns[ends - 1]).astype(np.float64))
     if not failures or good.all():
         return gaps
     row, at_ns = _missing_gaps(requests, ~good)

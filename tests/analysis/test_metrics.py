@@ -85,14 +85,14 @@ def test_one_token_or_an_unknown_number_of_tokens_has_no_tpot(tokens: int | None
 
 def test_gaps_are_pooled_over_requests_in_the_order_of_arrival() -> None:
     requests = table(row(0, 0, 0, [10, 30, 35]), row(1, 0, 0, [20, 32]))
-    gaps = metrics.token_gaps(requests, np.array([True, True]))
+    gaps = metrics.gaps_of(requests, np.array([True, True]), failures=False)
     assert (gaps.gap_ns / MS).tolist() == [20.0, 12.0, 5.0]
     assert gaps.row.tolist() == [0, 1, 0]
 
 
 def test_tokens_that_arrive_together_end_one_gap() -> None:
     requests = table(row(0, 0, 0, [10, 10, 25, 25, 25, 40]))
-    gaps = metrics.token_gaps(requests, np.array([True]))
+    gaps = metrics.gaps_of(requests, np.array([True]), failures=False)
     assert (gaps.gap_ns / MS).tolist() == [15.0, 15.0]
     assert metrics.request_values_ns(requests, "tpot")[0] == 6 * MS
 
@@ -187,7 +187,7 @@ def test_goodput_takes_the_limit_of_the_highest_percentile_named() -> None:
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=20), min_size=1, max_size=10))
 def test_the_gaps_of_a_request_sum_to_last_minus_first(steps: list[list[int]]) -> None:
     requests = table(*(row(i, 0, 0, np.cumsum(s).tolist()) for i, s in enumerate(steps)))
-    gaps = metrics.token_gaps(requests, np.ones(len(requests), bool))
+    gaps = metrics.gaps_of(requests, np.ones(len(requests), bool), failures=False)
     sums = np.bincount(gaps.row, weights=gaps.gap_ns, minlength=len(steps))
     assert sums == pytest.approx(metrics.elapsed_ns(requests, "first_token_ns", "last_token_ns"))
     assert (gaps.gap_ns > 0).all()
