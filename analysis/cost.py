@@ -85,10 +85,12 @@ def describe_economics(
     tokens = describe_tokens(measured)
     rate = offered_rate(figures.verdict, figures.slo, figures.load, figures.counts.measured, steady)
     cost = describe_cost(rate, tokens, manifest)
+    output = numbers_of(measured[succeeded(measured)], "output_tokens")
+    output_tokens = None if np.isnan(output).any() else float(output.sum())
     return Economy(
         tokens_per_request=tokens,
         cost=cost,
-        energy=describe_energy(energy, figures.counts.succeeded, _output_tokens(measured)),
+        energy=describe_energy(energy, figures.counts.succeeded, output_tokens),
         value=describe_value(cost, figures.goodput.share_ci),
     )
 
@@ -116,12 +118,10 @@ def describe_search(
     cost = describe_cost(searched_rate(low, high), tokens, manifest)
     best = _at_the_answer(low, high, trials)
     good = best.result.goodput.share_ci if best and best.rate >= (low or 0.0) else None
-    return Economy(
-        tokens_per_request=tokens,
-        cost=cost,
-        energy=_energy_at(best) if best else NoEnergy(status="unmeasured", reason=_NO_TRIAL),
-        value=describe_value(cost, good),
-    )
+    energy = best.result.energy if best else NoEnergy(status="unmeasured", reason=_NO_TRIAL)
+    if best and isinstance(energy, Energy):
+        energy = energy.model_copy(update={"source": f"{energy.source}, at {numbers.rate(best.rate)}"})
+    return Economy(tokens_per_request=tokens, cost=cost, energy=energy, value=describe_value(cost, good))
 
 
 def _at_the_answer(low: float | None, high: float | None, trials: Sequence[SearchTrial]) -> SearchTrial | None:
@@ -133,14 +133,6 @@ def _at_the_answer(low: float | None, high: float | None, trials: Sequence[Searc
     if low is None or not undecided:
         return None
     return min(undecided, key=lambda trial: abs(math.log(trial.rate / low)))
-
-
-def _energy_at(trial: SearchTrial) -> Energy | NoEnergy:
-    """That of the trial's run; its source also names the rate, which it follows."""
-    energy = trial.result.energy
-    if isinstance(energy, NoEnergy):
-        return energy
-    return energy.model_copy(update={"source": f"{energy.source}, at {numbers.rate(trial.rate)}"})
 
 
 def describe_value(cost: Cost | NoCost, goodput_ci: Ends | None) -> Value:
@@ -313,14 +305,8 @@ def _cores(manifest: Manifest) -> int:
     return len(manifest.placement.server) or manifest.hardware.cores
 
 
-def _output_tokens(measured: pd.DataFrame) -> float | None:
-    """Output tokens of all successes; None where one did not tell."""
-    tokens = numbers_of(measured[succeeded(measured)], "output_tokens")
-    return None if np.isnan(tokens).any() else float(tokens.sum())
-
-
 def describe_energy(window: EnergyWindow | None, requests: int, tokens: float | None) -> Energy | NoEnergy:
-    """Energy spread over the ``requests`` that succeeded, and their output ``tokens``.
+    """Energy spread over the ``requests`` that succeeded, and their output ``tokens`` (None where one did not tell).
 
     What failed requests took is included, however long they were waited for.
     """

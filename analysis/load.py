@@ -110,16 +110,18 @@ def count_requests(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evi
     ``unissued``: planned, and not on record as sent, also where a worker took its records along; None where nothing was
     planned one by one.
     """
-    good = succeeded(measured)
-    requests_alone = final(requests)
-    sent = int(issued(requests_alone).sum())
+    good, alone = succeeded(measured), final(requests)
+    sent = int(issued(alone).sum())
+    warmup = alone[issued(alone) & ~alone["measured"].to_numpy(bool)]
+    if len(measured):  # what was due later is left out of a load that ended early
+        warmup = warmup[warmup["due_ns"] <= measured["due_ns"].max()]
     abandoned = int((requests["outcome"] == "abandoned").sum())
     left = None if evidence.planned is None else evidence.planned - sent - abandoned - (evidence.beyond_end or 0)
     return Counts(
         unissued=left,
-        planned=len(requests_alone) if evidence.planned is None else evidence.planned,
+        planned=len(alone) if evidence.planned is None else evidence.planned,
         issued=sent,
-        warmup=_before_measured(requests_alone, measured),
+        warmup=len(warmup),
         abandoned=abandoned,
         beyond_end=evidence.beyond_end,
         measured=len(measured),
@@ -127,12 +129,6 @@ def count_requests(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evi
         attempts=count_attempts(requests, measured),
         failed=_by_class(measured[~good]),
     )
-
-
-def _before_measured(requests: pd.DataFrame, measured: pd.DataFrame) -> int:
-    """Requests that were sent and do not count, since the load had not settled yet: not those after an early end."""
-    left_out = requests[issued(requests) & ~requests["measured"].to_numpy(bool)]
-    return int((left_out["due_ns"] <= measured["due_ns"].max()).sum()) if len(measured) else len(left_out)
 
 
 def count_attempts(requests: pd.DataFrame, measured: pd.DataFrame) -> Attempts:

@@ -90,8 +90,18 @@ def hardware_words(hardware: Hardware) -> str:
 
 def load_words(load: LoadFacts) -> str:
     """How it was loaded: rate and loop, how long."""
-    how = f"{_asked(load)}{_shape(load)} open loop" if load.loop == "open" else f"{users_words(load)}, closed loop"
-    return f"{how}, {load.window_s:.0f} s"
+    if load.loop == "closed":
+        return f"{users_words(load)}, closed loop, {load.window_s:.0f} s"
+    asked = rate(load.requested_rate or load.delivered_rate)
+    if load.unit != "requests":
+        asked = f"{plain(load.requested_rate)} {load.unit}/s, {rate(load.delivered_rate)}"
+    shape = ""  # what a mean rate does not say of the arrivals
+    if load.rate_range:
+        low, high = load.rate_range
+        shape = f" on average ({load.arrivals}, {plain(low)} to {plain(high)})"
+    elif load.arrivals in ("gamma", "trace"):
+        shape = f" ({load.arrivals})"
+    return f"{asked}{shape} open loop, {load.window_s:.0f} s"
 
 
 def users_words(load: LoadFacts) -> str:
@@ -100,20 +110,6 @@ def users_words(load: LoadFacts) -> str:
         return f"users of {load.locustfile}"
     users = counted(load.concurrency or 0, "user")
     return users if load.unit == "requests" else f"{users} in conversations"
-
-
-def _asked(load: LoadFacts) -> str:
-    if load.unit == "requests":
-        return rate(load.requested_rate or load.delivered_rate)
-    return f"{plain(load.requested_rate)} {load.unit}/s, {rate(load.delivered_rate)}"
-
-
-def _shape(load: LoadFacts) -> str:
-    """What a mean rate does not say of the arrivals."""
-    if load.rate_range:
-        low, high = load.rate_range
-        return f" on average ({load.arrivals}, {plain(low)} to {plain(high)})"
-    return f" ({load.arrivals})" if load.arrivals in ("gamma", "trace") else ""
 
 
 @cache
