@@ -182,7 +182,19 @@ def _shortened(requests: pd.DataFrame, plan: PlanFacts) -> ShortenedLoad | None:
 
 def describe_ledger(ledger: Ledger, trace: Trace | None, measured: int) -> LedgerFacts:
     """The ledger itself: refusals, unmeasured stages, the estimate's error. ``measured``: requests that have one."""
-    fit = ledger.interference
+    fit, cores = ledger.interference, trace.cores if trace else None
+    held = ranks = None
+    if cores and not ledger.refused:
+        whole = sum(ledger.core_holders.values())
+        held = tuple(
+            CoreHolder(
+                process=who.process, stage=who.stage, program=who.program, share=ns / whole, mean_ms=ns / measured / 1e6
+            )
+            for who, ns in ledger.core_holders.items()
+        )
+    if trace and len(trace.ranks_apart_ns):
+        p50, p99 = np.percentile(trace.ranks_apart_ns, [50, 99]).tolist()
+        ranks = Ranks(steps=len(trace.ranks_apart_ns), begun_apart_p50_ms=p50 / 1e6, begun_apart_p99_ms=p99 / 1e6)
     return LedgerFacts(
         refused=ledger.refused,
         unmeasured=ledger.unmeasured,
@@ -193,24 +205,9 @@ def describe_ledger(ledger: Ledger, trace: Trace | None, measured: int) -> Ledge
             per_kv_token_us=fit.per_token_ns / 1e3, decode_only_steps=fit.steps,
         ),
         killed_processes=trace.incomplete if trace else (),
-        core_held=_core_held(ledger, measured) if trace and trace.cores and not ledger.refused else None,
-        core_waits=trace.cores.known_from if trace and trace.cores else "spans",
+        core_held=held,
+        core_waits=cores.known_from if cores else "spans",
         support=ledger.support or None,
-        ranks=_ranks(trace) if trace and len(trace.ranks_apart_ns) else None,
+        ranks=ranks,
         gaps_of=ledger.gaps_of,
     )  # fmt: skip
-
-
-def _ranks(trace: Trace) -> Ranks:
-    p50, p99 = np.percentile(trace.ranks_apart_ns, [50, 99]) / 1e6
-    return Ranks(steps=len(trace.ranks_apart_ns), begun_apart_p50_ms=float(p50), begun_apart_p99_ms=float(p99))
-
-
-def _core_held(ledger: Ledger, measured: int) -> tuple[CoreHolder, ...]:
-    whole = sum(ledger.core_holders.values())
-    return tuple(
-        CoreHolder(
-            process=who.process, stage=who.stage, program=who.program, share=ns / whole, mean_ms=ns / measured / 1e6
-        )
-        for who, ns in ledger.core_holders.items()
-    )

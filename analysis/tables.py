@@ -218,7 +218,11 @@ def write_table(path: Path, table: pd.DataFrame, about: Mapping[str, str] | None
     type all of its rows tell. Categories are written as texts, integers (stamps, most of them) as differences.
     """
     rows = max(len(table), 1) if any(map(is_object_dtype, table.dtypes)) else _ROWS
-    schema = _schema(_plain(table[:rows]), about)
+    first = _plain(table[:rows])
+    first.attrs = {"provenance": dict(about)} if about else {}
+    schema = pa.Table.from_pandas(first, preserve_index=False).schema
+    if about:  # as pandas would write it
+        schema = schema.with_metadata({**schema.metadata, "PANDAS_ATTRS": json.dumps(first.attrs)})
     whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if pa.types.is_integer(field.type)}
     others = [field.name for field in schema if field.name not in whole]
     with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=others, column_encoding=whole) as writer:
@@ -232,13 +236,3 @@ def _plain(table: pd.DataFrame) -> pd.DataFrame:
     texts = {name: pd.array(kind.categories, "str").take(table[name].cat.codes.to_numpy(), allow_fill=True)
              for name, kind in kinds.items()}  # fmt: skip
     return table.assign(**texts, **{name: table[name].astype(np.int64) for name in table.select_dtypes(np.int32)})
-
-
-def _schema(table: pd.DataFrame, about: Mapping[str, str] | None) -> pa.Schema:
-    """As pandas would write the table, with ``about`` as its ``attrs``."""
-    table = table.copy(deep=False)
-    table.attrs = {"provenance": dict(about)} if about else {}
-    schema = pa.Table.from_pandas(table, preserve_index=False).schema
-    return schema.with_metadata(
-        {**schema.metadata, "PANDAS_ATTRS": json.dumps(table.attrs)} if about else schema.metadata
-    )
