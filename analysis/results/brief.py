@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict
-
 from gapmeter.analysis.results.codec import Number, Result, ResultFile
 
 
-class _Part(Result):
+class _Part(Result, extra="ignore"):
     """Some keys of a part."""
 
-    model_config = ConfigDict(extra="ignore")
 
-
-class _File(ResultFile):
+class _File(ResultFile, extra="ignore"):
     """Some keys of a file."""
-
-    model_config = ConfigDict(extra="ignore")
 
 
 class BriefServer(_Part):

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 from typing import Any
 
+from gapmeter.analysis.results.capacity import CapacityResult
 from gapmeter.analysis.results.codec import ResultFile
+from gapmeter.analysis.results.comparison import Comparison
+from gapmeter.analysis.results.costs import CostTable
+from gapmeter.analysis.results.manifest import Manifest, SearchManifest, SweepManifest
+from gapmeter.analysis.results.run import RunResult, VerdictFile
+from gapmeter.analysis.results.sweep import SweepResult
 
-# The schema's name: whose file it describes, and where that is.
-_TYPES = {
-    "manifest": "gapmeter.analysis.results.manifest:Manifest",
-    "run": "gapmeter.analysis.results.run:RunResult",
-    "verdict": "gapmeter.analysis.results.run:VerdictFile",
-    "sweep": "gapmeter.analysis.results.sweep:SweepResult",
-    "sweep-manifest": "gapmeter.analysis.results.manifest:SweepManifest",
-    "capacity": "gapmeter.analysis.results.capacity:CapacityResult",
-    "capacity-manifest": "gapmeter.analysis.results.manifest:SearchManifest",
-    "comparison": "gapmeter.analysis.results.comparison:Comparison",
-    "costs": "gapmeter.analysis.results.costs:CostTable",
+TYPES: dict[str, type[ResultFile]] = {
+    "manifest": Manifest,
+    "run": RunResult,
+    "verdict": VerdictFile,
+    "sweep": SweepResult,
+    "sweep-manifest": SweepManifest,
+    "capacity": CapacityResult,
+    "capacity-manifest": SearchManifest,
+    "comparison": Comparison,
+    "costs": CostTable,
 }
-
-
-def types() -> dict[str, type[ResultFile]]:
-    """By the schema's name."""
-    places = {name: place.partition(":") for name, place in _TYPES.items()}
-    return {name: getattr(importlib.import_module(module), cls) for name, (module, _, cls) in places.items()}
 
 
 def schema(name: str, of: type[ResultFile]) -> dict[str, Any]:
@@ -49,6 +47,6 @@ def _plain(value: Any) -> Any:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Print the JSON Schema of a kind of result file.")
-    parser.add_argument("name", choices=_TYPES)
+    parser.add_argument("name", choices=TYPES)
     asked = parser.parse_args().name
-    print(json.dumps(schema(asked, types()[asked]), indent=1))
+    print(json.dumps(schema(asked, TYPES[asked]), indent=1))

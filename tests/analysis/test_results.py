@@ -23,7 +23,7 @@ from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.brief import ManifestBrief, RunBrief
 from gapmeter.analysis.results.codec import ResultFile
 from gapmeter.analysis.results.distribution import Distribution, Percentile, percentile_key, percentile_of_key
-from gapmeter.analysis.results.schema import schema, types
+from gapmeter.analysis.results.schema import TYPES, schema
 from gapmeter.analysis.results.trust import Ratio
 from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.scenarios.slo import parse_slo
@@ -175,7 +175,7 @@ def test_a_list_of_runs_reads_the_little_that_it_shows(run: Path) -> None:
 
 
 def test_every_schema_is_printed_by_its_name() -> None:
-    for name, of in types().items():
+    for name, of in TYPES.items():
         words = [sys.executable, "-P", "-m", "gapmeter.analysis.results.schema", name]
         printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
         assert json.loads(printed) == schema(name, of)
@@ -184,7 +184,7 @@ def test_every_schema_is_printed_by_its_name() -> None:
 
 @pytest.mark.parametrize(("name", "file"), [("run", "summary.json"), ("manifest", "manifest.json")])
 def test_a_schema_takes_what_is_written_and_refuses_an_unknown_key(run: Path, name: str, file: str) -> None:
-    check = jsonschema.Draft202012Validator(schema(name, types()[name]))
+    check = jsonschema.Draft202012Validator(schema(name, TYPES[name]))
     document = json.loads((run / file).read_text())
     assert [error.message for error in check.iter_errors(document)] == []
     assert not check.is_valid(document | {"more": 1})

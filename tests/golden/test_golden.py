@@ -62,7 +62,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gapmeter.analysis.results.schema import schema, types
+from gapmeter.analysis.results.schema import TYPES, schema
 from gapmeter.runs.comparison import compare_runs
 from gapmeter.study.conclusion import report_again
 
@@ -209,7 +209,7 @@ def _misfits(path: Path) -> Iterator[str]:
     names = {"manifest.json": "manifest" if kind == "run" else f"{kind}-manifest", "summary.json": kind}
     names |= {"verdict.json": "verdict", "compare.json": "comparison"}
     name = names[path.name]
-    for error in jsonschema.Draft202012Validator(schema(name, types()[name])).iter_errors(document):
+    for error in jsonschema.Draft202012Validator(schema(name, TYPES[name])).iter_errors(document):
         yield f"{path.parent.name}/{path.name}: {error.json_path} {error.message[:200]}"
 
 
