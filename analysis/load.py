@@ -33,6 +33,7 @@ from gapmeter.analysis.requests.metrics import (
     issued,
     measured_requests,
     metric_series,
+    outcomes_of,
     percentile_of,
     request_values_ns,
     sent_tokens,
@@ -127,7 +128,7 @@ def count_requests(requests: pd.DataFrame, measured: pd.DataFrame, evidence: Evi
         measured=len(measured),
         succeeded=int(good.sum()),
         attempts=count_attempts(requests, measured),
-        failed=_by_class(measured[~good]),
+        failed=outcomes_of(measured[~good]),
     )
 
 
@@ -142,12 +143,8 @@ def count_attempts(requests: pd.DataFrame, measured: pd.DataFrame) -> Attempts:
         total=len(measured) + len(earlier),
         asked_again=int(again.sum()),
         then_succeeded=int((again & succeeded(measured)).sum()),
-        failed=_by_class(earlier),
+        failed=outcomes_of(earlier),
     )
-
-
-def _by_class(failed: pd.DataFrame) -> dict[str, int]:
-    return {str(name): int(count) for name, count in failed["outcome"].value_counts().items()}
 
 
 def describe_failures(measured: pd.DataFrame, zero_ns: int) -> tuple[FailureClass, ...]:
@@ -175,7 +172,7 @@ def describe_failures(measured: pd.DataFrame, zero_ns: int) -> tuple[FailureClas
     of = {True: len(measured), False: int((~ended_by_us(measured)).sum())}  # a server could fail those that we left it
     return tuple(
         FailureClass(name=name, count=count, share=count / of[name in ENDED_BY_US], examples=examples(name))
-        for name, count in _by_class(failed).items()
+        for name, count in outcomes_of(failed).items()
     )
 
 

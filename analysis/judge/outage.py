@@ -16,7 +16,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.requests.metrics import ended_by_us, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import ended_by_us, outcomes_of, stamps_ns, succeeded
 from gapmeter.analysis.results.requests import Outage
 
 CHANCE = 1e-3  # of calling random failures a row, at most
@@ -41,12 +41,11 @@ def find_row(requests: pd.DataFrame, zero_ns: int) -> Outage | None:
     due, failures = stamps_ns(requests, "due_ns"), int(failed.sum())
 
     def row(start: int, end: int) -> Outage:
-        classes = requests["outcome"].iloc[start:end].value_counts()
         return Outage(
             from_s=float(due[start] - zero_ns) / 1e9,
             until_s=None if end == len(failed) else float(due[end] - zero_ns) / 1e9,
             requests=end - start,
-            failed={str(name): int(count) for name, count in classes.items()},
+            failed=outcomes_of(requests.iloc[start:end]),
         )
 
     rows = [

@@ -19,6 +19,7 @@ from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.lateness import Late, Lateness, LateRule, lateness_of
 from gapmeter.analysis.numbers import count, duration, share, significant
 from gapmeter.analysis.requests.metrics import ended_by_us, flattened, percentile_of, stamps_ns, succeeded
+from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
 from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.run import SloAnswer
@@ -135,11 +136,11 @@ def _lateness(
         warn, most = (duration(limit / 1e6) for limit in worst.limits_ns)
         both = " and from late reading" if worst.together else ""
         text += (
-            f"; up to {duration(worst.late_ns / 1e6)} of p{worst.percentile:g} {worst.metric.upper()} "
+            f"; up to {duration(worst.late_ns / 1e6)} of {figure_name(worst.metric, worst.percentile)} "
             f"{duration(worst.value_ns / 1e6)} may come from that{both} (warning from {warn}, refused from {most})"
         )
     if refused:
-        names = ", ".join(f"p{one.percentile:g} {one.metric.upper()}" for one in refused)
+        names = ", ".join(figure_name(one.metric, one.percentile) for one in refused)
         text += f"; refused, because too much may be the load tester's lateness: {names}"
     status: CheckStatus = BROKEN if broken else WARN if refused or strained else OK
     return Check(rule=rule, status=status, value=lag_ns, limit=worst.limits_ns[1] if worst else None, text=text)

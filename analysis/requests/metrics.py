@@ -68,6 +68,11 @@ def ended_by_us(requests: pd.DataFrame) -> Bools:
     return np.asarray(requests["outcome"].isin(ENDED_BY_US), dtype=bool)
 
 
+def outcomes_of(requests: pd.DataFrame) -> dict[str, int]:
+    """How many had each outcome, the most frequent first."""
+    return {str(name): int(count) for name, count in requests["outcome"].value_counts().items()}
+
+
 def resent_once(requests: pd.DataFrame) -> Bools:
     """Which were sent a second time, since the server closed the connection: an idle one, or what it had read."""
     return stamps_ns(requests, "attempt") > 0
