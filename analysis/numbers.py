@@ -30,14 +30,14 @@ def duration(ms: float | None, digits: int = 3) -> str:
         return DASH
     if math.isinf(ms):
         return "∞"
-    value, unit = in_unit(ms, unit_of(ms))
-    return f"{significant(value, digits)} {unit}"
+    unit = unit_of(ms)
+    return f"{significant(in_unit(ms, unit), digits)} {unit}"
 
 
 def over(ms: float) -> str:
     """A time that is only known to be exceeded: ``> 60 s``."""
-    value, unit = in_unit(ms, unit_of(ms))
-    return f"> {plain(value)} {unit}"
+    unit = unit_of(ms)
+    return f"> {plain(in_unit(ms, unit))} {unit}"
 
 
 def unit_of(ms: float) -> str:
@@ -48,9 +48,9 @@ def unit_of(ms: float) -> str:
     return "ms" if size >= 0.0995 or size == 0 else "µs"
 
 
-def in_unit(ms: float, unit: str) -> tuple[float, str]:
+def in_unit(ms: float, unit: str) -> float:
     """Milliseconds as a number of ``unit`` (µs, ms or s)."""
-    return ms / {"s": 1000.0, "ms": 1.0, "µs": 0.001}[unit], unit
+    return ms / {"s": 1000.0, "ms": 1.0, "µs": 0.001}[unit]
 
 
 def bounds(low: float | None, high: float | None) -> str:
@@ -60,7 +60,7 @@ def bounds(low: float | None, high: float | None) -> str:
     if math.isinf(high):
         return f"{duration(low)} .. ∞"
     unit = unit_of(max(low, high, key=abs))
-    return f"{significant(in_unit(low, unit)[0])} .. {significant(in_unit(high, unit)[0])} {unit}"
+    return f"{significant(in_unit(low, unit))} .. {significant(in_unit(high, unit))} {unit}"
 
 
 def share(fraction: float | None, digits: int = 2) -> str:

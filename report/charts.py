@@ -105,7 +105,8 @@ class Axis:
         elif unit == "ms":
             # On a logarithmic axis every tick is in its own unit, else all are in that of the longest one.
             longest = max(abs(self.scale.low), abs(self.scale.high))
-            value, unit = in_unit(value, unit_of(value if self.scale.kind == "log" else longest))
+            unit = unit_of(value if self.scale.kind == "log" else longest)
+            value = in_unit(value, unit)
         number = f"{value:+,.6g}" if self.signed else f"{value:,.6g}"
         return f"{number} {unit}" if with_unit and unit else number
 
