@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis import load
-from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.judge import validity, verdict
 from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import Evidence
@@ -180,10 +179,9 @@ class _Pools:
     lateness: Lateness
     percentiles: Sequence[float]
 
-    def of(self, values: Floats | Series, per_request: float = 1.0) -> Distribution:
-        series = values if isinstance(values, Series) else Series(values)
+    def of(self, values: Series, per_request: float = 1.0) -> Distribution:
         request_s = window_s(self.measured) / len(self.measured) if len(self.measured) else 0.0
-        return fig.distribution(series, self.percentiles, per_request, request_s)
+        return fig.distribution(values, self.percentiles, per_request, request_s)
 
     def metric(self, metric: str, origin: str) -> MetricDistribution:
         """Over successes; ``with_failures`` beside it where requests failed, those counted as infinite."""
@@ -214,7 +212,7 @@ class _Pools:
         """The distribution of each group of stages; empty without a ledger."""
         groups = fig.group_values_ns(rows) if len(rows) else {}
         return {
-            group: GroupDistribution(unmeasured=tuple(missing), **dict(self.of(sums)))
+            group: GroupDistribution(unmeasured=tuple(missing), **dict(self.of(Series(sums))))
             for group, (sums, missing) in groups.items()
         }
 
@@ -222,6 +220,9 @@ class _Pools:
 def _trust(
     measured: pd.DataFrame, evidence: Evidence, left: EventResidual | None, checks: Sequence[Check], *, valid: bool
 ) -> Trust:
+    waits, pieces = receive_waits_ns(measured)
+    p50, p99, most = map(fig.finite_ms, percentiles_of(waits, 50.0, 99.0, 100.0))
+    received = ReceiveWait(stamped=len(waits) / pieces, p50_ms=p50, p99_ms=p99, max_ms=most) if len(waits) else None
     return Trust(
         valid=valid,
         lag_p99_ms=fig.finite_ms(percentile_of(generator_lag_ns(measured), 99)),
@@ -229,17 +230,9 @@ def _trust(
         strict_p99_share=left.strict.p99_share if left else None,
         unstamped_p99_share=left.unstamped.p99_share if left else None,
         client_cpu_share=evidence.client_cpu_share,
-        receive_wait=_receive_wait(measured),
+        receive_wait=received,
         strained=tuple(check.rule for check in checks if check.status == WARN),
     )
-
-
-def _receive_wait(measured: pd.DataFrame) -> ReceiveWait | None:
-    waits, pieces = receive_waits_ns(measured)
-    if not len(waits):
-        return None
-    p50, p99, most = map(fig.finite_ms, percentiles_of(waits, 50.0, 99.0, 100.0))
-    return ReceiveWait(stamped=len(waits) / pieces, p50_ms=p50, p99_ms=p99, max_ms=most)
 
 
 def _residual(ledgers: pd.DataFrame) -> EventResidual | None:

@@ -38,7 +38,17 @@ def streaming_warnings(measured: pd.DataFrame) -> Iterator[RunWarning]:
     tokens = sent_tokens(good)
     chunks = np.array([len(each) for each in good["chunk_tokens"]], dtype=np.float64)
     yield from _whole(good, tokens, chunks)
-    yield from _uncounted(tokens)
+    unknown = int(np.isnan(tokens).sum())
+    if unknown > _WORTH_SAYING * len(tokens):
+        text = (
+            f"{count(unknown)} of {count(len(tokens))} answers did not say how many tokens they had: "
+            "TPOT and tokens per second are unmeasured for them"
+        )
+        cause = (
+            "the server sends no usage with a stream, though it was asked to (stream_options.include_usage), "
+            "or one without counts"
+        )
+        yield _warning("tokens-unknown", text, cause, "tpot", "throughput")
     yield from _tokens_per_chunk(tokens, chunks)
     yield from _gathered(good)
     if unended := int((good["error"] != "").sum()):
@@ -79,20 +89,6 @@ def _whole(good: pd.DataFrame, tokens: Floats, chunks: Floats) -> Iterator[RunWa
                 "they came sooner than others' first tokens: probably cached answers; try other prompts (--set seed=N)"
             )
         yield _warning("not-streamed", text, cause, "ttft", "itl", "tpot")
-
-
-def _uncounted(tokens: Floats) -> Iterator[RunWarning]:
-    unknown = int(np.isnan(tokens).sum())
-    if unknown > _WORTH_SAYING * len(tokens):
-        text = (
-            f"{count(unknown)} of {count(len(tokens))} answers did not say how many tokens they had: "
-            "TPOT and tokens per second are unmeasured for them"
-        )
-        cause = (
-            "the server sends no usage with a stream, though it was asked to (stream_options.include_usage), "
-            "or one without counts"
-        )
-        yield _warning("tokens-unknown", text, cause, "tpot", "throughput")
 
 
 def _tokens_per_chunk(tokens: Floats, chunks: Floats) -> Iterator[RunWarning]:

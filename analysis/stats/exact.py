@@ -100,18 +100,14 @@ def decisive_counts(n_eff: float, share: float) -> tuple[float | None, float | N
     one, tolerable, damning = at_least(1.0), None, None
     if one >= 1 - TAIL:
         tolerable = float(special.bdtrik(TAIL, n_eff, share))
-    if at_least(n_eff) <= TAIL:
-        damning = 1 + float(special.bdtrik(1 - TAIL, n_eff, share)) if one >= TAIL else _less_than_one(at_least)
+    if at_least(n_eff) <= TAIL and one >= TAIL:
+        damning = 1 + float(special.bdtrik(1 - TAIL, n_eff, share))
+    elif at_least(n_eff) <= TAIL:  # less than one exceedance, where ``bdtrik`` ends
+        low, damning = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + damning) / 2
+            low, damning = (middle, damning) if at_least(middle) > TAIL else (low, middle)
     return tolerable, damning
-
-
-def _less_than_one(at_least: Callable[[float], float]) -> float:
-    """So small a part of an exceedance that at least it has a chance of 2.5 %: ``bdtrik`` ends at a whole one."""
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if at_least(middle) > TAIL else (low, middle)
-    return high
 
 
 def interval_ranks(count: int, n_eff: float, percentile: float) -> tuple[int | None, int | None]:
