@@ -20,19 +20,13 @@ _SOURCES = (".py", ".yaml", ".html", ".css", ".js")
 
 def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
     """The provenance of one analysed run."""
-    model, precision = served_by(manifest)
-    return Provenance(
-        scenario=figures.name or manifest.asked.name,
-        digest=manifest.scenario_digest,
-        model=model,
-        precision=precision,
+    return provenance_as_asked(
+        manifest,
+        manifest.target.model,
         engine=engine_words(manifest),
-        hardware=device_words(manifest),
         load=load_words(figures.load),
         n=str(figures.counts.measured),
         validity="valid" if figures.verdict != INVALID else INVALID,
-        date=manifest.started_wall.partition("T")[0],
-        command=manifest.command,
     )
 
 

@@ -128,7 +128,8 @@ def _judge_latency(
     value = estimate.value if estimate.supported else None
     infinite = math.inf in (value, estimate.low)
     at_most = at_most_ms(values, percentile) if not estimate.supported else None
-    if not infinite and (refused_ns := lateness.refused_ns(slo.metric, percentile)) is not None:
+    refused_ns = lateness.refused_ns(slo.metric, percentile)
+    if not infinite and refused_ns is not None:
         late_ns = late_ns or refused_ns
         ci_ms = (finite_ms(estimate.low), finite_ms(estimate.high)) if estimate.supported else None
         known = Percentile(ci_ms=ci_ms, at_most=at_most)
@@ -162,7 +163,7 @@ def _judge_latency(
         far=found.far,
         late=finite_ms(late_ns),
         may_be_late=lateness.may_be_ns(slo.metric, percentile) / 1e6 or None,
-        leaning=found.leaning if lateness.refused_ns(slo.metric, percentile) is None else None,
+        leaning=found.leaning if refused_ns is None else None,
     )
 
 
