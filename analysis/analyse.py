@@ -77,8 +77,8 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
         pairs = beside.submit(describe_pairs, measured, ledgers, limits_of(manifest.slo))
         server, one_engine = manifest.asked.server, trace is not None and len(trace.engine_steps) < 2
         slots = None if server.engine == "attach" or "max_num_seqs" in server.flags else server.max_batch
-        zero_ns = int(requests["due_ns"].min()) if len(requests) else 0
-        bursts = beside.submit(describe_bursts, measured, ledgers, zero_ns, steps if one_engine else None, slots)
+        own_steps = steps if one_engine else None
+        bursts = beside.submit(describe_bursts, measured, ledgers, tables.origin_ns, own_steps, slots)
         compute = beside.submit(describe_compute, ledgers, steps, manifest.device, trace.engine_steps if trace else ())
         samples = read_telemetry(folder)
         energy = energy_of(samples, *window, plan.start_ns) if samples is not None and window is not None else None

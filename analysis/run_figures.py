@@ -71,6 +71,11 @@ class RunTables:
         return measured
 
     @cached_property
+    def origin_ns(self) -> int:
+        """The earliest due time: second 0 of all that counts from it; 0 without a request."""
+        return int(self.requests["due_ns"].min()) if len(self.requests) else 0
+
+    @cached_property
     def series(self) -> MetricSeries:
         """The measured requests' metrics."""
         return MetricSeries(self.measured)
@@ -107,9 +112,7 @@ def build_figures(
     asked = sorted({*PERCENTILES, *(float(slo.percentile) for slo in slos if slo.percentile is not None)})
     with ThreadPoolExecutor(1) as beside:  # both take seconds of a large run, most of them without Python's lock
         dissected = beside.submit(anatomies_of, ledgers, slos)
-        begun = tables.requests["due_ns"].min()
-        zero_ns = 0 if pd.isna(begun) else int(begun)  # from where the report's charts count, too
-        row = find_row(measured, zero_ns)
+        row = find_row(measured, tables.origin_ns)
         outage = outage_of(row)
         lateness = lateness_of(measured, evidence.client_loop_lag_ns, series)
         pools = _Pools(measured, lateness, asked)
@@ -134,7 +137,7 @@ def build_figures(
         metrics_censored={metric: fig.censored(each.with_failures or each, bound) for metric, each in metrics.items()},
         turns=load.describe_turns(measured, lateness),
         closed_loop=load.describe_closed_loop(measured, evidence, lateness),
-        failures=load.describe_failures(measured, zero_ns),
+        failures=load.describe_failures(measured, tables.origin_ns),
         outage=outage,
         goodput=load.describe_goodput(measured, limits_of(slos), served.requests_per_s),
         throughput=served,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -49,10 +48,10 @@ class ReportedRun:
         tables = tables or RunTables(requests, ledger)
         return cls(folder, result, manifest, requests, ledger, steps, timeline, tables)
 
-    @cached_property
+    @property
     def origin_ns(self) -> int:
         """The earliest due time: second 0 of every time axis."""
-        return int(self.requests["due_ns"].min()) if len(self.requests) else 0
+        return self.tables.origin_ns
 
     def of_event(self, event: str) -> pd.DataFrame:
         """The ledgers to one event (first_token or last_token), a row a request."""
