@@ -58,7 +58,7 @@ from gapmeter.analysis.stats.exact import (
 )
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.series import Series, bursts_in, share_of
-from gapmeter.scenarios.slo import LATENCIES, Slo
+from gapmeter.scenarios.slo import Slo
 
 _FEW = 0.1 + 1e-9  # a share of requests; half of them beyond a limit is many times as much
 _ENOUGH = 100  # requests; in fewer, half of them may well be one burst
@@ -112,8 +112,6 @@ def overall(answers: Sequence[SloAnswer], invalid_reasons: Sequence[str]) -> Ver
 def _judge_latency(
     slo: Slo, series: MetricSeries, requests: int, anatomy: Anatomy | None, each_s: float, lateness: AnyLateness
 ) -> SloAnswer:
-    if slo.metric not in LATENCIES:
-        raise ValueError(f"{slo.text}: {slo.metric!r} is not a metric; known are {', '.join(LATENCIES)} and errors")
     if slo.limit_ns is None or slo.percentile is None:
         raise ValueError(f"{slo.text}: a limit of a latency has a percentile and a time")
     values = series(slo.metric, failures=True)
