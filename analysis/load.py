@@ -87,8 +87,6 @@ def describe_load(measured: pd.DataFrame, evidence: Evidence) -> LoadFacts:
 
 def _cached_share(requests: pd.DataFrame) -> float | None:
     """Prompt tokens that the server found in its prefix cache over all prompt tokens, where it tells."""
-    if not {"cached_tokens", "prompt_tokens"} <= set(requests.columns):
-        return None
     both = requests[["cached_tokens", "prompt_tokens"]].dropna()
     prompts = float(both["prompt_tokens"].sum())
     return float(both["cached_tokens"].sum()) / prompts if prompts else None
@@ -99,7 +97,7 @@ def _counting_silence(requests: pd.DataFrame) -> pd.DataFrame:
 
     vLLM does until mid-2026. A share of the prompts that it tells of would leave out all that were not cached.
     """
-    told = requests.get("cached_tokens", pd.Series(dtype="Int64")).dropna()
+    told = requests["cached_tokens"].dropna()
     if not len(told) or (told == 0).any():
         return requests
     return requests.assign(cached_tokens=requests["cached_tokens"].fillna(0))

@@ -269,8 +269,6 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame)
 def _failing(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str] | None:
     """The likely cause of the most frequent failure, and what to try; None: nothing better than of any other."""
     failed = requests[~succeeded(requests) & ~ended_by_us(requests)]
-    if not len(failed):
-        return None
     outcome, status = failed.groupby(["outcome", "status"]).size().idxmax()
     if evidence.could_be_plain and status in (400, 422):
         said = failed.loc[failed["status"] == status, "error"].astype(str)

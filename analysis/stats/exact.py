@@ -95,8 +95,6 @@ def decisive_counts(n_eff: float, share: float) -> tuple[float | None, float | N
     def at_least(k: float) -> float:
         return float(special.betainc(k, n_eff - k + 1, share))
 
-    if n_eff <= 0:
-        return None, None
     one, tolerable, damning = at_least(1.0), None, None
     if one >= 1 - TAIL:
         tolerable = float(special.bdtrik(TAIL, n_eff, share))

@@ -185,9 +185,7 @@ class Series:
         return [(percentile, found) for percentile, found in along if found.supported]
 
     def mean(self) -> Estimate:
-        """The mean with Student's interval, n_eff = n / tau for n."""
-        if self.count < 2:
-            return Estimate(float(self.values[0]) if self.count else None, None, None, None, f"too few {self.what}")
+        """The mean of two values or more with Student's interval, n_eff = n / tau for n."""
         mean, deviation = float(self.values.mean()), float(self.values.std(ddof=1))
         if deviation == 0:
             return Estimate(mean, mean, mean, float(self.count))
@@ -267,11 +265,9 @@ def bursts_in(flags: Bools, n_eff: float) -> float:
 def time_blocks(at_ns: Ints, values_ns: Floats) -> Ints:
     """Number the time block of each pooled gap, so that gaps made by one engine step share a block or neighbors.
 
-    A block is twice the median gap wide (a gap is about a step), and there are at most 4,096 of them. Gaps that
-    never ended (infinite) count where they are placed, not in the width.
+    There is one gap or more. A block is twice the median gap wide (a gap is about a step), and there are at most 4,096
+    of them. Gaps that never ended (infinite) count where they are placed, not in the width.
     """
-    if not len(at_ns):
-        return np.zeros(0, dtype=np.int64)
     finite = values_ns[np.isfinite(values_ns)]
     start, span = int(at_ns.min()), int(at_ns.max() - at_ns.min())
     width = max(1, int(2 * np.median(finite)) if len(finite) else 1, span // 4096 + 1)
