@@ -55,10 +55,11 @@ class Answer:
 
 
 @dataclass(slots=True)
-class _Pieces:
-    """What the chunks with choices say of tokens, a column each: ids, a running total (-1: none), text or calls at all.
+class _Reading:
+    """What has been gathered while going through the events.
 
-    ``choices``: the number of the only choice that a chunk has, 0 where it has several.
+    The lists have an entry for each chunk with choices: when it came, how many ids, a running total (-1: none), whether
+    it has text or calls, and the number of its only choice, 0 where it has several.
     """
 
     stamps: list[int] = field(default_factory=list)
@@ -66,20 +67,6 @@ class _Pieces:
     totals: list[int] = field(default_factory=list)
     content: list[bool] = field(default_factory=list)
     choices: list[int] = field(default_factory=list)
-
-    def add(self, stamp: int, ids: int, total: int, content: bool, choice: int) -> None:
-        self.stamps.append(stamp)
-        self.ids.append(ids)
-        self.totals.append(total)
-        self.content.append(content)
-        self.choices.append(choice)
-
-
-@dataclass(slots=True)
-class _Reading:
-    """What has been gathered while going through the events."""
-
-    pieces: _Pieces = field(default_factory=_Pieces)
     spoke: bool = False  # a chunk has brought a token
     reasoned: bool = False  # a chunk has brought a text of reasoning
     first_text_ns: int = 0
@@ -107,13 +94,13 @@ def parse_answer(record: RequestRecord, *, first_token_only: bool = False) -> An
     usage = reading.usage
     details = usage.get("prompt_tokens_details")
     output = _whole(usage.get("completion_tokens")) or None  # a server that does not count says 0
-    counted, new = _counts(reading.pieces, output)
+    counted, new = _counts(reading, output)
     # Each token has a stamp: a few bytes that claim millions of them would fill the memory.
     if (claimed := int(new.sum())) > max(_MOST_SILENT, 2 * record.output_tokens) + len(record.body):
         reading.error = reading.error or f"a usage of {claimed} tokens in {len(record.body)} bytes"
         counted, new = "unmeasured", np.zeros_like(new)
     brought = new > 0
-    stamps, counts = np.array(reading.pieces.stamps, dtype=np.int64)[brought], new[brought]
+    stamps, counts = np.array(reading.stamps, dtype=np.int64)[brought], new[brought]
     if output is None and counted != "unmeasured":
         output = int(new.sum())
     return Answer(
@@ -175,7 +162,8 @@ def events(record: RequestRecord) -> Iterator[tuple[int, str]]:
     """
     body = record.body
     if _is_plain(body):
-        yield _arrival(record, len(body.rstrip()) - 1), body.decode(errors="replace")
+        (stamp,) = _arrivals(record, np.array([len(body.rstrip()) - 1]))
+        yield stamp, body.decode(errors="replace")
         return
     blocks, stamps, rest = _blocks(record)
     for block, stamp in zip(blocks, stamps, strict=True):
@@ -183,7 +171,8 @@ def events(record: RequestRecord) -> Iterator[tuple[int, str]]:
         if data:  # an event without data, such as a ping, is none
             yield stamp, data
     if _is_end(_data(rest)):
-        yield _arrival(record, len(body) - 1), "[DONE]"
+        (stamp,) = _arrivals(record, np.array([len(body) - 1]))
+        yield stamp, "[DONE]"
 
 
 def _is_plain(body: bytes) -> bool:
@@ -204,19 +193,17 @@ def _blocks(record: RequestRecord) -> tuple[list[bytes], list[int], bytes]:
         blocks = [body[start : match.start()] for start, match in zip(starts, blanks, strict=False)]
         rest = body[starts[-1] :]
         last = np.array([match.start() + 1 + (match[0][:2] == b"\r\n") for match in blanks], dtype=np.int64)
+    return blocks, _arrivals(record, last), rest.rstrip()
+
+
+def _arrivals(record: RequestRecord, offsets: Ints) -> list[int]:
+    """When the bytes at these offsets of the body had arrived."""
     if not len(record.chunk_bytes):
-        return blocks, [record.end_ns] * len(blocks), rest.rstrip()
+        return [record.end_ns] * len(offsets)
     ends = np.cumsum(record.chunk_bytes, dtype=np.int64)
-    pieces = np.minimum(np.searchsorted(ends, last, side="right"), len(ends) - 1)
-    return blocks, record.arrival_ns[pieces].tolist(), rest.rstrip()
-
-
-def _arrival(record: RequestRecord, offset: int) -> int:
-    """When the byte at ``offset`` of the body had arrived."""
-    ends = np.cumsum(record.chunk_bytes, dtype=np.int64)
-    if not len(ends):
-        return record.end_ns
-    return int(record.arrival_ns[min(int(np.searchsorted(ends, offset, side="right")), len(ends) - 1)])
+    pieces = np.minimum(np.searchsorted(ends, offsets, side="right"), len(ends) - 1)
+    stamps: list[int] = record.arrival_ns[pieces].tolist()
+    return stamps
 
 
 def _data(block: bytes) -> str | None:
@@ -294,10 +281,14 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
         reading.error = f"the server ended the answer with finish_reason {reading.finish_reason}"
         return
     total = _whole(said)
-    if role_alone and not (content or ids or reading.pieces.stamps):
+    if role_alone and not (content or ids or reading.stamps):
         total = None  # it comes before the first token, whatever its usage counts
     number = _whole(choices[0].get("index")) if len(choices) == 1 else None
-    reading.pieces.add(stamp, ids, -1 if total is None else total, content, number or 0)
+    reading.stamps.append(stamp)
+    reading.ids.append(ids)
+    reading.totals.append(-1 if total is None else total)
+    reading.content.append(content)
+    reading.choices.append(number or 0)
     reading.spoke = reading.spoke or content or bool(ids or total)
 
 
@@ -317,7 +308,7 @@ def _thinks(part: dict[str, Any]) -> bool:
     return any(each.get("thinking") or each.get("summary") for each in parts) or _characters(details) > 0
 
 
-def _counts(pieces: _Pieces, whole: int | None = None) -> tuple[str, Ints]:
+def _counts(reading: _Reading, whole: int | None) -> tuple[str, Ints]:
     """How the tokens of each piece are counted, and how many there are: by usage, by ids, or a piece with content one.
 
     The whole stream decides. A usage that some chunks lack, or that stays as it is while text comes, is no running
@@ -325,17 +316,17 @@ def _counts(pieces: _Pieces, whole: int | None = None) -> tuple[str, Ints]:
     text. Taken for one, it would give all tokens to one chunk, or end the answer while text still comes. Of several
     choices, each may have a total of its own: then these add up to the ``whole``, which is the last usage.
     """
-    totals, content = np.array(pieces.totals, np.int64), np.array(pieces.content, np.bool_)
+    totals, content = np.array(reading.totals, np.int64), np.array(reading.content, np.bool_)
     new = _grown(totals)
-    if len(set(pieces.choices)) > 1:
-        choices = np.array(pieces.choices, np.int64)
+    if len(set(reading.choices)) > 1:
+        choices = np.array(reading.choices, np.int64)
         of_choices = [choices == choice for choice in np.unique(choices)]
         if sum(max(int(totals[own].max()), 0) for own in of_choices) == whole:
             for own in of_choices:
                 new[own] = _grown(totals[own])
     if new.any() and (not content.any() or _running(totals[content], new[content])):
         return "usage", new
-    if any(pieces.ids) and (ids := np.array(pieces.ids, np.int64))[content].all():
+    if any(reading.ids) and (ids := np.array(reading.ids, np.int64))[content].all():
         return "token_ids", ids
     return "unmeasured", content.astype(np.int64)
 
@@ -377,26 +368,21 @@ def _unfinished(reading: _Reading, body: bytes) -> str:
         return "the answer is empty"
     if body.startswith(b"\x1f\x8b"):
         return "the answer is compressed (gzip), which nothing asked for"
-    if not reading.pieces.stamps and not reading.usage and _is_plain(body):
-        return f"JSON that is no answer: {body[:80]!r}"
-    if not reading.pieces.stamps and not reading.usage:
-        return f"neither JSON nor server-sent events: {body[:80]!r}"
-    return "the stream ended before the answer did"
+    if reading.stamps or reading.usage:
+        return "the stream ended before the answer did"
+    what = "JSON that is no answer" if _is_plain(body) else "neither JSON nor server-sent events"
+    return f"{what}: {body[:80]!r}"
 
 
 def engine_metrics(said: dict[str, Any]) -> dict[str, Any] | None:
-    """What an engine says of a request in numbers; None where it says nothing."""
-    return {name: one for name, one in said.items() if _is_number(one) and name.isprintable()} or None
+    """What an engine says of a request in numbers, such as a column can hold; None where it says nothing."""
+    numbers = {name: one for name, one in said.items() if type(one) in (int, float) and name.isprintable()}
+    return {name: one for name, one in numbers.items() if abs(one) < 1 << 62} or None
 
 
 def storable(text: str) -> str:
     """A server's words, not too many, as files and tables can hold them: JSON may name halves of characters."""
     return text[:300].encode(errors="replace").decode()
-
-
-def _is_number(value: Any) -> bool:
-    """One that a column of a table can hold beside others."""
-    return type(value) in (int, float) and abs(value) < 1 << 62
 
 
 def _whole(value: Any) -> int | None:
