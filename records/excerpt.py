@@ -28,7 +28,8 @@ class Growing:
         self.path = path
         self.steps = 0  # frames of kind STEP read so far
         self.closed = False  # its process has closed it, or it is no record file
-        self.is_record = _has_magic(path)
+        with path.open("rb", buffering=0) as file:
+            self.is_record = file.read(len(MAGIC)) == MAGIC
         self._at = self._since = FILE_HEADER.size
         self._dropped_before = self._notes_before = 0
         self._notes: list[bytes] = []
@@ -79,11 +80,6 @@ class Growing:
             unnamed = sorted(_unnamed(read_records(target)))
             end = HEAD.pack(HEAD.size, Kind.END, 0) if complete or self.closed else b""
             copy.write(b"".join(self._requests[ref] for ref in unnamed if ref in self._requests) + end)
-
-
-def _has_magic(path: Path) -> bool:
-    with path.open("rb", buffering=0) as file:
-        return file.read(len(MAGIC)) == MAGIC
 
 
 def _read_on(fd: int, at: int) -> tuple[bytes, bool]:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-_CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK, _TFD_CLOEXEC, _TFD_TIMER_ABSTIME = 0o4000, 0o2000000, 1
 
 
@@ -28,16 +27,6 @@ class _Itimerspec(ctypes.Structure):
     _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "at_s", "at_ns")]
 
 
-def open_timer() -> int:
-    """A new timer's file descriptor, not blocking; it is readable once the armed time has come. Raises OSError."""
-    if sys.version_info >= (3, 13):
-        return os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
-    fd: int = ctypes.CDLL(None, use_errno=True).timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
-    if fd < 0:
-        raise OSError(ctypes.get_errno(), "timerfd_create")
-    return fd
-
-
 class Timer:
     """Calls ``wake()`` on the loop once the time given to ``arm`` has come, once for each ``arm``.
 
@@ -47,7 +36,12 @@ class Timer:
     def __init__(self, loop: Readers, wake: Callable[[], None]) -> None:
         self._loop, self._wake = loop, wake
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = open_timer()
+        if sys.version_info >= (3, 13):
+            self._fd = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
+        else:
+            self._fd = int(self._libc.timerfd_create(time.CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC))
+            if self._fd < 0:
+                raise OSError(ctypes.get_errno(), "timerfd_create")
         self._spec = _Itimerspec()
         self._pointer = ctypes.byref(self._spec)
         loop.add_reader(self._fd, self._expired)
