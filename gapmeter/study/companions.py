@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote, urlsplit
@@ -33,15 +32,15 @@ _CHECK_EVERY_S = 0.2
 
 @contextlib.contextmanager
 def companion(
-    module: str, argument: str, stderr: IO[bytes], *, grace_s: float, environment: Mapping[str, str] | None = None
+    module: str, *arguments: str, stderr: IO[bytes], grace_s: float, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """``python -m MODULE ARGUMENT`` for as long as the block lasts.
+    """``python -m MODULE ARGUMENT…`` for as long as the block lasts.
 
     It is in a session of its own, so that Ctrl-C is for the run. Its standard input ends with the block; a process that
     has not ended ``grace_s`` later is killed.
     """
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", module, argument],
+        [sys.executable, "-P", "-m", module, *arguments],
         env=None if environment is None else {**os.environ, **environment},
         bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
     )  # fmt: skip
@@ -88,7 +87,7 @@ def telemetry(
     settings = SamplerSettings(where, asked.hz, asked.metrics_every_ns, url, server_here, pids, (os.getpid(),), cores)
     path = folder.logs / "sampler.log"
     with path.open("wb") as log, companion(
-        "gapmeter.servers.telemetry.sampler", settings.to_json(), log, grace_s=_SAMPLER_LEAVES_S,
+        "gapmeter.servers.telemetry.sampler", settings.to_json(), stderr=log, grace_s=_SAMPLER_LEAVES_S,
         environment={API_KEY: api_key} if api_key else None,
     ) as sampler:  # fmt: skip
         if _first_line(sampler) != "ready":
@@ -107,12 +106,10 @@ def runs_page(runs: Path, port: int | None, generator: Sequence[int], say: Say) 
     if port is None:
         yield ""
         return
-    from gapmeter.web.server import Spec  # with a web server and parts of the report, which no other run needs yet
-
-    spec = json.dumps(asdict(Spec(str(runs.resolve()), port, cores_except(generator))))
+    settings = (str(runs.resolve()), str(port), *map(str, cores_except(generator)))
     with (
         tempfile.TemporaryFile() as log,
-        companion("gapmeter.web.server", spec, log, grace_s=_PAGE_LEAVES_S) as process,
+        companion("gapmeter.web.server", *settings, stderr=log, grace_s=_PAGE_LEAVES_S) as process,
     ):
         address = _first_line(process)
         if not address:
@@ -172,7 +169,7 @@ def locust_page(asked: LocustPageOptions | None, say: Say) -> Iterator[LocustPag
     with tempfile.TemporaryFile() as log:
         environment = {"LOCUST_SKIP_MONKEY_PATCH": "1"}
         with companion(
-            "gapmeter.web.locust_page", str(asked.port), log, grace_s=_PAGE_LEAVES_S, environment=environment
+            "gapmeter.web.locust_page", str(asked.port), stderr=log, grace_s=_PAGE_LEAVES_S, environment=environment
         ) as process:
             word, _, port = _first_line(process).partition(" ")
             if word != "ready":

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import shutil
 import socket
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
@@ -215,26 +213,15 @@ def serve_until_interrupted(runs: Path, port: int) -> None:
             raise UserError(f"--port {port}: {reason_of(error)}", errors.USAGE) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """What the process beside a run gets as its argument. ``port`` 0: any free one; no ``cores``: run anywhere."""
-
-    runs: str
-    port: int
-    cores: tuple[int, ...]
-
-
-def main(arguments: list[str]) -> int:
-    """``python -m gapmeter.web.server SPEC``: serve until standard input ends; 1 when the port is taken."""
-    spec = Spec(**json.loads(arguments[0]))
+def main(runs: str, port: str, *cores: str) -> int:
+    """``python -m gapmeter.web.server RUNS PORT CORE…``: serve until standard input ends; 1 when the port is taken."""
     os.nice(_NICE)
-    if spec.cores:
-        os.sched_setaffinity(0, spec.cores)
+    os.sched_setaffinity(0, map(int, cores))
 
     async def serve() -> None:
         over = asyncio.Event()
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), over.set)
-        await _serve(Path(spec.runs), spec.port, over)
+        await _serve(Path(runs), int(port), over)
 
     try:
         asyncio.run(serve())
@@ -245,4 +232,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))
