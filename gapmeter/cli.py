@@ -21,13 +21,10 @@ def main(words: Sequence[str], output: LossyOutput | None = None) -> int:
     A failure's last line there names its exit code, since ``make`` turns every failure into 2. ``output``: where
     standard output goes.
     """
+    arguments = argparse.Namespace(debug=False)  # until they have been read
     try:
         arguments = parser().parse_args(words)
-    except UserError as error:
-        tell(str(error))
-        return say_exit(error.exit_code)
-    arguments.words = list(words)
-    try:
+        arguments.words = list(words)
         code: int = arguments.call(arguments)
         sys.stdout.flush()
         if output is not None and output.lost is not None:

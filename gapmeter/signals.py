@@ -63,17 +63,13 @@ def tolerate_lost_output() -> LossyOutput:
 
     Returns where standard output goes from now on.
     """
-    _open_what_is_closed()
-    sys.stderr = _lossy(sys.stderr, line_buffering=True)[0]
-    sys.stdout, raw = _lossy(sys.stdout, line_buffering=sys.stdout.isatty())
-    return raw
-
-
-def _open_what_is_closed() -> None:
-    """A standard stream that was closed goes nowhere; else the next file opened would be in its place."""
+    # A stream that was closed goes nowhere; else the next file opened would be in its place.
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w" if number else "r", closefd=False))
+    sys.stderr = _lossy(sys.stderr, line_buffering=True)[0]
+    sys.stdout, raw = _lossy(sys.stdout, line_buffering=sys.stdout.isatty())
+    return raw
 
 
 def _lossy(stream: TextIO, *, line_buffering: bool) -> tuple[TextIO, LossyOutput]:
