@@ -115,30 +115,32 @@ class Session:
         self, visit: Visit, stop_when: StopWhen | None = None, *, alone: bool = False, show: bool = False,
         begun: Callable[[Path], None] = lambda _: None,
     ) -> Conclusion[RunResult]:  # fmt: skip
-        """Record one load, see ``record``, and analyse it. ``show``: print the summary."""
+        """Record one load, see ``record``, and analyse it. ``begun`` gets the folder; ``show``: print the summary.
+
+        ``alone``: the server is started for this load, and ended after it, so that its record files are whole.
+        """
         with self._recorded(visit, stop_when, alone, begun) as manifest, manifest.noting_early_end():
             quiet = self.options.quiet or not show
             return conclude(manifest.folder, manifest.value, quiet=quiet, verbose=self.options.verbose)
 
-    def record(
-        self, visit: Visit, stop_when: StopWhen | None = None, *, alone: bool = False,
-        begun: Callable[[Path], None] = lambda _: None,
-    ) -> OpenManifest:  # fmt: skip
-        """One load with all its records, not analysed. ``begun`` gets the folder.
-
-        ``alone``: the server is started for this load, and ended after it, so that its record files are whole.
-        """
-        with self._recorded(visit, stop_when, alone, begun) as manifest:
+    def record(self, visit: Visit, stop_when: StopWhen) -> OpenManifest:
+        """One load with all its records, not analysed."""
+        with self._recorded(visit, stop_when) as manifest:
             return manifest
 
     @contextlib.contextmanager
     def _recorded(
-        self, visit: Visit, stop_when: StopWhen | None, alone: bool, begun: Callable[[Path], None]
-    ) -> Iterator[OpenManifest]:
+        self, visit: Visit, stop_when: StopWhen | None, alone: bool = False,
+        begun: Callable[[Path], None] = lambda _: None,
+    ) -> Iterator[OpenManifest]:  # fmt: skip
         """The same; its folder is kept from other processes until the block ends."""
         if self.process is not None and (died := self.process.failure()):
             raise UserError(str(died), errors.UNREACHABLE)
-        visit = self._exact(visit)
+        load = visit.scenario.load
+        if load.may_last_longer and (self.options.workers is not None or self.options.locustfile):
+            # Their records are not read as they come, so that nothing would tell when it is enough.
+            exact = load.model_copy(update={"patience_ns": None})
+            visit = replace(visit, scenario=visit.scenario.model_copy(update={"load": exact}))
         plan = self._draw(visit)
         manifest = self._begin(visit, plan)
         folder = manifest.folder
@@ -161,14 +163,6 @@ class Session:
         """Whether the server has not died; one that is not ours is taken to live."""
         return self.process is None or self.process.poll() is None
 
-    def _exact(self, visit: Visit) -> Visit:
-        """The visit, without a patience where records are not read as they come: remote workers, or a locustfile."""
-        scenario = visit.scenario
-        if scenario.load.may_last_longer and (self.options.workers is not None or self.options.locustfile):
-            exact = scenario.load.model_copy(update={"patience_ns": None})
-            visit = replace(visit, scenario=scenario.model_copy(update={"load": exact}))
-        return visit
-
     def _draw(self, visit: Visit) -> Plan:
         """The plan. Raises UserError when none can be made."""
         self.say("planning: arrivals, prompts and bodies")
@@ -186,8 +180,12 @@ class Session:
 
     def _begin(self, visit: Visit, plan: Plan) -> OpenManifest:
         """A fresh folder for a load, and its manifest before anything has run. Raises UserError without a folder."""
-        scenario, sweep, path = visit.scenario, visit.sweep, self.options.locustfile
-        folder = make_folder(self.options.runs, scenario, visit.into)
+        scenario, into, sweep, path = visit.scenario, visit.into, visit.sweep, self.options.locustfile
+        with unless_refused(f"no run's folder can be made in {into or self.options.runs}"):
+            if into is None:
+                folder = RunFolder.create(self.options.runs, scenario.name, scenario.digest())
+            else:
+                folder = RunFolder.at(into)
         command = visit.command or self.options.command or Command.of("run", scenario.name)
         if sweep is not None:
             sweep = sweep.model_copy(update={"values": self.keys.out_of_value(sweep.values)})
@@ -347,12 +345,6 @@ def open_session(scenario: Scenario, options: Options = Options(), *, home: Path
             yield session
     finally:
         shutil.rmtree(folder.probe, ignore_errors=True)
-
-
-def make_folder(runs: Path, scenario: Scenario, into: Path | None) -> RunFolder:
-    """A fresh folder for a run. Raises UserError when it cannot be made."""
-    with unless_refused(f"no run's folder can be made in {into or runs}"):
-        return RunFolder.create(runs, scenario.name, scenario.digest()) if into is None else RunFolder.at(into)
 
 
 def placed(scenario: Scenario) -> Placement:
