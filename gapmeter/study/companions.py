@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
-from urllib.parse import quote, urlsplit
 
 from gapmeter import errors
 from gapmeter.errors import UserError
@@ -115,12 +114,6 @@ def runs_page(runs: Path, port: int | None, generator: Sequence[int], say: Say) 
         if not address:
             say(f"no live page: {_last_words(log)}")
         yield address
-
-
-def address_of(run: Path, page: str) -> str:
-    """Where the page over the runs folder shows this run."""
-    site = urlsplit(page)
-    return site._replace(path=f"/runs/{quote(run.name)}/").geturl()
 
 
 class LocustPage:

@@ -113,24 +113,18 @@ def check_baseline(baseline: Baseline, scenario: Scenario) -> None:
     if scenario.sweep:
         raise UserError("--baseline compares one scenario with earlier runs of it; leave out the sweep", errors.USAGE)
     check_percentiles(scenario.slo)
-    for folder in baseline.folders:
-        _check_same(folder, scenario, baseline.factors)
-
-
-def _check_same(folder: Path, scenario: Scenario, factors: Sequence[str]) -> None:
-    """Raises UserError where a run was asked otherwise than this scenario asks, beside ``factors``.
-
-    A comparison would take one key that differs for what is compared; but at half the rate no server is slower.
-    """
     from gapmeter.analysis.compare.protocol import asked_otherwise
 
-    with unless_unreadable(folder):
-        before = Manifest.read(folder).scenario
+    # A comparison would take one key that differs for what is compared; but at half the rate no server is slower.
     # How long at most, which runs from several machines and locustfiles leave out, says nothing of what is asked.
-    if differing := asked_otherwise(before, scenario.to_dict(), (*factors, "load.patience")):
-        values = "; ".join(f"{fact.key} {fact.a}, now {fact.b}" for fact in differing)
-        allowed = " ".join(f"--factor {fact.key}" for fact in differing)
-        raise UserError(f"--baseline {folder} had {values}; to compare all the same, add {allowed}", errors.USAGE)
+    may_differ = (*baseline.factors, "load.patience")
+    for folder in baseline.folders:
+        with unless_unreadable(folder):
+            before = Manifest.read(folder).scenario
+        if differing := asked_otherwise(before, scenario.to_dict(), may_differ):
+            values = "; ".join(f"{fact.key} {fact.a}, now {fact.b}" for fact in differing)
+            allowed = " ".join(f"--factor {fact.key}" for fact in differing)
+            raise UserError(f"--baseline {folder} had {values}; to compare all the same, add {allowed}", errors.USAGE)
 
 
 def judged_against(
@@ -144,15 +138,12 @@ def judged_against(
     folders: list[Path] = []
     for run in conclusions:
         folders.append(run.folder)
-        whole = len(folders) == repeats and run.exit_code != errors.INTERRUPTED
-        yield _judged(run, folders, baseline, runs, quiet=quiet) if whole else run
-
-
-def _judged(
-    run: Conclusion[RunResult], folders: Sequence[Path], baseline: Baseline, runs: Path, *, quiet: bool
-) -> Conclusion[RunResult]:
-    compared = compare_runs([baseline.folders, folders], baseline.factors, runs=runs)
-    found, code = growth_of(compared.result, compared.folder, run.result, baseline.limit, baseline.folders, quiet=quiet)
-    if not quiet:
-        tell(str(RunFolder(compared.folder).report))
-    return replace(run, regression=found, exit_code=max(run.exit_code, code))
+        if len(folders) == repeats and run.exit_code != errors.INTERRUPTED:
+            compared = compare_runs([baseline.folders, folders], baseline.factors, runs=runs)
+            found, code = growth_of(
+                compared.result, compared.folder, run.result, baseline.limit, baseline.folders, quiet=quiet
+            )
+            if not quiet:
+                tell(str(RunFolder(compared.folder).report))
+            run = replace(run, regression=found, exit_code=max(run.exit_code, code))
+        yield run

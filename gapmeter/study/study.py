@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote, urlsplit
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable, RunResult
@@ -21,7 +22,7 @@ from gapmeter.records import RunFolder
 from gapmeter.report.command import Command
 from gapmeter.runs.run import STUDIES, Conclusion, hold, manifest_of
 from gapmeter.scenarios import Scenario
-from gapmeter.study.companions import LocustPage, address_of, locust_page, runs_page
+from gapmeter.study.companions import LocustPage, locust_page, runs_page
 from gapmeter.study.patience import shortage
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import Visit, check_options, placed, prepare_session
@@ -171,7 +172,7 @@ def _run(
 
             def begun(run: Path) -> None:
                 if live:
-                    tell(f"live: {address_of(run, live)}")
+                    tell(f"live: {urlsplit(live)._replace(path=f'/runs/{quote(run.name)}/').geturl()}")
 
             for conclusion in visit_in_turn(visits(), options, page=page, begun=begun):
                 yield conclusion

@@ -62,26 +62,21 @@ def run_sweep(
     then is reported, with exit code INTERRUPTED. Raises UserError for mistakes that the user can fix.
     """
     with _prepared(name, tuple(overrides), options, resume) as sweep:
-        return _run_all(sweep, options)
-
-
-def _run_all(sweep: _Sweep, options: Options) -> Conclusion[SweepResult]:
-    study, runs = sweep.study, sum(map(len, sweep.order))
-    takes = _takes([point.scenario.load for point in sweep.points], sweep.scenario.repeat)
-    options.say(f"sweep of {counted(len(sweep.points), 'point')}, {counted(runs, 'run')}{takes}: {study.path}")
-    try:
-        for number, group in enumerate(sweep.order, 1):
-            sweep.run_group(number, group)
-    except KeyboardInterrupt:
-        study.note(status="interrupted")
-        again = study.command.resumed(study.path)
-        if not any(is_finished(sweep.path(place)) for group in sweep.order for place in group):
-            text = f"interrupted before a point was finished; continue with: {again}"
-            raise UserError(text, errors.INTERRUPTED) from None
-        tell(f"interrupted; what is finished is kept, continue with: {again}")
+        study, runs = sweep.study, sum(map(len, sweep.order))
+        takes = _takes([point.scenario.load for point in sweep.points], sweep.scenario.repeat)
+        options.say(f"sweep of {counted(len(sweep.points), 'point')}, {counted(runs, 'run')}{takes}: {study.path}")
+        try:
+            for number, group in enumerate(sweep.order, 1):
+                sweep.run_group(number, group)
+            study.note(status="complete")
+        except KeyboardInterrupt:
+            study.note(status="interrupted")
+            again = study.command.resumed(study.path)
+            if not any(is_finished(sweep.path(place)) for group in sweep.order for place in group):
+                text = f"interrupted before a point was finished; continue with: {again}"
+                raise UserError(text, errors.INTERRUPTED) from None
+            tell(f"interrupted; what is finished is kept, continue with: {again}")
         return report_sweep(study.path, quiet=options.quiet)
-    study.note(status="complete")
-    return report_sweep(study.path, quiet=options.quiet)
 
 
 def report_sweep(path: Path, *, quiet: bool) -> Conclusion[SweepResult]:
