@@ -96,7 +96,8 @@ def parts_for_run() -> tuple[str, ...]:
     issuing = ("locust",) if _needs_locust(args, text) else ()
     if os.environ.get("URL") or re.search(r"--url\b|server\.url=", args):
         return ("core", *issuing)
-    named = os.environ.get("ENGINE") or _engine_in_args(args) or _engine_in_scenario(text)
+    in_args = re.findall(r"(?:--engine[= ]|server\.engine=)[\"']*([a-z]+)", args)
+    named = os.environ.get("ENGINE") or "".join(in_args[-1:]) or _engine_in_scenario(text)
     return (*ENGINE_PARTS.get(named, ("core",)), *issuing)
 
 
@@ -107,11 +108,6 @@ def _needs_locust(args: str, scenario: str) -> bool:
     in_scenario = re.findall(r"^[^#\n]*\bgenerator:\s*[\"']?([a-z]+)", scenario, re.MULTILINE)
     named = os.environ.get("GENERATOR") or "".join(in_args[-1:]) or "".join(in_scenario[-1:])
     return named == "locust"
-
-
-def _engine_in_args(args: str) -> str:
-    found = re.findall(r"(?:--engine[= ]|server\.engine=)[\"']*([a-z]+)", args)
-    return found[-1] if found else ""
 
 
 def _engine_in_scenario(text: str) -> str:
@@ -132,15 +128,12 @@ def bring_up(folder: Path, parts: Sequence[str]) -> None:
 def _missing(folder: Path, parts: Sequence[str]) -> list[str]:
     if (folder / UNFINISHED).exists() or not (folder / "bin" / "python").exists():
         return list(parts)
-    return [part for part in parts if _read(_stamp(folder, part)) != key(part)]
+    stamps = [(part, _stamp(folder, part)) for part in parts]
+    return [part for part, stamp in stamps if not stamp.exists() or stamp.read_text() != key(part)]
 
 
 def _stamp(folder: Path, part: str) -> Path:
     return folder / f"gapmeter-{part}.stamp"
-
-
-def _read(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
 
 
 def key(part: str) -> str:
@@ -230,17 +223,13 @@ def plan(parts: Sequence[str]) -> list[Step]:
     own = f"-e.[{','.join(extras)}]" if extras else "-e."
     steps = [Step("gapmeter and its libraries", "half a minute", (*_constraints(""), "-eprobe", own))]
     if "transformers" in parts:
-        steps.insert(0, _torch_step())
+        version = torch_version()
+        device, takes, suffix = "CPUs", "200 MB, half a minute or more", "+cpu"
+        if torch_build() == "cuda":
+            device, takes, suffix = "CUDA", "several GB, minutes", ""
+        words = (f"torch=={version}{suffix}", *_torch_index())
+        steps.insert(0, Step(f"torch {version} for {device}", takes, words))
     return steps
-
-
-def _torch_step() -> Step:
-    version = torch_version()
-    if torch_build() == "cuda":
-        return Step(f"torch {version} for CUDA", "several GB, minutes", (f"torch=={version}", *_torch_index()))
-    return Step(
-        f"torch {version} for CPUs", "200 MB, half a minute or more", (f"torch=={version}+cpu", *_torch_index())
-    )
 
 
 def _vllm_steps() -> list[Step]:
@@ -325,22 +314,19 @@ def _explain(text: str, log: Path) -> SetupFailed:
     if missing and any(sign in text for sign in NO_INDEX_ANSWER):
         return SetupFailed(f"pip could not reach its package index; nothing is left half installed. {see}", True)
     if missing and missing.group(1).startswith("torch=="):
-        return SetupFailed(_no_torch(missing.group(1)), True)
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        what = f"pip finds no {missing.group(1)} for Python {python} where it is configured to look"
+        remedy = (
+            "Point it at an index that has it, with the variable TORCH_INDEX: the address of PyTorch's CPU wheel index "
+            "(PyTorch's install page names it under CPU), a mirror of it, or a folder with the wheel: "
+            "make ... TORCH_INDEX=ADDRESS"
+        )
+        return SetupFailed(f"{what}; nothing is left half installed. {remedy}", True)
     if missing:
         what = f"pip finds no {missing.group(1)} for this Python and platform where it is configured to look"
         return SetupFailed(f"{what}; nothing is left half installed. {see}", True)
     tail = "\n  ".join([line for line in text.splitlines() if line.strip()][-6:])
     return SetupFailed(f"pip failed; nothing is left half installed. The end of {_short(log)}:\n  {tail}", False)
-
-
-def _no_torch(wanted: str) -> str:
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return (
-        f"pip finds no {wanted} for Python {python} where it is configured to look; nothing is left half installed. "
-        "Point it at an index that has it, with the variable TORCH_INDEX: the address of PyTorch's CPU wheel index "
-        "(PyTorch's install page names it under CPU), a mirror of it, or a folder with the wheel: "
-        "make ... TORCH_INDEX=ADDRESS"
-    )
 
 
 def _short(path: Path) -> str:
