@@ -80,13 +80,9 @@ def _row(
     name: str, owner: str, kind: str, count: int | None, ms: Callable[[float], float | None], max_ms: float | None
 ) -> Row:
     values = {key: ms(percentile) for key, percentile in _PERCENTILES.items()} | {"max": max_ms}
-    texts = {key: _text(value) for key, value in values.items()}
+    # A dash where the sample does not support a figure.
+    texts = {key: significant(v) if v is not None and math.isfinite(v) else DASH for key, v in values.items()}
     return {"what": name, "owner": owner, "kind": kind, "count": DASH if count is None else f"{count:,}", **texts}
-
-
-def _text(value: float | None) -> str:
-    """A dash where the sample does not support a figure."""
-    return DASH if value is None or not math.isfinite(value) else significant(value)
 
 
 class ShownRun:
