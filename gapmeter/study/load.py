@@ -20,6 +20,7 @@ from gapmeter.keys import Keys
 from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_cluster, make_fleet
 from gapmeter.loadgen.generator import Locustfile
 from gapmeter.loadgen.plan import Plan
+from gapmeter.machine.roofline import text_of
 from gapmeter.options import Options, tell
 from gapmeter.progress import Watch
 from gapmeter.records import RunFolder
@@ -188,19 +189,13 @@ class FrozenProcesses:
         """Continue those that have been stopped for five seconds, so that they can be asked to end; says which."""
         now_ns, found = time.monotonic_ns(), []
         for number, process in enumerate(self._processes):
-            if process.poll() is not None or not _is_stopped(process.pid):
+            state = text_of(f"/proc/{process.pid}/stat").rpartition(")")[2].split()[:1]
+            if process.poll() is not None or state not in (["T"], ["t"]):
                 self._since_ns.pop(number, None)
             elif now_ns - self._since_ns.setdefault(number, now_ns) > _STOPPED_NS:
                 process.send_signal(signal.SIGCONT)
                 found.append(f"generator process {number} was stopped (SIGSTOP) for {_STOPPED_NS // 10**9} s")
         return "; ".join(found)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:
-        return False
 
 
 def _has_mapped(pid: str, path: Path) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import secrets
 import shutil
 import time
@@ -38,8 +37,7 @@ from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage, telemetry
 from gapmeter.study.conclusion import OpenManifest, conclude, describe
 from gapmeter.study.load import Load, ProbeFolder, ServerLog, StopWhen
-from gapmeter.study.target import Target as LaunchTarget
-from gapmeter.study.target import find_probe_folder, listeners, prepare_target, running
+from gapmeter.study.target import Target, find_probe_folder, listeners, prepare_target, running
 
 # How long a server is waited for until it does nothing more; others may be asking one that is not ours all the time.
 _OURS_SETTLES_S, _THEIRS_SETTLES_S = 10.0, 1.0
@@ -69,7 +67,7 @@ class Session:
     ``process`` is None for a server that is not ours, ``probes`` where nothing records; ``page`` shows each load.
     """
 
-    def __init__(self, scenario: Scenario, options: Options, placement: Placement, target: LaunchTarget) -> None:
+    def __init__(self, scenario: Scenario, options: Options, placement: Placement, target: Target) -> None:
         self.scenario, self.options, self.placement, self.target = scenario, options, placement, target
         self.say = options.say
         self.keys = Keys.within(scenario.to_dict(), options.api_key)
@@ -90,7 +88,7 @@ class Session:
         are. Raises UserError when it cannot be started.
         """
         cores = self.placement.server
-        with running(self.target, self.scenario, cores, home, self.say, self.keys, _import_analysis) as process:
+        with running(self.target, self.scenario, cores, home, self.say, self.keys) as process:
             self.process = process
             if self.target.spec is not None and several:
                 self.probes = ProbeFolder(home.probe)
@@ -275,15 +273,6 @@ class Session:
         if not self.probes.take(manifest.folder, complete=settled and self.alive(), all_files=ours):
             path = self.probes.path
             self.say(f"{path} holds no records of this run; was this server started with GAPMETER_PROBE_DIR={path}?")
-
-
-def _import_analysis() -> None:
-    """Import what a load's end needs, which takes a second, while the server starts and everybody waits anyway.
-
-    Not in a thread: a signal may find the main thread in an import of its own and keep the interpreter's import lock,
-    for which the other thread would then wait forever.
-    """
-    importlib.import_module("gapmeter.analysis.analyse")
 
 
 def check_options(scenario: Scenario, options: Options) -> None:

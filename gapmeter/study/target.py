@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -101,9 +102,8 @@ def prepare_target(scenario: Scenario, cores: tuple[int, ...], say: Say, api_key
 
 @contextlib.contextmanager
 def running(
-    target: Target, scenario: Scenario, cores: Sequence[int], folder: RunFolder, say: Say, keys: Keys,
-    meanwhile: Callable[[], None],
-) -> Iterator[ServerProcess | None]:  # fmt: skip
+    target: Target, scenario: Scenario, cores: Sequence[int], folder: RunFolder, say: Say, keys: Keys
+) -> Iterator[ServerProcess | None]:
     """The target's process for as long as the block lasts, ready at its start; None for one that is not ours.
 
     One that was launched is ended with its whole tree, at once when the block ends by Ctrl-C; one that cannot be is
@@ -118,7 +118,7 @@ def running(
     try:
         process = launch(
             target.spec.command, env, cores, log, f"{target.about.url}/health", scenario.server.ready_timeout_ns / 1e9,
-            meanwhile=meanwhile, clean=keys.out_of_bytes,
+            meanwhile=_import_analysis, clean=keys.out_of_bytes,
             on_wait=lambda s: say(f"waiting for the server, {s:.0f} s") if int(s) % _TELL_EVERY_S == 0 else None,
         )  # fmt: skip
     except ServerFailed as error:
@@ -138,6 +138,15 @@ def running(
         raise
     finally:
         end(_GRACE_S)  # which does nothing the second time
+
+
+def _import_analysis() -> None:
+    """Import what a load's end needs, which takes a second, while the server starts and everybody waits anyway.
+
+    Not in a thread: a signal may find the main thread in an import of its own and keep the interpreter's import lock,
+    for which the other thread would then wait forever.
+    """
+    importlib.import_module("gapmeter.analysis.analyse")
 
 
 def _port(scenario: Scenario) -> int:

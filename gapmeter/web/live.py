@@ -15,7 +15,7 @@ from markupsafe import Markup
 from gapmeter.analysis.provenance import provenance_as_asked
 from gapmeter.analysis.results.codec import NotReadable
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import UNKNOWN, Provenance
+from gapmeter.analysis.results.run import UNKNOWN
 from gapmeter.errors import reason_of
 from gapmeter.records import RunFolder
 from gapmeter.records.follow import Follower, follow_run, phase
@@ -95,12 +95,16 @@ class LiveRun:
     def page(self) -> str:
         """The page's markup, before anything has happened."""
         manifest = Manifest.read(self._folder.path)
-        name = manifest.asked.name
+        scenario, load = manifest.asked, manifest.asked.load
+        unit = "conversations" if scenario.workload.kind == "conversation" else "req"
+        how = f"{load.rate:g} {unit}/s, open loop" if load.rate else load.arrivals
+        validity = "not judged yet: the run goes on"
+        about = provenance_as_asked(manifest, manifest.target.model, load=how, n=UNKNOWN, validity=validity)
         assets = files("gapmeter.web") / "assets"
         body = Markup((assets / "live.html").read_text(encoding="utf-8"))
         script = (assets / "live.js").read_text(encoding="utf-8")
-        section, header = Section("live", "", [Html(body)]), Header(f"{name}, as it runs")
-        document = Document(f"{name}: live", header, None, [section], _provenance(manifest))
+        section, header = Section("live", "", [Html(body)]), Header(f"{scenario.name}, as it runs")
+        document = Document(f"{scenario.name}: live", header, None, [section], about)
         return html.page(document, [script], "connect-src 'self'")
 
 
@@ -192,11 +196,3 @@ def _thinned(dots: list[list[Any]]) -> list[list[Any]]:
             return dots[-_MOST_DOTS:]
         dots = [dot for dot in dots if id(dot) not in dropped]
     return dots
-
-
-def _provenance(manifest: Manifest) -> Provenance:
-    scenario, load = manifest.asked, manifest.asked.load
-    unit = "conversations" if scenario.workload.kind == "conversation" else "req"
-    how = f"{load.rate:g} {unit}/s, open loop" if load.rate else load.arrivals
-    validity = "not judged yet: the run goes on"
-    return provenance_as_asked(manifest, manifest.target.model, load=how, n=UNKNOWN, validity=validity)
