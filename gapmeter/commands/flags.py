@@ -8,8 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -186,67 +185,59 @@ def cores_of(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if text)
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """Where results go beside their folders."""
+def check_files(*paths: Path | None) -> None:
+    """Before the load, not after it: raises UserError for a file that could not be written."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise UserError(f"{path} cannot be written: no such folder, or it is one itself", errors.USAGE)
 
-    as_json: bool = False
-    junit: Path | None = None
-    markdown: Path | None = None
-    annotations: bool = False
 
-    @property
-    def annotated(self) -> bool:
-        """Whether somebody shows annotations: GitHub does, and where they are asked for."""
-        return self.annotations or os.environ.get("GITHUB_ACTIONS") == "true"
+def publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[Conclusion[Any]]]) -> int:
+    """Each as it comes: its folder as a line at once, the files anew with all so far. Returns the worst exit code.
 
-    def check(self) -> None:
-        """Before the load, not after it: raises UserError for a file that could not be written."""
-        for path in (self.junit, self.markdown):
-            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-                raise UserError(f"{path} cannot be written: no such folder, or it is one itself", errors.USAGE)
+    Standard output is for programs. The document, where it is asked for, comes at the end, also when a later run fails.
+    """
+    check_files(arguments.junit, arguments.markdown)
+    annotated = arguments.annotations or os.environ.get("GITHUB_ACTIONS") == "true"
+    done: list[Conclusion[Any]] = []
+    is_written = True
+    try:
+        for conclusion in conclusions():
+            done.append(conclusion)
+            if not arguments.json:
+                print(conclusion.folder, flush=True)
+            if annotated:
+                from gapmeter.report.export.junit import annotations_of
 
-    def publish(self, conclusions: Iterable[Conclusion[Any]]) -> tuple[list[Conclusion[Any]], bool]:
-        """Each as it comes: its folder as a line at once, the files anew with all so far; whether these were written.
+                for line in (line for suite in suites_of(conclusion) for line in annotations_of(suite)):
+                    print(line, file=sys.stderr)  # which GitHub reads too
+            is_written = _write_files(arguments, done)
+    finally:
+        if done and arguments.json:
+            found = [
+                each.result.to_json() | ({"regression": r.to_json()} if (r := each.regression) else {}) for each in done
+            ]
+            json.dump(found[0] if len(found) == 1 else {"runs": found}, sys.stdout)
+            print(flush=True)
+    code = max(conclusion.exit_code for conclusion in done)
+    regression = done[-1].regression
+    regressed = regression and regression.status == "REGRESSED" and code == errors.SLO_MISSED
+    last = arguments.quiet or annotated or regression or len(done) > 1  # else a single summary ends with it
+    code = say_exit(code, REGRESSED if regressed else "") if last else code
+    return exit_unless_written(code, is_written=is_written)
 
-        The document, where it is asked for, comes at the end, also when a later run fails.
-        """
-        done: list[Conclusion[Any]] = []
-        is_written = True
-        try:
-            for conclusion in conclusions:
-                done.append(conclusion)
-                is_written = self._write(done)
-        finally:
-            if done and self.as_json:
-                found = [
-                    each.result.to_json() | ({"regression": r.to_json()} if (r := each.regression) else {})
-                    for each in done
-                ]
-                json.dump(found[0] if len(found) == 1 else {"runs": found}, sys.stdout)
-                print(flush=True)
-        return done, is_written
 
-    def _write(self, done: list[Conclusion[Any]]) -> bool:
-        """The last one, and the files of all: whether they could be written."""
-        last = done[-1]
-        if not self.as_json:
-            print(last.folder, flush=True)
-        if self.annotated:
-            from gapmeter.report.export.junit import annotations_of
+def _write_files(arguments: argparse.Namespace, done: list[Conclusion[Any]]) -> bool:
+    """The files of all so far: whether they could be written."""
+    is_written = True
+    if arguments.junit:
+        from gapmeter.report.export.junit import junit
 
-            for suite in suites_of(last):
-                for line in annotations_of(suite):
-                    print(line, file=sys.stderr)  # which GitHub reads too: standard output is for programs
-        is_written = True
-        if self.junit:
-            from gapmeter.report.export.junit import junit
-
-            is_written &= write_file(self.junit, junit([suite for each in done for suite in suites_of(each)]))
-        if self.markdown:
-            judged_first = sorted(done, key=lambda each: each.regression is None)  # what a pull request is asked for
-            is_written &= write_file(self.markdown, "\n".join(map(_markdown, judged_first)))
-        return is_written
+        is_written &= write_file(arguments.junit, junit([suite for each in done for suite in suites_of(each)]))
+    if arguments.markdown:
+        judged_first = sorted(done, key=lambda each: each.regression is None)  # what a pull request is asked for
+        is_written &= write_file(arguments.markdown, "\n".join(map(_markdown, judged_first)))
+    return is_written
 
 
 def write_file(path: Path, text: str) -> bool:

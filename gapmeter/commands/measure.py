@@ -9,7 +9,7 @@ import ipaddress
 import json
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +98,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if scenario.sweep:
         if arguments.live or arguments.ui:
             raise UserError("--live and --ui show a single run; for a sweep's runs use gapmeter ui", errors.USAGE)
-        return _publish(arguments, lambda: [run_sweep(arguments.scenario, changed, options, arguments.resume)])
+        return flags.publish(arguments, lambda: [run_sweep(arguments.scenario, changed, options, arguments.resume)])
 
     def conclusions() -> Iterable[Conclusion[Any]]:
         if baseline is None:
@@ -109,7 +109,7 @@ def _run(arguments: argparse.Namespace) -> int:
         runs = run_repeats(arguments.scenario, [*changed, f"repeat={repeats}"], options)
         return judged_against(runs, repeats, baseline, arguments.runs, quiet=arguments.quiet)
 
-    return _publish(arguments, conclusions)
+    return flags.publish(arguments, conclusions)
 
 
 def _locust_page(arguments: argparse.Namespace) -> LocustPageOptions | None:
@@ -277,25 +277,12 @@ def _report(arguments: argparse.Namespace) -> int:
     gc.disable()  # what a report makes it keeps until it ends: looking for what could go costs a tenth of its time
     from gapmeter.study.conclusion import report_again
 
-    quiet, verbose, definitions = arguments.quiet, arguments.verbose, arguments.definitions
     if (folder := arguments.run) is None:
         from gapmeter.runs.listing import newest_run
 
         folder = newest_run(Path("runs"))
-    return _publish(arguments, lambda: [report_again(folder, quiet=quiet, verbose=verbose, definitions=definitions)])
-
-
-def _publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[Conclusion[Any]]]) -> int:
-    """Standard output is for programs; returns the worst exit code."""
-    outputs = flags.Outputs(arguments.json, arguments.junit, arguments.markdown, arguments.annotations)
-    outputs.check()
-    done, is_written = outputs.publish(conclusions())
-    code = max(conclusion.exit_code for conclusion in done)
-    regression = done[-1].regression
-    regressed = regression and regression.status == "REGRESSED" and code == errors.SLO_MISSED
-    meaning = flags.REGRESSED if regressed else ""
-    last = arguments.quiet or outputs.annotated or regression or len(done) > 1  # else a single summary ends with it
-    return flags.exit_unless_written(say_exit(code, meaning) if last else code, is_written=is_written)
+    asked = {name: getattr(arguments, name) for name in ("quiet", "verbose", "definitions")}
+    return flags.publish(arguments, lambda: [report_again(folder, **asked)])
 
 
 def _add_config(commands: Commands) -> None:

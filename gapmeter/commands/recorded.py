@@ -57,8 +57,7 @@ def _add_compare(commands: Commands) -> None:
 def _compare(arguments: argparse.Namespace) -> int:
     from gapmeter.keys import Keys
 
-    if arguments.markdown is not None:
-        flags.Outputs(markdown=arguments.markdown).check()
+    flags.check_files(arguments.markdown)
     limit = arguments.max_regression
     allowed = None if limit is None else flags.share_of("--max-regression", limit, 0.0, 10.0)
     keys = Keys.within({})

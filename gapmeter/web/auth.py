@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -33,11 +33,7 @@ class LocalAuth:
     """The server's port, and the token that lets a browser in."""
 
     port: int
-    token: str
-
-    @classmethod
-    def make(cls, port: int) -> LocalAuth:
-        return cls(port, secrets.token_urlsafe(24))
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
 
     @property
     def address(self) -> str:

@@ -178,7 +178,7 @@ def _is_our_fault(record: logging.LogRecord) -> bool:
 async def _serve(runs: Path, port: int, over: asyncio.Event) -> None:
     """Print the address and serve until it is over; ``port`` 0: any free one. Raises OSError when it is taken."""
     sock = socket.create_server((HOST, port))
-    auth = LocalAuth.make(sock.getsockname()[1])
+    auth = LocalAuth(sock.getsockname()[1])
     site = RunsSite(runs)
     app = auth.app()
     app.add_routes(site.routes())
