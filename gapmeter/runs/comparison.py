@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
@@ -19,7 +19,7 @@ from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import tell
 from gapmeter.records import RunFolder
 from gapmeter.runs.archive import unpacked
-from gapmeter.runs.run import UNDERIVABLE, Conclusion, in_a_line, manifest_of, require_one_run
+from gapmeter.runs.run import UNDERIVABLE, Conclusion, in_a_line, manifest_of
 from gapmeter.scenarios.errors import did_you_mean
 from gapmeter.scenarios.model import KEYS, SECTIONS
 from gapmeter.scenarios.plain_file import read_plain
@@ -29,56 +29,33 @@ if TYPE_CHECKING:
     from gapmeter.analysis.compare.searches import Found
     from gapmeter.analysis.compare.sides import AnalysedRun
 
-Compared = TypeVar("Compared", Comparison, CostTable)
-
 
 def compare_folders(
-    sides: Sequence[Sequence[str | Path]], factors: Sequence[str] = (), *, force: bool = False,
-    runs: str | Path = "runs", command: str = "",
-) -> Conclusion[Comparison] | Conclusion[CostTable]:  # fmt: skip
-    """Compare what lies in folders, or in archives of some.
-
-    Runs by their latencies, as ``compare_runs``; where a search for capacity or a sweep is among them, all by what a
-    request costs, as ``compare_costs``. Raises UserError as they do.
-    """
-    check_factors(factors)
-    with opened(sides) as folders:
-        single = all(isinstance(manifest_of(path), Manifest) for side in folders for path in side)
-    compared = compare_runs if single else compare_costs
-    return compared(sides, factors, force=force, runs=runs, command=command)
-
-
-def compare_runs(
     sides: Sequence[Sequence[str | Path]], factors: Sequence[str] = (), *, force: bool = False, in_turn: bool = False,
     runs: str | Path = "runs", command: str = "",
-) -> Conclusion[Comparison]:  # fmt: skip
-    """Compare runs by their folders, each side one or several, and write ``compare.json`` and ``report.html``.
+) -> Conclusion[Comparison] | Conclusion[CostTable]:  # fmt: skip
+    """Compare what lies in folders, or in archives of some, and write ``compare.json`` and ``report.html``.
 
-    Raises UserError for a folder that is no analysed run, for one that is given twice, and for versions that cannot be
+    Runs by their latencies; where a search for capacity or a sweep is among them, all by what a request costs: there a
+    side of several searches is one row, since they are searches of one and the same thing.
+
+    Raises UserError for a folder that was not analysed, for one that is given twice, and for versions that cannot be
     read together.
     """
-    from gapmeter.report import comparison
-
+    check_factors(factors)
     paths = distinct(sides)
     result = derive(paths, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
-    folder, result = _written(Path(runs), paths, result, comparison.write)
+    names = "|".join(",".join(path.resolve().name for path in side) for side in paths)
+    with unless_refused(f"no comparison's folder can be made in {runs}"):
+        digest = hashlib.sha256(names.encode()).hexdigest()
+        folder = RunFolder.create(Path(runs), "compare", digest, parts=()).path
+    with unless_refused(f"{folder} cannot be written"):
+        placed = tuple(tuple(os.path.relpath(path, folder) for path in side) for side in paths)
+        asked = result.asked.model_copy(update={"folders": placed})
+        result = _write(folder, result.model_copy(update={"asked": asked}))
+    if isinstance(result, CostTable):
+        return Conclusion(folder, result, errors.NOT_VALID if result.verdict == NOT_COMPARABLE else errors.OK)
     return Conclusion(folder, result, errors.OK if result.comparable or result.forced else errors.NOT_VALID)
-
-
-def compare_costs(
-    sides: Sequence[Sequence[str | Path]], factors: Sequence[str] = (), *, force: bool = False,
-    runs: str | Path = "runs", command: str = "",
-) -> Conclusion[CostTable]:  # fmt: skip
-    """One table of searches for capacity, sweeps and runs, written like a comparison of runs.
-
-    A side of several searches is one row: they are searches of one and the same thing. Raises UserError.
-    """
-    from gapmeter.report import costs
-
-    paths = distinct(sides)
-    result = derive_costs(paths, Asked(factors=tuple(factors), force=force), command)
-    folder, result = _written(Path(runs), paths, result, costs.write)
-    return Conclusion(folder, result, errors.NOT_VALID if result.verdict == NOT_COMPARABLE else errors.OK)
 
 
 def compare_again(folder: Path, into: Path) -> None:
@@ -86,14 +63,14 @@ def compare_again(folder: Path, into: Path) -> None:
 
     Raises UserError, and NotReadable and OSError as reading it does.
     """
+    kept = read_comparison(folder)
+    _write(into, derive(kept.asked.sides(folder), kept.asked, kept.command))
+
+
+def _write(folder: Path, result: Comparison | CostTable) -> Comparison | CostTable:
     from gapmeter.report import comparison, costs
 
-    kept = read_comparison(folder)
-    sides = kept.asked.sides(folder)
-    if isinstance(kept, CostTable):
-        costs.write(into, derive_costs(sides, kept.asked, kept.command))
-    else:
-        comparison.write(into, derive(sides, kept.asked, kept.command))
+    return costs.write(folder, result) if isinstance(result, CostTable) else comparison.write(folder, result)
 
 
 def distinct(sides: Sequence[Sequence[str | Path]]) -> list[list[Path]]:
@@ -107,68 +84,43 @@ def distinct(sides: Sequence[Sequence[str | Path]]) -> list[list[Path]]:
     return paths
 
 
-def _written(
-    runs: Path, sides: list[list[Path]], result: Compared, write: Callable[[Path, Compared], Compared]
-) -> tuple[Path, Compared]:
-    """The folder that is made for it, and the result with what was written there."""
-    names = "|".join(",".join(path.resolve().name for path in side) for side in sides)
-    with unless_refused(f"no comparison's folder can be made in {runs}"):
-        folder = RunFolder.create(runs, "compare", hashlib.sha256(names.encode()).hexdigest(), parts=()).path
-    with unless_refused(f"{folder} cannot be written"):
-        placed = tuple(tuple(os.path.relpath(path, folder) for path in side) for side in sides)
-        asked = result.asked.model_copy(update={"folders": placed})
-        return folder, write(folder, result.model_copy(update={"asked": asked}))
-
-
 @contextlib.contextmanager
-def opened(sides: Sequence[Sequence[str | Path]]) -> Iterator[list[list[Path]]]:
+def opened(sides: Sequence[Sequence[Path]]) -> Iterator[list[list[Path]]]:
     """The sides' folders; those of archives are unpacked for as long as the block lasts. Raises UserError."""
     with contextlib.ExitStack() as stack:
-        yield [
-            [stack.enter_context(unpacked(path)) if path.is_file() else path for path in map(Path, side)]
-            for side in sides
-        ]
+        yield [[stack.enter_context(unpacked(path)) if path.is_file() else path for path in side] for side in sides]
 
 
-def derive_costs(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> CostTable:
-    """A table of costs from the folders alone. Raises UserError."""
-    from gapmeter.analysis.compare.costs import cost_table
-    from gapmeter.analysis.compare.searches import NotOneSide
-
+def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> Comparison | CostTable:
+    """A comparison from the folders alone. Raises UserError."""
     with opened(sides) as folders:
-        found = [[_read_found(path) for path in side] for side in folders]
-    try:
-        return cost_table(found, asked, command)
-    except NotOneSide as error:
-        raise UserError(f"not comparable: {error}", errors.USAGE) from error
+        if all(isinstance(manifest_of(path), Manifest) for side in folders for path in side):
+            from gapmeter.analysis.compare.build import compare  # its import takes a second: mistakes are told before
+            from gapmeter.analysis.compare.sides import Side
+
+            return compare([Side(tuple(map(_read_run, side))) for side in folders], asked, command)
+        from gapmeter.analysis.compare.costs import cost_table
+        from gapmeter.analysis.compare.searches import NotOneSide
+
+        try:
+            return cost_table([[_read_found(path) for path in side] for side in folders], asked, command)
+        except NotOneSide as error:
+            raise UserError(f"not comparable: {error}", errors.USAGE) from error
 
 
-def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> Comparison:
-    """A comparison from the runs' folders alone. Raises UserError as ``compare_runs`` does."""
-    from gapmeter.analysis.compare.build import compare  # its import takes a second: mistakes are reported before
-    from gapmeter.analysis.compare.sides import Side
-
-    with opened(sides) as folders:
-        read = [Side(tuple(_read(path) for path in side)) for side in folders]
-    for side, paths in zip(read, sides, strict=True):
-        for each, path in zip(side.runs, paths, strict=True):
-            if not each.run.count:
-                raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
-    return compare(read, asked, command)
-
-
-def _read(path: Path) -> AnalysedRun:
+def _read_run(path: Path) -> AnalysedRun:
     from gapmeter.analysis.compare.sides import read_run
 
-    require_one_run(path)
     with unless_unreadable(path):
-        return read_run(path)
+        found = read_run(path)
+    if not found.run.count:
+        raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
+    return found
 
 
 def _read_found(path: Path) -> list[Found]:
     from gapmeter.analysis.compare.searches import read_found
 
-    manifest_of(path)
     with unless_unreadable(path):
         found = read_found(path)
     if not found:

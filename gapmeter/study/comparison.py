@@ -17,7 +17,7 @@ from gapmeter.report.command import Command
 from gapmeter.runs.comparison import (
     check_factors,
     check_percentiles,
-    compare_runs,
+    compare_folders,
     distinct,
     growth_of,
     unless_unreadable,
@@ -73,7 +73,11 @@ def compare_in_turn(
         if conclusion.result.verdict == "INVALID":
             whole, why = sum(map(len, made)), "; ".join(conclusion.result.invalid_reasons)
             options.say(f"run {whole} of {len(order)} is not valid: {why}{'; going on' * (whole < len(order))}")
-    return compare_runs(made, [*factors, *varied], force=force, in_turn=True, runs=options.runs, command=command)
+    compared = compare_folders(
+        made, [*factors, *varied], force=force, in_turn=True, runs=options.runs, command=command
+    )  # fmt: skip
+    assert isinstance(compared.result, Comparison)  # since all are runs
+    return Conclusion(compared.folder, compared.result, compared.exit_code)
 
 
 def alternating(pairs: int) -> Iterator[int]:
@@ -139,7 +143,8 @@ def judged_against(
     for run in conclusions:
         folders.append(run.folder)
         if len(folders) == repeats and run.exit_code != errors.INTERRUPTED:
-            compared = compare_runs([baseline.folders, folders], baseline.factors, runs=runs)
+            compared = compare_folders([baseline.folders, folders], baseline.factors, runs=runs)
+            assert isinstance(compared.result, Comparison)  # since all are runs
             found, code = growth_of(
                 compared.result, compared.folder, run.result, baseline.limit, baseline.folders, quiet=quiet
             )

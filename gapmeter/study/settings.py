@@ -18,7 +18,7 @@ from gapmeter.options import Options
 from gapmeter.report import costs
 from gapmeter.report.capacity import can_go_on, headline
 from gapmeter.report.command import Command
-from gapmeter.runs.comparison import compare_costs
+from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.run import Conclusion, manifest_of
 from gapmeter.scenarios import Point
 from gapmeter.study.capacity import CapacityGoal, begin_search, report_capacity, run_search
@@ -85,7 +85,8 @@ def compared(
     if len(sides) < 2:
         raise UserError(f"interrupted before a second setting; continue with: {again}", errors.INTERRUPTED)
     factors = list(dict.fromkeys(key for point in points for key in point.values))
-    table = compare_costs(sides, factors, runs=options.runs, command=str(command))
+    table = compare_folders(sides, factors, runs=options.runs, command=str(command))
+    assert isinstance(table.result, CostTable)  # since these are searches
     code = table.exit_code
     if any(s.ended == INTERRUPTED for s in searches):
         code = errors.INTERRUPTED
@@ -97,7 +98,7 @@ def compared(
         end = errors.exit_words(code, "" if code else "every setting was searched")
         go_on = [("go on", str(again))] * any(map(can_go_on, searches))
         show(costs.document(table.result), table.folder, end, *go_on)
-    return replace(table, exit_code=code)
+    return Conclusion(table.folder, table.result, code)
 
 
 def _by_point(folders: Sequence[Path], points: Sequence[Point]) -> list[list[Path]]:

@@ -31,7 +31,7 @@ from gapmeter.records import RunFolder
 from gapmeter.records.compression import compress
 from gapmeter.records.folder import write_json
 from gapmeter.runs.archive import HASHES, archive, holds_any
-from gapmeter.runs.comparison import compare_runs
+from gapmeter.runs.comparison import compare_folders
 from gapmeter.study.sweep import analyse_points
 from gapmeter.study.verify import Check, check_all, compare_file, differing, not_derived, verify
 
@@ -184,7 +184,7 @@ def test_a_sweep_s_own_figures_are_made_again_from_its_points(run_copy: Copy, tm
 def test_a_comparison_is_made_again_from_the_runs_that_it_names(run_copy: Copy, tmp_path: Path) -> None:
     for name in ("a", "b"):
         shutil.copytree(run_copy(), tmp_path / name)
-    made = compare_runs([[tmp_path / "a"], [tmp_path / "b"]], force=True, runs=tmp_path, command="gapmeter compare")
+    made = compare_folders([[tmp_path / "a"], [tmp_path / "b"]], force=True, runs=tmp_path, command="gapmeter compare")
     assert failed(check_all(made.folder)) == {}
     document = json.loads((made.folder / "compare.json").read_text())
     document["sides"][1]["requests"] += 1
@@ -458,7 +458,7 @@ def test_no_sentence_about_an_archive_names_the_folder_that_it_was_unpacked_into
     said = failed(verify(run))["figures"]
     assert said.startswith("cannot be derived from these records: requests/worker-0.gap.zst: it cannot be unpacked")
     path = tar_with(tmp_path / "a.tar.gz", member("run/a"))
-    for refuse in (lambda: verify(path), lambda: compare_runs([[path], [run]], runs=tmp_path, command="")):
+    for refuse in (lambda: verify(path), lambda: compare_folders([[path], [run]], runs=tmp_path, command="")):
         with pytest.raises(UserError, match=f"^{path} is not a run's folder"):
             refuse()
 

@@ -63,7 +63,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gapmeter.analysis.results.schema import TYPES, schema
-from gapmeter.runs.comparison import compare_runs
+from gapmeter.runs.comparison import compare_folders
 from gapmeter.study.conclusion import report_again
 
 HERE = Path(__file__).parent
@@ -172,7 +172,7 @@ def _compare_again(runs: Path, document: Path) -> None:
     told = json.loads(document.read_text())
     asked, folder = told["asked"], runs / document.parent.name
     sides = [[(folder / path).resolve() for path in side] for side in asked["folders"]]
-    again = compare_runs(
+    again = compare_folders(
         sides, asked["factors"], force=asked["force"], in_turn=asked["in_turn"], runs=runs, command=told["command"]
     )
     shutil.rmtree(folder, ignore_errors=True)
