@@ -73,9 +73,8 @@ def compare_in_turn(
         if conclusion.result.verdict == "INVALID":
             whole, why = sum(map(len, made)), "; ".join(conclusion.result.invalid_reasons)
             options.say(f"run {whole} of {len(order)} is not valid: {why}{'; going on' * (whole < len(order))}")
-    compared = compare_folders(
-        made, [*factors, *varied], force=force, in_turn=True, runs=options.runs, command=command
-    )  # fmt: skip
+    differing = [*factors, *varied]
+    compared = compare_folders(made, differing, force=force, in_turn=True, runs=options.runs, command=command)
     assert isinstance(compared.result, Comparison)  # since all are runs
     return Conclusion(compared.folder, compared.result, compared.exit_code)
 

@@ -138,33 +138,29 @@ def run_scenario(name: str, overrides: Sequence[str] = (), options: Options = Op
     An interrupted run, or one that lost its server, is still analysed. Raises UserError for mistakes that the user can
     fix.
     """
-    (conclusion,) = _run(name, overrides, options, resolve(name, overrides), 1)
+    (conclusion,) = run_repeats(name, overrides, options, 1)
     return conclusion
 
 
 def run_repeats(
-    name: str, overrides: Sequence[str] = (), options: Options = Options()
+    name: str, overrides: Sequence[str] = (), options: Options = Options(), repeats: int | None = None
 ) -> Iterator[Conclusion[RunResult]]:
-    """The scenario's ``repeat`` runs, one after the other, each with a folder of its own and fresh prompts.
+    """Runs of a scenario, one after the other, each with a folder of its own and fresh prompts.
 
-    Ends after one that was interrupted. Raises UserError as ``run_scenario``.
+    ``repeats``: how many, None: as the scenario says. Ends after one that was interrupted. Raises UserError as
+    ``run_scenario``.
     """
     scenario = resolve(name, overrides)
-    return _run(name, overrides, options, scenario, scenario.repeat)
-
-
-def _run(
-    name: str, overrides: Sequence[str], options: Options, scenario: Scenario, repeats: int
-) -> Iterator[Conclusion[RunResult]]:
+    count = scenario.repeat if repeats is None else repeats
     check_options(scenario, options)
     command, say, interrupted = options.command or Command.of("run", name, overrides), options.say, False
     if short := shortage(scenario):
         say(short)
 
     def visits() -> Iterator[Visit]:
-        for repeat in range(repeats):
-            if repeats > 1:
-                say(f"run {repeat + 1} of {repeats}")
+        for repeat in range(count):
+            if count > 1:
+                say(f"run {repeat + 1} of {count}")
             yield Visit(scenario, repeat, command=command)
 
     with locust_page(options.locust_page, say) as page:
