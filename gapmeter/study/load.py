@@ -47,14 +47,6 @@ StopWhen = Callable[[Sequence[tuple[int, RequestRecord]]], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class LoadOutcome:
-    """How a load ended. ``ended_because``: why it broke off; ``shortened``: it ended early because enough was known."""
-
-    ended_because: str | None = None
-    shortened: Shortened | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Load:
     """A plan, the target that it is issued against (``process``: where that is ours), and the folder for the records.
 
@@ -71,9 +63,10 @@ class Load:
     stop_when: StopWhen | None = None
     page: LocustPage | None = None
 
-    def run(self, on_start: Callable[[int], None]) -> LoadOutcome:
+    def run(self, on_start: Callable[[int], None]) -> tuple[str | None, Shortened | None]:
         """Issue the plan and wait for the answers; ``on_start`` gets the time that the plan counts from.
 
+        Returns why it broke off, and where it ended early because enough was known, None for each that did not happen.
         Raises UserError when the target takes no connections or the load cannot begin, KeyboardInterrupt for a second
         Ctrl-C.
         """
@@ -114,7 +107,7 @@ class Load:
             return Patience(self.scenario, t0_ns, self.plan.warmup_ns).until_ns
         return None
 
-    def _await_end(self, fleet: Fleet, t0_ns: int) -> LoadOutcome:
+    def _await_end(self, fleet: Fleet, t0_ns: int) -> tuple[str | None, Shortened | None]:
         """Wait until every generator process has ended, by itself or when asked to. Raises a second Ctrl-C."""
         ended_because: str | None = None
         shortened: Shortened | None = None
@@ -159,7 +152,7 @@ class Load:
                 watch.close()
         if self.options.locustfile and not ended_because:
             shortened = self._cut_by_shape(fleet, t0_ns)
-        return LoadOutcome(ended_because, shortened)
+        return ended_because, shortened
 
     def _cut_by_shape(self, fleet: Fleet, t0_ns: int) -> Shortened | None:
         """Where the locustfile's shape ended before the plan's time did."""

@@ -240,10 +240,9 @@ class Session:
                 folder, scenario.telemetry, self._server_pids(), target.about.url, manifest.value.is_server_here,
                 placement.generator, self.options.api_key, self.say,
             ):  # fmt: skip
-                outcome = load.run(begun)
-            status = "incomplete" if outcome.ended_because else "complete"
-            manifest.note(status=status, ended_because=outcome.ended_because)
-            manifest.note_plan(shortened=outcome.shortened)
+                ended_because, shortened = load.run(begun)
+            manifest.note(status="incomplete" if ended_because else "complete", ended_because=ended_because)
+            manifest.note_plan(shortened=shortened)
         finally:
             suspended = suspended_ns() - suspended_before_ns
             manifest.note(suspended_ns=suspended if suspended > _BETWEEN_CLOCKS_NS else 0)

@@ -62,7 +62,7 @@ def run_sweep(
     then is reported, with exit code INTERRUPTED. Raises UserError for mistakes that the user can fix.
     """
     with _prepared(name, tuple(overrides), options, resume) as sweep:
-        study, runs = sweep.study, sum(map(len, sweep.order))
+        study, runs = sweep.study, len(sweep.places)
         takes = _takes([point.scenario.load for point in sweep.points], sweep.scenario.repeat)
         options.say(f"sweep of {counted(len(sweep.points), 'point')}, {counted(runs, 'run')}{takes}: {study.path}")
         try:
@@ -72,7 +72,7 @@ def run_sweep(
         except KeyboardInterrupt:
             study.note(status="interrupted")
             again = study.command.resumed(study.path)
-            if not any(is_finished(sweep.path(place)) for group in sweep.order for place in group):
+            if not any(is_finished(sweep.path(place)) for place in sweep.places):
                 text = f"interrupted before a point was finished; continue with: {again}"
                 raise UserError(text, errors.INTERRUPTED) from None
             tell(f"interrupted; what is finished is kept, continue with: {again}")
@@ -113,9 +113,9 @@ class _Sweep:
     study: Study[SweepManifest]
 
     @cached_property
-    def numbers(self) -> dict[Place, int]:
-        """Each run's number among all, the same after a resumption."""
-        return {place: number for number, place in enumerate(place for group in self.order for place in group)}
+    def places(self) -> list[Place]:
+        """All in their order, the same after a resumption."""
+        return [place for group in self.order for place in group]
 
     def path(self, place: Place) -> Path:
         """The folder of one run."""
@@ -145,7 +145,7 @@ class _Sweep:
         self.study.options.say(self._title(place, ended=False))
         of = SweepPlace(folder=str(self.study.path), point=place[0], values=dict(point.values))
         alone = Command.of("run", self.name, point_overrides(point, self.overrides))
-        visit = Visit(point.scenario, self.numbers[place], self.path(place), alone, sweep=of)
+        visit = Visit(point.scenario, self.places.index(place), self.path(place), alone, sweep=of)
         try:
             with afresh(visit):
                 result = session.visit(visit)
@@ -170,10 +170,9 @@ class _Sweep:
     def _title(self, place: Place, *, ended: bool) -> str:
         point, repeat = place
         values = ", ".join(f"{key} {_spelled(value)}" for key, value in self.points[point].values.items())
-        runs = [self.path(each) for group in self.order for each in group]
-        number = sum(map(is_finished, runs)) + (not ended)
+        number = sum(is_finished(self.path(each)) for each in self.places) + (not ended)
         of = f", repeat {repeat + 1} of {self.scenario.repeat}" if self.scenario.repeat > 1 else ""
-        return f"run {number} of {len(runs)}: {values}{of}"
+        return f"run {number} of {len(self.places)}: {values}{of}"
 
 
 def _takes(loads: Sequence[Load], repeats: int) -> str:
