@@ -29,7 +29,7 @@ from gapmeter.report import terminal
 from gapmeter.report.explore import difference_sentence
 from gapmeter.report.words import whose
 from gapmeter.runs.run import Run, rederivable, require_one_run
-from gapmeter.runs.sql import one_sentence
+from gapmeter.runs.sql import one_sentence, select
 
 REST = "rest"
 _KEPT = ("index", "turn", "worker", "prompt_tokens", "output_tokens", "cached_tokens", "finish_reason", "request_id")
@@ -82,10 +82,11 @@ def holds(condition: str, columns: dict[str, pd.Series]) -> Bools:
         connection.register("requests", table)
         connection.execute("SET lock_configuration = true")
         try:
-            kind = _only(connection, f"SELECT ({condition}\n) FROM requests LIMIT 0").description[0][1]
+            several = "it is more than one expression"
+            kind = select(connection, f"SELECT ({condition}\n) FROM requests LIMIT 0", several).description[0][1]
             if kind != duckdb.sqltypes.BOOLEAN:
                 raise UserError(f"{condition!r} is not a condition; write one as: {_EXAMPLE}", errors.USAGE)
-            found = _only(connection, f"SELECT row_ FROM requests WHERE ({condition}\n)").fetchall()
+            found = select(connection, f"SELECT row_ FROM requests WHERE ({condition}\n)", several).fetchall()
         except duckdb.Error as error:
             names = ", ".join(sorted(columns))
             why = one_sentence(str(error))
@@ -94,14 +95,6 @@ def holds(condition: str, columns: dict[str, pd.Series]) -> Bools:
     mask = np.zeros(len(table), dtype=np.bool_)
     mask[[row for (row,) in found]] = True
     return mask
-
-
-def _only(connection: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyConnection:
-    """Runs what is one SELECT. Raises duckdb.Error for anything else."""
-    statements = connection.extract_statements(query)
-    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-        raise duckdb.ParserException("it is more than one expression")
-    return connection.execute(statements[0])
 
 
 def _read(path: Path, metric: str) -> tuple[Run, pd.DataFrame, pd.DataFrame]:

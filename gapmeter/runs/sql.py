@@ -137,11 +137,7 @@ def _answer(connection: DuckDBPyConnection, query: str) -> tuple[list[str], list
     import duckdb
 
     try:
-        statements = connection.extract_statements(query)
-        allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
-        if len(statements) != 1 or statements[0].type not in allowed:
-            raise UserError("one SELECT at a time: this command only reads", errors.USAGE)
-        answer = connection.execute(statements[0])
+        answer = select(connection, query, "one SELECT at a time: this command only reads")
         return [column[0] for column in answer.description or ()], answer.fetchall()
     except duckdb.InvalidInputException as error:
         if "pytz" not in str(error):
@@ -154,6 +150,16 @@ def _answer(connection: DuckDBPyConnection, query: str) -> tuple[list[str], list
         raise UserError(text, errors.USAGE) from error
     except duckdb.Error as error:
         raise UserError(one_sentence(str(error)), errors.USAGE) from error
+
+
+def select(connection: DuckDBPyConnection, query: str, refusal: str) -> DuckDBPyConnection:
+    """Run what is one SELECT. Raises duckdb.Error, with ``refusal`` for anything else."""
+    import duckdb
+
+    statements = connection.extract_statements(query)
+    if len(statements) != 1 or statements[0].type not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
+        raise duckdb.ParserException(refusal)
+    return connection.execute(statements[0])
 
 
 def connect(runs: Path) -> DuckDBPyConnection:
