@@ -45,16 +45,13 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
     """Where results go beside the run's folder."""
-    parser.add_argument("--json", action="store_true", help="summary.json on standard output instead of the folder")
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="write a JUnit file, one case per SLO")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary for a pull request")
-    parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
-    parser.add_argument(
-        "-v", "--verbose", action="store_true", help="print the whole summary, not only the first screen"
-    )
-    parser.add_argument(
-        "--annotations", action="store_true", help="print GitHub annotations of what failed (default: on GitHub)"
-    )
+    add = parser.add_argument
+    add("--json", action="store_true", help="summary.json on standard output instead of the folder")
+    add("--junit", type=Path, metavar="FILE", help="write a JUnit file, one case per SLO")
+    add("--markdown", type=Path, metavar="FILE", help="write a summary for a pull request")
+    add("--quiet", action="store_true", help="no progress and no summary on standard error")
+    add("-v", "--verbose", action="store_true", help="print the whole summary, not only the first screen")
+    add("--annotations", action="store_true", help="print GitHub annotations of what failed (default: on GitHub)")
 
 
 def add_runs_folder(parser: argparse.ArgumentParser, what: str = "where the runs' folders are (default: runs)") -> None:

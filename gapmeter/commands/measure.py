@@ -28,42 +28,27 @@ if TYPE_CHECKING:  # its import takes a second, which a mistake on the command l
 
 def _add_run(commands: Commands) -> None:
     parser = commands.add_parser("run", help="run a scenario against a server and explain its latency")
-    parser.add_argument("scenario", help="a scenario's name or file")
+    add = parser.add_argument
+    add("scenario", help="a scenario's name or file")
     flags.add_server(parser)
     flags.add_overrides(parser)
     flags.add_runs_folder(parser, "where the run's folder goes (default: runs)")
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="continue an interrupted sweep")
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="send the load from N gapmeter workers")
-    parser.add_argument(
-        "--listen", default="", metavar="HOST[:PORT]", help="with --workers: listen here (default: 127.0.0.1:5557)"
-    )
-    parser.add_argument("--live", action="store_true", help="serve the runs page during the run, and show it live")
-    parser.add_argument(
-        "--live-port", type=int, default=0, metavar="N", help="with --live: its port (default: any free one)"
-    )
-    parser.add_argument("--progress", choices=("auto", "json"), default="auto", help="json: one JSON object per second")
-    parser.add_argument(
-        "--patience", metavar="TIME", help="with --workers: give up one silent for this long (default: 30s)"
-    )
-    parser.add_argument("--locustfile", type=Path, metavar="FILE", help="use the users and load shape in this file")
-    parser.add_argument("--ui", action="store_true", help="show the run on Locust's web page, on 127.0.0.1")
-    parser.add_argument("--ui-port", type=int, metavar="PORT", help="with --ui: its port (default: 8089)")
-    parser.add_argument(
-        "--ui-keep", metavar="TIME", help="with --ui: keep it this long after the run (default: until Ctrl-C)"
-    )
+    add("--resume", type=Path, metavar="FOLDER", help="continue an interrupted sweep")
+    add("--workers", type=int, default=0, metavar="N", help="send the load from N gapmeter workers")
+    add("--listen", default="", metavar="HOST[:PORT]", help="with --workers: listen here (default: 127.0.0.1:5557)")
+    add("--live", action="store_true", help="serve the runs page during the run, and show it live")
+    add("--live-port", type=int, default=0, metavar="N", help="with --live: its port (default: any free one)")
+    add("--progress", choices=("auto", "json"), default="auto", help="json: one JSON object per second")
+    add("--patience", metavar="TIME", help="with --workers: give up one silent for this long (default: 30s)")
+    add("--locustfile", type=Path, metavar="FILE", help="use the users and load shape in this file")
+    add("--ui", action="store_true", help="show the run on Locust's web page, on 127.0.0.1")
+    add("--ui-port", type=int, metavar="PORT", help="with --ui: its port (default: 8089)")
+    add("--ui-keep", metavar="TIME", help="with --ui: keep it this long after the run (default: until Ctrl-C)")
     flags.add_outputs(parser)
-    parser.add_argument(
-        "--baseline", metavar="RUN,RUN", help="make 3 runs and compare them with these: exit 99 on a regression"
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="with --baseline: accept one run a side; the result says so"
-    )
-    parser.add_argument(
-        "--max-regression", metavar="SHARE", help="with --baseline: most an SLO's percentile may grow (default: 5%%)"
-    )
-    parser.add_argument(
-        "--factor", action="append", default=[], metavar="KEY", help="with --baseline: what may differ from it"
-    )
+    add("--baseline", metavar="RUN,RUN", help="make 3 runs and compare them with these: exit 99 on a regression")
+    add("--force", action="store_true", help="with --baseline: accept one run a side; the result says so")
+    add("--max-regression", metavar="SHARE", help="with --baseline: most an SLO's percentile may grow (default: 5%%)")
+    add("--factor", action="append", default=[], metavar="KEY", help="with --baseline: what may differ from it")
     parser.set_defaults(call=_run, judges=True)
 
 
@@ -160,27 +145,26 @@ def workers_of(count: int, listen: str, patience: str | None) -> Workers | None:
 
 def _add_capacity(commands: Commands) -> None:
     parser = commands.add_parser("capacity", help="find the highest Poisson rate that meets every SLO")
-    parser.add_argument("scenario", help="a scenario's name or file, with an open loop; the search starts at its rate")
+    add = parser.add_argument
+    add("scenario", help="a scenario's name or file, with an open loop; the search starts at its rate")
     flags.add_server(parser)
     flags.add_overrides(parser)
-    parser.add_argument("--target-rps", metavar="N", help="also say how many servers a load of N requests/s needs")
+    add("--target-rps", metavar="N", help="also say how many servers a load of N requests/s needs")
     what = "with --target-rps: share of each server kept free (default: what cost.utilisation leaves, 20%%)"
-    parser.add_argument("--headroom", metavar="SHARE", help=what)
-    parser.add_argument(
+    add("--headroom", metavar="SHARE", help=what)
+    add(
         "--spare", type=int, metavar="N", help="with --target-rps: extra servers in case some fail (1: N+1; default: 0)"
     )
-    parser.add_argument("--confidence", default="95%", metavar="SHARE", help="of the interval (default: 95%%)")
+    add("--confidence", default="95%", metavar="SHARE", help="of the interval (default: 95%%)")
     what = "widest interval that counts as found, plus or minus (default: 20%%)"
-    parser.add_argument("--within", default="20%", metavar="SHARE", help=what)
-    parser.add_argument("--budget", default="4m", metavar="TIME", help="time for all trials (default: 4m)")
+    add("--within", default="20%", metavar="SHARE", help=what)
+    add("--budget", default="4m", metavar="TIME", help="time for all trials (default: 4m)")
     what = "search for each setting, and say which is cheapest"
-    parser.add_argument("--over", action="append", default=[], metavar="KEY=VALUE,VALUE", help=what)
-    parser.add_argument(
-        "--resume", metavar="FOLDER", help="continue an earlier search; with --over: several, separated by commas"
-    )
+    add("--over", action="append", default=[], metavar="KEY=VALUE,VALUE", help=what)
+    add("--resume", metavar="FOLDER", help="continue an earlier search; with --over: several, separated by commas")
     flags.add_runs_folder(parser, "where the search's folder goes (default: runs)")
-    parser.add_argument("--json", action="store_true", help="summary.json on standard output instead of the folder")
-    parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
+    add("--json", action="store_true", help="summary.json on standard output instead of the folder")
+    add("--quiet", action="store_true", help="no progress and no summary on standard error")
     parser.set_defaults(call=_capacity, judges=True)
 
 

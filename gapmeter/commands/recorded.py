@@ -31,26 +31,23 @@ def _add_compare(commands: Commands) -> None:
     parser = commands.add_parser(
         "compare", help="runs: which differences are real; searches and sweeps: which is cheaper"
     )
-    parser.add_argument(
-        "sides", nargs="*", metavar="RUN", help="one folder or archive per side, or several separated by commas"
-    )
-    parser.add_argument("--a", action="append", default=[], help="side A: folders; with --run, KEY=VALUE")
-    parser.add_argument("--b", action="append", default=[], help="side B: folders; with --run, KEY=VALUE")
-    parser.add_argument("--run", metavar="SCENARIO", help="run it with --a and with --b, alternately, and compare")
-    parser.add_argument("--pairs", type=int, metavar="N", help="with --run: how many runs a side (default: 3)")
+    add = parser.add_argument
+    add("sides", nargs="*", metavar="RUN", help="one folder or archive per side, or several separated by commas")
+    add("--a", action="append", default=[], help="side A: folders; with --run, KEY=VALUE")
+    add("--b", action="append", default=[], help="side B: folders; with --run, KEY=VALUE")
+    add("--run", metavar="SCENARIO", help="run it with --a and with --b, alternately, and compare")
+    add("--pairs", type=int, metavar="N", help="with --run: how many runs a side (default: 3)")
     flags.add_overrides(parser)
-    parser.add_argument(
-        "--factor", action="append", default=[], metavar="KEY", help="what may differ, for instance server.max_batch"
-    )
+    add("--factor", action="append", default=[], metavar="KEY", help="what may differ, for instance server.max_batch")
     gate = "exit 99 if an SLO's percentile surely grew by more than this from A to B, for instance 5%%"
-    parser.add_argument("--max-regression", metavar="SHARE", help=gate)
-    parser.add_argument(
+    add("--max-regression", metavar="SHARE", help=gate)
+    add(
         "--force", action="store_true", help="compare even what is not comparable, or a single pair; the result says so"
     )
     flags.add_runs_folder(parser, "where new folders go (default: runs)")
-    parser.add_argument("--json", action="store_true", help="compare.json on standard output instead of the folder")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a summary for a pull request")
-    parser.add_argument("--quiet", action="store_true", help="no progress and no summary on standard error")
+    add("--json", action="store_true", help="compare.json on standard output instead of the folder")
+    add("--markdown", type=Path, metavar="FILE", help="write a summary for a pull request")
+    add("--quiet", action="store_true", help="no progress and no summary on standard error")
     parser.set_defaults(call=_compare, judges=True)
 
 
