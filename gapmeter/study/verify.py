@@ -160,7 +160,9 @@ def check_run(path: Path) -> list[Check]:
         return [Check(name, False, f"cannot be read: {error.key} {error.problem}; {error.remedy}")]
     why = f": {manifest.ended_because}" if manifest.ended_because else ""
     checks = [Check("format", True, f"version {manifest.schema_version}"), Check("run", True, manifest.status + why)]
-    summary = _summary(folder)
+    summary: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError):  # what is wrong with it shows where it is compared
+        summary = dict(read_json(folder.summary))
     checks += [_check_versions(manifest, summary), *_check_hashes(folder, manifest)]
     parts = [part for part in (folder.requests, folder.probe, folder.telemetry, folder.logs) if part.exists()]
     with _copy(path, manifest, parts) as again:
@@ -229,14 +231,6 @@ def _check_versions(manifest: Manifest, summary: Mapping[str, Any]) -> Check:
         said = f"figures {_OTHER} may differ for that alone: {'; '.join(changed)}"
         return Check("versions", True, f"{said}; gapmeter report recomputes them")
     return Check("versions", True, f"gapmeter {now['gapmeter']}, analysis {now['analysis']}, as they are here")
-
-
-def _summary(folder: RunFolder) -> dict[str, Any]:
-    try:
-        loaded = read_json(folder.summary)
-    except (OSError, ValueError):
-        return {}
-    return loaded if isinstance(loaded, dict) else {}
 
 
 @contextlib.contextmanager
