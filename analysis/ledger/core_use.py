@@ -1,7 +1,7 @@
 """What kept the server's threads, by the best that a run has: the kernel's switches, its sums, or the probes' spans.
 
-The kernel's records of switches (``who_ran``) say where a wait for a core lies and for whom; its sums
-(gapmeter.servers.telemetry.schedstat) say only how much. Of a thread that was at work for L of the time between two
+The kernel's records of switches (``who_ran``) say where a wait for a core lies and for whom; its sums (``Schedstat`` of
+gapmeter.servers.telemetry.sources) say only how much. Of a thread that was at work for L of the time between two
 samples and ran for R, at most L - R of what it waited lay in that work; it is spread evenly over it. The rest came
 before it was woken, and stays in transit.
 """

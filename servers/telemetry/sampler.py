@@ -20,8 +20,7 @@ from pathlib import Path
 
 from gapmeter.servers.telemetry import Absent, Journal, ReadFailed, Source
 from gapmeter.servers.telemetry.gpu import PCIE_READINGS, READINGS, open_gpus
-from gapmeter.servers.telemetry.schedstat import Schedstat
-from gapmeter.servers.telemetry.sources import CpuLimits, EngineMetrics, Processes, Rapl
+from gapmeter.servers.telemetry.sources import CpuLimits, EngineMetrics, Processes, Rapl, Schedstat
 from gapmeter.servers.telemetry.switches import Switches, open_switches
 
 _NICE = 10

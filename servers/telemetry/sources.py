@@ -1,4 +1,4 @@
-"""What is sampled besides GPUs: the engine's /metrics, the server's processes, its CPU limits, the CPU's energy.
+"""What is sampled besides GPUs: the engine's /metrics, the server's processes, threads and CPU limits, the CPU's energy.
 
 Processes: CPU time, memory, threads and context switches, from psutil, counted since each began. Energy: the kernel's
 powercap tree (RAPL), in µJ, wrapping at a range of its own. /metrics is made on the API server's event loop, so asking
@@ -9,6 +9,7 @@ took.
 from __future__ import annotations
 
 import math
+import os
 import re
 import socket
 import time
@@ -40,7 +41,7 @@ _LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{.*\})?[ \t]+(\S+)")
 _PATIENCE_S = 2.0
 _POWERCAP = Path("/sys/class/powercap")
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
-_LOOK_AGAIN_NS = 1_000_000_000  # for new children: walking the tree costs more than a sample
+_LOOK_AGAIN_NS = 1_000_000_000  # for new processes and threads: walking the tree costs more than a sample
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)  # by SIGSTOP, by a debugger
 
 
@@ -101,6 +102,15 @@ class EngineMetrics:
         raise ReadFailed(f"{self.about['url']} answered {answer}")
 
 
+def tree_of(root: psutil.Process | int) -> list[psutil.Process]:
+    """A process and all below it; none when it has ended, or may not be seen."""
+    try:
+        process = psutil.Process(root) if isinstance(root, int) else root
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
 class Processes:
     """The trees below some processes, whoever joins or leaves them meanwhile. CPU time is in steps of 10 ms.
 
@@ -125,11 +135,7 @@ class Processes:
         if now - self._looked_ns >= _LOOK_AGAIN_NS:
             labels, self._tree, self._looked_ns = self._tree, {}, now
             for root in self._roots:
-                try:
-                    processes = [root, *root.children(recursive=True)]
-                except psutil.NoSuchProcess:
-                    continue
-                self._tree |= {process: labels.get(process) or label(process) for process in processes}
+                self._tree |= {process: labels.get(process) or label(process) for process in tree_of(root)}
         rows = [row for process, name in self._tree.items() if (row := _sample(process, name)) is not None]
         if not rows:
             raise ReadFailed("no process of the server is there any more")
@@ -169,6 +175,78 @@ def _sample(process: psutil.Process, name: str) -> Row | None:
             }
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None  # it has ended since the last look
+
+
+class Schedstat:
+    """How long each thread has run and waited for a core, as the kernel adds it up (/proc/PID/task/TID/schedstat).
+
+    For where the kernel refuses its records of switches (``switches.py``): sums tell how much a thread waited between
+    two samples, not when, nor for whom. Nothing is asked of the threads that are watched. A row a thread that has run
+    or waited since its last row; all are sums since it began, and its first has its name. Raises Absent where the
+    kernel does not count, or nobody is there.
+    """
+
+    name = "schedstat"
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._roots = list(pids)
+        self._files: dict[int, tuple[int, int]] = {}  # thread -> its process, the open file
+        self._last: dict[int, tuple[int, int]] = {}  # thread -> what it had run, and waited
+        self._looked_ns = 0
+        if not _counted():
+            raise Absent("this kernel does not count how long threads wait for a core")
+        self._look()
+        if not self._files:
+            raise Absent(NO_PROCESSES)
+        self.about: About = {"pids": self._roots, "threads": len(self._files)}
+
+    def read(self) -> list[Row]:
+        if time.monotonic_ns() - self._looked_ns >= _LOOK_AGAIN_NS:
+            self._look()
+        rows: list[Row] = []
+        for tid, (pid, file) in list(self._files.items()):
+            try:
+                ran, waited, _ = map(int, os.pread(file, 64, 0).split())
+            except OSError:  # the thread has ended
+                os.close(file)
+                del self._files[tid]
+                continue
+            known = self._last.get(tid)
+            if (ran, waited) == known:
+                continue
+            self._last[tid] = ran, waited
+            row: Row = {"pid": pid, "tid": tid, "ran_ns": ran, "waited_ns": waited}
+            rows.append(row if known else {**row, "name": _name(pid, tid)})
+        if not self._files:
+            raise ReadFailed("no process of the server is there any more")
+        return rows
+
+    def _look(self) -> None:
+        self._looked_ns = time.monotonic_ns()
+        for pid in (process.pid for root in self._roots for process in tree_of(root)):
+            try:
+                for tid in map(int, os.listdir(f"/proc/{pid}/task")):
+                    if tid not in self._files:
+                        flags = os.O_RDONLY | os.O_CLOEXEC
+                        self._files[tid] = pid, os.open(f"/proc/{pid}/task/{tid}/schedstat", flags)
+                        self._last.pop(tid, None)
+            except OSError:  # it ended meanwhile, or may not be seen
+                continue
+
+
+def _counted() -> bool:
+    """Whether this kernel counts: a thread that has run was given a core at least once."""
+    try:
+        return any(map(int, Path("/proc/thread-self/schedstat").read_text().split()))
+    except (OSError, ValueError):
+        return False
+
+
+def _name(pid: int, tid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/task/{tid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 class Rapl:

@@ -26,6 +26,7 @@ import psutil
 
 from gapmeter.records.process import allow_many_files
 from gapmeter.servers.telemetry import NO_PROCESSES, About, Absent, Row
+from gapmeter.servers.telemetry.sources import tree_of
 
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
 _SOFTWARE, _DUMMY = 1, 9  # PERF_TYPE_SOFTWARE, PERF_COUNT_SW_DUMMY: an event that counts nothing itself
@@ -189,8 +190,7 @@ def _set_output(event: int, to: int) -> None:
 def _threads(pid: int) -> list[int]:
     """All threads of a process and of those below it."""
     try:
-        process = psutil.Process(pid)
-        return [t.id for one in [process, *process.children(recursive=True)] for t in one.threads()]
+        return [thread.id for process in tree_of(pid) for thread in process.threads()]
     except psutil.Error:
         return []
 

@@ -15,8 +15,7 @@ import pynvml
 import pytest
 
 from gapmeter.servers.telemetry import Absent, gpu
-from gapmeter.servers.telemetry.schedstat import Schedstat
-from gapmeter.servers.telemetry.sources import Rapl, is_here, label, parse_metrics
+from gapmeter.servers.telemetry.sources import Rapl, Schedstat, is_here, label, parse_metrics
 from tests.kit.wait import until
 
 # What vLLM 0.32 sent during a run of 32 users, cut down to the figures that are read and some that must not be mistaken
