@@ -67,8 +67,8 @@ _THROTTLE_WORDS = {
     "HwPowerBrakeSlowdown": "power brake",
 }
 _ABOUT: Mapping[str, Callable[[ModuleType, Any], Any]] = {
-    "name": lambda nvml, handle: _text(nvml.nvmlDeviceGetName(handle)),
-    "uuid": lambda nvml, handle: _text(nvml.nvmlDeviceGetUUID(handle)),
+    "name": lambda nvml, handle: nvml.nvmlDeviceGetName(handle),
+    "uuid": lambda nvml, handle: nvml.nvmlDeviceGetUUID(handle),
     "max_sm_mhz": lambda nvml, handle: int(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
     "power_limit_mw": lambda nvml, handle: int(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
     "pcie_generation": lambda nvml, handle: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
@@ -113,7 +113,7 @@ class Gpus:
                 facts["pids"] = sorted({*(facts["pids"] or ()), *(pid for pids in each for pid in pids)})
             unsupported = [name for name in readings if name not in self._readings[number]]
             about.append({"gpu": number, **facts, "unsupported": unsupported})
-        driver = _ask(nvml, lambda: _text(nvml.nvmlSystemGetDriverVersion()))
+        driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
         self.about: About = {"gpus": about, "throttle_bits": throttle_bits(nvml), "driver": driver}
 
     def read(self) -> list[Row]:
@@ -139,8 +139,8 @@ def open_gpus(visible: str | None, order: str | None, name: str, readings: Mappi
     try:
         pynvml.nvmlInit()
         handles = {n: pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())}
-        uuids = {n: _text(pynvml.nvmlDeviceGetUUID(handle)) for n, handle in handles.items()}
-        names = {_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles.values()}
+        uuids = {n: pynvml.nvmlDeviceGetUUID(handle) for n, handle in handles.items()}
+        names = {pynvml.nvmlDeviceGetName(handle) for handle in handles.values()}
     except pynvml.NVMLError_LibraryNotFound:
         raise Absent("no NVIDIA GPU here (its driver's library, NVML, is not installed)") from None
     except pynvml.NVMLError as error:
@@ -184,7 +184,7 @@ def _instances(nvml: ModuleType, visible: str, handles: Mapping[int, Any], uuids
             instance = _ask(nvml, nvml.nvmlDeviceGetHandleByUUID, word)
             if instance is None:
                 break
-            parent = _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance)))
+            parent = nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance))
         for number in (n for n, uuid in uuids.items() if uuid == parent):
             found[number] = (*found.get(number, ()), *(() if instance is None else (instance,)))
     return {number: Gpu(handles[number], instances) for number, instances in found.items()}
@@ -201,7 +201,3 @@ def _ask(nvml: ModuleType, ask: Callable[..., Any], *arguments: Any) -> Any:
         return ask(*arguments)
     except nvml.NVMLError:
         return None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value

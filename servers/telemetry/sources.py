@@ -1,4 +1,4 @@
-"""What is sampled besides GPUs: the engine's /metrics, the server's processes, threads and CPU limits, the CPU's energy.
+"""What is sampled besides GPUs: the engine's /metrics, the server's processes, threads, CPU limits, the CPU's energy.
 
 Processes: CPU time, memory, threads and context switches, from psutil, counted since each began. Energy: the kernel's
 powercap tree (RAPL), in µJ, wrapping at a range of its own. /metrics is made on the API server's event loop, so asking
