@@ -35,17 +35,16 @@ class Address:
     port: int
     tls: ssl.SSLContext | None
     prefix: str
-    headers: tuple[tuple[str, str], ...] = ()
+    api_key: str | None = None
 
     @classmethod
-    def of(cls, url: str, headers: tuple[tuple[str, str], ...] = ()) -> Address:
-        """Raises ValueError for what is not an http or https address, or for a header that would break the request."""
+    def of(cls, url: str, api_key: str | None = None) -> Address:
+        """Raises ValueError for what is not an http or https address, or for a key that would break the request."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not an address like http://127.0.0.1:8000")
-        for name, value in headers:
-            if not name.isascii() or not value.isprintable() or not value.isascii() or set(name) & set(" :\r\n\t"):
-                raise ValueError(f"the header {name!r} cannot be sent: it has characters that HTTP does not allow")
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError("the header 'Authorization' cannot be sent: it has characters that HTTP does not allow")
         try:
             host = parts.hostname if parts.hostname.isascii() else parts.hostname.encode("idna").decode()
         except UnicodeError as error:
@@ -53,7 +52,7 @@ class Address:
         secure = parts.scheme == "https"
         prefix = parts.path.rstrip("/").removesuffix("/v1")
         tls = ssl.create_default_context() if secure else None
-        return cls(host, parts.port or (443 if secure else 80), tls, prefix, headers)
+        return cls(host, parts.port or (443 if secure else 80), tls, prefix, api_key)
 
     def request(self, path: str, body: bytes, request_id: str, *, traced: bool = False) -> bytes:
         """A whole POST request, ready for one write; ``traced``: with a traceparent header that its id decides."""
@@ -68,7 +67,7 @@ class Address:
             f"Content-Length: {len(body)}",
             f"x-request-id: {request_id}",
             *((f"traceparent: {traceparent(request_id)}",) if traced else ()),
-            *(f"{name}: {value}" for name, value in self.headers),
+            *((f"Authorization: Bearer {self.api_key}",) if self.api_key else ()),
         ]
         return "\r\n".join([*lines, "", ""]).encode() + body
 
@@ -76,11 +75,6 @@ class Address:
 def endpoint(host: str, port: int) -> str:
     """Both as addresses have them: an IPv6 one in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def authorization(api_key: str | None) -> tuple[tuple[str, str], ...]:
-    """The header that carries an API key; none when there is no key."""
-    return (("Authorization", f"Bearer {api_key}"),) if api_key else ()
 
 
 class Exchange(RequestRecord):

@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from gapmeter.loadgen.exchange import Address, authorization
+from gapmeter.loadgen.exchange import Address
 from gapmeter.loadgen.generator import (
     API_KEY,
     PARENT_GONE,
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         spec = Spec.read(Path(arguments[0]))
         work = GENERATORS[spec.generator]
         plan = Plan.load(Path(spec.plan))
-        address = Address.of(spec.url, authorization(os.environ.get(API_KEY)))
+        address = Address.of(spec.url, os.environ.get(API_KEY))
     except (IndexError, OSError, ValueError, TypeError, KeyError) as error:
         return leave(Exit.BAD_SPEC, f"not a generator's spec: {error}")
     if spec.cores:

@@ -22,7 +22,7 @@ from gapmeter.analysis.device.devices import CPU, CPU_FLAGS, catalogue, recogniz
 from gapmeter.analysis.results import manifest
 from gapmeter.errors import UserError
 from gapmeter.keys import Keys
-from gapmeter.loadgen.exchange import Address, authorization
+from gapmeter.loadgen.exchange import Address
 from gapmeter.machine.hardware import CHECKOUT, gpus_here
 from gapmeter.machine.roofline import describe_weights, measure_peaks
 from gapmeter.options import Say, tell
@@ -194,8 +194,7 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
         text = "the API key has characters that HTTP does not allow; is there a line's end in --api-key or"
         raise UserError(f"{text} GAPMETER_API_KEY?", errors.USAGE)
     try:
-        headers = dict(authorization(api_key))
-        Address.of(base, tuple(headers.items()))
+        Address.of(base, api_key)
     except ValueError as error:
         raise UserError(str(error), errors.BAD_SCENARIO) from error
     try:

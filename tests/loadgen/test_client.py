@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gapmeter.loadgen.client import Client
-from gapmeter.loadgen.exchange import Address, Exchange, authorization, endpoint
+from gapmeter.loadgen.exchange import Address, Exchange, endpoint
 from gapmeter.records import Outcome
 from gapmeter.records.request import Flag, RequestRecord
 from gapmeter.records.stream import parse_answer
@@ -183,11 +183,11 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 @pytest.mark.parametrize("key", ["a\r\nHost: evil", "a\nb", "ключ"])
 def test_a_key_that_would_break_the_request_is_refused(key: str) -> None:
     with pytest.raises(ValueError, match="Authorization"):
-        Address.of("http://h", authorization(key))
+        Address.of("http://h", key)
 
 
 def test_a_request_carries_its_id_its_length_and_the_key() -> None:
-    head, sent = Address.of("http://[::1]:9/x/v1", authorization("k-1")).request(PATH, b"{}", "r-7").split(b"\r\n\r\n")
+    head, sent = Address.of("http://[::1]:9/x/v1", "k-1").request(PATH, b"{}", "r-7").split(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     assert lines[0] == "POST /x/v1/chat/completions HTTP/1.1"
     assert {"Host: [::1]:9", "x-request-id: r-7", "Content-Length: 2", "Authorization: Bearer k-1"} < set(lines)
