@@ -166,8 +166,8 @@ class EngineClient:
         self._stopping = False
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
-        self._ready: asyncio.Future[None] | None = None
-        self._dead: asyncio.Future[str] | None = None
+        self._ready: asyncio.Future[None]  # both from the start on
+        self._dead: asyncio.Future[str]
 
     async def start(self) -> None:
         """Start the process and wait until it can serve. Raises EngineDead when that will not happen."""
@@ -182,7 +182,6 @@ class EngineClient:
 
     async def wait_dead(self) -> str:
         """Return, with the reason, if the process ends by itself; never after a ``stop``."""
-        assert self._dead is not None
         return await asyncio.shield(self._dead)
 
     async def stop(self) -> None:
@@ -246,7 +245,7 @@ class EngineClient:
                 self._deliver(received_ns, message[1], message[2])
             elif message[0] == "ready":
                 self._stats = EngineStats(*message[1])
-                if self._ready and not self._ready.done():
+                if not self._ready.done():
                     self._ready.set_result(None)
             elif message[0] == "failed":
                 self._why = message[1]
@@ -283,9 +282,9 @@ class EngineClient:
         for deliver in list(self._deliveries.values()):
             deliver(Output((), at_ns, at_ns, "error", None, self._why))
         self._deliveries.clear()
-        if self._ready and not self._ready.done():
+        if not self._ready.done():
             self._ready.set_exception(EngineDead(self._why))
-        if self._dead and not self._dead.done():
+        if not self._dead.done():
             self._dead.set_result(self._why)
 
     def _close(self) -> None:
