@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     """Entry point; SIGTERM and SIGINT end it with its log closed."""
     options = _parse(arguments)
     if options.with_parent:
-        _end_with_parent()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     allow_many_files()
     sock = socket.create_server((options.host, options.port))
     port = sock.getsockname()[1]
@@ -73,10 +73,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--core", type=int, help="the one that it runs on")
     parser.add_argument("--with-parent", action="store_true", help="end when the process that started this one ends")
     return parser.parse_args(arguments)
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 if __name__ == "__main__":
