@@ -95,7 +95,7 @@ def _ask_once(
     texts, chat = prompts.openings.texts, workload.kind == "chat"
     return Content(
         PATHS[workload.kind],
-        [{"messages": [_message("user", text)]} if chat else {"prompt": text} for text in texts],
+        [{"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text} for text in texts],
         prompts.tokens, output, tokenizer is not None, prompts.repeated, _notes(tokenizer, notes), prompts.openings,
     )  # fmt: skip
 
@@ -109,7 +109,7 @@ def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
     assert file is not None
     which = np.arange(count) % len(file.entries)
     if file.chat:
-        chats = [[_message(role, content) for role, content in entry.messages] for entry in file.entries]
+        chats = [[{"role": role, "content": content} for role, content in entry.messages] for entry in file.entries]
         once = _count_chats(tokenizer, chats)
         asks: list[dict[str, object]] = [{"messages": chat} for chat in chats]
     else:
@@ -223,12 +223,12 @@ def _write_turns(
             own = pick(words, int(questions[turn]) - len(begun), rng, starts=not begun)
             if turn == first:
                 first_own = own[0] if own else "", start_of_own(words.joiner, head)
-            history = [*history, _message("user", words.joiner.join(begun + own))]
+            history = [*history, {"role": "user", "content": words.joiner.join(begun + own)}]
             chats.append(history)
             openings.texts.append(history[0]["content"])
             openings.firsts.append(first_own)
             answer = pick(words, int(output[turn]), rng, starts=True)
-            history = [*history, _message("assistant", words.joiner.join(answer))]
+            history = [*history, {"role": "assistant", "content": words.joiner.join(answer)}]
     return chats, openings
 
 
@@ -267,10 +267,6 @@ def _count_chats(tokenizer: PromptTokenizer | None, chats: Sequence[Sequence[Mes
     if tokenizer is None:
         return np.array([sum(len(message["content"].split()) for message in chat) for chat in chats], np.int64)
     return tokenizer.count_messages(chats)
-
-
-def _message(role: str, content: str) -> Message:
-    return {"role": role, "content": content}
 
 
 def _notes(tokenizer: PromptTokenizer | None, notes: list[str]) -> tuple[str, ...]:
