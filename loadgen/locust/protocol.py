@@ -57,15 +57,11 @@ def _read(cls: type[T], value: Any) -> T:
         raise Malformed(f"{'.'.join(map(str, first['loc']))[:100]}: {first['msg'][:200]}".lstrip(": ")) from error
 
 
-def _sendable(text: str) -> str:
-    """The text, if it can stand in the head of a request. Raises ValueError."""
-    if not (text.isascii() and text.isprintable()):
-        raise ValueError("it has characters that HTTP does not allow")
-    return text
-
-
 def _address(url: str) -> str:
-    Address.of(_sendable(url))
+    """The address, if requests can be sent there. Raises ValueError."""
+    if not (url.isascii() and url.isprintable()):
+        raise ValueError("it has characters that HTTP does not allow")
+    Address.of(url)
     return url
 
 
