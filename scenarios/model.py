@@ -14,18 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
-    PlainSerializer,
-    PlainValidator,
     StrictBool,
     StrictFloat,
     StrictInt,
-    StringConstraints,
     TypeAdapter,
     ValidationError,
-    WithJsonSchema,
 )
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema
@@ -34,16 +29,22 @@ from gapmeter.scenarios.errors import BadValue, nearest
 from gapmeter.scenarios.files import Prompts, Trace
 from gapmeter.scenarios.points import read_points
 from gapmeter.scenarios.shapes import Constant, Diurnal, FixedPause, Lengths, OnOff, Pause, Ramp, Sampled, Steps
-from gapmeter.scenarios.slo import SLO_PATTERN, Slo, parse_slo
+from gapmeter.scenarios.slo import Slos
 from gapmeter.scenarios.values import (
     CHOICE,
     MOST_RATE,
     SECOND_NS,
     Arguments,
+    DeviceName,
     Duration,
+    Name,
     Part,
     PositiveDuration,
+    Precision,
+    SamplesPerSecond,
+    ScrapePeriod,
     Share,
+    Summary,
     TextLine,
     Url,
     Warmup,
@@ -66,22 +67,6 @@ _Kind = Annotated[Literal["chat", "completion", "conversation", "file"], CHOICE]
 _Arrivals = Annotated[
     Literal["constant", "poisson", "gamma", "onoff", "ramp", "steps", "diurnal", "trace", "closed"], CHOICE
 ]
-_SHORT_PRECISIONS = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
-_Precision = Annotated[
-    str,
-    StringConstraints(pattern=r"^[A-Za-z0-9_-]+$"),
-    Wording("a precision", "for instance float32, bfloat16 or float16"),
-    AfterValidator(lambda word: _SHORT_PRECISIONS.get(word, word)),
-]
-_Name = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"), Wording("a name", "for instance chat-p99")
-]
-_Summary = Annotated[
-    str, StringConstraints(pattern=r"^(\S(.*\S)?)?$"), Wording("a line of text", "for instance one sentence")
-]
-_DeviceName = Annotated[
-    str, StringConstraints(pattern=r"^\S(.*\S)?$"), Wording("a device's name", "for instance H100-SXM")
-]
 _ContextLength = Annotated[StrictInt, Field(ge=2, le=10_000_000), integer("a context length", 2048)]
 _Temperature = Annotated[StrictFloat, Field(ge=0, le=2), Wording("a number", "for instance 0.5")]
 _Rate = Annotated[StrictFloat, Field(ge=1e-5, le=MOST_RATE), Wording("a rate", "20", "requests per second")]
@@ -93,48 +78,6 @@ _Burstiness = Annotated[
 _Users = Annotated[StrictInt, Field(ge=1, le=100_000), integer("a number of users", 16)]
 _Requests = Annotated[StrictInt, Field(ge=1, le=MOST_REQUESTS), integer("a number of requests", 500)]
 _Price = Annotated[StrictFloat, Field(ge=1e-6, le=1e6), Wording("a price", "2.49", "USD per hour")]
-
-
-def _check_hz(hz: float) -> float:
-    if 0 < hz < 0.01:
-        raise BadValue(f"{hz:g} times a second is less than once in a run; write 0.01 or more, 0 for none")
-    return hz
-
-
-def _check_metrics_every(ns: int) -> int:
-    if 0 < ns < SECOND_NS // 20:
-        raise BadValue("scraping so often adds load; write 50ms or more, or 0 for never")
-    return ns
-
-
-_SamplesPerSecond = Annotated[
-    StrictFloat, Field(ge=0, le=100), Wording("a number", "for instance 10"), AfterValidator(_check_hz)
-]
-_ScrapePeriod = Annotated[Duration, AfterValidator(_check_metrics_every)]
-_WrittenSlo = Annotated[
-    Slo,
-    PlainValidator(parse_slo),
-    PlainSerializer(lambda slo: slo.text),
-    WithJsonSchema({"type": "string", "pattern": SLO_PATTERN}),
-]
-
-
-def _check_once(slos: tuple[Slo, ...]) -> tuple[Slo, ...]:
-    """Results list SLOs by their texts (Prometheus, JUnit): two of one text could not be told apart."""
-    texts = [slo.text for slo in slos]
-    for at, text in enumerate(texts):
-        if text in texts[:at]:
-            raise BadValue(f"{text} appears twice; remove one", (at,))
-    return slos
-
-
-_Slos = Annotated[
-    tuple[_WrittenSlo, ...],
-    AfterValidator(_check_once),
-    Wording("a list of SLOs", 'for instance ["ttft p99 <= 500 ms"]'),
-]
-
-
 _Sweep = Annotated[tuple[dict[str, object], ...], BeforeValidator(lambda value: read_points(value, check=_check_swept))]
 
 
@@ -146,7 +89,7 @@ class Server(Part):
     of known stage times that proves the measurement itself."""
     model: TextLine = "builtin:tiny"
     """builtin:NAME, a folder, or a hub id."""
-    precision: _Precision = "float32"
+    precision: Precision = "float32"
     """float32, bfloat16, float16, or a word of the engine's own."""
     emulation: Annotated[Literal["refuse", "mark"], CHOICE] = "refuse"
     """What happens when the device has no native arithmetic of that precision: refuse ends the run before it begins,
@@ -290,16 +233,16 @@ class Load(Part):
 class Telemetry(Part):
     """What is watched meanwhile."""
 
-    hz: _SamplesPerSecond = 10.0
+    hz: SamplesPerSecond = 10.0
     """Samples per second of GPUs, CPU energy and the server's processes; 0 switches telemetry off."""
-    metrics_every_ns: _ScrapePeriod = Field(SECOND_NS, alias="metrics_every")
+    metrics_every_ns: ScrapePeriod = Field(SECOND_NS, alias="metrics_every")
     """How often the engine's /metrics page is read, which costs its API server time; 0 for never."""
 
 
 class Cost(Part):
     """What serving costs."""
 
-    gpu: _DeviceName | None = None
+    gpu: DeviceName | None = None
     """The device that is paid for, by a name of the catalogue; the machine's own when left out."""
     usd_per_hour: _Price | None = None
     """Price of one GPU for an hour, or of the whole server where there is none; the catalogue's when left out."""
@@ -312,9 +255,9 @@ class Cost(Part):
 class Scenario(Part):
     """One scenario of gapmeter: what serves, what is asked, how, and what must hold."""
 
-    name: _Name = "scenario"
+    name: Name = "scenario"
     """Names the scenario in its run's folder; the file's own name when left out."""
-    summary: _Summary = ""
+    summary: Summary = ""
     """One line that says which question this scenario answers."""
     server: Server = Field(default_factory=Server)
     """Who answers."""
@@ -326,7 +269,7 @@ class Scenario(Part):
     """What is watched meanwhile."""
     cost: Cost = Field(default_factory=Cost)
     """What serving costs."""
-    slo: _Slos = ()
+    slo: Slos = ()
     """Limits that must hold, for instance ttft p99 <= 500 ms or errors <= 1 %."""
     seed: Annotated[StrictInt, Field(ge=0, le=2**63 - 1), integer("a seed", 1)] = 1
     """Everything random in the plan follows from it."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, PlainValidator, WithJsonSchema
 
 from gapmeter.scenarios.errors import BadValue, did_you_mean, either, quoted
+from gapmeter.scenarios.values import Wording
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 BETWEEN_TOKENS = ("itl", "tpot")  # of these: the same whenever a request was due, or sent
@@ -94,3 +96,27 @@ def _number(digits: str) -> float:
         return float(digits)
     except ValueError:
         raise BadValue(f"{quoted(digits)} is not a number; write for instance {_EXAMPLE}") from None
+
+
+_WrittenSlo = Annotated[
+    Slo,
+    PlainValidator(parse_slo),
+    PlainSerializer(lambda slo: slo.text),
+    WithJsonSchema({"type": "string", "pattern": SLO_PATTERN}),
+]
+
+
+def _check_once(slos: tuple[Slo, ...]) -> tuple[Slo, ...]:
+    """Results list SLOs by their texts (Prometheus, JUnit): two of one text could not be told apart."""
+    texts = [slo.text for slo in slos]
+    for at, text in enumerate(texts):
+        if text in texts[:at]:
+            raise BadValue(f"{text} appears twice; remove one", (at,))
+    return slos
+
+
+Slos = Annotated[
+    tuple[_WrittenSlo, ...],
+    AfterValidator(_check_once),
+    Wording("a list of SLOs", 'for instance ["ttft p99 <= 500 ms"]'),
+]

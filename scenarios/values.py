@@ -176,6 +176,22 @@ FilePath = Annotated[
     str, StringConstraints(pattern=r"^\S(.*\S)?$"), Wording("a path", "for instance traces/chat.jsonl")
 ]
 CHOICE = Wording("one of the choices", "")
+_SHORT_PRECISIONS = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+Precision = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9_-]+$"),
+    Wording("a precision", "for instance float32, bfloat16 or float16"),
+    AfterValidator(lambda word: _SHORT_PRECISIONS.get(word, word)),
+]
+Name = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"), Wording("a name", "for instance chat-p99")
+]
+Summary = Annotated[
+    str, StringConstraints(pattern=r"^(\S(.*\S)?)?$"), Wording("a line of text", "for instance one sentence")
+]
+DeviceName = Annotated[
+    str, StringConstraints(pattern=r"^\S(.*\S)?$"), Wording("a device's name", "for instance H100-SXM")
+]
 
 
 def _check_url(value: str) -> str:
@@ -281,3 +297,21 @@ Warmup = Annotated[
     PlainSerializer(lambda ns: "auto" if ns is None else seconds(ns)),
     WithJsonSchema({"anyOf": [*_SCHEMA, {"const": "auto"}]}),
 ]
+
+
+def _check_hz(hz: float) -> float:
+    if 0 < hz < 0.01:
+        raise BadValue(f"{hz:g} times a second is less than once in a run; write 0.01 or more, 0 for none")
+    return hz
+
+
+def _check_metrics_every(ns: int) -> int:
+    if 0 < ns < SECOND_NS // 20:
+        raise BadValue("scraping so often adds load; write 50ms or more, or 0 for never")
+    return ns
+
+
+SamplesPerSecond = Annotated[
+    StrictFloat, Field(ge=0, le=100), Wording("a number", "for instance 10"), AfterValidator(_check_hz)
+]
+ScrapePeriod = Annotated[Duration, AfterValidator(_check_metrics_every)]
