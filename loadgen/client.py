@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import socket
 import ssl
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Literal
 
 from gapmeter.loadgen.connection import CUT, Connection
 from gapmeter.loadgen.exchange import Address, Exchange
-from gapmeter.loadgen.transport import AsyncioLoop, Transport, handshake, new_socket, to_secure
+from gapmeter.loadgen.transport import AsyncioLoop, SocketLoop, Transport
 from gapmeter.records import Outcome
 from gapmeter.records.request import NO_FLAG, Flag
 
@@ -62,6 +61,7 @@ class Pool:
 
     def __init__(self, address: Address, on_finished: Callable[[Exchange], None]) -> None:
         self._address, self._on_finished = address, on_finished
+        self._loop: SocketLoop
         self._host = address.host  # numeric once ``warm`` has found one that answers
         self._family: int = socket.AF_INET  # of that one
         self._idle: list[Connection] = []
@@ -169,8 +169,82 @@ class Pool:
         """
         raise NotImplementedError
 
+    # -- opening: coroutines, which gevent's pool runs too, where what they await blocks the greenlet
+
+    async def _reach(self) -> Connection:
+        """The first connection; the address that took it is used for all others."""
+        failure = OSError(f"{self._address.host} has no address")
+        for family, _, _, _, address in await self._look_up():
+            self._family, self._host = family, numeric(address)
+            try:
+                return await self._open()
+            except OSError as error:
+                failure = error
+        raise failure
+
+    async def _try_open(self) -> Connection | OSError:
+        try:
+            return await self._open()
+        except OSError as error:
+            return error
+
+    async def _open(self) -> Connection:
+        """Raises OSError, ssl.SSLError among them."""
+        self._opened += 1
+        number, address = self._opened, self._address
+        sock = socket.socket(self._family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            code = sock.connect_ex((self._host, address.port))
+            if code in (errno.EINPROGRESS, errno.EAGAIN):
+                await self._until(sock.fileno(), "writable")
+                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code))  # its constructor picks ConnectionRefusedError and its like
+            if address.tls is not None:
+                sock = address.tls.wrap_socket(sock, server_hostname=address.host, do_handshake_on_connect=False)
+                await self._shake_hands(sock)
+        except BaseException:
+            sock.close()
+            raise
+        connection = Connection(self, number)
+        Transport(self._loop, sock, connection)
+        return connection
+
+    async def _shake_hands(self, secure: ssl.SSLSocket) -> None:
+        while True:
+            try:
+                secure.do_handshake()
+                return
+            except ssl.SSLWantReadError:
+                await self._until(secure.fileno(), "readable")
+            except ssl.SSLWantWriteError:
+                await self._until(secure.fileno(), "writable")
+
     def _send_on_new(self, exchange: Exchange) -> None:
         """Open a connection and send there, without waiting for either."""
+        exchange.connect_start_ns = exchange.connect_start_ns or monotonic_ns()
+        exchange.carrier = self._begin(exchange)
+
+    async def _open_and_send(self, exchange: Exchange) -> None:
+        try:
+            connection = await self._open()
+        except OSError as error:
+            self._not_opened(exchange, error)
+        else:
+            self._send_opened(connection, exchange)
+
+    def _begin(self, exchange: Exchange) -> Callable[[], object]:
+        """Have ``_open_and_send`` run; returns what ends it."""
+        raise NotImplementedError
+
+    async def _look_up(self) -> Sequence[Any]:
+        """The server's addresses, as getaddrinfo gives them."""
+        raise NotImplementedError
+
+    async def _until(self, fd: int, what: Literal["readable", "writable"]) -> None:
+        """Wait until it is."""
         raise NotImplementedError
 
     def _send_opened(self, connection: Connection, exchange: Exchange) -> None:
@@ -221,12 +295,14 @@ class Pool:
 class Client(Pool):
     """A pool whose connections are opened by asyncio's running loop."""
 
-    _loop: AsyncioLoop | None = None
+    def __init__(self, address: Address, on_finished: Callable[[Exchange], None]) -> None:
+        super().__init__(address, on_finished)
+        self._asyncio = asyncio.get_running_loop()
+        self._loop = self._sockets = AsyncioLoop(self._asyncio)
 
     def close(self) -> None:
         super().close()
-        if self._loop is not None:
-            self._loop.close()
+        self._sockets.close()
 
     async def warm(self, connections: int) -> None:
         first = await self._reach()
@@ -237,68 +313,19 @@ class Client(Pool):
         for other in others:
             other.cancel()
 
-    async def _reach(self) -> Connection:
-        """The first connection; the address that took it is used for all others."""
-        loop = asyncio.get_running_loop()
-        addresses = await loop.getaddrinfo(self._address.host, self._address.port, type=1)  # SOCK_STREAM
-        failure = OSError(f"{self._address.host} has no address")
-        for family, _, _, _, address in addresses:
-            self._family, self._host = family, numeric(address)
-            try:
-                return await self._open()
-            except OSError as error:
-                failure = error
-        raise failure
+    def _begin(self, exchange: Exchange) -> Callable[[], object]:
+        return self._asyncio.create_task(self._open_and_send(exchange)).cancel
 
-    async def _try_open(self) -> Connection | OSError:
+    async def _look_up(self) -> Sequence[Any]:
+        return await self._asyncio.getaddrinfo(self._address.host, self._address.port, type=socket.SOCK_STREAM)
+
+    async def _until(self, fd: int, what: Literal["readable", "writable"]) -> None:
+        loop, ready = self._asyncio, asyncio.Event()
+        watch, leave = (
+            (loop.add_reader, loop.remove_reader) if what == "readable" else (loop.add_writer, loop.remove_writer)
+        )
+        watch(fd, ready.set)
         try:
-            return await self._open()
-        except OSError as error:
-            return error
-
-    async def _open(self) -> Connection:
-        self._opened += 1
-        number, address = self._opened, self._address
-        loop = asyncio.get_running_loop()
-        sock = new_socket(self._family)
-        try:
-            await loop.sock_connect(sock, (self._host, address.port))
-            if address.tls is not None:
-                sock = await _secured(sock, address.tls, address.host)
-        except BaseException:
-            sock.close()
-            raise
-        connection = Connection(self, number)
-        if self._loop is None:
-            self._loop = AsyncioLoop(loop)
-        Transport(self._loop, sock, connection)
-        return connection
-
-    def _send_on_new(self, exchange: Exchange) -> None:
-        exchange.connect_start_ns = exchange.connect_start_ns or monotonic_ns()
-        exchange.carrier = asyncio.get_running_loop().create_task(self._connect_and_send(exchange)).cancel
-
-    async def _connect_and_send(self, exchange: Exchange) -> None:
-        try:
-            connection = await self._open()
-        except OSError as error:
-            self._not_opened(exchange, error)
-        else:
-            self._send_opened(connection, exchange)
-
-
-async def _secured(sock: socket.socket, tls: ssl.SSLContext, host: str) -> ssl.SSLSocket:
-    """Shake hands. Raises OSError, ssl.SSLError among them."""
-    loop, secure = asyncio.get_running_loop(), to_secure(sock, tls, host)
-    with contextlib.closing(handshake(secure)) as steps:
-        for wanted in steps:
-            watch, leave = (
-                (loop.add_reader, loop.remove_reader) if wanted == "read" else (loop.add_writer, loop.remove_writer)
-            )
-            ready = asyncio.Event()
-            watch(secure.fileno(), ready.set)
-            try:
-                await ready.wait()
-            finally:
-                leave(secure.fileno())
-    return secure
+            await ready.wait()
+        finally:
+            leave(fd)

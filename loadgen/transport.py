@@ -6,8 +6,8 @@ import asyncio
 import select
 import socket
 import ssl
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gapmeter.loadgen.receive import MOST_READ, out_of_order, reader, stamp_arrivals
 from gapmeter.records.timer import Readers
@@ -62,39 +62,6 @@ class AsyncioLoop:
         for fd, _ in self._errors.poll(0):
             if (reader := self._readers.get(fd)) is not None:  # one that came before it may have ended it
                 reader()
-
-
-def new_socket(family: int) -> socket.socket:
-    """One for TCP that does not block."""
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
-
-
-def handshake(secure: ssl.SSLSocket) -> Generator[Literal["read", "write"], None, None]:
-    """Shake hands on a socket that does not block; what each step gives is to be waited for before the next.
-
-    Closes the socket where that fails, or is given up. Raises OSError, ssl.SSLError among them.
-    """
-    done = False
-    try:
-        while not done:
-            try:
-                secure.do_handshake()
-                done = True
-            except ssl.SSLWantReadError:
-                yield "read"
-            except ssl.SSLWantWriteError:
-                yield "write"
-    finally:
-        if not done:
-            secure.close()
-
-
-def to_secure(sock: socket.socket, tls: ssl.SSLContext, host: str) -> ssl.SSLSocket:
-    """The same connection for TLS, before its handshake."""
-    return tls.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
 
 
 class Transport(asyncio.Transport):
