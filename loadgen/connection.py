@@ -99,7 +99,10 @@ class Connection(asyncio.Protocol):
             self._feed(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._mark(len(self._parts))
-            self._not_http(f"not HTTP: {error}: {data[:60]!r}", now)
+            if self._complete < 0:
+                self._finish(Outcome.MALFORMED, f"not HTTP: {error}: {data[:60]!r}", now)
+            else:
+                self._answered(now, stray=True)  # it stands behind a complete answer
             return
         self._mark(len(self._parts))
         if self._complete >= 0:
@@ -204,13 +207,6 @@ class Connection(asyncio.Protocol):
     def _is_stale(self, exchange: Exchange, now: int) -> bool:
         reused = Flag.REUSED in exchange.flags and exchange.attempt == 0
         return reused and not self._stamps and now - exchange.sent_ns < STALE_NS
-
-    def _not_http(self, error: str, now: int) -> None:
-        """The parser gave up: on the answer, or on bytes that came behind a complete one."""
-        if self._complete < 0:
-            self._finish(Outcome.MALFORMED, error, now)
-        else:
-            self._answered(now, stray=True)
 
     def _answered(self, now: int, *, stray: bool = False) -> None:
         """A whole answer is here; what came behind it in the same read is not part of it."""
