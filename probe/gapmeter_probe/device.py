@@ -122,7 +122,8 @@ class DeviceClock:
         self.resolve()
         if self.kernels:
             self.kernels.at(seq)
-        self._renew()
+        if self._pending is None and now() - self._tried_ns > _RENEW_NS:  # only one is looked for at a time
+            self.anchor()
         anchor = self._last or self._pending
         if anchor:
             self._open = _Step(seq, anchor)
@@ -182,21 +183,19 @@ class DeviceClock:
     def finish(self) -> None:
         """The process closes: give the last steps the time that they need, and a last anchor to be placed by."""
         with self._lock:
-            if not self._over.is_set():
-                self._over.set()
-                self._finish()
-
-    def _finish(self) -> None:
-        self._close()
-        self.anchor()
-        waited = 0.0
-        while (self._flying or self._pending) and not self.broken and waited < _LAST_S:
-            self.resolve()
-            if self._flying or self._pending:
-                pause(1e-3)
-                waited += 1e-3
-        if self.kernels:
-            self.kernels.finish()
+            if self._over.is_set():
+                return
+            self._over.set()
+            self._close()
+            self.anchor()
+            waited = 0.0
+            while (self._flying or self._pending) and not self.broken and waited < _LAST_S:
+                self.resolve()
+                if self._flying or self._pending:
+                    pause(1e-3)
+                    waited += 1e-3
+            if self.kernels:
+                self.kernels.finish()
 
     def fail(self, error: BaseException) -> None:
         """Give up the step that is open; after several failures in a row, give up."""
@@ -238,11 +237,6 @@ class DeviceClock:
             self.kernels = KernelSampler(self.writer, self._torch, 0)
 
     # -- anchors
-
-    def _renew(self) -> None:
-        """A new anchor when the last is old; only one is looked for at a time."""
-        if self._pending is None and now() - self._tried_ns > _RENEW_NS:
-            self.anchor()
 
     @_guarded
     def anchor(self) -> None:
