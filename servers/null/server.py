@@ -1,7 +1,4 @@
-"""The null server: answers prepared as bytes, streams on absolute deadlines, and the log of what left when.
-
-What may be wrong with an answer has a name: as the server's default, or in a request's body as ``"fault": NAME``.
-"""
+"""The null server: answers prepared as bytes, streams on absolute deadlines, and the log of what left when."""
 
 from __future__ import annotations
 
@@ -10,12 +7,10 @@ import heapq
 import json
 import socket
 import ssl
-import struct
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
+from itertools import accumulate, count
 from time import monotonic_ns
 from typing import Any, cast
 
@@ -24,23 +19,10 @@ import httptools
 from gapmeter.records import Outcome, RecordWriter, Span
 from gapmeter.records.timer import Timer
 
-# Answered at once, instead of a stream.
-AT_ONCE = ("status_500", "status_404", "not_http", "close_unanswered", "silent")
-# Happen after half of the tokens.
-MIDWAY = ("cut", "reset", "half_event", "garbage", "error_event", "stall")
-# Complete answers, told in another way.
-FORMS = ("plain", "close_delimited", "split", "close_after", "drop_reused", "trailing", "interim", "uncounted")
-FAULTS = ("none", *AT_ONCE, *MIDWAY, *FORMS)
 WORD = " né世"  # several bytes a character, so that a cut can fall inside one
 _ID = "null-0"
-_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
-_CHUNKED = _HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 _MODELS = b'{"object": "list", "data": [{"id": "null-server", "object": "model", "owned_by": "gapmeter"}]}'
-_REFUSALS = {
-    "status_500": (b"500 Internal Server Error", "out of luck"),
-    "status_404": (b"404 Not Found", "no such model"),
-}
-_UNTIL_CLOSE = _HEAD + b"Connection: close\r\n\r\n"
 
 
 def chunk(data: bytes) -> bytes:
@@ -57,30 +39,25 @@ def event(value: dict[str, Any] | str) -> bytes:
 class PreparedAnswer:
     """The stream of one kind of answer (chat or completion), up to ``most`` tokens: k of them are one slice.
 
-    ``coded``: in chunked coding; not ``counted``: no chunk says how many tokens there are. ``start`` is what precedes
-    the first token: the role, for a chat.
+    ``start`` is what precedes the first token: the role, for a chat. ``LAST`` is what ends the chunked coding.
     """
 
-    def __init__(self, kind: str, prompt_tokens: int, most: int, *, coded: bool, counted: bool = True) -> None:
-        self._kind, self._prompt_tokens, self._coded, self._counted = kind, prompt_tokens, coded, counted
+    LAST = b"0\r\n\r\n"
+
+    def __init__(self, kind: str, prompt_tokens: int, most: int) -> None:
+        self._kind, self._prompt_tokens = kind, prompt_tokens
         named = "chat.completion.chunk" if kind == "chat" else "text_completion"
         self._head: dict[str, Any] = {"id": _ID, "object": named, "created": 0, "model": "null"}
-        pieces = [self._frame(self._piece(number)) for number in range(1, most + 1)]
+        pieces = [self.frame(self.piece(number)) for number in range(1, most + 1)]
         self._buffer = memoryview(b"".join(pieces))
-        self._ends = [0]
-        for piece in pieces:
-            self._ends.append(self._ends[-1] + len(piece))
+        self._ends = list(accumulate(map(len, pieces), initial=0))
         self.most = most
-        self.start = self._frame(self._piece(0)) if kind == "chat" else b""
+        self.start = self.frame(self.piece(0)) if kind == "chat" else b""
         self.end = lru_cache(maxsize=1024)(self._end)
 
     def tokens(self, after: int, upto: int) -> memoryview:
         """The chunks of tokens ``after`` + 1 … ``upto``, none of them the answer's last."""
         return self._buffer[self._ends[after] : self._ends[upto]]
-
-    def length(self, count: int) -> int:
-        """Bytes of a whole answer of ``count`` tokens."""
-        return len(self.start) + self._ends[count - 1] + len(self.end(count))
 
     def whole(self, count: int) -> bytes:
         """The answer as one JSON document, not streamed."""
@@ -88,28 +65,32 @@ class PreparedAnswer:
         said = {"message": {"role": "assistant", "content": text}} if self._kind == "chat" else {"text": text}
         choices = [{"index": 0, "finish_reason": "length", **said}]
         named = self._head["object"].removesuffix(".chunk")
-        value = {**self._head, "object": named, "choices": choices, "usage": self._usage(count)}
+        value = {**self._head, "object": named, "choices": choices, "usage": self.usage(count)}
         return json.dumps(value, ensure_ascii=False).encode()
 
     def _end(self, count: int) -> bytes:
         """The last token, the usage and the end mark."""
-        usage = event({**self._head, "choices": [], "usage": self._usage(count)}) if self._counted else b""
-        parts = [self._piece(count, finish="length"), usage, event("[DONE]")]
-        return b"".join(map(self._frame, filter(None, parts))) + (b"0\r\n\r\n" if self._coded else b"")
+        return b"".join(map(self.frame, self.ending(count))) + self.LAST
 
-    def _piece(self, number: int, finish: str | None = None) -> bytes:
-        """Token ``number``; 0 is the chunk that only names the role."""
+    def ending(self, count: int) -> list[bytes]:
+        """The events that end the stream."""
+        usage = event({**self._head, "choices": [], "usage": self.usage(count)})
+        return [self.piece(count, finish="length"), usage, event("[DONE]")]
+
+    def piece(self, number: int, finish: str | None = None) -> bytes:
+        """The event of token ``number``; 0 is the one that only names the role."""
         delta = {"content": WORD} if number else {"role": "assistant", "content": ""}
         said = {"delta": delta} if self._kind == "chat" else {"text": WORD}
-        usage = {"usage": self._usage(number)} if self._counted else {}
-        return event({**self._head, "choices": [{"index": 0, "finish_reason": finish, **said}], **usage})
+        choices = [{"index": 0, "finish_reason": finish, **said}]
+        return event({**self._head, "choices": choices, "usage": self.usage(number)})
 
-    def _usage(self, count: int) -> dict[str, int]:
+    def usage(self, count: int) -> dict[str, int]:
         prompt = self._prompt_tokens
         return {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
 
-    def _frame(self, data: bytes) -> bytes:
-        return chunk(data) if self._coded else data
+    def frame(self, data: bytes) -> bytes:
+        """An event as it is sent."""
+        return chunk(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +103,6 @@ class Schedule:
 
     first_ns: int = 50_000_000
     gap_ns: int = 10_000_000
-    fault: str = "none"
     prompt_tokens: int = 1
     most_tokens: int = 4096
     places: int = 0
@@ -130,14 +110,12 @@ class Schedule:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One answer under way: ``count`` tokens, or as many as ``stop_at`` where its fault comes midway."""
+    """One answer under way, of ``count`` tokens."""
 
     connection: Connection
     prepared: PreparedAnswer
     count: int
-    stop_at: int
     ref: int
-    fault: str
     begun_ns: int
     sent: int = 0
 
@@ -150,11 +128,7 @@ class Server:
     ) -> None:
         self.schedule, self.records, self._tls = schedule, records, tls
         self._prepared = {
-            (kind, coded, counted): PreparedAnswer(
-                kind, schedule.prompt_tokens, schedule.most_tokens, coded=coded, counted=counted
-            )
-            for kind in ("chat", "completion")
-            for coded, counted in ((True, True), (False, True), (True, False))
+            kind: PreparedAnswer(kind, schedule.prompt_tokens, schedule.most_tokens) for kind in ("chat", "completion")
         }
         self._due: list[tuple[int, int, Stream]] = []
         self._waiting = deque[Stream]()
@@ -163,13 +137,16 @@ class Server:
         self._timer: Timer | None = None
         self._listener: asyncio.Server | None = None
         self.connections: set[Connection] = set()
-        self.requests: list[str] = []  # ids in the order of arrival
 
     async def listen(self, sock: socket.socket) -> None:
         """Serve on a bound socket until ``close``."""
         loop = asyncio.get_running_loop()
         self._timer = Timer(loop, self._wake)
-        self._listener = await loop.create_server(lambda: Connection(self), sock=sock, backlog=4096, ssl=self._tls)
+        self._listener = await loop.create_server(self.connect, sock=sock, backlog=4096, ssl=self._tls)
+
+    def connect(self) -> Connection:
+        """What serves a client that has connected."""
+        return Connection(self)
 
     async def close(self) -> None:
         """Stop listening and drop every connection."""
@@ -186,25 +163,21 @@ class Server:
         if path.endswith(b"/models"):  # other load testers ask what is served
             connection.answer(b"200 OK", _MODELS)
             return
-        self.requests.append(request_id)
         ref = 0
         if self.records is not None:
             ref = self.records.request(request_id, request_id)
             self.records.span(Span.INGRESS, ref, now, now)
-        fault = str(body.get("fault", self.schedule.fault))
-        if fault in AT_ONCE or fault not in FAULTS or (fault == "drop_reused" and connection.served > 1):
-            connection.misbehave(fault)
-            return
-        kind, coded = "chat" if b"chat" in path else "completion", fault not in ("plain", "close_delimited")
-        prepared = self._prepared[kind, coded, fault != "uncounted"]
+        prepared = self._prepared["chat" if b"chat" in path else "completion"]
         asked = body.get("max_tokens") or body.get("max_completion_tokens") or 16
         tokens = min(max(1, int(asked)), prepared.most)
-        if not body.get("stream"):
+        if body.get("stream"):
+            self.start(Stream(connection, prepared, tokens, ref, now))
+        else:
             connection.answer(b"200 OK", prepared.whole(tokens))
-            return
-        stop_at = max(1, tokens // 2) if fault in MIDWAY else tokens
-        stream = Stream(connection, prepared, tokens, stop_at, ref, fault, now)
-        connection.start(stream)
+
+    def start(self, stream: Stream) -> None:
+        """Send its head, and put its first token on the timer, or have it wait for a place."""
+        stream.connection.start(stream)
         if self.schedule.places and len(self._due) >= self.schedule.places:
             self._waiting.append(stream)
         else:
@@ -227,7 +200,7 @@ class Server:
         first_ns, gap_ns = self.schedule.first_ns, self.schedule.gap_ns
         while due and due[0][0] <= now:
             stream = due[0][2]
-            upto = stream.stop_at
+            upto = stream.count
             if gap_ns:
                 upto = min(upto, 1 + (monotonic_ns() - stream.begun_ns - first_ns) // gap_ns)
             if self._send(stream, upto):
@@ -247,19 +220,19 @@ class Server:
         if connection.stream is not stream:  # the client has gone
             self._log_end(stream, Outcome.ABORTED)
             return False
-        if upto < stream.stop_at or stream.stop_at < stream.count:
+        if upto < stream.count:
             data: bytes | memoryview = stream.prepared.tokens(stream.sent, upto)
         else:
             data = b"".join((stream.prepared.tokens(stream.sent, upto - 1), stream.prepared.end(upto)))
         begun = monotonic_ns()
-        connection.write(stream, data)
+        connection.write(data)
         if self.records is not None:
             self.records.span(Span.EGRESS, stream.ref, begun, monotonic_ns(), upto)
         stream.sent = upto
-        if upto < stream.stop_at:
+        if upto < stream.count:
             return True
-        connection.finish(stream)
-        self._log_end(stream, Outcome.OK if stream.stop_at == stream.count else Outcome.CUT)
+        connection.finish()
+        self._log_end(stream, Outcome.OK)
         return False
 
     def _log_end(self, stream: Stream, outcome: Outcome) -> None:
@@ -268,21 +241,20 @@ class Server:
 
 
 class Connection(asyncio.Protocol):
-    """One client connection: reads requests, writes answers, and misbehaves when told to."""
+    """One client connection: reads requests, writes answers."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self.stream: Stream | None = None
-        self.served = 0
         self._now = 0
         self._path, self._request_id = b"", ""
         self._body: list[bytes] = []
         self._parser = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport
+        self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=0)
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=0)
         self._server.connections.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -295,7 +267,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self.refuse(b"400 Bad Request", "not HTTP")
-            self._transport.close()
+            self.transport.close()
 
     def on_url(self, url: bytes) -> None:
         self._path = url
@@ -309,7 +281,6 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         raw, self._body = b"".join(self._body), []
-        self.served += 1
         try:
             body = json.loads(raw or b"{}")
         except ValueError:
@@ -320,48 +291,18 @@ class Connection(asyncio.Protocol):
     def start(self, stream: Stream) -> None:
         """The head, and the chunk that precedes the first token."""
         self.stream = stream
-        if stream.fault == "plain":
-            head = _HEAD + b"Content-Length: %d\r\n\r\n" % stream.prepared.length(stream.count)
-        elif stream.fault == "close_delimited":
-            head = _UNTIL_CLOSE
-        else:
-            head = _CHUNKED
-        if stream.fault == "interim":
-            head = b"HTTP/1.1 100 Continue\r\n\r\n" + head
-        self._transport.write(head + stream.prepared.start)
+        self.transport.write(self.head(stream) + stream.prepared.start)
 
-    def write(self, stream: Stream, data: bytes | memoryview) -> None:
-        if stream.fault == "split":
-            for at in range(0, len(data), 7):
-                self._transport.write(data[at : at + 7])
-        else:
-            self._transport.write(data)
+    def head(self, stream: Stream) -> bytes:
+        """Of its answer."""
+        return _HEAD
 
-    def finish(self, stream: Stream) -> None:
-        """All that this stream sends has been written; do what its fault wants then."""
+    def write(self, data: bytes | memoryview) -> None:
+        self.transport.write(data)
+
+    def finish(self) -> None:
+        """All of its stream has been written."""
         self.stream = None
-        endings: dict[str, Callable[[], None]] = {
-            "close_delimited": self._transport.close,
-            "close_after": self._transport.close,
-            "cut": self._transport.close,
-            "reset": self._reset,
-            "half_event": lambda: self._end_with(event("half")[:9]),
-            "garbage": lambda: self._end_with(b"data: {{{\n\n\xff\xfe\n\n"),
-            "error_event": lambda: self._end_with(event({"error": {"message": "the engine has died", "code": 500}})),
-            "trailing": lambda: self._transport.write(b"and more than was asked for"),
-        }
-        endings.get(stream.fault, lambda: None)()
-
-    def misbehave(self, fault: str) -> None:
-        """The faults that come instead of a stream."""
-        if fault in _REFUSALS:
-            self.refuse(*_REFUSALS[fault])
-        elif fault == "not_http":
-            self._transport.write(b"220 mail.example ESMTP\r\n")
-        elif fault in ("close_unanswered", "drop_reused"):
-            self._transport.close()
-        elif fault != "silent":
-            self.refuse(b"400 Bad Request", "no such fault")
 
     def refuse(self, status: bytes, message: str) -> None:
         self.answer(status, json.dumps({"error": {"message": message}}).encode())
@@ -369,16 +310,7 @@ class Connection(asyncio.Protocol):
     def answer(self, status: bytes, body: bytes) -> None:
         """A whole JSON answer."""
         head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
-        self._transport.write(head + body)
+        self.transport.write(head + body)
 
     def abort(self) -> None:
-        self._transport.abort()
-
-    def _end_with(self, data: bytes) -> None:
-        self._transport.write(chunk(data) + b"0\r\n\r\n")
-
-    def _reset(self) -> None:
-        """Close with a reset instead of an end."""
-        raw = self._transport.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self._transport.abort()
+        self.transport.abort()

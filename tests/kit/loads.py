@@ -21,7 +21,7 @@ from gapmeter.loadgen.sender import Sender
 from gapmeter.records import RecordFile, RecordWriter, read_records
 from gapmeter.records.compression import with_compressed
 from gapmeter.records.request import FINISHED, RequestRecord, encode
-from gapmeter.servers.null.server import Server
+from tests.kit.faults import Misbehaving
 from tests.kit.servers import null_server
 
 PATH = "/v1/chat/completions"
@@ -77,7 +77,7 @@ class Bed:
     """A sender on a null server, and the file that it writes."""
 
     sender: Sender
-    server: Server
+    server: Misbehaving
     path: Path
 
     async def play(self, t0_ns: int | None = None) -> list[RequestRecord]:

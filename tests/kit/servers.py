@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gapmeter.servers.null.server import Connection, Schedule, Server, chunk
+from gapmeter.servers.null.server import Connection, Schedule, chunk
 from tests.kit.command import ROOT
+from tests.kit.faults import Misbehaving
 from tests.kit.streams import sse
 
 Timed = Sequence[tuple[int, dict[str, Any] | str]]
@@ -49,8 +50,8 @@ class Certificate:
         return context
 
 
-class Faulty(Server):
-    """``fault_of`` gives the fault of a request: by the number that its id ends with, and that of the attempt.
+class Faulty(Misbehaving):
+    """``fault_of`` gives the fault of a request whose body asks for none: by the number of its id, and the attempt's.
 
     From the request ``dies_at`` on it is a proxy whose server has died.
     """
@@ -71,23 +72,23 @@ class Faulty(Server):
             return
         number, _, attempt = request_id.rpartition("-")[2].partition(".")
         fault = self._fault_of(int(number), int(attempt or 0))
-        super().begin(connection, body | {"fault": fault}, path, request_id, now)
+        super().begin(connection, {"fault": fault} | body, path, request_id, now)
 
 
 @contextlib.asynccontextmanager
 async def null_server(
     *faults: str, first_ms: float = 1, gap_ms: float = 1, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[tuple[Server, str]]:
+) -> AsyncIterator[tuple[Misbehaving, str]]:
     """In the test's own loop: the server and its address.
 
     Of several faults attempt k of every request meets fault k; those after the last meet the last.
     """
-    schedule = Schedule(first_ns=int(first_ms * 1e6), gap_ns=int(gap_ms * 1e6), fault=faults[0] if faults else "none")
+    schedule = Schedule(first_ns=int(first_ms * 1e6), gap_ns=int(gap_ms * 1e6))
     sock = socket.create_server(("127.0.0.1", 0))
     if len(faults) > 1:
-        server: Server = Faulty(schedule, lambda _, attempt: faults[min(attempt, len(faults) - 1)])
+        server: Misbehaving = Faulty(schedule, lambda _, attempt: faults[min(attempt, len(faults) - 1)])
     else:
-        server = Server(schedule, tls=tls)
+        server = Misbehaving(schedule, *faults, tls=tls)
     await server.listen(sock)
     try:
         yield server, f"{'https' if tls else 'http'}://localhost:{sock.getsockname()[1]}"

@@ -9,7 +9,8 @@ import pytest
 import uvloop
 
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
-from tests.kit.servers import null_process
+from gapmeter.servers.null.server import Schedule
+from tests.kit.servers import faulty, null_process
 from tests.kit.tokenizers import write_model
 
 
@@ -23,6 +24,13 @@ def null() -> Iterator[str]:
     """A null server in a process of its own, 20 ms to the first token, 2 ms between tokens; its address."""
     with null_process("--first-ms", "20", "--gap-ms", "2") as (_, port):
         yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="session")
+def misbehaving() -> Iterator[str]:
+    """One as fast, in a thread, that does wrong what a request's body says; its address."""
+    with faulty(schedule=Schedule(first_ns=20_000_000, gap_ns=2_000_000)) as url:
+        yield url
 
 
 @pytest.fixture(scope="session")

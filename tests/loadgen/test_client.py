@@ -14,7 +14,7 @@ from gapmeter.loadgen.exchange import Address, Exchange, endpoint
 from gapmeter.records import Outcome
 from gapmeter.records.request import Flag, RequestRecord
 from gapmeter.records.stream import parse_answer
-from gapmeter.servers.null.server import PreparedAnswer
+from tests.kit.faults import Uncoded
 from tests.kit.loads import PATH, body
 from tests.kit.servers import listening, null_server
 
@@ -69,7 +69,7 @@ async def asking(url: str, warm: int = 1) -> AsyncIterator[Asking]:
 async def test_an_answer_is_kept_byte_for_byte_with_the_arrival_of_each_piece() -> None:
     async with null_server() as (_, url), asking(url) as one:
         record = await one.ask(body(5))
-    script = PreparedAnswer("chat", 1, 8, coded=False)
+    script = Uncoded("chat", 1, 8)
     assert record.body == script.start + bytes(script.tokens(0, 4)) + script.end(5)
     assert record.chunk_bytes.sum() == len(record.body)
     assert len(record.chunk_ns) == len(record.chunk_bytes)

@@ -23,6 +23,7 @@ from gapmeter.records.request import ISSUED, RequestRecord, decode, encode
 from gapmeter.records.stream import parse_answer
 from gapmeter.servers.launch import free_port
 from gapmeter.servers.null.server import PreparedAnswer, chunk
+from tests.kit.faults import Uncoded
 from tests.kit.loads import FILE, bed, plan, records_of, sender
 from tests.kit.servers import listening
 from tests.kit.wait import eventually
@@ -90,7 +91,7 @@ async def test_without_a_limit_a_stream_that_hangs_is_a_time_out(tmp_path: Path)
     ids=["comments", "comments in pieces", "pings", "chunks without text"],
 )
 async def test_what_keeps_a_connection_alive_is_no_token(tmp_path: Path, alive: list[bytes]) -> None:
-    script = PreparedAnswer("chat", 1, 8, coded=True)
+    script = PreparedAnswer("chat", 1, 8)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -117,7 +118,7 @@ async def test_what_keeps_a_connection_alive_is_no_token(tmp_path: Path, alive: 
 
 
 async def test_a_stream_whose_texts_are_cut_into_pieces_has_not_stalled(tmp_path: Path) -> None:
-    answer = PreparedAnswer("chat", 1, 8, coded=True)
+    answer = PreparedAnswer("chat", 1, 8)
     whole = answer.start + answer.tokens(0, 8)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -240,7 +241,7 @@ async def test_users_go_on_behind_the_end_mark_of_a_body_that_the_server_holds_o
     tmp_path: Path, timeout_s: float, stall_ms: int, first_ms: int
 ) -> None:
     """Also with the next turn of their conversation."""
-    answer = PreparedAnswer("chat", 1, 4, coded=False)
+    answer = Uncoded("chat", 1, 4)
     asked = list[str]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

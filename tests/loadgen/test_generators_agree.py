@@ -16,8 +16,8 @@ from gapmeter.loadgen.worker import GENERATORS
 from gapmeter.records import Outcome, read_records
 from gapmeter.records.request import Flag, RequestRecord
 from gapmeter.records.stream import parse_answer
-from gapmeter.servers.null.server import FAULTS
 from tests.kit.command import answers_in
+from tests.kit.faults import FAULTS
 from tests.kit.loads import body, plan, records_of
 from tests.kit.servers import Certificate, null_server
 from tests.kit.wait import eventually

@@ -117,12 +117,12 @@ def test_progress_can_be_followed_while_it_runs(tmp_path: Path, generator: str, 
 
 
 def test_what_a_killed_process_had_finished_can_be_read_and_what_was_in_flight_is_known(
-    tmp_path: Path, generator: str, null: str
+    tmp_path: Path, generator: str, misbehaving: str
 ) -> None:
     due = [*range(0, 20 * MS, MS), 300 * MS, 301 * MS, 3_600_000 * MS]
     what = plan(due, tokens=4)
     what.bodies[20] = what.bodies[21] = what.bodies[0].replace(b'"model"', b'"fault": "stall", "model"')
-    with make_fleet(what, null, None, tmp_path, (), 1, generator=generator) as fleet:
+    with make_fleet(what, misbehaving, None, tmp_path, (), 1, generator=generator) as fleet:
         tail, seen = RecordTail(fleet.record_paths[0]), []
         fleet.start()
         until(lambda: (seen.extend(tail.poll()), len(seen))[1] == 42)
@@ -140,11 +140,11 @@ def test_what_a_killed_process_had_finished_can_be_read_and_what_was_in_flight_i
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_process_that_is_stopped_records_what_is_in_flight_as_aborted(
-    tmp_path: Path, generator: str, null: str, signum: signal.Signals
+    tmp_path: Path, generator: str, misbehaving: str, signum: signal.Signals
 ) -> None:
     what = plan([0, 0, 3_600_000 * MS])
     what.bodies[1] = what.bodies[1].replace(b'"model"', b'"fault": "stall", "model"')
-    with make_fleet(what, null, None, tmp_path, (), 1, generator=generator) as fleet:
+    with make_fleet(what, misbehaving, None, tmp_path, (), 1, generator=generator) as fleet:
         tail, seen = RecordTail(fleet.record_paths[0]), []
         fleet.start()
         until(lambda: (seen.extend(tail.poll()), len(seen))[1] == 3)
@@ -190,9 +190,9 @@ with make_fleet(what, sys.argv[1], None, Path(sys.argv[2]), (), 1, generator=sys
 
 @pytest.mark.parametrize("when", ["start", "before the start"])
 def test_a_process_whose_parent_is_killed_leaves_by_itself(
-    tmp_path: Path, generator: str, null: str, when: str
+    tmp_path: Path, generator: str, misbehaving: str, when: str
 ) -> None:
-    command = [sys.executable, "-c", ORPHAN, null, str(tmp_path), when, generator]
+    command = [sys.executable, "-c", ORPHAN, misbehaving, str(tmp_path), when, generator]
     path = tmp_path / "worker-0.gap"
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as parent:
         worker = int(parent.stdout.readline())

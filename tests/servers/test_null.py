@@ -16,7 +16,8 @@ import pytest
 from gapmeter.records import Outcome, RecordFile, Span, read_records
 from gapmeter.records.stream import parse_answer
 from gapmeter.servers.null.server import PreparedAnswer
-from tests.kit.servers import null_process
+from tests.kit.faults import Uncoded
+from tests.kit.servers import faulty, null_process
 from tests.kit.streams import wire
 
 MS = 1_000_000
@@ -123,7 +124,7 @@ def test_a_client_that_goes_away_ends_its_stream(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "status"),
-    [("not JSON", 400), ("{}", 200), ('{"fault": "unheard of"}', 400), ('{"fault": "status_500"}', 500)],
+    [("not JSON", 400), ("{}", 200)],
 )
 def test_requests_are_answered_by_what_they_say(text: str, status: int) -> None:
     with null_process("--first-ms", "1", "--gap-ms", "0") as (_, port):
@@ -137,9 +138,16 @@ def test_what_is_not_http_is_answered_with_400_and_closed() -> None:
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
-@pytest.mark.parametrize("coded", [True, False])
-def test_a_script_is_the_same_bytes_however_it_is_sliced(kind: str, coded: bool) -> None:
-    script = PreparedAnswer(kind, 3, 12, coded=coded)
-    whole = bytes(script.tokens(0, 9))
-    assert whole == b"".join(bytes(script.tokens(at, at + 1)) for at in range(9))
-    assert script.length(10) == len(script.start + whole + script.end(10))
+@pytest.mark.parametrize("script", [PreparedAnswer, Uncoded])
+def test_a_script_is_the_same_bytes_however_it_is_sliced(kind: str, script: type[PreparedAnswer]) -> None:
+    made = script(kind, 3, 12)
+    whole = bytes(made.tokens(0, 9))
+    assert whole == b"".join(bytes(made.tokens(at, at + 1)) for at in range(9))
+    if isinstance(made, Uncoded):
+        assert made.length(10) == len(made.start + whole + made.end(10))
+
+
+@pytest.mark.parametrize(("fault", "status"), [("unheard of", 400), ("status_500", 500)])
+def test_a_fault_has_a_name_that_is_known(fault: str, status: int) -> None:
+    with faulty([fault]) as url:
+        assert ask(int(url.rpartition(":")[2]), "r-0", path="/v1/completions")[0] == status
