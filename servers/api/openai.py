@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gapmeter.scenarios.errors import quoted
+
 DONE = "data: [DONE]\n\n"
 _KINDS = {404: "not_found_error", 503: "overloaded_error"}
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
@@ -139,14 +141,14 @@ def room(prompt: int, min_tokens: int, max_tokens: int | None, max_model_len: in
 def _check(fields: Mapping[str, Any], served_name: str) -> None:
     model = fields.get("model", served_name)
     if model != served_name:
-        raise ApiError(404, f"the model {_short(model)} is not served here; this server has {served_name!r}", "model")
+        raise ApiError(404, f"the model {quoted(model)} is not served here; this server has {served_name!r}", "model")
     for name, given in fields.items():
         if name in _NEUTRAL and given not in _NEUTRAL[name]:
-            raise bad(f"{name} = {_short(given)} is not supported by this server", name)
+            raise bad(f"{name} = {quoted(given)} is not supported by this server", name)
         if name in _RULES:
             must, holds = _RULES[name]
             if not holds(given):
-                raise bad(f"{name} must be {must}, not {_short(given)}", name)
+                raise bad(f"{name} must be {must}, not {quoted(given)}", name)
     if "stream_options" in fields and not fields.get("stream"):
         raise bad("stream_options is only allowed with stream = true", "stream_options")
     least, most = fields.get("min_tokens", 0), fields.get("max_tokens")
@@ -184,11 +186,6 @@ def _prompt(prompt: Any) -> tuple[str | None, Sequence[int] | None]:
     if isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt):
         return None, prompt
     raise bad("prompt must be one text, or one list of token ids, and not empty", "prompt")
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @dataclass(frozen=True, slots=True)
