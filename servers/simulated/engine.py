@@ -18,7 +18,7 @@ from gapmeter_probe.writer import open_probe
 from gapmeter.servers.engine_client import Channel, Message
 from gapmeter.servers.simulated.engine_loop import EngineLoop, Listener
 from gapmeter.servers.simulated.realtime import RealTimeline, go_first
-from gapmeter.servers.simulated.recorders import ProbeRecorder, Recorder, TruthRecorder, open_truth
+from gapmeter.servers.simulated.recorders import ProbeRecorder, TruthRecorder, open_truth
 from gapmeter.servers.simulated.scheduler import Emission, Request, Scheduler, StepPlan
 from gapmeter.servers.simulated.settings import Durations, ServerOptions, parse_options
 
@@ -29,7 +29,6 @@ _LINE_NS = 10_000  # what formatting a line of truth takes at most, on average
 class _Answer:
     """A request in the engine. ``first_word`` chooses its tokens, so that the same question gets the same answer."""
 
-    engine_id: str
     first_word: int
     made: int = 0
     cached: int | None = None
@@ -47,19 +46,18 @@ class SimulatedEngine(Listener):
         self._channel, self._options, self._words = channel, options, words
         self._writer = open_probe("core", {"server": "simulated", "versions": {"python": sys.version.split()[0]}})
         self._truth = open_truth("core")
-        self._recorders: list[Recorder] = []
+        listeners: list[Listener] = [self]
         if self._truth:
-            self._recorders.append(TruthRecorder(self._truth))
+            listeners.append(TruthRecorder(self._truth))
+        self._probe: ProbeRecorder | None = None
         if self._writer:
             self._writer.json({**_settings_record(options), "real_time": real_time})
-            self._recorders.append(ProbeRecorder(self._writer))
+            self._probe = ProbeRecorder(self._writer)
+            listeners.append(self._probe)
         self._timeline = RealTimeline(channel, self._take, self._idle, busy=options.busy)
         self._scheduler = Scheduler(options.limits)
-        self._loop = EngineLoop(
-            self._scheduler, Durations(options.times), self._timeline, [self, *self._recorders], self._deliver
-        )
-        self._answers: dict[int, _Answer] = {}
-        self._keys: dict[str, int] = {}
+        self._loop = EngineLoop(self._scheduler, Durations(options.times), self._timeline, listeners, self._deliver)
+        self._answers: dict[str, _Answer] = {}  # by engine id, which is a request's key
         self._steps = self._preemptions = self._received = 0
         self._sent_stats = self._stats()
 
@@ -89,17 +87,16 @@ class SimulatedEngine(Listener):
     def _take(self, message: Message) -> None:
         name, engine_id, *rest = message
         if name == "cancel":
-            if engine_id in self._keys:
-                self._loop.abort(self._keys[engine_id])
+            if engine_id in self._answers:
+                self._loop.abort(engine_id)
             return
         prompt_tokens, output_tokens, hashes, first_word = rest
-        self._received = key = self._received + 1
-        self._answers[key] = _Answer(engine_id, first_word)
-        self._keys[engine_id] = key
-        request = Request(key, prompt_tokens, output_tokens, hashes)
-        for recorder in self._recorders:
-            recorder.name(request, engine_id)
-        if key == self._options.faults.stall_at:
+        self._received += 1
+        self._answers[engine_id] = _Answer(first_word)
+        request = Request(engine_id, prompt_tokens, output_tokens, hashes)
+        if self._probe:
+            self._probe.name(request)
+        if self._received == self._options.faults.stall_at:
             time.sleep(self._options.faults.stall_s)
         self._loop.receive(request)
 
@@ -112,8 +109,8 @@ class SimulatedEngine(Listener):
             ids = [words[(answer.first_word + answer.made + i) % len(words)] for i in range(tokens)]
             answer.made += tokens
             if finished:
-                self.aborted(key)
-            entries.append((answer.engine_id, ids, "length" if finished else None, answer.cached, ""))
+                del self._answers[key]
+            entries.append((key, ids, "length" if finished else None, answer.cached, ""))
         self._send_outputs(entries)
 
     def _send_outputs(self, entries: list[tuple[str, list[int], str | None, int | None, str]]) -> None:
@@ -132,8 +129,8 @@ class SimulatedEngine(Listener):
             if answer is not None and answer.cached is None:
                 answer.cached = entry.cached
 
-    def aborted(self, key: int) -> None:
-        del self._keys[self._answers.pop(key).engine_id]
+    def aborted(self, key: str) -> None:
+        del self._answers[key]
 
 
 def _settings_record(options: ServerOptions) -> dict[str, Any]:

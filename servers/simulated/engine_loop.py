@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gapmeter_probe.records import Span
 
-from gapmeter.servers.simulated.scheduler import Emission, Request, Scheduler, StepPlan
+from gapmeter.servers.simulated.scheduler import Emission, Key, Request, Scheduler, StepPlan
 from gapmeter.servers.simulated.settings import Durations
 
 Action = Callable[[int], None]
@@ -36,10 +36,10 @@ class Timeline(Protocol):
 class Listener:
     """Hears what the engine does while it does it. ``ref`` is a request's key, or a step's sequence number."""
 
-    def begin(self, stage: Span, ref: int) -> None:
+    def begin(self, stage: Span, ref: Key) -> None:
         """A stage starts now."""
 
-    def end(self, stage: Span, ref: int, meant_ns: int) -> None:
+    def end(self, stage: Span, ref: Key, meant_ns: int) -> None:
         """A stage ends now; it was meant to take ``meant_ns``."""
 
     def planned(self, plan: StepPlan, asynchronous: bool) -> None:
@@ -48,7 +48,7 @@ class Listener:
     def emitted(self, seq: int, emissions: tuple[Emission, ...]) -> None:
         """A step's tokens have left the scheduler."""
 
-    def aborted(self, key: int) -> None:
+    def aborted(self, key: Key) -> None:
         """A request was forgotten before it was complete."""
 
 
@@ -67,8 +67,8 @@ class EngineLoop:
         self._timeline, self._listeners, self._deliver = timeline, listeners, deliver
         self._depth = 2 if scheduler.limits.asynchronous else 1
         self._inbox: deque[Request] = deque()
-        self._aborts: list[int] = []
-        self._outside: set[int] = set()  # requests that the scheduler does not know yet
+        self._aborts: list[Key] = []
+        self._outside: set[Key] = set()  # requests that the scheduler does not know yet
         self._flying: deque[StepPlan] = deque()  # dispatched, not yet updated
         self._undone: deque[tuple[StepPlan, _Work]] = deque()  # dispatched, not yet started by the worker
         self._worked: deque[StepPlan] = deque()  # done by the worker, not yet looked at
@@ -94,17 +94,17 @@ class EngineLoop:
         self._input_free = start + meant
         self._later(start + meant, self._times.handoff_ns, queued)
 
-    def abort(self, key: int) -> None:
+    def abort(self, key: Key) -> None:
         """A message arrives that nobody waits for ``key`` any more."""
         self._aborts.append(key)
         if self._idle:
             self._wake(self._timeline.now())
 
-    def _begin(self, stage: Span, ref: int) -> None:
+    def _begin(self, stage: Span, ref: Key) -> None:
         for listener in self._listeners:
             listener.begin(stage, ref)
 
-    def _end(self, stage: Span, ref: int, meant_ns: int) -> None:
+    def _end(self, stage: Span, ref: Key, meant_ns: int) -> None:
         for listener in self._listeners:
             listener.end(stage, ref, meant_ns)
 

@@ -18,7 +18,7 @@ from gapmeter_probe.records import Outcome, Span, StepFlag
 from gapmeter_probe.writer import RecordWriter
 
 from gapmeter.servers.simulated.engine_loop import Listener
-from gapmeter.servers.simulated.scheduler import Emission, Request, StepPlan
+from gapmeter.servers.simulated.scheduler import Emission, Key, Request, StepPlan
 
 TRUTH_DIR = "GAPMETER_TRUTH_DIR"
 _BUFFER_BYTES = 1 << 20
@@ -75,24 +75,20 @@ class Recorder(Listener):
     """Stamps where stages begin and end, and writes each when it is over."""
 
     def __init__(self) -> None:
-        self._begun: dict[tuple[int, int], int] = {}
+        self._begun: dict[tuple[Span, Key], int] = {}
         self._loop_ns = 0  # an iteration of the loop begins once, and ends for each step that it touched
 
-    def name(self, request: Request, engine_id: str) -> None:
-        """A request is about to arrive under this id."""
-        raise NotImplementedError
-
-    def write_stage(self, stage: Span, ref: int, start_ns: int, end_ns: int, meant_ns: int) -> None:
+    def write_stage(self, stage: Span, ref: Key, start_ns: int, end_ns: int, meant_ns: int) -> None:
         """One stage of a request (by its key) or of a step (by its number)."""
         raise NotImplementedError
 
-    def begin(self, stage: Span, ref: int) -> None:
+    def begin(self, stage: Span, ref: Key) -> None:
         if stage is _LOOP:
             self._loop_ns = now()
         else:
             self._begun[stage, ref] = now()
 
-    def end(self, stage: Span, ref: int, meant_ns: int) -> None:
+    def end(self, stage: Span, ref: Key, meant_ns: int) -> None:
         end = now()
         start = self._loop_ns if stage is _LOOP else self._begun.pop((stage, ref))
         self.write_stage(stage, ref, start, end, meant_ns)
@@ -104,14 +100,9 @@ class TruthRecorder(Recorder):
     def __init__(self, file: TruthFile) -> None:
         super().__init__()
         self._file = file
-        self._names: dict[int, str] = {}
 
-    def name(self, request: Request, engine_id: str) -> None:
-        self._names[request.key] = engine_id
-
-    def write_stage(self, stage: Span, ref: int, start_ns: int, end_ns: int, meant_ns: int) -> None:
-        who = self._names[ref] if stage < _LOOP else ref
-        self._file.stage(stage.name, who, start_ns, end_ns, meant_ns)
+    def write_stage(self, stage: Span, ref: Key, start_ns: int, end_ns: int, meant_ns: int) -> None:
+        self._file.stage(stage.name, ref, start_ns, end_ns, meant_ns)
 
     def planned(self, plan: StepPlan, asynchronous: bool) -> None:
         self._file.note(
@@ -119,7 +110,7 @@ class TruthRecorder(Recorder):
             seq=plan.seq,
             at_ns=now(),
             asynchronous=asynchronous,
-            entries=[(self._names[e.key], e.tokens, e.before, e.cached, e.flags) for e in plan.entries],
+            entries=[(e.key, e.tokens, e.before, e.cached, e.flags) for e in plan.entries],
             prompt_tokens=plan.prompt_tokens,
             decoding=plan.decoding,
             kv_tokens=plan.kv_tokens,
@@ -129,13 +120,10 @@ class TruthRecorder(Recorder):
         )
 
     def emitted(self, seq: int, emissions: tuple[Emission, ...]) -> None:
-        self._file.note("emitted", seq=seq, at_ns=now(), tokens=[(self._names[e.key], e.tokens) for e in emissions])
-        for emission in emissions:
-            if emission.finished:
-                del self._names[emission.key]
+        self._file.note("emitted", seq=seq, at_ns=now(), tokens=[(e.key, e.tokens) for e in emissions])
 
-    def aborted(self, key: int) -> None:
-        self._file.note("aborted", of=self._names.pop(key), at_ns=now())
+    def aborted(self, key: Key) -> None:
+        self._file.note("aborted", of=key, at_ns=now())
 
 
 @dataclass(slots=True)
@@ -154,12 +142,13 @@ class ProbeRecorder(Recorder):
     def __init__(self, writer: RecordWriter) -> None:
         super().__init__()
         self._writer = writer
-        self._requests: dict[int, _Recorded] = {}
+        self._requests: dict[Key, _Recorded] = {}
 
-    def name(self, request: Request, engine_id: str) -> None:
-        self._requests[request.key] = _Recorded(self._writer.request(engine_id), request.prompt_tokens)
+    def name(self, request: Request) -> None:
+        """A request is about to arrive, with its engine id as its key."""
+        self._requests[request.key] = _Recorded(self._writer.request(request.key), request.prompt_tokens)
 
-    def write_stage(self, stage: Span, ref: int, start_ns: int, end_ns: int, meant_ns: int) -> None:
+    def write_stage(self, stage: Span, ref: Key, start_ns: int, end_ns: int, meant_ns: int) -> None:
         self._writer.span(stage, self._requests[ref].ref if stage < _LOOP else ref, start_ns, end_ns)
 
     def planned(self, plan: StepPlan, asynchronous: bool) -> None:
@@ -188,9 +177,9 @@ class ProbeRecorder(Recorder):
             if emission.finished:
                 self._leave(emission.key, Outcome.OK, at)
 
-    def aborted(self, key: int) -> None:
+    def aborted(self, key: Key) -> None:
         self._leave(key, Outcome.ABORTED, now())
 
-    def _leave(self, key: int, outcome: Outcome, at_ns: int) -> None:
+    def _leave(self, key: Key, outcome: Outcome, at_ns: int) -> None:
         request = self._requests.pop(key)
         self._writer.counts(outcome, request.ref, request.prompt, request.made, request.cached or 0, at_ns)

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gapmeter_probe.records import EntryFlag
 
 from gapmeter.servers.simulated.blocks import BlockPool, Lease
 
+Key = Any  # names a request: its engine id here, a plain number in virtual time
 _PROMPT, _LAST = int(EntryFlag.PROMPT), int(EntryFlag.LAST_CHUNK)
 _RESUMED, _PREEMPTED = int(EntryFlag.RESUMED), int(EntryFlag.PREEMPTED)
 
@@ -61,7 +62,7 @@ class Request(NamedTuple):
     ``hashes`` name the content of the prompt's full blocks, each covering all before it (empty: nothing to share).
     """
 
-    key: int
+    key: Key
     prompt_tokens: int
     output_tokens: int
     hashes: tuple[Hashable, ...] = ()
@@ -70,7 +71,7 @@ class Request(NamedTuple):
 class Entry(NamedTuple):
     """One request's part in a step; ``flags`` as in gapmeter_probe.records.EntryFlag."""
 
-    key: int
+    key: Key
     tokens: int
     before: int
     cached: int
@@ -80,7 +81,7 @@ class Entry(NamedTuple):
 class Emission(NamedTuple):
     """One request's new tokens from a step, and whether they were its last."""
 
-    key: int
+    key: Key
     tokens: int
     finished: bool
 
@@ -96,7 +97,7 @@ class StepPlan:
 
     seq: int
     entries: tuple[Entry, ...]
-    preempted: tuple[int, ...]
+    preempted: tuple[Key, ...]
     running: int
     waiting: int
     free_blocks: int
@@ -131,7 +132,7 @@ class Scheduler:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.pool = BlockPool(limits.kv_blocks, limits.block_tokens, caching=limits.prefix_caching)
-        self._unfinished: dict[int, _Sequence] = {}
+        self._unfinished: dict[Key, _Sequence] = {}
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._seq = 0
@@ -170,7 +171,7 @@ class Scheduler:
         self._unfinished[request.key] = sequence
         self._waiting.append(sequence)
 
-    def abort(self, key: int) -> bool:
+    def abort(self, key: Key) -> bool:
         """Forget a request, wherever it is. False when it is not there (any more)."""
         sequence = self._unfinished.pop(key, None)
         if sequence is None:
@@ -186,7 +187,7 @@ class Scheduler:
         """Decide the next step. Without ``asynchronous`` the one before must have been updated."""
         self._seq += 1
         entries: list[Entry] = []
-        preempted: list[int] = []
+        preempted: list[Key] = []
         budget = self._schedule_running(entries, preempted)
         if not preempted:
             self._schedule_waiting(entries, budget)
@@ -230,7 +231,7 @@ class Scheduler:
                     self.abort(entry.key)
         return tuple(emissions)
 
-    def _schedule_running(self, entries: list[Entry], preempted: list[int]) -> int:
+    def _schedule_running(self, entries: list[Entry], preempted: list[Key]) -> int:
         """Tokens for those that run already, evicting from the end where blocks are short; the budget left."""
         budget, position = self.limits.token_budget, 0
         while position < len(self._running) and budget > 0:
@@ -254,7 +255,7 @@ class Scheduler:
             tokens = most
         return min(tokens, budget)
 
-    def _make_room(self, sequence: _Sequence, tokens: int, preempted: list[int]) -> bool:
+    def _make_room(self, sequence: _Sequence, tokens: int, preempted: list[Key]) -> bool:
         """Blocks for ``tokens`` more, evicting those admitted last; False when it was evicted itself."""
         while not self.pool.extend(sequence.lease, sequence.computed + tokens):
             victim = self._running.pop()
