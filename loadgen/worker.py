@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,12 +66,12 @@ def main(arguments: list[str]) -> int:
     tokens = int(plan.output_tokens.sum()) if plan.loop == "open" else 0
     expected = min(1000 * len(plan) + _TOKEN_BYTES * tokens, _MOST_RESERVED)
     writer.reserve(min(expected, shutil.disk_usage(Path(spec.record).parent).free // 4))
-    over = threading.Event()
-    threading.Thread(target=_ready_pages, args=(writer, over), daemon=True).start()
+    # A fresh page can take the file system milliseconds. At a lower priority than the loop's the thread that readies
+    # them would not run while it holds the interpreter's lock, for which the loop would wait.
+    writer.keep_room(_READY_AHEAD, _READY_EVERY_S, _come_first)
     try:
         return work(spec, plan, address, writer)
     finally:
-        over.set()
         writer.close()
 
 
@@ -137,16 +136,6 @@ def _watch_for_bugs(loop: asyncio.AbstractEventLoop, sender: Sender) -> list[Bas
 
     loop.set_exception_handler(on_exception)
     return broken
-
-
-def _ready_pages(writer: RecordWriter, over: threading.Event) -> None:
-    """In a thread: make pages of the record file ready, since a fresh one can take the file system milliseconds.
-
-    At the loop's own priority: at a lower one the loop would wait for an interpreter lock whose holder does not run.
-    """
-    _come_first()
-    while not over.wait(_READY_EVERY_S):
-        writer.prefault(_READY_AHEAD)
 
 
 def _come_first() -> int:

@@ -18,7 +18,7 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gapmeter_probe.appender import aligned
@@ -48,7 +48,7 @@ NATIVE = Appender.__module__ == "gapmeter_probe._native"
 CHUNK_BYTES = 4 << 20
 PROBE_DIR = "GAPMETER_PROBE_DIR"
 _POPULATE_WRITE = 23  # madvise's MADV_POPULATE_WRITE
-_AHEAD_BYTES, _LOOK_S = CHUNK_BYTES, 0.5  # 8 MB/s: some 1,000 requests at 10 tokens a second each
+_LOOK_S = 0.5  # with a chunk each 8 MB/s: some 1,000 requests at 10 tokens a second each
 
 
 @functools.lru_cache(maxsize=1)
@@ -145,15 +145,20 @@ class RecordWriter(Appender):
         # Should the map move meanwhile, the call fails or readies something else: it changes no byte anywhere.
         _libc().madvise(ctypes.c_void_p(address + start), ctypes.c_size_t(end - start), _POPULATE_WRITE)
 
-    def keep_room(self) -> None:
-        """From now on a thread sees to it, twice a second, that records find room and pages that are there already."""
-        threading.Thread(target=self._keep_room, name="gapmeter records", daemon=True).start()
+    def keep_room(self, ahead: int, every_s: float, first: Callable[[], object] = bool) -> None:
+        """From now on a thread, which calls ``first``, sees to it that records find room and pages that are there.
 
-    def _keep_room(self) -> None:
-        while not self._closed:
-            self.reserve(_AHEAD_BYTES)
-            self.prefault(_AHEAD_BYTES)
-            time.sleep(_LOOK_S)
+        It looks every ``every_s``, ``ahead`` bytes ahead, until the file is closed.
+        """
+
+        def keep() -> None:
+            first()
+            while not self._closed:
+                self.reserve(ahead)
+                self.prefault(ahead)
+                time.sleep(every_s)
+
+        threading.Thread(target=keep, name="gapmeter records", daemon=True).start()
 
     def close(self) -> None:
         """Mark the file complete and cut it to its length. A second call does nothing."""
@@ -199,7 +204,7 @@ def open_probe(role: str, describe: Mapping[str, object]) -> RecordWriter | None
     writer = RecordWriter(path, {"role": role, **describe})
     atexit.register(writer.close)
     _close_on_sigterm(writer)
-    writer.keep_room()
+    writer.keep_room(CHUNK_BYTES, _LOOK_S)
     return writer
 
 
