@@ -81,21 +81,22 @@ class Exchange(RequestRecord):
     """The record of a request that is still under way, and the bytes to send.
 
     ``carrier`` is the connection that carries it, or what cancels the opening of one, None before and after. What was
-    read lies in ``stamps``, ``marks`` and ``parts`` until ``collect`` makes the record's chunks and body of it. Another
-    try of a request that has failed is another exchange.
+    read lies in ``stamps``, ``marks`` and ``parts`` until ``collect`` makes the record's chunks and body of it.
+    ``own_index`` is its index in this process's slice of the plan. Another try of a request that has failed is another
+    exchange.
     """
 
-    __slots__ = ("__weakref__", "arrived", "carrier", "data", "done", "marks", "parts", "stamps")
+    __slots__ = ("__weakref__", "arrived", "carrier", "data", "done", "marks", "own_index", "parts", "stamps")
 
     def __init__(
-        self, index: int, request_id: str, data: bytes, *, worker: int = 0, prompt_tokens: int = 0,
-        output_tokens: int = 0, turn: int = 0, retry: int = 0,
+        self, index: int, request_id: str, data: bytes, *, own_index: int = 0, worker: int = 0,
+        prompt_tokens: int = 0, output_tokens: int = 0, turn: int = 0, retry: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(
             index=index, request_id=request_id, worker=worker, prompt_tokens=prompt_tokens,
             output_tokens=output_tokens, turn=turn, retry=retry,
         )  # fmt: skip
-        self.data, self.done = data, False
+        self.data, self.done, self.own_index = data, False, own_index
         self.carrier: Connection | Callable[[], object] | None = None
         self.stamps, self.arrived, self.marks, self.parts = _NO_READS, _NO_READS, _NO_MARKS, _NO_PARTS
 
@@ -156,8 +157,8 @@ class Exchange(RequestRecord):
         for old, new in zip(_lines(self.request_id), _lines(name), strict=True):
             head = head.replace(old, new)
         return Exchange(
-            self.index, name, head + self.data[end:], worker=self.worker, prompt_tokens=self.prompt_tokens,
-            output_tokens=self.output_tokens, turn=self.turn, retry=self.retry + 1,
+            self.index, name, head + self.data[end:], own_index=self.own_index, worker=self.worker,
+            prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens, turn=self.turn, retry=self.retry + 1,
         )  # fmt: skip
 
 

@@ -128,9 +128,8 @@ def _on_answer(sender: Sender, users: Conversations | Users, arm: Callable[[], N
     """
 
     def answered(exchange: Exchange) -> None:
-        index = sender.plan.local_index(exchange.index)
         good = exchange.outcome is Outcome.OK and not exchange.is_plainly_none()
-        unsent = users.answered(index, exchange.end_ns, ok=good)
+        unsent = users.answered(exchange.own_index, exchange.end_ns, ok=good)
         if unsent is not None:
             for index in unsent.turns:
                 sender.abandon(index, unsent.due_ns)

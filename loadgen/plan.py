@@ -113,13 +113,6 @@ class Plan:
         cycle, at = divmod(index, len(self.places))
         return cycle * self.planned_in_all + int(self.places[at])
 
-    def local_index(self, global_index: int) -> int:
-        """The index among this process's requests of the one with this place in the whole plan."""
-        if len(self.places):
-            cycle, at = divmod(global_index, self.planned_in_all)
-            return cycle * len(self.places) + int(np.searchsorted(self.places, at))
-        return (global_index - self.worker) // self.workers
-
     def turn(self, index: int) -> int:
         """The request's place in its conversation, from 1; 0 where there is none. Any index."""
         return int(self.turns[index % len(self.turns)]) if len(self.turns) else 0

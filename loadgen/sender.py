@@ -129,8 +129,8 @@ class Sender:
         name = plan.request_id(index)
         data = self._address.request(plan.path, plan.body(index), name, traced=plan.traceparent)
         return Exchange(
-            plan.global_index(index), name, data, worker=plan.worker, prompt_tokens=int(plan.prompt_tokens[at]),
-            output_tokens=int(plan.output_tokens[at]), turn=plan.turn(index),
+            plan.global_index(index), name, data, own_index=index, worker=plan.worker,
+            prompt_tokens=int(plan.prompt_tokens[at]), output_tokens=int(plan.output_tokens[at]), turn=plan.turn(index),
         )  # fmt: skip
 
     def _send_now(self, exchange: Exchange, due_ns: int) -> None:
