@@ -218,9 +218,10 @@ class Pool:
                 secure.do_handshake()
                 return
             except ssl.SSLWantReadError:
-                await self._until(secure.fileno(), "readable")
+                what: Literal["readable", "writable"] = "readable"
             except ssl.SSLWantWriteError:
-                await self._until(secure.fileno(), "writable")
+                what = "writable"
+            await self._until(secure.fileno(), what)
 
     def _send_on_new(self, exchange: Exchange) -> None:
         """Open a connection and send there, without waiting for either."""
