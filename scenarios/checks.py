@@ -21,42 +21,34 @@ _MOST_CHANGES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class OnlyWith:
-    """``key`` makes sense only while ``mode`` has one of ``values``; ``remedy`` says so."""
+    """``key`` makes sense only while its group's mode has one of ``values``; ``remedy`` says so."""
 
     key: str
-    mode: str
     values: tuple[str, ...]
     remedy: str
 
+    @property
+    def mode(self) -> str:
+        """The key that decides."""
+        return {"load": "load.arrivals", "workload": "workload.kind", "server": "server.engine"}[self.key.split(".")[0]]
+
 
 ONLY_WITH = (
-    OnlyWith("load.rate", "load.arrivals", OPEN_ARRIVALS, "a closed loop has no rate; write load.concurrency"),
+    OnlyWith("load.rate", OPEN_ARRIVALS, "a closed loop has no rate; write load.concurrency"),
     OnlyWith(
-        "load.rate",
-        "load.arrivals",
-        (*RATED_ARRIVALS, "closed"),
-        "ramp, steps and trace have rates or times of their own; leave it out",
+        "load.rate", (*RATED_ARRIVALS, "closed"), "ramp, steps and trace have rates or times of their own; leave it out"
     ),
     *(
-        OnlyWith(f"load.{shape}", "load.arrivals", (shape,), f"only {shape} arrivals have it; write arrivals: {shape}")
+        OnlyWith(f"load.{shape}", (shape,), f"only {shape} arrivals have it; write arrivals: {shape}")
         for shape in _SHAPE_EXAMPLES
     ),
-    OnlyWith(
-        "load.concurrency",
-        "load.arrivals",
-        ("closed",),
-        "an open loop has no users; write load.rate, or arrivals: closed",
-    ),
-    OnlyWith(
-        "load.burstiness", "load.arrivals", ("gamma",), "only gamma arrivals have a burstiness; write arrivals: gamma"
-    ),
-    OnlyWith("workload.file", "workload.kind", ("file",), "only kind file reads prompts; write kind: file"),
-    OnlyWith(
-        "workload.turns", "workload.kind", ("conversation",), "only conversations have turns; write kind: conversation"
-    ),
-    OnlyWith("server.url", "server.engine", ("attach",), "only engine attach takes an address; write engine: attach"),
-    OnlyWith("server.tokenizer", "server.engine", ("attach",), "a model that we serve has its own; leave it out"),
-    OnlyWith("server.dialect", "server.engine", ("attach",), "our engines know every field; leave it out"),
+    OnlyWith("load.concurrency", ("closed",), "an open loop has no users; write load.rate, or arrivals: closed"),
+    OnlyWith("load.burstiness", ("gamma",), "only gamma arrivals have a burstiness; write arrivals: gamma"),
+    OnlyWith("workload.file", ("file",), "only kind file reads prompts; write kind: file"),
+    OnlyWith("workload.turns", ("conversation",), "only conversations have turns; write kind: conversation"),
+    OnlyWith("server.url", ("attach",), "only engine attach takes an address; write engine: attach"),
+    OnlyWith("server.tokenizer", ("attach",), "a model that we serve has its own; leave it out"),
+    OnlyWith("server.dialect", ("attach",), "our engines know every field; leave it out"),
 )
 
 
