@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from gapmeter.analysis.numbers import share
 from gapmeter.analysis.results.device import Binding, Roofline, Telemetry
 from gapmeter.analysis.results.trust import BROKEN, Check
-from gapmeter.analysis.stages import BY_NAME, OF_THE_CLIENT
+from gapmeter.analysis.stages import OF_THE_CLIENT, STAGES
 
 LOAD_TESTER, QUEUE, KV_MEMORY, HOST, NETWORK, DEVICE = (
     "load tester", "queue", "KV memory", "host", "network", "device",
@@ -33,9 +33,9 @@ MEMORY_BANDWIDTH, COMPUTE, PCIE, UNMEASURED = "memory bandwidth", "compute", "PC
 BOUNDS = (MEMORY_BANDWIDTH, "cache bandwidth", COMPUTE)
 BUSY_LINK = 0.5
 _CLIENT_CHECKS = ("delivered", "client_cpu", "token_rate", "request_rate")
-_QUEUES = ("retry", "queue", "other_step", "interference")
-_BY_GROUP = {"tokenization": HOST, "framework": HOST, "network": NETWORK, "load_tester": LOAD_TESTER,
+_BY_GROUP = {"queueing": QUEUE, "tokenization": HOST, "framework": HOST, "network": NETWORK, "load_tester": LOAD_TESTER,
              "gpu_prefill": DEVICE, "gpu_decode": DEVICE}  # fmt: skip
+_BY_STAGE = {stage.name: _BY_GROUP[stage.group] for stage in STAGES} | {"preempted": KV_MEMORY, "core_wait": HOST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,7 @@ def binding_of(
     sums: dict[str, float] = {}
     largest: dict[str, str] = {}  # of a resource: the stage that is most of it
     for stage, ms in stages_ms.items():
-        if stage in BY_NAME:
-            resource = _resource_of(stage)
+        if resource := _BY_STAGE.get(stage):
             sums[resource] = sums.get(resource, 0.0) + ms
             if resource not in largest or ms > stages_ms[largest[resource]]:
                 largest[resource] = stage
@@ -85,7 +84,7 @@ def binding_of(
     broken = next((check for check in checks if check.status == BROKEN and check.rule in _CLIENT_CHECKS), None)
     if broken is not None:
         return Binding(resource=LOAD_TESTER, share=None, behind=None, parts=shares, unmeasured=(), why=broken.text)
-    if whole <= 0 or not stages_ms.keys() & BY_NAME.keys() - OF_THE_CLIENT:
+    if whole <= 0 or not stages_ms.keys() & _BY_STAGE.keys() - OF_THE_CLIENT:
         return Binding(
             resource=UNMEASURED, share=None, behind=None, parts={}, unmeasured=("the server's stages",),
             why="no stage of the server was measured",
@@ -125,11 +124,3 @@ def _roof(stages_ms: Mapping[str, float], evidence: BindingEvidence) -> tuple[st
 def _with_stage(resource: str, stage: str) -> str:
     """``device (decode)``; the stage alone where it has the resource's name."""
     return resource if stage == resource else f"{resource} ({stage.replace('_', ' ')})"
-
-
-def _resource_of(stage: str) -> str:
-    if stage in _QUEUES:
-        return QUEUE
-    if stage == "preempted":
-        return KV_MEMORY
-    return HOST if stage == "core_wait" else _BY_GROUP[BY_NAME[stage].group]

@@ -15,6 +15,7 @@ from gapmeter_probe.digests import order
 from gapmeter_probe.digests import table as tested
 
 from gapmeter.analysis.ledger.trace import Trace
+from gapmeter.analysis.numbers import counted
 from gapmeter.analysis.results.run import APPROXIMATE, EXACT, REFUSED, Supported, SupportLevel
 
 
@@ -151,18 +152,14 @@ def _requests(recorded: _Recorded, trace: Trace) -> dict[str, str]:
     """What requests asked for."""
     found = {}
     if len(trace.choices):
-        found["several choices"] = _requests_in_words(len(set(trace.choices.tolist())))
+        found["several choices"] = counted(len(set(trace.choices.tolist())), "request")
     used = Counter(use for note in recorded.of("uses") for use in note.get("uses", ()))
     for use, name in _USES.items():
         if used[use]:
-            found[name] = _requests_in_words(used[use])
+            found[name] = counted(used[use], "request")
     if connectors := [str(value) for value in recorded.settings("kv_transfer", "kv_connector") if value]:
         found["remote KV"] = connectors[0]
     return found
-
-
-def _requests_in_words(count: int) -> str:
-    return f"{count:,} request{'s' * (count != 1)}"
 
 
 def _version(recorded: _Recorded) -> tuple[str, str, tuple[str, ...]]:
