@@ -22,6 +22,7 @@ from gapmeter_probe.records import DEVICE_PARTS
 from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints, places
+from gapmeter.analysis.ledger.trace import STEP_SPAN
 from gapmeter.records import RecordFile, Span
 from gapmeter.records.reader import Table
 
@@ -82,17 +83,16 @@ def anchors_of(notes: Sequence[Mapping[str, Any]]) -> Anchors | None:
     return Anchors(origin, device[kept], host[kept], width[kept], before)
 
 
-def device_spans(file: RecordFile, samplings: Table) -> Ints:
-    """What the device did for each step: rows of step, code, n, start and end; none without a device.
+def device_spans(file: RecordFile, samplings: Table) -> Table:
+    """What the device did for each step, by its own marks; none without a device. ``samplings``: the host's.
 
-    ``samplings``: the spans of the host's.
     FORWARD has n = 1, DEVICE_STEP half its width in ns. A step that lacks a mark at which its forward begins or ends
     is left out: it is unmeasured.
     """
     anchors = anchors_of(file.notes)
     rows = file.device
     if anchors is None or not len(rows):
-        return np.empty((0, 5), np.int64)
+        return np.empty(0, STEP_SPAN)
     rows = rows[np.isin(rows["anchor"], list(anchors.before))]
     base = np.array([anchors.before[number] for number in rows["anchor"].tolist()])
     host, at = {}, {}
@@ -115,7 +115,7 @@ def _sampling_began(spans: Table, seqs: NDArray[Any]) -> Ints:
     return np.where(place >= 0, start[place], _UNKNOWN)
 
 
-def _parts(step: Ints, host: Mapping[str, Ints], at: Mapping[str, Ints], width: Ints, sampling: Ints) -> Ints:
+def _parts(step: Ints, host: Mapping[str, Ints], at: Mapping[str, Ints], width: Ints, sampling: Ints) -> Table:
     forward = at["forward"]
     computed = _first_known(at["forward_end"], at["sampled"], at["copied"])
     known = (forward != _UNKNOWN) & (computed != _UNKNOWN)
@@ -134,16 +134,15 @@ def _parts(step: Ints, host: Mapping[str, Ints], at: Mapping[str, Ints], width: 
         (Span.DEVICE_SAMPLING, none, asked, sampled, is_sampled),
         (Span.DEVICE_COPY, none, np.minimum(until_sampled, at["copied"]), at["copied"], is_copied),
     )
-    rows = [
-        np.stack([step[kept], np.full(int(kept.sum()), int(code)), n[kept], start[kept], end[kept]], axis=1)
-        for code, n, start, end, kept in spans
-    ]
-    return np.concatenate(rows)
+    parts = []
+    for code, n, start, end, kept in spans:
+        rows = np.empty(int(kept.sum()), STEP_SPAN)
+        rows["step"], rows["code"], rows["n"] = step[kept], code, n[kept]
+        rows["start"], rows["end"] = start[kept], end[kept]
+        parts.append(rows)
+    return np.concatenate(parts)
 
 
 def _first_known(*choices: Ints) -> Ints:
     """Of each, the first that is known."""
-    found = choices[-1]
-    for choice in reversed(choices[:-1]):
-        found = np.where(choice != _UNKNOWN, choice, found)
-    return found
+    return np.select([choice != _UNKNOWN for choice in choices], choices, _UNKNOWN)

@@ -234,12 +234,13 @@ def _request_spans(
 
 def _tables(process: RecordedProcess, row_of: NDArray[np.int32], *, with_steps: bool) -> dict[str, Table]:
     """One process's tables, with numbers of requests in place of its refs, but for its requests' spans."""
-    file, none = process.file, np.empty(0, STEP_SPAN)
-    of_steps = [code for code in process.kinds if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE]
-    spans = process.spans(*of_steps)
-    step_spans = [_table(STEP_SPAN, spans, step=spans["ref"]), _device_table(process)] if with_steps else [none]
+    file, step_spans = process.file, np.empty(0, STEP_SPAN)
+    if with_steps:
+        spans = process.spans(*(code for code in process.kinds if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE))
+        by_device = device_spans(file, process.spans(Span.SAMPLING))
+        step_spans = np.concatenate([_table(STEP_SPAN, spans, step=spans["ref"]), by_device])
     return {
-        "step_spans": np.concatenate(step_spans),
+        "step_spans": step_spans,
         "steps": file.steps,
         "entries": _table(ENTRY, file.entries, step=file.entry_step, request=row_of[file.entries["ref"]]),
         "emissions": _table(
@@ -247,15 +248,6 @@ def _tables(process: RecordedProcess, row_of: NDArray[np.int32], *, with_steps: 
             step=file.emission_step, request=row_of[file.emissions["ref"]], at=file.emission_ns,
         ),
     }  # fmt: skip
-
-
-def _device_table(process: RecordedProcess) -> Table:
-    """What the device did for each step, by its own marks."""
-    rows = device_spans(process.file, process.spans(Span.SAMPLING))
-    out = np.empty(len(rows), STEP_SPAN)
-    for name, column in zip(("step", "code", "n", "start", "end"), rows.T, strict=True):
-        out[name] = column
-    return out
 
 
 def _table(dtype: np.dtype[Any], source: Table, **columns: NDArray[Any] | int) -> Table:
