@@ -255,10 +255,6 @@ def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
         )  # fmt: skip
     values = with_failed(requests, slo.metric, request_values_ns(requests, slo.metric), ~failed)
     known = ~np.isnan(values)
-    if slo.metric == "tpot":
-        values = values[known]
-        return Count(
-            float((values > limit).sum()), len(values), worth(values, percentile), bursts=bursts_of(values, limit),
-            log_level=log_level(values, percentile, limit),
-        )  # fmt: skip
-    return count_values(values[known], stamps_ns(requests, "due_ns")[known].astype(float), limit, percentile, rate)
+    count = count_values(values[known], stamps_ns(requests, "due_ns")[known].astype(float), limit, percentile, rate)
+    # What tells of a queue, and what is far below a limit, does so of times that run from the due time on.
+    return replace(count, over_half=None, stable=1.0) if slo.metric == "tpot" else count
