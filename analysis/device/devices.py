@@ -63,13 +63,7 @@ class Device:
 
 
 class UnknownDevice(ValueError):
-    """No entry has this name; ``nearest`` are names that look like it."""
-
-    def __init__(self, name: str, nearest: tuple[str, ...]) -> None:
-        self.name = name
-        self.nearest = nearest
-        hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
-        super().__init__(f'"{name}" is not in the catalogue; {hint}known are {", ".join(catalogue())}')
+    """No entry has this name."""
 
 
 @cache
@@ -92,7 +86,9 @@ def find_device(name: str) -> Device:
     if found is not None:
         return found
     close = get_close_matches(_plain(name), list(names), n=6, cutoff=0.5)
-    raise UnknownDevice(name, tuple(dict.fromkeys(names[word].key for word in close))[:3])
+    nearest = list(dict.fromkeys(names[word].key for word in close))[:3]
+    hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+    raise UnknownDevice(f'"{name}" is not in the catalogue; {hint}known are {", ".join(catalogue())}')
 
 
 def recognize(driver_name: str) -> Device | None:

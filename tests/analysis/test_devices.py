@@ -61,10 +61,8 @@ def test_a_device_is_found_under_the_names_that_people_write(written: str, key: 
 
 
 def test_an_unknown_name_is_told_with_the_nearest_ones() -> None:
-    with pytest.raises(UnknownDevice) as error:
+    with pytest.raises(UnknownDevice, match=r'^"H10O" is not in the catalogue; did you mean H100-SXM or '):
         find_device("H10O")
-    assert error.value.nearest[0] == "H100-SXM"
-    assert str(error.value).startswith('"H10O" is not in the catalogue; did you mean H100-SXM or ')
     with pytest.raises(UnknownDevice, match=r'"abacus" is not in the catalogue; known are H100-SXM, '):
         find_device("abacus")
 
