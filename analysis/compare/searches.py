@@ -144,7 +144,12 @@ def _of_run(path: Path, manifest: Manifest, result: RunResult) -> Found:
 
 def _of_one(manifest: Manifest, result: RunResult) -> Found:
     """What a run says beside the rate that it held."""
-    price, why = _price(manifest)
+    price: Price | None = None
+    why = ""
+    try:
+        price = price_of(manifest)
+    except NoPrice as missing:
+        why = str(missing)
     tokens = result.tokens_per_request
     return Found(
         folders=(),
@@ -226,13 +231,6 @@ def _joules(energy: AnyEnergy | None) -> Interval | None:
     return interval(energy.per_request_j, energy.per_request_j_ci) if isinstance(energy, Energy) else None
 
 
-def _price(manifest: Manifest) -> tuple[Price | None, str]:
-    try:
-        return price_of(manifest), ""
-    except NoPrice as missing:
-        return None, str(missing)
-
-
 def together(side: Sequence[Sequence[Found]]) -> Found:
     """Several searches of one thing as one: the mean of their logarithms, with its error within and between searches.
 
@@ -304,7 +302,7 @@ def _mean(rates: Sequence[HeldRate]) -> HeldRate:
 class _File:
     """What a scenario says of a file, and a ``digest`` of what that holds: where it lies makes no difference."""
 
-    said: Any
+    said: Any = field(compare=False)
     digest: str
 
     def __str__(self) -> str:
@@ -341,16 +339,8 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any], factors: Sequenc
     return tuple(
         Fact(key=key, a=words(one.get(key)), b=words(other.get(key)), meaning=FACTOR if declared(key) else BLOCKS)
         for key in dict.fromkeys((*one, *other))
-        if not _alike(one.get(key), other.get(key))
+        if one.get(key) != other.get(key)
     )
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Whether two values say the same; of a search whose manifest does not tell what a file held, where that lay."""
-    if isinstance(one, _File) and isinstance(other, _File):
-        return one.digest == other.digest
-    said = [each.said if isinstance(each, _File) else each for each in (one, other)]
-    return bool(said[0] == said[1])
 
 
 def words(value: Any) -> str:
