@@ -17,7 +17,7 @@ from gapmeter.analysis.provenance import hardware_words, users_words
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.capacity import BUDGET, CLIENT, NOT_MEASURED, CapacityResult, Ended, Fleet
 from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, Fact
-from gapmeter.analysis.results.cost import AnyEnergy, Cost, Energy, Interval, Price
+from gapmeter.analysis.results.cost import Cost, Energy, Interval, Price
 from gapmeter.analysis.results.costs import HeldRate
 from gapmeter.analysis.results.manifest import Hardware, SearchManifest, SweepManifest, read_manifest
 from gapmeter.analysis.results.pareto import Pareto
@@ -42,6 +42,7 @@ _UNKNOWN: Mapping[Ended, str] = {
     BUDGET: "the budget ended before a rate was found", NOT_MEASURED: "its trials were not valid as measurements",
     CLIENT: "the load tester was the limit",
 }  # fmt: skip
+_Kind = Literal["run", "sweep", "capacity"]
 
 
 class NotOneSide(ValueError):
@@ -58,7 +59,7 @@ class Found:
     """
 
     folders: tuple[str, ...]
-    kind: Literal["run", "sweep", "capacity"]
+    kind: _Kind
     scenario: Mapping[str, Any]
     slos: frozenset[str]
     hardware: Hardware
@@ -98,31 +99,43 @@ def read_found(path: Path) -> list[Found]:
 # --- what a folder says
 
 
-def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> Found:
-    search, cost = result.capacity, result.cost
-    tokens, load = result.tokens_per_request, manifest.scenario["load"]
+def _found(
+    path: Path, kind: _Kind, manifest: Manifest | SearchManifest, result: RunResult | CapacityResult, rate: HeldRate
+) -> Found:
+    """What the folders of runs and of searches say alike."""
+    tokens = result.tokens_per_request
     return Found(
         folders=(path.resolve().name,),
-        kind="capacity",
-        scenario={**manifest.scenario, "load": load if load["arrivals"] in KEPT_ARRIVALS else {**load, **_POISSON}},
+        kind=kind,
+        scenario=manifest.scenario,
         slos=frozenset(map(_limit, manifest.slo)),
         hardware=manifest.hardware,
         is_server_here=manifest.is_server_here,
         provenance=result.provenance,
-        capacity=HeldRate(
-            rate=search.rate, low=search.low, high=search.high, confidence=search.confidence, held=search.held,
-            why="" if search.low else manifest.ended_because or _UNKNOWN.get(search.ended, _NO_RATE),
-        ),
-        price=cost.price if isinstance(cost, Cost) else None,
-        why_no_price="" if isinstance(cost, Cost) else cost.reason if cost else "no trial was valid",
+        capacity=rate,
         tokens=tokens.output if tokens else None,
         prompt_tokens=tokens.prompt.value if tokens and tokens.prompt else None,
-        energy=_joules(result.energy),
+        energy=interval(result.energy.per_request_j, result.energy.per_request_j_ci)
+        if isinstance(result.energy, Energy) else None,
+        contents=manifest.contents or {},
+    )  # fmt: skip
+
+
+def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> Found:
+    search, cost, load = result.capacity, result.cost, manifest.scenario["load"]
+    rate = HeldRate(
+        rate=search.rate, low=search.low, high=search.high, confidence=search.confidence, held=search.held,
+        why="" if search.low else manifest.ended_because or _UNKNOWN.get(search.ended, _NO_RATE),
+    )  # fmt: skip
+    return replace(
+        _found(path, "capacity", manifest, result, rate),
+        scenario={**manifest.scenario, "load": load if load["arrivals"] in KEPT_ARRIVALS else {**load, **_POISSON}},
+        price=cost.price if isinstance(cost, Cost) else None,
+        why_no_price="" if isinstance(cost, Cost) else cost.reason if cost else "no trial was valid",
         binding=(search.binding_slo, search.binding_stage),
         fleet=search.planning,
         pareto=search.pareto,
-        contents=manifest.contents or {},
-    )  # fmt: skip
+    )
 
 
 def _limit(slo: Slo) -> str:
@@ -136,37 +149,17 @@ def _of_run(path: Path, manifest: Manifest, result: RunResult) -> Found:
     name = users_words(load) if load.loop == "closed" else rate_words(load.requested_rate or load.delivered_rate)
     point = run_point(path, name, path.resolve().name, result.verdict, result)
     return replace(
-        _of_one(manifest, result), folders=(path.resolve().name,), capacity=seen, binding=_missed(result.slo),
+        _priced(_found(path, "run", manifest, result, seen), manifest),
+        binding=_missed(result.slo), undecided=result.verdict == INCONCLUSIVE,
         pareto=pareto([point], hardware_units(manifest)[1], pace_limit(manifest.slo)),
-        undecided=result.verdict == INCONCLUSIVE,
     )  # fmt: skip
 
 
-def _of_one(manifest: Manifest, result: RunResult) -> Found:
-    """What a run says beside the rate that it held."""
-    price: Price | None = None
-    why = ""
+def _priced(found: Found, manifest: Manifest) -> Found:
     try:
-        price = price_of(manifest)
+        return replace(found, price=price_of(manifest))
     except NoPrice as missing:
-        why = str(missing)
-    tokens = result.tokens_per_request
-    return Found(
-        folders=(),
-        kind="run",
-        scenario=manifest.scenario,
-        slos=frozenset(map(_limit, manifest.slo)),
-        hardware=manifest.hardware,
-        is_server_here=manifest.is_server_here,
-        provenance=result.provenance,
-        capacity=HeldRate(rate=None, low=None, high=None, held=None, confidence=CONFIDENCE, why=""),
-        price=price,
-        why_no_price=why,
-        tokens=tokens.output,
-        prompt_tokens=tokens.prompt.value if tokens.prompt else None,
-        energy=_joules(result.energy),
-        contents=manifest.contents or {},
-    )
+        return replace(found, why_no_price=str(missing))
 
 
 def _of_sweep(path: Path, manifest: SweepManifest, result: SweepResult) -> list[Found]:
@@ -189,15 +182,13 @@ def _of_points(path: Path, result: SweepResult, points: Sequence[Point]) -> Foun
     why = "" if low else next(each.why for each in seen if each.why)
     first = next((run for run in runs[at] if run.valid), runs[at][0])
     swept, own = result.sweep.pareto, {point.folder for point in points}
-    one = _of_one(first.manifest, first.result)
+    rate = seen[at].model_copy(update={"low": low, "high": high, "held": low, "why": why})
+    found = _priced(_found(path, "sweep", first.manifest, first.result, rate), first.manifest)
     if low is None and len(points) > 1:
-        one = replace(one, energy=None)  # it follows the load, and no point's is the row's
+        found = replace(found, energy=None)  # it follows the load, and no point's is the row's
     return replace(
-        one,
-        folders=(path.resolve().name,),
-        kind="sweep",
+        found,
         provenance=result.provenance,
-        capacity=seen[at].model_copy(update={"low": low, "high": high, "held": low, "why": why}),
         binding=_missed(points[failed].slo) if failed is not None else (None, None),
         pareto=swept and pareto([each for each in swept.points if each.folder in own], swept.unit, swept.limit),
     )
@@ -224,11 +215,6 @@ def _seen(
 def _missed(answers: Sequence[SloAnswer]) -> tuple[str | None, str | None]:
     """The first SLO that failed, with the stage that explains it."""
     return next(((each.text, each.stage) for each in answers if each.status == FAIL), (None, None))
-
-
-def _joules(energy: AnyEnergy | None) -> Interval | None:
-    """Of a request."""
-    return interval(energy.per_request_j, energy.per_request_j_ci) if isinstance(energy, Energy) else None
 
 
 def together(side: Sequence[Sequence[Found]]) -> Found:
