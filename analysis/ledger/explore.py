@@ -121,9 +121,7 @@ class _Stages:
         mean_a, mean_b = parts[a].mean(axis=0), parts[b].mean(axis=0)
         more = mean_a - mean_b
         whole = float(more.sum())
-        blocks = int(stretch[-1]) + 1
-        drawn_a, drawn_b = (drawn_means(parts[group], stretch[group], blocks) for group in (a, b))
-        drawn = None if drawn_a is None or drawn_b is None else (drawn_a - drawn_b) / 1e6
+        drawn = (drawn_means(parts[a], stretch, a) - drawn_means(parts[b], stretch, b)) / 1e6
         ranked = [
             GroupStage(
                 stage=names[i],
@@ -131,7 +129,7 @@ class _Stages:
                 a_ms=float(mean_a[i]) / 1e6,
                 b_ms=float(mean_b[i]) / 1e6,
                 ms=float(more[i]) / 1e6,
-                ci_ms=with_draws(float(more[i]), None if drawn is None else drawn[:, i]).ends,
+                ci_ms=with_draws(float(more[i]), drawn[:, i]).ends,
                 share=float(more[i]) / whole if whole else None,
             )
             for i in np.argsort(-np.abs(more), kind="stable")
@@ -142,7 +140,7 @@ class _Stages:
             a_ms=float(mean_a.sum()) / 1e6,
             b_ms=float(mean_b.sum()) / 1e6,
             difference_ms=whole / 1e6,
-            difference_ci_ms=with_draws(whole, None if drawn is None else drawn.sum(axis=1)).ends,
-            stretches=blocks,
+            difference_ci_ms=with_draws(whole, drawn.sum(axis=1)).ends,
+            stretches=int(stretch[-1]) + 1,
             ranked=tuple(ranked),
         )

@@ -224,12 +224,12 @@ def _by_owner(
         # A column each: the first stage, every owner, all of it.
         times = np.concatenate([parts[:, [first]], parts @ of_owner, parts.sum(axis=1, keepdims=True)], axis=1)
         means_ms.append(times.mean(axis=0) / 1e6)
-        drawn.append(drawn_means(times, stretch[member], int(stretch[-1]) + 1))
+        drawn.append(drawn_means(times, stretch, member))
     usual_drawn, slow_drawn, at_drawn = drawn
-    more_drawn = None if usual_drawn is None or slow_drawn is None else slow_drawn - usual_drawn
+    more_drawn = slow_drawn - usual_drawn
 
-    def ends(number: int, draws: Floats | None, share: float) -> Ends:
-        return share_with_draws(share, None if draws is None else draws[:, [number, -1]]).ends
+    def ends(number: int, draws: Floats, share: float) -> Ends:
+        return share_with_draws(share, draws[:, [number, -1]]).ends
 
     found = []
     for number, owner in enumerate(owners, 1):

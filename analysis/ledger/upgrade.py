@@ -112,13 +112,13 @@ def _shares(rows: pd.DataFrame) -> ComputeShares:
     def band(member: Bools) -> ComputeBand:
         means = sums[member].mean(axis=0)
         whole = max(float(means.sum()), 1.0)
-        drawn = drawn_means(sums[member], stretch[member], int(stretch[-1]) + 1)
+        drawn = drawn_means(sums[member], stretch, member)
+        drawn /= np.maximum(drawn.sum(axis=1, keepdims=True), 1.0)
         parts: dict[str, PartShare | None] = dict.fromkeys(_PARTS)
         for at, part in enumerate(_PARTS):
             if part in part_of:
                 share = float(means[at]) / whole
-                draws = None if drawn is None else drawn[:, at] / np.maximum(drawn.sum(axis=1), 1.0)
-                ends = with_draws(share, draws).ends
+                ends = with_draws(share, drawn[:, at]).ends
                 parts[part] = PartShare(ms=float(means[at]) / 1e6, share=share, share_ci=ends)
         return ComputeBand(count=int(member.sum()), total_ms=whole / 1e6, **parts)
 

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.arrays import Bools, Floats
 from gapmeter.analysis.stats.dependence import autocorrelation_time
 from gapmeter.analysis.stats.estimate import TAIL, Estimate
 
@@ -52,23 +52,24 @@ def stretches(series: Floats) -> NDArray[np.int32]:
     return np.repeat(np.arange(blocks, dtype=np.int32), np.diff(begins))
 
 
-def drawn_means(values: Floats, stretch: NDArray[np.int32], blocks: int, seed: int = 0) -> Floats | None:
+def drawn_means(values: Floats, stretch: NDArray[np.int32], member: Bools, seed: int = 0) -> Floats:
     """Means of a group's ``values`` (n, k), in 1,000 draws of the run's stretches: shape (draws, k).
 
-    ``stretch``: the number of each one's; ``blocks``: how many stretches the whole run has. The same seed and stretches
-    give the same draws, so that two groups of one run can be subtracted draw by draw. NaN where a draw holds no member;
-    None when the members lie in fewer than five stretches, too few to tell.
+    ``stretch``: the number of each of the run's rows; ``member``: which of these are the group. The same seed and
+    stretches give the same draws, so that two groups of one run can be subtracted draw by draw. NaN where a draw holds
+    no member; throughout when the members lie in fewer than five stretches, too few to tell.
     """
-    counts = np.bincount(stretch, minlength=blocks).astype(np.float64)
+    blocks, of_members = int(stretch[-1]) + 1, stretch[member]
+    counts = np.bincount(of_members, minlength=blocks).astype(np.float64)
+    means = np.full((DRAWS, values.shape[1]), np.nan)
     if np.count_nonzero(counts) < FEWEST_STRETCHES:
-        return None
+        return means
     sums = np.zeros((blocks, values.shape[1]))
     for column, each in enumerate(values.T):
-        sums[:, column] = np.bincount(stretch, weights=each, minlength=blocks)
+        sums[:, column] = np.bincount(of_members, weights=each, minlength=blocks)
     times = _times_drawn(blocks, seed).astype(np.float64)
     drawn = (times @ counts)[:, None]
-    empty = np.full((DRAWS, values.shape[1]), np.nan)
-    return np.asarray(np.divide(times @ sums, drawn, out=empty, where=drawn > 0), dtype=np.float64)
+    return np.asarray(np.divide(times @ sums, drawn, out=means, where=drawn > 0), dtype=np.float64)
 
 
 @functools.lru_cache(maxsize=1)
@@ -77,22 +78,20 @@ def _times_drawn(blocks: int, seed: int) -> NDArray[np.uint16]:
     return np.random.default_rng(seed).multinomial(blocks, np.full(blocks, 1 / blocks), DRAWS).astype(np.uint16)
 
 
-def with_draws(value: float, drawn: Floats | None) -> Estimate:
+def with_draws(value: float, drawn: Floats) -> Estimate:
     """A figure with the middle 95 % of its draws; without ends where there are none, or a tenth of them say nothing."""
-    finite = np.zeros(0) if drawn is None else drawn[np.isfinite(drawn)]
-    if drawn is None or not len(finite) or len(finite) < 0.9 * len(drawn):
+    finite = drawn[np.isfinite(drawn)]
+    if not len(finite) or len(finite) < 0.9 * len(drawn):
         return Estimate(value, None, None, why="too few stretches of the run tell of it")
     low, high = np.quantile(finite, [TAIL, 1 - TAIL])
     return Estimate(value, float(low), float(high))
 
 
-def share_with_draws(value: float, drawn: Floats | None, sign: float = 1.0) -> Estimate:
+def share_with_draws(value: float, drawn: Floats, sign: float = 1.0) -> Estimate:
     """A part's share of a whole difference. ``drawn``: both in every draw, shape (draws, 2).
 
     A draw in which the whole goes the other way than ``sign`` says nothing.
     """
-    if drawn is None:
-        return with_draws(value, None)
     same = drawn[:, 1] * sign > 0
     return with_draws(value, np.where(same, drawn[:, 0] / np.where(same, drawn[:, 1], 1.0), np.nan))
 

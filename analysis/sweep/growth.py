@@ -15,11 +15,11 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import Bools, Ranked
+from gapmeter.analysis.arrays import Bools, Floats, Ranked
 from gapmeter.analysis.ledger.tail import FEWEST_SLOW, slow_count, stage_parts, stages_in
 from gapmeter.analysis.results.sweep import CurveKnee, Growth
 from gapmeter.analysis.stages import UNEXPLAINED, column, owner_of
-from gapmeter.analysis.stats.bootstrap import drawn_means, share_with_draws, stretches, with_draws
+from gapmeter.analysis.stats.bootstrap import drawn_means, share_with_draws, stretches
 from gapmeter.analysis.stats.estimate import Estimate
 from gapmeter.analysis.sweep.curves import GROWS_WITH, Axis, CurvePoint
 
@@ -89,18 +89,16 @@ def growth_between(
 
 def _share(value: float, ledgers: Sequence[pd.DataFrame], percentile: float | None, stage: str) -> Estimate:
     """A stage's share of the growth: stretches of both points drawn again, with fixed seeds."""
-    drawn = []
+    drawn = list[Floats]()
     for seed, rows in enumerate(ledgers):
         whole = rows["total_ns"].to_numpy(np.float64)
         known = column(stage) in rows
         of_stage = rows[column(stage)].to_numpy(np.float64, na_value=0.0) if known else np.zeros(len(rows))
         values = np.nan_to_num(np.stack([of_stage, whole], axis=1))
-        member, stretch = _member(rows, percentile), stretches(whole)
-        drawn.append(drawn_means(values[member], stretch[member], int(stretch[-1]) + 1, seed))
-    if drawn[0] is None or drawn[1] is None:
-        return with_draws(value, None)
+        member = _member(rows, percentile)
+        drawn.append(drawn_means(values[member], stretches(whole), member, seed))
     more = drawn[1] - drawn[0]
-    return share_with_draws(value, more, float(np.nanmean(more[:, 1])))
+    return share_with_draws(value, more, float(np.nansum(more[:, 1])))
 
 
 def growths_of(

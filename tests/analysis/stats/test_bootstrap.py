@@ -80,7 +80,7 @@ def test_stretches_follow_one_another_and_grow_with_what_neighbors_share() -> No
 def test_means_of_drawn_stretches_are_around_the_mean() -> None:
     values = np.random.default_rng(2).normal(10, 1, (400, 1))
     stretch = bootstrap.stretches(values[:, 0])
-    drawn = bootstrap.drawn_means(values, stretch, int(stretch[-1]) + 1)
+    drawn = bootstrap.drawn_means(values, stretch, np.ones(400, np.bool_))
     low, high = bootstrap.with_draws(values.mean(), drawn[:, 0]).ends
     assert low < values.mean() < high
     assert high - low < 0.5
