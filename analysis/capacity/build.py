@@ -88,7 +88,7 @@ def analyse_capacity(folder: RunFolder) -> CapacityResult:
         exit_code=EXIT_CODES[search.ended],
         slo=tuple(SearchedSlo(text=slo.text, metric=slo.metric) for slo in manifest.slo),
         capacity=search,
-        **({} if economy is None else {name: getattr(economy, name) for name in Economy.model_fields}),
+        **(dict(economy) if economy else {}),
         provenance=provenance_as_asked(
             manifest,
             next((each.result.provenance.model for each in measured if each.result), None),

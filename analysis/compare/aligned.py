@@ -217,22 +217,17 @@ def _table(ledger: Floats, known: Bools) -> Floats:
 
 
 def _gap_tables(sides: Sequence[Sequence[RunColumns]]) -> tuple[Floats, list[Any]]:
-    """The distinct gaps of both sides in order, and by side how many of each a request has: shape (k, requests)."""
+    """The distinct gaps of both sides in order, to four significant digits; by side how many of each a request has.
+
+    Shapes: (k,), and of sparse matrices (k, requests).
+    """
     runs = [run for side in sides for run in side]
     firsts = np.cumsum([0, *(run.count for run in runs)])
-    pooled = np.concatenate([run.gaps_at_least_ns() for run in runs])
+    gaps = np.concatenate([run.gaps_at_least_ns() for run in runs])
     owner = np.concatenate([run.gap_owner + first for run, first in zip(runs, firsts[:-1], strict=True)])
-    values, table = _binned(pooled, owner, int(firsts[-1]))
+    size = 10.0 ** (np.floor(np.log10(np.maximum(gaps, 1.0))) - 3)
+    values, row = np.unique(np.round(gaps / size) * size, return_inverse=True)
+    ones, shape = np.ones(len(gaps), np.int32), (max(len(values), 1), int(firsts[-1]))
+    table = sparse.csr_array((ones, (row, owner)), shape=shape)
     between = int(firsts[len(sides[0])])
     return values, [table[:, :between], table[:, between:]]
-
-
-def _binned(values: Floats, owner: Ints, owners: int) -> tuple[Floats, sparse.csr_array]:
-    """Pooled values rounded to four significant digits, and how many each owner has of each.
-
-    Returns the distinct values in order, shape (k,), and a sparse matrix (k, owners).
-    """
-    size = 10.0 ** (np.floor(np.log10(np.maximum(values, 1.0))) - 3)
-    kept, column = np.unique(np.round(values / size) * size, return_inverse=True)
-    ones = np.ones(len(values), np.int32)
-    return kept, sparse.csr_array((ones, (column, owner)), shape=(max(len(kept), 1), owners))

@@ -90,13 +90,12 @@ class RecordedProcess:
     @cached_property
     def _times(self) -> dict[int, tuple[Ints, Ints]]:
         """From when to when the spans of each block were: they are written as they end, so of one time together."""
-        return {code: _times_of(rows) for code, rows in self.kinds.items()}
-
-
-def _times_of(spans: Table) -> tuple[Ints, Ints]:
-    blocks = [spans[at : at + _BLOCK] for at in range(0, len(spans), _BLOCK)]
-    times = np.array([(_begun(rows).min(), rows["end_ns"].max()) for rows in blocks], np.int64).reshape(-1, 2)
-    return times[:, 0], times[:, 1]
+        found = {}
+        for code, spans in self.kinds.items():
+            blocks = [spans[at : at + _BLOCK] for at in range(0, len(spans), _BLOCK)]
+            times = np.array([(_begun(rows).min(), rows["end_ns"].max()) for rows in blocks], np.int64).reshape(-1, 2)
+            found[code] = times[:, 0], times[:, 1]
+        return found
 
 
 def _begun(spans: Table) -> Ints:

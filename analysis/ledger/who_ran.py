@@ -76,7 +76,8 @@ def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Seque
         give_back_memory()
     for pid, computing in threads.computing.items():
         of["worker", pid] = of["engine" if computing == [threads.main[pid]] else "forward", pid]
-    return CoreUse(threads.reasons, of, "switches")
+    reasons = (*(Reason(CORE, who) for who in threads.culprits), Reason(LOCK), Reason(WORK))
+    return CoreUse(reasons, of, "switches")
 
 
 def _one_after_the_other(parts: Sequence[Stretches]) -> Stretches:
@@ -122,10 +123,6 @@ class _Threads:
         beside = itertools.chain(*self.pool.values(), *self.sender.values(), *self.receiver.values())
         self._by_thread = self._by("tid", {*self.main.values(), *beside})
         self._by_core = self._by("cpu", set(self.runs["cpu"].tolist()))
-
-    @property
-    def reasons(self) -> tuple[Reason, ...]:
-        return (*(Reason(CORE, who) for who in self.culprits), Reason(LOCK), Reason(WORK))
 
     def windows(self) -> Iterator[tuple[int, int]]:
         """From when to when each is; together they are all time."""

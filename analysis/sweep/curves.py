@@ -37,14 +37,13 @@ from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL
 from gapmeter.analysis.stats.series import Level, level_of, level_of_interval
 from gapmeter.analysis.sweep.read import Frames
 
-# What a load is, then the server's size, then whatever else has numbers.
-_FIRST = ("load.concurrency", "load.rate", "server.max_batch", "workload.prompt_tokens", "workload.output_tokens")
 LOAD = "load"  # the key that orders points of both loops: users of the one, requests per second of the other
 _WORDS = {
     "load.concurrency": "{} users", "load.rate": "{} req/s", "server.max_batch": "max batch {}",
     "workload.prompt_tokens": "prompt {}", "workload.output_tokens": "output {}", "server.precision": "{}",
     "server.engine": "{}", "server.model": "{}",
 }  # fmt: skip
+# What a load is, then the server's size; they order points before whatever else has numbers.
 _TITLES = {
     LOAD: "users, or requests per second",
     "load.concurrency": "users (closed loop)", "load.rate": "requests per second asked for (open loop)",
@@ -71,7 +70,7 @@ def axis_of(points: Sequence[PointFacts]) -> Axis:
     keys = list(dict.fromkeys(key for point in points for key in point.resolved))
     loops = {point.loop for point in points}
     ordering = None
-    for key in (LOAD, *_FIRST, *keys):
+    for key in (*_TITLES, *keys):
         values = [_value(point, key) for point in points]
         numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
         if (key in keys or key == LOAD) and numbers and len({str(value) for value in values}) > 1:
