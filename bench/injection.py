@@ -218,7 +218,7 @@ class Measured:
         stamps = ("due_ns", "connect_start_ns", "connect_end_ns", "write_ns", "sent_ns")
         client = ClientStamps(*map(self._stamps, stamps))
         index = Index(self.trace, len(client.due))
-        causes = build(self.trace, client, Events(rows, n, start, end), frozenset(), index)
+        causes = build(index, client, Events(rows, n, start, end), frozenset())
         counted = np.ones(len(rows), np.bool_)
         by_stage = Sharer(self.trace).shares(causes.intervals, causes.processes, counted).by_stage
         found = pd.DataFrame({stage.name: by_stage[:, at] for at, stage in enumerate(STAGES) if stage.name in _NAMES})

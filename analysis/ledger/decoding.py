@@ -21,7 +21,7 @@ from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.intervals import ClientStamps, Maker, Parts, StepRows
 from gapmeter.analysis.ledger.portions import AT_ONCE, blocks
 from gapmeter.analysis.ledger.shares import SHARES, Processes, Sharer, Shares
-from gapmeter.analysis.ledger.trace import MISSING, Trace, as_key, filled
+from gapmeter.analysis.ledger.trace import MISSING, as_key, filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,9 @@ class DecodeStretches:
     process: Ints
 
 
-def stretches_of(
-    trace: Trace, index: Index, client: ClientStamps, events: Events, dropped: frozenset[str]
-) -> DecodeStretches:
+def stretches_of(index: Index, client: ClientStamps, events: Events, dropped: frozenset[str]) -> DecodeStretches:
     """Where ``Maker`` would lay nothing but the steps of ``decode_steps``."""
-    maker = Maker(trace, index, client, events)
+    maker = Maker(index, client, events)
     maker.beside_steps()
     first, step = filled(index.decoded_from[maker.events.request], maker.first), maker.step
     known = (first != MISSING) & (step > first)
@@ -53,7 +51,7 @@ def stretches_of(
     known &= (events.start <= since) & (since < until) & (until <= events.end)
     known &= (maker.scheduled <= since) & (until <= filled(maker.arrived, FAR))
     since, until = (np.where(known, at, events.end) for at in (since, until))
-    between = Maker(trace, index, client, Events(events.request, events.n, since, until))
+    between = Maker(index, client, Events(events.request, events.n, since, until))
     between.beside_steps()
     disturbed = distinct(between.whole(dropped).event)
     since[disturbed] = until[disturbed] = events.end[disturbed]

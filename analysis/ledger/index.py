@@ -58,6 +58,10 @@ class Index:
         self._first: dict[int, Table] = {}
         self._keys: dict[int, Ints] = {}
 
+    @property
+    def has_engine(self) -> bool:
+        return len(self.steps.seqs) > 0
+
     def spans(self, code: int) -> Table:
         """Of one kind, by request and count."""
         return self._spans.get(code, np.empty(0, REQUEST_SPAN))

@@ -13,7 +13,7 @@ from gapmeter.analysis.ledger.device_time import DEVICE_WORK
 from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.shares import Processes
 from gapmeter.analysis.ledger.steps import WORKED
-from gapmeter.analysis.ledger.trace import MISSING, Trace, filled
+from gapmeter.analysis.ledger.trace import MISSING, filled
 from gapmeter.records import Span
 
 _INGRESS = (Span.HTTP, Span.APPLICATION, Span.REQUEST)
@@ -54,17 +54,14 @@ class Causes:
     request: Ints  # whose token each event is: of a request with several choices, the choice
 
 
-def build(
-    trace: Trace | None, client: ClientStamps, events: Events, dropped: frozenset[str], index: Index | None
-) -> Causes:
+def build(index: Index | None, client: ClientStamps, events: Events, dropped: frozenset[str]) -> Causes:
     """All activities that led to the events, as intervals within each event's window.
 
     ``dropped`` names the classes that may not own time because a stage inside them could not be stamped.
-    ``index``: the trace's.
     """
-    maker = Maker(trace, index, client, events)
+    maker = Maker(index, client, events)
     maker.beside_steps()
-    if trace is not None and trace.has_engine:
+    if maker.has_engine:
         maker.engine_steps()
     steps = maker.seq_of(maker.behind), maker.seq_of(maker.step)
     return Causes(maker.whole(dropped), maker.joined, *steps, maker.gaps, maker.processes, maker.events.request)
@@ -95,6 +92,7 @@ class Parts:
     def __init__(self, index: Index | None, events: Events) -> None:
         self.events = events
         self.parts: list[tuple[str, Intervals]] = []
+        self.traced = index is not None
         if index is not None:
             self.index, self.steps = index, index.steps
 
@@ -155,9 +153,9 @@ class Maker(Parts):
     that made its token.
     """
 
-    def __init__(self, trace: Trace | None, index: Index | None, client: ClientStamps, events: Events) -> None:
+    def __init__(self, index: Index | None, client: ClientStamps, events: Events) -> None:
         super().__init__(index, events)
-        self.client, self.trace, self.row = client, trace, events.request
+        self.client, self.row, self.has_engine = client, events.request, index is not None and index.has_engine
         self.gaps: dict[str, Ints] = {}
         self.joined = np.ones(len(events), dtype=np.bool_)
         self.behind = self.step = np.full(len(events), MISSING)
@@ -181,23 +179,23 @@ class Maker(Parts):
 
     def seq_of(self, position: Ints) -> Ints:
         """Sequence numbers of steps given by position."""
-        if self.trace is None or not len(self.steps.seqs):
+        if not self.has_engine:
             return position
         return np.where(position == MISSING, MISSING, self.steps.seqs[position])
 
     def beside_steps(self) -> None:
         """All but the engine's steps."""
         self.client_side()
-        if self.trace is not None:
+        if self.traced:
             self.api_side()
-            if self.trace.has_engine:
-                self.engine_waits()
+        if self.has_engine:
+            self.engine_waits()
 
     def client_side(self) -> None:
         c, who = self.client, self.row
         due, write, sent = c.due[who], c.write[who], c.sent[who]
         opened = (c.connect_start[who] != MISSING) & (c.connect_end[who] > due)
-        if self.trace is not None:
+        if self.traced:
             seen = self.ingress["start"]
             sent = np.where((seen != MISSING) & (seen < sent), np.maximum(seen, write), sent)
             self.causal("write → server", write, seen)

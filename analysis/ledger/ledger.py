@@ -139,7 +139,7 @@ class LedgerInputs:
 
     def causes(self, events: Events) -> Causes:
         """What led to events."""
-        return build(self.trace, self.client, events, self.dropped, self.index)
+        return build(self.index, self.client, events, self.dropped)
 
 
 def make_ledger(inputs: LedgerInputs) -> Ledger:
@@ -267,10 +267,10 @@ def _unmeasured(trace: Trace | None) -> frozenset[str]:
 
 def _shares_of_decoding(inputs: LedgerInputs, events: Events) -> KnownShares | None:
     """What the engine's steps own of those that they only decode."""
-    trace, index = inputs.trace, inputs.index
-    if trace is None or index is None or not trace.has_engine:
+    index = inputs.index
+    if index is None or not index.has_engine:
         return None
-    found = stretches_of(trace, index, inputs.client, events, inputs.dropped)
+    found = stretches_of(index, inputs.client, events, inputs.dropped)
     shares = decoded(index, inputs.sharer, found, inputs.measured[events.request], inputs.dropped)
     return KnownShares(found.since, found.until, shares)
 
