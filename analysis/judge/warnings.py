@@ -90,7 +90,7 @@ def hook_warnings(notes: Iterable[Mapping[str, Any]]) -> Iterator[RunWarning]:
 
 def lost_switches_warning(trace: Trace) -> Iterator[RunWarning]:
     """Where it is unknown who had the cores, because the kernel's records of it could not be read in time."""
-    if trace.cores is None or not trace.cores.lost_share:
+    if not trace.cores.lost_share:
         return
     text = (
         f"who had the server's cores is unknown: in {share(trace.cores.lost_share)} of the time the kernel's records of"

@@ -79,3 +79,6 @@ class CoreUse:
     of: Mapping[tuple[str, int], Stretches]
     known_from: KnownFrom
     lost_share: float = 0.0
+
+
+NOTHING_KNOWN = CoreUse((), {}, "spans")

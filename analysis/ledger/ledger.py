@@ -258,7 +258,7 @@ def _unmeasured(trace: Trace | None) -> frozenset[str]:
         missing |= _API_STAGES | {"handoff", "output"}
     if not trace.has_engine:
         missing |= engine
-    known = trace.cores.known_from if trace.cores is not None else "spans"
+    known = trace.cores.known_from
     missing |= {"switches": set[str](), "sums": {"lock_wait"}, "spans": {"core_wait", "lock_wait"}}[known]
     if trace.on_device and not (trace.spans_of(Span.FORWARD)["n"] == 1).any():  # it did not tell its own times
         missing |= {"launch_gap"}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Bools, Ints, distinct
 from gapmeter.analysis.ledger.classes import CLASSES, DEVICE_CLASSES, FORWARD_CLASSES, HOST_CLASSES, Class
-from gapmeter.analysis.ledger.cores import CORE, LOCK, WORK, CoreUse, Culprit, Reason, Stretches
+from gapmeter.analysis.ledger.cores import CORE, LOCK, NOTHING_KNOWN, WORK, Culprit, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals, native, overlaps, pieces, sweep
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.stages import STAGES
@@ -70,7 +70,7 @@ class Sharer:
     """Gives what classes own to stages, by what a trace knows of the server's threads."""
 
     def __init__(self, trace: Trace | None) -> None:
-        self._use = trace.cores if trace is not None and trace.cores is not None else CoreUse((), {}, "spans")
+        self._use = trace.cores if trace is not None else NOTHING_KNOWN
         exempt = DEVICE_CLASSES if trace is not None and trace.on_device else frozenset()
         self._kinds = np.array([_KINDS.index(why.what) for why in self._use.reasons], np.uint8)
         self._threads = np.array([cls.thread if cls.name not in exempt else "" for cls in CLASSES])

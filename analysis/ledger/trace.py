@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints, changes, distinct
-from gapmeter.analysis.ledger.cores import CoreUse
+from gapmeter.analysis.ledger.cores import NOTHING_KNOWN, CoreUse
 from gapmeter.analysis.ledger.critical_path import covered
 from gapmeter.records import EntryFlag, Span
 from gapmeter.records.reader import Table
@@ -98,7 +98,7 @@ class Trace:
     notes: list[dict[str, Any]]
     problems: tuple[str, ...] = ()
     incomplete: tuple[str, ...] = ()
-    cores: CoreUse | None = None
+    cores: CoreUse = NOTHING_KNOWN
     choices: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     engine_steps: tuple[int, ...] = ()
     engine_of: Mapping[int, int] = field(default_factory=dict)  # by process id, its engine's place among those
@@ -133,9 +133,7 @@ class Trace:
     def without_tokens(self) -> Trace:
         """What is asked once the ledgers are made: without what is there for every token, or that only they need."""
         spans = {code: spans[:0].copy() for code, spans in self.request_spans.items()}
-        cores = self.cores
-        if cores is not None:
-            cores = replace(cores, of={key: kept for key, kept in cores.of.items() if key[0] == "forward"})
+        cores = replace(self.cores, of={key: kept for key, kept in self.cores.of.items() if key[0] == "forward"})
         return replace(self, request_spans=spans, emissions=self.emissions[:0].copy(), cores=cores)
 
     def spans_of(self, code: Span) -> Table:
@@ -179,7 +177,7 @@ class Trace:
         start_ns, graph = np.zeros(len(seqs), np.int64), np.zeros(len(seqs), np.int64)
         start_ns[of_step], graph[of_launch] = forwards["start"], launched["n"] >> 30
         lasted_ns = forwards["end"] - forwards["start"]
-        if self.cores is not None and not self.on_device:
+        if not self.on_device:
             for (kind, pid), waits in self.cores.of.items():
                 if kind == "forward":
                     kept_ns = covered(forwards["start"], forwards["end"], waits.start, waits.end)
