@@ -108,11 +108,7 @@ def device_spans(file: RecordFile, samplings: Table) -> Table:
 def _sampling_began(spans: Table, seqs: NDArray[Any]) -> Ints:
     """When the host began to sample each step; unknown where it did not say."""
     order = np.argsort(spans["ref"], kind="stable")
-    refs, start = spans["ref"][order], spans["start_ns"][order]
-    if not len(refs):
-        return np.full(len(seqs), _UNKNOWN)
-    place = places(refs, seqs)
-    return np.where(place >= 0, start[place], _UNKNOWN)
+    return np.append(spans["start_ns"][order], _UNKNOWN)[places(spans["ref"][order], seqs)]
 
 
 def _parts(step: Ints, host: Mapping[str, Ints], at: Mapping[str, Ints], width: Ints, sampling: Ints) -> Table:

@@ -67,25 +67,17 @@ def timed_forwards(trace: Trace) -> Forwards:
     prompts = trace.entries["step"][(trace.entries["flags"] & EntryFlag.PROMPT) != 0]
     called = launch["start"] + launch["n"]  # when the graph had been launched, where that is told; logits may follow
     ended = np.where(graph & (launch["n"] > 0), called, launch["end"])
+    steps, least_ns = trace.least or (np.empty(0, np.int64), np.empty(0))
     return Forwards(
         step=forward["step"].astype(np.int64),
         start=start,
         end=end,
         exposed_ns=np.clip(np.minimum(ended, end) - start, 0, None),
         busy_ns=np.where(sampled, busy_ns, -1),
-        least_ns=_least(trace, forward["step"]),
+        least_ns=np.append(least_ns, 0.0)[places(steps, forward["step"])],
         graph=graph,
         prompts=np.isin(forward["step"], prompts),
     )
-
-
-def _least(trace: Trace, step: Ints) -> Floats:
-    """What is known of each of these steps, 0 for others."""
-    if trace.least is None or not len(trace.least[0]):
-        return np.zeros(len(step))
-    steps, ns = trace.least
-    at = places(steps, step)
-    return np.where(at >= 0, ns[at], 0.0)
 
 
 def launch_waits(trace: Trace) -> tuple[Ints, Floats]:
