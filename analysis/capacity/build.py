@@ -9,11 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from gapmeter.analysis.capacity.any_rate import fails_at_any_rate, fails_too_many
 from gapmeter.analysis.capacity.curve import Grid, Posterior
 from gapmeter.analysis.capacity.read import KEPT_ARRIVALS, MeasuredTrial, goal_of, read_trials
 from gapmeter.analysis.capacity.search import Goal, held_rate, posterior, valid_of
-from gapmeter.analysis.capacity.trial import Count, Promise, Trial
+from gapmeter.analysis.capacity.trial import Count, Promise, Trial, fails_at_any_rate, fails_too_many
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
 from gapmeter.analysis.judge.words import STRANGERS
 from gapmeter.analysis.numbers import counted, rate

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gapmeter.analysis.capacity.any_rate import fails_at_any_rate, fails_too_many
 from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
 from gapmeter.analysis.capacity.speed import speeds_of
 from gapmeter.analysis.capacity.trial import (
@@ -30,6 +29,8 @@ from gapmeter.analysis.capacity.trial import (
     Trial,
     chance_if_broken,
     chance_if_kept,
+    fails_at_any_rate,
+    fails_too_many,
     find,
     hopeless,
     plan_looks,
