@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gapmeter.analysis.compare.differences import Differences
 from gapmeter.analysis.requests.figures import LEDGER_OF
@@ -109,33 +109,30 @@ def judge(
     join the family and are told first.
     """
     wanted = {(metric, p) for metric in LATENCIES for p in (*FAMILY, None)} | set(slos)
-    family = [
-        (number, metric, p, difference)
+    family = {
+        (number, metric, p): difference
         for number, each in enumerate(found)
         for metric, own in each.metrics.items()
         for p, difference in own.items()
         if (metric, p) in wanted
-    ]
-    known = [i for i, (*_, difference) in enumerate(family) if difference.p is not None]
-    adjusted = dict(zip(known, holm([family[i][3].p or 0.0 for i in known]), strict=True))
+    }
+    tested = {key: difference.p for key, difference in family.items() if difference.p is not None}
+    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
     claims: list[list[Claim]] = [[] for _ in found]
-    for i, (number, metric, p, difference) in enumerate(family):
-        claims[number].append(_claim(metric, p, difference, adjusted.get(i), len(known), floors))
-    verdicts = [_verdict(own, slos, len(known)) for own in claims]
-    return [
-        replace(verdict, word=_with_failures(verdict, each.failed))
-        for verdict, each in zip(verdicts, found, strict=True)
-    ]
+    for key, difference in family.items():
+        number, metric, p = key
+        claims[number].append(_claim(metric, p, difference, adjusted.get(key), len(tested), floors))
+    return [_verdict(own, slos, len(tested), each.failed) for own, each in zip(claims, found, strict=True)]
 
 
-def _with_failures(verdict: PairVerdict, failed: FailedShares) -> Word:
+def _with_failures(word: Word, claims: Sequence[Claim], failed: FailedShares) -> Word:
     """A side that drops requests and answers the rest sooner is not faster, nor is one slower that only drops more.
 
     What failed moves every percentile of all requests, but not the means, which are of answers.
     """
     if failed.more is None:
-        return verdict.word
-    slower = [claim for claim in verdict.claims if _counts(claim) and (claim.difference.value or 0.0) > 0]
+        return word
+    slower = [claim for claim in claims if _counts(claim) and (claim.difference.value or 0.0) > 0]
     if failed.more == "a":
         return MIXED if slower else FAILS_LESS
     return SLOWER if any(claim.percentile is None for claim in slower) else FAILS_MORE
@@ -153,7 +150,9 @@ def _claim(
     return Claim(metric, p, difference, float(adjusted), confirmed, least, floor)
 
 
-def _verdict(claims: Sequence[Claim], slos: Sequence[tuple[str, float]], family: int) -> PairVerdict:
+def _verdict(
+    claims: Sequence[Claim], slos: Sequence[tuple[str, float]], family: int, failed: FailedShares
+) -> PairVerdict:
     metrics = {metric: _word([c for c in claims if c.metric == metric]) for metric in LATENCIES}
     confirmed = [c for c in claims if _counts(c)]
     able = [c for c in claims if c.least_ns is not None and c.difference.a and not c.difference.failed]
@@ -168,7 +167,7 @@ def _verdict(claims: Sequence[Claim], slos: Sequence[tuple[str, float]], family:
     else:
         of_slos = [c for c in able if (c.metric, c.percentile) in slos]
         telling = next(iter(of_slos or [c for c in able if c.metric == "e2e"] or able), None)
-    return PairVerdict(_word(claims), telling, metrics, tuple(claims), family)
+    return PairVerdict(_with_failures(_word(claims), claims, failed), telling, metrics, tuple(claims), family)
 
 
 def _size(claim: Claim) -> float:

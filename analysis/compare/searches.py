@@ -92,7 +92,7 @@ def read_found(path: Path) -> list[Found]:
     if isinstance(manifest, SearchManifest):
         return [_of_search(path, manifest, CapacityResult.read(path))]
     if isinstance(manifest, SweepManifest):
-        return _of_sweep(path, manifest, SweepResult.read(path))
+        return _of_sweep(path, SweepResult.read(path))
     return [_of_run(path, manifest, RunResult.read(path))]
 
 
@@ -162,7 +162,7 @@ def _priced(found: Found, manifest: Manifest) -> Found:
         return replace(found, why_no_price=str(missing))
 
 
-def _of_sweep(path: Path, manifest: SweepManifest, result: SweepResult) -> list[Found]:
+def _of_sweep(path: Path, result: SweepResult) -> list[Found]:
     """Points that differ in their load alone are one row: it holds the highest that passed, below all that failed."""
     settings: dict[str, list[Point]] = {}
     for point in result.sweep.points:
