@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from gapmeter.analysis.results.manifest import PrecisionSupport
+from gapmeter.scenarios.errors import either
 
 CPU = "CPU"
 _FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -138,9 +139,7 @@ def cpu_formats(flags: Collection[str]) -> tuple[str, ...]:
 
 def refusal(found: PrecisionSupport) -> str:
     """Why a precision is refused, and what to write instead."""
-    *others, last = found.supported
-    either = f"{', '.join(others)} or {last}" if others else last
     return (
         f"{found.device} has no native {found.precision}: the engine would emulate it, slower, and say nothing of a "
-        f"device that has it; write {either}, or server.emulation: mark to run it marked as emulated"
+        f"device that has it; write {either(found.supported)}, or server.emulation: mark to run it marked as emulated"
     )

@@ -118,9 +118,7 @@ class LedgerInputs:
         fit = None if trace is None or "decode" in unmeasured else fit_interference(trace)  # it is a part of that
         unmeasured |= {"interference"} if fit is None else set()
         index = Index(trace, len(requests)) if trace is not None else None
-        excess = None
-        if trace is not None and index is not None and fit is not None:
-            excess = _decode_steps(index, fit.seqs, np.minimum(fit.excess_ns, index.steps.computed_ns(fit.seqs)))
+        excess = _excess(index, fit) if index is not None and fit is not None else None
         measured = requests["measured"].to_numpy(np.bool_)
         client = _client(requests, looked_ns, traced=trace is not None)
         if attached and index is not None:
@@ -355,10 +353,10 @@ def _table(inputs: LedgerInputs, block: Portion) -> _Tables:
 
 @dataclass(frozen=True, slots=True)
 class _OwnSteps:
-    """What ``ns`` of a request's own steps add up to: ``total`` until before each step, by ``key`` of both."""
+    """What a request's own steps add up to, ns: ``total`` until before each step, by ``key`` of both."""
 
     key: Ints
-    total: Ints | Floats
+    total: Ints
 
     def sums(self, causes: Causes) -> Floats:
         """Over the steps behind each event."""
@@ -368,11 +366,12 @@ class _OwnSteps:
         return np.where(high >= low, self.total[np.maximum(end, begin)] - self.total[begin], 0).astype(np.float64)
 
 
-def _decode_steps(index: Index, seqs: Ints, ns: Ints | Floats) -> _OwnSteps:
-    """Of steps ``seqs``, in order, ``ns`` each, where they decode."""
+def _excess(index: Index, fit: Interference) -> _OwnSteps:
+    """What others' prompts took of the steps that decode a request, at most what these computed."""
+    ns = np.minimum(fit.excess_ns, index.steps.computed_ns(fit.seqs))
     _, step = from_key(index.entry_key)
-    own = np.flatnonzero(~index.entry_prompt & np.isin(step, seqs))
-    total = np.concatenate([[0], np.cumsum(ns[np.searchsorted(seqs, step[own])])])
+    own = np.flatnonzero(~index.entry_prompt & np.isin(step, fit.seqs))
+    total = np.concatenate([[0], np.cumsum(ns[np.searchsorted(fit.seqs, step[own])])])
     return _OwnSteps(index.entry_key[own], total)
 
 
