@@ -23,7 +23,6 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.device.devices import UnknownDevice, find_device, recognize
-from gapmeter.analysis.device.use import step_sampling_ns
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import counted
 from gapmeter.analysis.results.device import (
@@ -39,18 +38,27 @@ from gapmeter.analysis.results.device import (
 )
 from gapmeter.analysis.results.manifest import Manifest, MeasuredRate
 from gapmeter.analysis.stats.series import ratio_of_sums
-from gapmeter.records import EntryFlag
+from gapmeter.records import EntryFlag, Span
 
 FEWEST_STEPS = 20
 _BOUND_SHARE = 0.5  # of the forward that the bytes or operations must explain before they are called its bound
 _FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
 
 
-def peaks_of(manifest: Manifest) -> tuple[RooflineDevice, str] | str:
-    """The device's figures, from the catalogue for a GPU, as measured for a CPU; a sentence when there are none.
+def peaks_of(trace: Trace | None, manifest: Manifest) -> tuple[RooflineDevice, str] | str:
+    """The device's figures, from the catalogue for a GPU, as measured for a CPU; a sentence where a run has none.
 
     Beside them why ``tflops`` is None, else "". ``cached_gb_s`` is set where the weights fit into a CPU's last cache.
     """
+    engine = manifest.asked.server.engine
+    if engine == "simulated":
+        return "the simulated engine computes nothing"
+    if engine == "attach":
+        return "the size of an attached server's model is not known"
+    if manifest.target.weights is None:
+        return "the model's folder does not tell its size"
+    if trace is None or not trace.has_engine:
+        return "no server process recorded its steps"
     if manifest.hardware.gpus:
         return _gpu_peaks(manifest, manifest.hardware.gpus[0])
     measured = manifest.target.peaks
@@ -98,7 +106,7 @@ def _gpu_peaks(manifest: Manifest, name: str) -> tuple[RooflineDevice, str] | st
 def describe_roofline(trace: Trace | None, manifest: Manifest, window: tuple[int, int] | None) -> Roofline:
     """Decode, prefill, the device; None with ``why`` for what is unmeasured."""
     weights = manifest.target.weights
-    peaks = _missing(trace, manifest) or peaks_of(manifest)
+    peaks = peaks_of(trace, manifest)
     if isinstance(peaks, str) or trace is None or window is None or weights is None:
         why = peaks if isinstance(peaks, str) else "no request was measured"
         return Roofline(decode=None, prefill=None, device=None, why=why)
@@ -120,7 +128,7 @@ def least_forwards(trace: Trace, manifest: Manifest) -> tuple[Ints, Floats] | No
     The longer of its bytes at the peak bandwidth and its operations at the peak rate, without the head's weights, since
     the logits may be made behind the forward.
     """
-    peaks = _missing(trace, manifest) or peaks_of(manifest)
+    peaks = peaks_of(trace, manifest)
     weights = manifest.target.weights
     if isinstance(peaks, str) or weights is None or not manifest.hardware.gpus:
         return None
@@ -133,19 +141,6 @@ def least_forwards(trace: Trace, manifest: Manifest) -> tuple[Ints, Floats] | No
     if device.tflops:
         least_ns = np.maximum(least_ns, steps["operations"].to_numpy(np.float64) / 1e3 / device.tflops.peak)
     return steps["step"].to_numpy(np.int64), least_ns
-
-
-def _missing(trace: Trace | None, manifest: Manifest) -> str:
-    engine = manifest.asked.server.engine
-    if engine == "simulated":
-        return "the simulated engine computes nothing"
-    if engine == "attach":
-        return "the size of an attached server's model is not known"
-    if manifest.target.weights is None:
-        return "the model's folder does not tell its size"
-    if trace is None or not trace.has_engine:
-        return "no server process recorded its steps"
-    return ""
 
 
 def _decode(steps: pd.DataFrame, weights: Weights, device: RooflineDevice) -> DecodeRoofline | None:
@@ -228,8 +223,9 @@ def step_work(trace: Trace, weights: Weights) -> pd.DataFrame:
     """
     steps = trace.step_loads()
     if trace.logits_in_sampling:
-        timed = steps["forward_ns"] > 0
-        steps["forward_ns"] += timed * step_sampling_ns(trace, steps["step"].to_numpy())
+        sampled, of_step = trace.within_steps(Span.DEVICE_SAMPLING, steps["step"].to_numpy())
+        sampled_ns = np.bincount(of_step, sampled["end"] - sampled["start"], len(steps))
+        steps["forward_ns"] += sampled_ns * (steps["forward_ns"] > 0)
     entries = trace.entries[trace.entries["tokens"] > 0]
     at = np.searchsorted(steps["step"], entries["step"])
     tokens, before, flags = entries["tokens"].astype(float), entries["before"].astype(float), entries["flags"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Bools, Floats, Ints, distinct
+from gapmeter.analysis.arrays import Bools, Floats, distinct
 from gapmeter.analysis.ledger.critical_path import Times, covered, overlaps, union
 from gapmeter.analysis.ledger.device_time import DEVICE_WORK
 from gapmeter.analysis.ledger.launching import Forwards, busy_of, timed_forwards
@@ -107,9 +107,3 @@ def _kernels(trace: Trace, found: Forwards) -> KernelUse | None:
         communication_share=sums["communication"] / max(sums["sum"], 1.0),
         copies_ms=sums["copies"] / 1e6,
     )
-
-
-def step_sampling_ns(trace: Trace, steps: Ints) -> Floats:
-    """How long the device sampled in each of ``steps`` (in order), ns."""
-    spans, at = trace.within_steps(Span.DEVICE_SAMPLING, steps)
-    return np.bincount(at, spans["end"] - spans["start"], len(steps)).astype(np.float64)
