@@ -66,9 +66,8 @@ def pairs(requests: pd.DataFrame, total_ns: Floats, limits_ns: Mapping[str, floa
     possible += _quarters(requests, "prompt_tokens", "prompts") + _quarters(requests, "output_tokens", "answers")
     early = np.arange(n) < n // 2
     possible.append(Pair("halves", "second half of the run", "first half", ~early, early))
-    if {"cached_tokens", "prompt_tokens"} <= set(requests.columns):
-        cached = requests["cached_tokens"].to_numpy(np.float64, na_value=0.0) > 0
-        possible.append(Pair("cached", "prompts partly in the prefix cache", "prompts not in it", cached, ~cached))
+    cached = requests["cached_tokens"].to_numpy(np.float64, na_value=0.0) > 0
+    possible.append(Pair("cached", "prompts partly in the prefix cache", "prompts not in it", cached, ~cached))
     if limits_ns:
         good = good_requests(requests, limits_ns)
         possible.append(Pair("slo", "broke a limit that an SLO names", "kept them all", ~good, good))
@@ -83,8 +82,6 @@ def _slowest(total_ns: Floats, share: float) -> Pair:
 
 
 def _quarters(requests: pd.DataFrame, column: str, what: str) -> list[Pair]:
-    if column not in requests:
-        return []
     values = requests[column].to_numpy(np.float64, na_value=np.nan)
     if not np.isfinite(values).all() or len(values) < 4 * FEWEST or np.ptp(values) == 0:
         return []
