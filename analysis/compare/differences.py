@@ -144,12 +144,12 @@ class _Judge:
         """One percentile of one metric; no interval where a sample is too small."""
         percentile = self._pair.percentiles[metric][part]
         series = self._pair.series[metric]
-        short = [found for found in (side.percentile(percentile) for side in series) if not found.supported]
-        if short:
-            return Difference(*self._ends(metric, part), why=min(short, key=lambda found: found.n_eff or 0.0).why)
-        if all(side.percentile(percentile).value == math.inf for side in series):
+        found = [side.percentile(percentile) for side in series]
+        if short := [each for each in found if not each.supported]:
+            return Difference(*self._ends(metric, part), why=min(short, key=lambda each: each.n_eff or 0.0).why)
+        if all(each.value == math.inf for each in found):
             return Difference(None, None, why="on both sides it is a request that failed", failed="ab")
-        failed = [n for n, side in zip("ab", series, strict=True) if math.inf in side.percentile(percentile).known]
+        failed = [n for n, each in zip("ab", found, strict=True) if math.inf in each.known]
         return replace(self._difference(metric, part, _beyond(series, percentile)), failed="".join(failed))
 
     def mean_of(self, metric: str) -> Difference:
