@@ -103,7 +103,7 @@ def _found(
     path: Path, kind: _Kind, manifest: Manifest | SearchManifest, result: RunResult | CapacityResult, rate: HeldRate
 ) -> Found:
     """What the folders of runs and of searches say alike."""
-    tokens = result.tokens_per_request
+    tokens, energy = result.tokens_per_request, result.energy
     return Found(
         folders=(path.resolve().name,),
         kind=kind,
@@ -115,10 +115,9 @@ def _found(
         capacity=rate,
         tokens=tokens.output if tokens else None,
         prompt_tokens=tokens.prompt.value if tokens and tokens.prompt else None,
-        energy=interval(result.energy.per_request_j, result.energy.per_request_j_ci)
-        if isinstance(result.energy, Energy) else None,
+        energy=interval(energy.per_request_j, energy.per_request_j_ci) if isinstance(energy, Energy) else None,
         contents=manifest.contents or {},
-    )  # fmt: skip
+    )
 
 
 def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> Found:
