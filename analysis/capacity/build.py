@@ -48,7 +48,7 @@ from gapmeter.analysis.results.cost import Cost, Economy
 from gapmeter.analysis.results.latency import explained_by
 from gapmeter.analysis.results.manifest import Manifest, SearchManifest
 from gapmeter.analysis.results.pareto import Pareto
-from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, PASS, Verdict
+from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, PASS, RunResult, Verdict
 from gapmeter.analysis.results.run import INVALID as INVALID_RUN
 from gapmeter.analysis.stages import owner_words
 from gapmeter.analysis.stats.estimate import NORMAL
@@ -71,7 +71,8 @@ def analyse_capacity(folder: RunFolder) -> CapacityResult:
     manifest = SearchManifest.read(folder.path)
     measured = read_trials(folder.path, manifest)
     search = build_search(goal_of(manifest), measured, manifest)
-    economy = _economy(folder, search, measured)
+    known = [(trial, each.result) for trial, each in zip(search.trials, measured, strict=True) if each.result]
+    economy = _economy(folder, search, known)
     if search.planning and economy and isinstance(economy.cost, Cost):
         output = economy.tokens_per_request.output
         fleet = search.planning.at_price(economy.cost.price.usd_per_hour, output.value if output else None)
@@ -81,7 +82,7 @@ def analyse_capacity(folder: RunFolder) -> CapacityResult:
         arrivals = f"trace ({rate(manifest.capacity.trace_rate)} as it is)"
     elif arrivals not in KEPT_ARRIVALS:
         arrivals = "Poisson"
-    search = search.model_copy(update={"pareto": _pareto(folder, search, measured)})
+    search = search.model_copy(update={"pareto": _pareto(folder, known)})
     return CapacityResult(
         name=str(manifest.scenario["name"]),
         exit_code=EXIT_CODES[search.ended],
@@ -90,7 +91,7 @@ def analyse_capacity(folder: RunFolder) -> CapacityResult:
         **(dict(economy) if economy else {}),
         provenance=provenance_as_asked(
             manifest,
-            next((each.result.provenance.model for each in measured if each.result), None),
+            next((result.provenance.model for _, result in known), None),
             load=f"{arrivals}, open loop, {counted(len(search.trials), 'trial')}",
             n=str(search.requests),
             validity="valid" if search.ended in (FOUND, BUDGET, UNMEETABLE) else search.ended.replace("_", " "),
@@ -288,9 +289,8 @@ def _point(trial: Trial) -> RatePoint:
     )  # fmt: skip
 
 
-def _pareto(folder: RunFolder, search: Search, measured: Sequence[MeasuredTrial]) -> Pareto | None:
+def _pareto(folder: RunFolder, known: Sequence[tuple[TrialResult, RunResult]]) -> Pareto | None:
     """The search's trials, by their rates: one server at several loads."""
-    known = [(t, each.result) for t, each in zip(search.trials, measured, strict=True) if t.folder and each.result]
     points = [
         run_point(folder.path / str(trial.folder), rate(trial.rate), str(trial.folder), _VERDICTS[trial.verdict], found)
         for trial, found in sorted(known, key=lambda pair: pair[0].rate)
@@ -301,17 +301,15 @@ def _pareto(folder: RunFolder, search: Search, measured: Sequence[MeasuredTrial]
     return pareto(points, hardware_units(manifest)[1], pace_limit(manifest.slo))
 
 
-def _economy(folder: RunFolder, search: Search, measured: Sequence[MeasuredTrial]) -> Economy | None:
+def _economy(folder: RunFolder, search: Search, known: Sequence[tuple[TrialResult, RunResult]]) -> Economy | None:
     """Cost, efficiency and value; the price follows a trial's manifest, which knows the server's cores."""
-    usable = [
-        (trial.folder, SearchTrial(trial.rate, {HOLDS: True, FAILS: False}.get(trial.verdict), each.result))
-        for trial, each in zip(search.trials, measured, strict=True)
-        if trial.folder and trial.verdict != INVALID_TRIAL and each.result is not None
-    ]
+    usable = [(trial, result) for trial, result in known if trial.verdict != INVALID_TRIAL]
     if not usable:
         return None
-    manifest = Manifest.read(folder.path / usable[0][0])
+    manifest = Manifest.read(folder.path / str(usable[0][0].folder))
     low, high = search.held or search.low, search.high
     if low is not None and high is not None:
         high = max(low, high)  # a rate that was held may lie above the curve's interval
-    return describe_search(low, high, manifest, [trial for _, trial in usable])
+    holds = {HOLDS: True, FAILS: False}
+    trials = [SearchTrial(trial.rate, holds.get(trial.verdict), result) for trial, result in usable]
+    return describe_search(low, high, manifest, trials)
