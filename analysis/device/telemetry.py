@@ -299,7 +299,7 @@ def _processes(telemetry: Samples, trace: Trace | None, since: int, until: int) 
     """
     rows = telemetry.of("processes", since, until)
     seconds = float(np.ptp(rows["at_ns"])) / 1e9 if len(rows) else 0.0
-    labels = list(trace.process_spans) if trace else []
+    roles = list(trace.process_spans) if trace else []
     processes = []
     for pid, mine in rows.groupby("pid") if "pid" in rows else ():
         first, last = mine.iloc[0], mine.iloc[-1]
@@ -308,7 +308,7 @@ def _processes(telemetry: Samples, trace: Trace | None, since: int, until: int) 
         _, cores = cpu_series(mine)
         stops = _stops(mine, telemetry.about("processes").get("every_ns", 0))
         # What the process is for, where its probe said so.
-        role = next((label.rpartition("-")[0] for label in labels if label.endswith(f"-{pid}")), None)
+        role = next((role for role, own in roles if own == pid), None)
         processes.append(
             ProcessSamples(
                 pid=int(pid),

@@ -17,7 +17,7 @@ import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints, places
 from gapmeter.analysis.ledger.critical_path import covered, union
-from gapmeter.analysis.ledger.trace import MISSING, Trace
+from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.records import EntryFlag, Span
 
 _WHOLE_GRAPH = 2  # the two highest bits of INPUT_PREP's n; 3 is one in pieces
@@ -52,10 +52,8 @@ def timed_forwards(trace: Trace) -> Forwards:
     launch = launch[np.searchsorted(launch["step"], forward["step"])]
     busy_ns, sampled = np.zeros(len(forward), np.int64), np.zeros(len(forward), np.bool_)
     windows = [note for note in trace.notes if note.get("type") == "kernels" and note.get("kernels")]
-    for name, spans in trace.process_spans.items():
+    for (_, pid), spans in trace.process_spans.items():
         kernels = spans[spans["code"] == Span.KERNELS]
-        of = name.rpartition("-")[2]  # "None" of a process that never said which it is
-        pid = int(of) if of.isdecimal() else MISSING
         mine = trace.belong_to(forward["step"], pid)
         for window in windows:
             if window.get("pid", pid) == pid:

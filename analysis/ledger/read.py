@@ -59,8 +59,7 @@ def read_trace(
     files = [process.file for process in processes]
     silent = _silent(processes)
     process_spans = {
-        f"{p.role}-{p.file.process.get('pid')}": p.spans(*(code for code in p.kinds if code >= FIRST_PROCESS_CODE))
-        for p in processes
+        (p.role, p.pid): p.spans(*(code for code in p.kinds if code >= FIRST_PROCESS_CODE)) for p in processes
     }
     notes = [note for file in files for note in file.notes]
     problems, ranks_apart_ns = _problems(processes), _ranks_apart_ns(processes)

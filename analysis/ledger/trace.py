@@ -90,7 +90,7 @@ class Trace:
 
     request_spans: Mapping[int, Table]
     step_spans: Table
-    process_spans: dict[str, Table]
+    process_spans: Mapping[tuple[str, int], Table]  # by role and process id
     steps: Table
     entries: Table
     emissions: Table
