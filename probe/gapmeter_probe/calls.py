@@ -45,15 +45,6 @@ def _native(kind: int, original: Function, handle: object, fail: Fail | None, *m
     return wrapped
 
 
-def guarded(fail: Fail, work: Callable[..., Any], *args: Any) -> Any:
-    """What work of our own returns; None where it failed, which ``fail`` is told: nothing may raise into the engine."""
-    try:
-        return work(*args)
-    except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-        fail(error)
-        return None
-
-
 def after(original: Function, handle: Callable[..., None], fail: Fail) -> Function:
     """``handle(start_ns, end_ns, result, args)`` once the call has returned (awaited, where it is a coroutine)."""
 
@@ -61,14 +52,20 @@ def after(original: Function, handle: Callable[..., None], fail: Fail) -> Functi
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         start = now()
         result = await original(*args, **kwargs)
-        guarded(fail, handle, start, now(), result, args)
+        try:
+            handle(start, now(), result, args)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            fail(error)
         return result
 
     @functools.wraps(original)
     def called(*args: Any, **kwargs: Any) -> Any:
         start = now()
         result = original(*args, **kwargs)
-        guarded(fail, handle, start, now(), result, args)
+        try:
+            handle(start, now(), result, args)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            fail(error)
         return result
 
     if asyncio.iscoroutinefunction(original):
@@ -81,7 +78,10 @@ def before(original: Function, handle: Callable[..., object], fail: Fail) -> Fun
 
     @functools.wraps(original)
     def called(*args: Any, **kwargs: Any) -> Any:
-        guarded(fail, handle, *args)
+        try:
+            handle(*args)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            fail(error)
         return original(*args, **kwargs)
 
     return _native(native.BEFORE, original, handle, fail) if native else called
@@ -90,23 +90,35 @@ def before(original: Function, handle: Callable[..., object], fail: Fail) -> Fun
 def around(original: Function, begin: Callable[..., Callable[[], None] | None], fail: Fail) -> Function:
     """``begin(*args)`` before the call; what it returns is called after it, also when the call raised."""
 
+    def started(args: tuple[Any, ...]) -> Callable[[], None] | None:
+        try:
+            return begin(*args)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            fail(error)
+            return None
+
+    def over(end: Callable[[], None] | None) -> None:
+        try:
+            if end is not None:
+                end()
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            fail(error)
+
     @functools.wraps(original)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
-        end = guarded(fail, begin, *args)
+        end = started(args)
         try:
             return await original(*args, **kwargs)
         finally:
-            if end is not None:
-                guarded(fail, end)
+            over(end)
 
     @functools.wraps(original)
     def called(*args: Any, **kwargs: Any) -> Any:
-        end = guarded(fail, begin, *args)
+        end = started(args)
         try:
             return original(*args, **kwargs)
         finally:
-            if end is not None:
-                guarded(fail, end)
+            over(end)
 
     if asyncio.iscoroutinefunction(original):
         return awaited
@@ -144,16 +156,18 @@ def arrival(
     def called(*args: Any, **kwargs: Any) -> Any:
         start = now()
         result = original(*args, **kwargs)
-        guarded(fail, record, args, start, now(), result)
+        end = now()
+        try:
+            writer = probe.writer
+            if writer:
+                if attribute:
+                    stamps[at] = getattr(args[1], attribute, 0) if len(args) > 1 else 0
+                record(writer, stamps[at], start, end, result)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            fail(error)
         return result
 
-    def record(args: tuple[Any, ...], start: int, end: int, result: Any) -> None:
-        writer = probe.writer
-        if not writer:
-            return
-        if attribute:
-            stamps[at] = getattr(args[1], attribute, 0) if len(args) > 1 else 0
-        seq = stamps[at]
+    def record(writer: RecordWriter, seq: int, start: int, end: int, result: Any) -> None:
         if not seq:
             return
         if hasattr(result, "add_done_callback"):
@@ -170,11 +184,11 @@ def mark(original: Function, marks: dict[Any, int], fail: Fail, attribute: str) 
     @functools.wraps(original)
     def called(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        guarded(fail, ended, args)
+        try:
+            marks[getattr(args[0], attribute)] = now()
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            fail(error)
         return result
-
-    def ended(args: tuple[Any, ...]) -> None:
-        marks[getattr(args[0], attribute)] = now()
 
     return _native(native.MARK, original, marks, fail, attribute) if native else called
 
@@ -182,21 +196,24 @@ def mark(original: Function, marks: dict[Any, int], fail: Fail, attribute: str) 
 def taken(original: Function, attribute: str, fail: Fail) -> Function:
     """Leave on the first argument, as ``attribute``, when the latest call gave (or was awaited for) something."""
 
+    def tell(args: tuple[Any, ...]) -> None:
+        try:
+            setattr(args[0], attribute, now())
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            fail(error)
+
     @functools.wraps(original)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         result = await original(*args, **kwargs)
-        guarded(fail, given, args)
+        tell(args)
         return result
 
     @functools.wraps(original)
     def called(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         if result is not None:
-            guarded(fail, given, args)
+            tell(args)
         return result
-
-    def given(args: tuple[Any, ...]) -> None:
-        setattr(args[0], attribute, now())
 
     coroutine = asyncio.iscoroutinefunction(original)
     if native:
@@ -209,17 +226,20 @@ def sent(original: Function, about: Callable[..., Sent | None], fail: Fail) -> F
 
     @functools.wraps(original)
     async def awaited(*args: Any, **kwargs: Any) -> Any:
-        told = guarded(fail, about, *args)
+        told = None
+        try:
+            told = about(*args)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+            fail(error)
         start = now()
         result = await original(*args, **kwargs)
         end = now()
         if told is not None:
-            guarded(fail, record, told, start, end)
+            try:
+                for code, ref, n, queued in told[1]:
+                    told[0].span(code, ref, start, end, n, queued)
+            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+                fail(error)
         return result
-
-    def record(told: Sent, start: int, end: int) -> None:
-        writer, spans = told
-        for code, ref, n, queued in spans:
-            writer.span(code, ref, start, end, n, queued)
 
     return _native(native.SENT, original, about, fail, None, 0, None, 0, -1, True) if native else awaited
