@@ -25,7 +25,7 @@ TIMING = Timing(first_ms=10.0, gap_ms=10.0)  # so an answer of k tokens takes a 
 LEVEL, LIMIT_MS = 99, 200.0
 _CEILING = 1000 * PLACES / (TIMING.gap_ms * (1 + MOST_TOKENS) / 2)  # requests per second
 _QUEUES, _REQUESTS, _AHEAD, _SEED = 40, 50_000, 1_000, 20
-_STEPS = 12
+_STEPS = 14
 _RECORDED, _BURSTINESS, _LAPS = 1_000, 3.0, 40
 _SLO = ("load.warmup=auto", "load.requests=null", f'slo=["ttft p{LEVEL} <= {LIMIT_MS:g} ms"]')
 _POISSON = (f"workload.output_tokens={{uniform: [1, {MOST_TOKENS}]}}", "load.rate=5", "load.duration=60s")
@@ -60,7 +60,7 @@ def _searches(folder: Path, rounds: int, load: Sequence[str]) -> list[dict[str, 
 
 def capacity(percentile_ms: Callable[[float], float]) -> float:
     """The rate, per second, at which the percentile meets its limit."""
-    low, high = 0.3 * _CEILING, 0.99 * _CEILING
+    low, high = 0.05 * _CEILING, 0.99 * _CEILING
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if percentile_ms(middle) <= LIMIT_MS else (low, middle)
