@@ -144,7 +144,7 @@ def workers_of(count: int, listen: str, patience: str | None) -> Workers | None:
 
 
 def _add_capacity(commands: Commands) -> None:
-    parser = commands.add_parser("capacity", help="find the highest Poisson rate that meets every SLO")
+    parser = commands.add_parser("capacity", help="find the highest rate that meets every SLO")
     add = parser.add_argument
     add("scenario", help="a scenario's name or file, with an open loop; the search starts at its rate")
     flags.add_server(parser)
