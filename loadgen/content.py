@@ -235,10 +235,11 @@ def _write_turns(
 def _draw_both(scenario: Scenario, count: int, seeds: Seeds) -> tuple[Ints, Ints]:
     """Prompt and answer tokens of each request: the trace's where the workload gives none."""
     trace, drawn = scenario.load.trace, []
+    recorded = trace.issued(count) if trace is not None else None
     for name, stream in (("prompt_tokens", Stream.PROMPT_LENGTHS), ("output_tokens", Stream.OUTPUT_LENGTHS)):
         lengths = getattr(scenario.workload, name)
-        if lengths is None and trace is not None:
-            drawn.append(np.array(getattr(trace.issued(count), name), np.int64))
+        if lengths is None and recorded is not None:
+            drawn.append(np.array(getattr(recorded, name), np.int64))
         else:
             drawn.append(draw_lengths(lengths, count, seeds.rng(stream)))
     return drawn[0], drawn[1]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.tokenizer import PromptTokenizer
-from gapmeter.scenarios.files import BLOCK_TOKENS, Recording
+from gapmeter.scenarios.trace import BLOCK_TOKENS, Recording
 
 Ints = NDArray[np.int64]
 Write = Callable[[int, int], list[str]]  # (which text, how many words) → the words, the same ones every time

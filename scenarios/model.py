@@ -26,10 +26,11 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import SkipJsonSchema
 
 from gapmeter.scenarios.errors import BadValue, nearest
-from gapmeter.scenarios.files import Prompts, Trace
+from gapmeter.scenarios.files import Prompts
 from gapmeter.scenarios.points import read_points
 from gapmeter.scenarios.shapes import Constant, Diurnal, FixedPause, Lengths, OnOff, Pause, Ramp, Sampled, Steps
 from gapmeter.scenarios.slo import Slos
+from gapmeter.scenarios.trace import Trace
 from gapmeter.scenarios.values import (
     CHOICE,
     MOST_RATE,

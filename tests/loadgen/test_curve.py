@@ -16,8 +16,8 @@ from scipy import stats
 
 from gapmeter.loadgen.arrivals import Arrivals, Curve, count_dispersion, draw_arrivals
 from gapmeter.scenarios import Load
-from gapmeter.scenarios.files import Trace
 from gapmeter.scenarios.shapes import Diurnal, OnOff, Ramp, Step
+from gapmeter.scenarios.trace import Trace
 
 S = 1_000_000_000
 BASE = Load(arrivals="poisson", rate=20.0, duration="400s", warmup=0)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from gapmeter.scenarios import ScenarioError, load_scenario
 from gapmeter.scenarios.errors import BadValue
-from gapmeter.scenarios.files import Prompts, read_recording
+from gapmeter.scenarios.files import Prompts
 from gapmeter.scenarios.model import KEYS, Scenario
+from gapmeter.scenarios.trace import read_recording
 
 _LEAF = st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
 _FLAT = _LEAF | st.lists(_LEAF, max_size=3) | st.dictionaries(st.text(max_size=5), _LEAF, max_size=3)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gapmeter.scenarios import Scenario, ScenarioError, load_scenario
-from gapmeter.scenarios.files import Recording
+from gapmeter.scenarios.trace import Recording
 
 S = 1_000_000_000
 GOOD_JSON = '{"timestamp": 10, "input_length": 600, "output_length": 5, "hash_ids": [0, 3]}\n'
