@@ -1,9 +1,9 @@
 """Does the capacity search keep its promise? In virtual time, on servers whose capacity is known.
 
-Five kinds: M/M/1, M/D/1, M/G/8 with log-normal and with Pareto services, and a batch server that evicts requests; of
-each a p95 and a p99, at a low and a high load, whose limit is the percentile there; with a speed that is the same in
-all trials, or differs by 3 or 6 %. All with the command's defaults. And the verdict of a single trial on queues whose
-quantiles are known (false_claims.py).
+Six kinds: M/M/1, M/D/1, M/G/8 with log-normal and with Pareto services, a batch server that evicts requests, and an
+M/M/1's server to which requests come in bursts (gamma gaps). Of each a p95 and a p99, at a low and a high load, whose
+limit is the percentile there; with a speed that is the same in all trials, or differs by 3 or 6 %. All with the
+command's defaults. And the verdict of a single trial on queues whose quantiles are known (false_claims.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ SERVERS: dict[str, Queue | Engine] = {
     "M/G/8 log-normal": Queue(8, "lognormal", 160.0),
     "M/G/8 Pareto": Queue(8, "pareto", 160.0),
     "batch, evicting": EVICTING,
+    "G/M/1, in bursts": Queue(1, "exponential", 10.0, burstiness=4.0),
 }
 LOADS = {name: (0.7, 0.85) if isinstance(server, Queue) else (0.75, 0.9) for name, server in SERVERS.items()}
 EVICTING_CEILING = 35.0  # requests per second; only to place its loads
@@ -134,7 +135,7 @@ def limits_ns(server: str, load: float) -> list[float]:
     """The percentiles of the time to first token at a load, by theory or by long runs."""
     known = SERVERS[server]
     if isinstance(known, Queue) and known.places == 1:
-        queue = KnownQueue(server, 1, deterministic=known.law == "deterministic")
+        queue = KnownQueue(server, 1, known.law == "deterministic", known.burstiness)
         return [1e6 * known.service_ms * wait_quantile(queue, load, level / 100) for level in LEVELS]
     count = LIMIT_REQUESTS if isinstance(known, Queue) else _EVICTING_REQUESTS
     waits = []
@@ -151,7 +152,9 @@ def _one_search(job: tuple[Cell, float, int]) -> Found:
 def searched(cell: Cell, limit: float, seed: int) -> tuple[Goal, list[Trial], Ended]:
     """One seeded search with the command's defaults."""
     promise = Promise(f"ttft p{cell.level}", "ttft", 1 - cell.level / 100)
-    asked = replace(Asked(SERVERS[cell.server], (promise,), (limit,)), drift=cell.drift)
+    server = SERVERS[cell.server]
+    burstiness = server.burstiness if isinstance(server, Queue) else 1.0
+    asked = Asked(server, (promise,), (limit,), drift=cell.drift, burstiness=burstiness)
     goal = Goal(asked.promises, START, lost_s=asked.warmup_s + asked.around_s)
     # By its cell too: else all cells of one drift would share the speeds that their trials met.
     own = zlib.crc32(repr(cell).encode()) + _FIRST_SEED + seed

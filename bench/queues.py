@@ -1,12 +1,15 @@
 """Queues whose latencies have known quantiles: what a percentile's interval can be proven on.
 
-Time is counted in mean services. Arrivals are Poisson; a queue at load r with k servers gets k r of them in a unit.
+Time is counted in mean services. Arrivals are Poisson but in G/M/1; a queue at load r with k servers gets k r of
+them in a unit.
 
 - M/M/1 and M/M/k (Erlang 1917): a wait exceeds t with probability C exp(-(k - kr) t), C by Erlang's second formula;
   the time in the system adds an exponential service, so its tail is a mixture of two exponentials.
 - M/D/1: Franx (2001, A simple solution for the M/D/c waiting time distribution, Operations Research Letters 29):
   P(W <= t) = exp(-r u) * sum over j < m of Q[m - 1 - j] (r u)^j / j!, with m = floor(t) + 1, u = m - t, and Q the
   cumulative distribution of the number waiting. Every term is positive, where Crommelin's older series alternates.
+- G/M/1 (Kleinrock 1975, Queueing Systems 1, section 6.4): a wait exceeds t with probability s exp(-(1 - s) t), with s
+  the root below 1 of s = A(1 - s), and A the Laplace transform of the gaps between arrivals.
 """
 
 from __future__ import annotations
@@ -27,11 +30,15 @@ _RELAXATIONS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """``name`` as printed; ``servers``; ``deterministic`` services all take 1, the others are exponential of mean 1."""
+    """``name`` as printed; ``servers``; ``deterministic`` services all take 1, the others are exponential of mean 1.
+
+    ``burstiness``: squared coefficient of variation of the gaps, gamma distributed; 1 is Poisson. Of one server only.
+    """
 
     name: str
     servers: int
     deterministic: bool = False
+    burstiness: float = 1.0
 
 
 QUEUES = (Queue("M/M/1", 1), Queue("M/M/4", 4), Queue("M/M/32", 32), Queue("M/D/1", 1, deterministic=True))
@@ -41,7 +48,7 @@ def wait_quantile(queue: Queue, load: float, level: float) -> float:
     """The wait that a share ``level`` of requests does not exceed; 0 where so many do not wait at all."""
     if queue.deterministic:
         return _solve(lambda t: 1 - franx(load, t), level)
-    waits, drain = erlang_c(queue.servers, load), queue.servers * (1 - load)
+    waits, drain = _tail(queue, load)
     return max(0.0, math.log(waits / (1 - level)) / drain)
 
 
@@ -49,7 +56,7 @@ def sojourn_quantile(queue: Queue, load: float, level: float) -> float:
     """The time in the system, wait and service, that a share ``level`` of requests does not exceed."""
     if queue.deterministic:
         return 1 + wait_quantile(queue, load, level)
-    waits, drain = erlang_c(queue.servers, load), queue.servers * (1 - load)
+    waits, drain = _tail(queue, load)
     if queue.servers == 1:
         return -math.log(1 - level) / drain
     if math.isclose(drain, 1):
@@ -60,6 +67,15 @@ def sojourn_quantile(queue: Queue, load: float, level: float) -> float:
         return (1 - waits) * math.exp(-t) + waits * both
 
     return _solve(above, level)
+
+
+def _tail(queue: Queue, load: float) -> tuple[float, float]:
+    """The share of requests that wait, and the rate at which the tail of their waits falls."""
+    bursts = queue.burstiness
+    if bursts == 1:
+        return erlang_c(queue.servers, load), queue.servers * (1 - load)
+    waits = float(optimize.brentq(lambda s: (1 + (1 - s) * bursts / load) ** (-1 / bursts) - s, 0.0, 1 - 1e-6))
+    return waits, 1 - waits
 
 
 def erlang_c(servers: int, load: float) -> float:
@@ -88,7 +104,7 @@ def simulate(queue: Queue, load: float, count: int, replications: int, seed: int
     for chunk, first in enumerate(range(0, replications, _CHUNK)):
         rng = np.random.default_rng([seed, queue.servers, int(queue.deterministic), round(100 * load), chunk])
         shape = (min(_CHUNK, replications - first), ahead + count)
-        gaps = rng.exponential(1 / (queue.servers * load), shape)
+        gaps = rng.gamma(1 / queue.burstiness, queue.burstiness / (queue.servers * load), shape)
         services = np.ones(shape) if queue.deterministic else rng.exponential(1.0, shape)
         wait = lindley(gaps, services) if queue.servers == 1 else many_servers(gaps, services, queue.servers)
         waits.append(wait[:, ahead:])

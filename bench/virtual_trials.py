@@ -11,7 +11,7 @@ import numpy as np
 from bench.queues import lindley
 from bench.virtual_server import Arrival, Settings, simulate
 from gapmeter.analysis.arrays import Floats
-from gapmeter.analysis.capacity.read import count_values
+from gapmeter.analysis.capacity.read import bunched, count_values
 from gapmeter.analysis.capacity.sample import served_by
 from gapmeter.analysis.capacity.search import Goal, next_trial, run_trial
 from gapmeter.analysis.capacity.speed import pace_of
@@ -31,19 +31,22 @@ class Queue:
 
     The wait is the time to first token, the service that from the first to the second, which is the last.
     ``law``: exponential, deterministic, lognormal (standard deviation of the logarithm 1) or pareto (2.5), all with the
-    mean ``service_ms``.
+    mean ``service_ms``. ``burstiness``: squared coefficient of variation of the gaps between arrivals, which are gamma
+    distributed; 1 is Poisson.
     """
 
     places: int
     law: str
     service_ms: float
+    burstiness: float = 1.0
 
     @property
     def ceiling(self) -> float:
         return 1000 * self.places / self.service_ms
 
     def __call__(self, rate: float, rng: np.random.Generator, count: int) -> Answers:
-        gaps, services = rng.exponential(1e9 / rate, count), self._services(rng, count)
+        shape = 1 / self.burstiness
+        gaps, services = rng.gamma(shape, 1e9 / rate / shape, count), self._services(rng, count)
         due = np.cumsum(gaps)
         if self.places == 1:
             start = due + lindley(gaps[None], services[None])[0]
@@ -92,7 +95,7 @@ class Asked:
     """What is asked of a virtual server. ``limits_ns``: the promises' limits, on TTFT or E2E.
 
     ``warmup_s`` of load do not count; ``around_s``: what a trial takes beside its load. ``drift``: standard deviation
-    of the logarithm of the server's speed, drawn anew for each trial.
+    of the logarithm of the server's speed, drawn anew for each trial. ``burstiness`` of the arrivals.
     """
 
     server: Server
@@ -101,6 +104,7 @@ class Asked:
     warmup_s: float = 5.0
     around_s: float = 3.0
     drift: float = 0.0
+    burstiness: float = 1.0
 
 
 # A server whose time is all in its steps.
@@ -153,7 +157,7 @@ class VirtualOracle:
         return Outcome(
             counts, int(np.searchsorted(due, 1e9 * seconds)), look, seconds, int(good.sum()),
             min(count.n_eff for count in counts), at + 1, served_by(due[of], last[of]),
-            pace_of((last[of] - first[of]) / tokens[of]), in_flight,
+            pace_of((last[of] - first[of]) / tokens[of]), in_flight, bunched=bunched(asked.burstiness),
         )  # fmt: skip
 
 

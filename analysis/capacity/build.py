@@ -124,6 +124,8 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
         if fleet:
             (planned,) = _expected(goal, slo, known.grid, [fleet.planned_rps])
             fleet = fleet.model_copy(update={"expected": planned})
+    load = manifest.scenario["load"]
+    burstiness = 1.0 if load["arrivals"] not in KEPT_ARRIVALS else load.get("burstiness")
     # What the last trial ended of, or what showed that the load tester was the limit.
     telling = [trial for trial in trials if trial.outcome.client_limit or ended != CLIENT]
     return Search(
@@ -155,6 +157,7 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
         latency=latency,
         posterior=known
         and Density(rates=tuple(math.exp(edge) for edge in known.edges), masses=tuple(map(float, known.masses))),
+        burstiness=burstiness,
     )
 
 

@@ -139,8 +139,13 @@ def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], 
         in_flight=note.rate * float(took.mean()) / 1e9 if len(took) else math.inf,
         invalid=invalid or ("it was interrupted" if note.interrupted else ""), client_limit=client,
         died=note.died or "", interrupted=note.interrupted, name=note.folder, refused_all=_refused_all(measured),
-        bunched=max(1.0, (bunching + _SERVICES) / (1.0 + _SERVICES)),
+        bunched=bunched(bunching),
     )  # fmt: skip
+
+
+def bunched(dispersion: float) -> float:
+    """By what factor arrivals of this dispersion have fewer, and longer, spells of waiting than Poisson's."""
+    return max(1.0, (dispersion + _SERVICES) / (1.0 + _SERVICES))
 
 
 def _refused_all(measured: pd.DataFrame) -> bool:

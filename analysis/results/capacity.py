@@ -183,7 +183,8 @@ class Search(Result):
     where only errors are limited. Without a rate that failed, ``low`` is what held. ``binding_*``: the SLO that breaks
     first, and what slow requests wait for where it does. ``best_seen``: where no rate meets every SLO. ``disturbed``:
     trials in which another program held the server's cores, or the CPU changed its speed. ``latency``: what to expect
-    at other rates; ``curve``: goodput at those that were tried.
+    at other rates; ``curve``: goodput at those that were tried. ``burstiness`` of the arrivals: 1 is Poisson; None:
+    on-off or a trace.
     """
 
     rate: float | None
@@ -214,6 +215,7 @@ class Search(Result):
     disturbed: int | None = left_out()
     latency: LatencyCurve | None = left_out()
     pareto: Pareto | None = left_out()
+    burstiness: float | None = left_out()
 
 
 class SearchWords(Result):

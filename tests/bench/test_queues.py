@@ -33,7 +33,7 @@ def test_the_share_that_waits_is_the_one_in_erlangs_tables() -> None:
 
 
 @pytest.mark.parametrize("load", [0.3, 0.8])
-@pytest.mark.parametrize("queue", QUEUES, ids=lambda queue: queue.name)
+@pytest.mark.parametrize("queue", [*QUEUES, Queue("G/M/1", 1, burstiness=4.0)], ids=lambda queue: queue.name)
 def test_simulated_latencies_fall_below_the_exact_quantiles_as_often_as_these_say(queue: Queue, load: float) -> None:
     waits, sojourns = queues.simulate(queue, load, 1500, 200, seed=3)
     for level in (0.5, 0.9, 0.99):

@@ -56,19 +56,21 @@ def test_how_often_a_proven_rate_is_too_high_is_what_the_published_searches_show
 
 
 @pytest.mark.parametrize(
-    ("drift", "said"),
+    ("burstiness", "drift", "said"),
     [
-        (None, "89 % of the estimate."),
-        (0.005, "(too high in at most 0.90 % of searches on simulated servers whose speed differs by 3 %)."),
-        (0.031, "(too high in at most 3.5 % of searches on simulated servers whose speed differs by 6 %)."),
-        (0.062, "whose speed differs by 6 %; more was not simulated). The server's speed differs by about 6.2 %"),
+        (1.0, None, "89 % of the estimate."),
+        (4.0, 0.005, "(too high in at most 0.75 % of searches on simulated servers whose speed differs by 3 %)."),
+        (1.0, 0.031, "(too high in at most 2.9 % of searches on simulated servers whose speed differs by 6 %)."),
+        (8.0, 0.031, "(how often such a rate is too high was not simulated for bursts like these)."),
+        (None, 0.031, "was not simulated for bursts like these)."),
+        (1.0, 0.062, "whose speed differs by 6 %; more was not simulated). The server's speed differs by about 6.2 %"),
     ],
 )
 def test_a_proven_rate_is_as_sure_as_on_simulated_servers_that_drift_no_less(
-    tmp_path: Path, drift: float | None, said: str
+    tmp_path: Path, burstiness: float | None, drift: float | None, said: str
 ) -> None:
     search = CapacityResult.read(write_search(tmp_path / "s", 9.0, 8.0, 10.0)).capacity
-    assert said in headline(search.model_copy(update={"held": 8.0, "drift": drift}))[1]
+    assert said in headline(search.model_copy(update={"held": 8.0, "drift": drift, "burstiness": burstiness}))[1]
 
 
 RATES = (2.0, 4.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0)
