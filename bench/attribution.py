@@ -118,14 +118,16 @@ def table(results: list[dict[str, Any]]) -> list[str]:
     ]
     for result in results:
         for row in result["rows"]:
-            found = row["own_share"] + row["held_share"] + row["shared_share"]
+            added, error = row["added_ms"], 1.96 * row["added_se_ms"]
+            parts = [row["own_share"], row["held_share"], row["shared_share"]]
             most = sorted(row["elsewhere"].items(), key=lambda each: -abs(each[1]))[:3]
-            rest = ", ".join(f"{name} {part:+.1%}" for name, part in most)
+            shares = [f"{part:.1%}" for part in (*parts, sum(parts))]
+            shares.append(", ".join(f"{name} {part:+.1%}" for name, part in most))
+            if abs(added) <= error:  # a share of it says nothing
+                shares = ["–"] * len(shares)
             lines.append(
                 f"| {result['engine']} {result['version']} | {row['users']} | {row['case'].replace('+', ' and ')} "
-                f"| {row['put_in_ms']:.1f} | {(row['own_share'] + row['held_share']) * row['added_ms']:.1f} "
-                f"| {row['added_ms']:.1f} ± {1.96 * row['added_se_ms']:.1f} "
-                f"| {row['own_share']:.1%} | {row['held_share']:.1%} "
-                f"| {row['shared_share']:.1%} | {found:.1%} | {rest} |"
+                f"| {row['put_in_ms']:.1f} | {sum(parts[:2]) * added:.1f} | {added:.1f} ± {error:.1f} "
+                f"| {' | '.join(shares)} |"
             )
     return lines
