@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from gapmeter.scenarios import Scenario, load_points, load_scenario
 
 DIGESTS = {
-    "batch-size": ("8c5997814ae0", "cc9ff7ef278a 00a4050010e5 937c8d43ebc4 384d1fba4d1f da8ef78a53e9 547f915125e4"),
+    "batch-size": ("8c5997814ae0", "168ab3e764d9 98d5355d9ec9 ce80a85f1b12 97fbab687865 94e165729f0d bf970fca0827"),
     "burst": ("d38bb7c3d5dd", ""),
     "chat-p99": ("bb3d7b75eeb5", ""),
-    "concurrency": ("2fae4657147f", "b7345886118e c031777584c5 4b37347c6439 6d238a9c76b9 6524484fa4b0 4ff0272bf10b"),
+    "concurrency": ("2fae4657147f", "f0e9e40b1708 4dbc68052397 78619aeba374 b9201199865b 8419010d1616 b549e47c437f"),
     "dialogue": ("1c0b01f491ba", ""),
     "long-prompt": ("ea6ff2d2a53c", ""),
     "replay-chat": ("e6d90b60fb49", ""),
