@@ -265,7 +265,8 @@ def at_rate(scenario: Scenario, ask: Ask, number: int) -> Scenario:
 
 
 def _warmup_ns(scenario: Scenario, ask: Ask | None = None) -> int:
-    asked = _WARMUP_NS if scenario.load.warmup_ns is None else scenario.load.warmup_ns
+    asked, once = scenario.load.warmup_ns, scenario.load.trace is not None  # a run that replays a trace once has none
+    asked = _WARMUP_NS if asked is None or (once and not asked) else asked
     return min(asked, _BRIEF_WARMUP_NS) if ask and ask.aim == "ceiling" else asked
 
 

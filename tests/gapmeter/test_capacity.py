@@ -95,6 +95,7 @@ def test_a_trace_stays_a_trace_at_another_speed_and_each_trial_has_another_part_
     for load in trials:
         assert (load.arrivals, load.rate, load.duration_ns) == ("trace", None, 20_000_000_000)
         assert load.trace.loop
+        assert load.warmup_ns == 5_000_000_000
         assert load.trace.rate == pytest.approx(30.0)
         assert load.trace.at_rate(load.trace.rate, 0.0).speed == pytest.approx(load.trace.speed)
     assert len({load.trace.start_ns for load in trials}) == 4
