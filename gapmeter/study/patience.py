@@ -2,8 +2,9 @@
 
 A percentile's interval has both ends once the requests are worth enough independent ones (``n_eff``), and how many they
 are worth shows only in the run. Each look, the first at ``load.duration``, the last at ``load.patience``, asks only
-that: never the percentile itself nor its verdict, so that no run ends because it looks good. The first requests that
-the analysis will leave out as warm-up count at no look.
+that, and for as many requests as a limit of errors takes if none fails: never for the percentile itself nor a verdict,
+so that no run ends because it looks good. The first requests that the analysis will leave out as warm-up count at no
+look.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gapmeter.loadgen.sender import is_retryable
 from gapmeter.records import Outcome
 from gapmeter.records.request import FINISHED, RequestRecord
 from gapmeter.scenarios import Scenario
-from gapmeter.scenarios.slo import LATENCIES
+from gapmeter.scenarios.slo import LATENCIES, Slo
 
 LOOKS = 4
 _PLANNED = 2.2  # times the independent values that both ends take: so many requests suffice in 19 runs of 20
@@ -82,6 +83,7 @@ class Patience:
         self._asked = [
             (slo.metric, slo.percentile) for slo in scenario.slo if slo.metric in LATENCIES and slo.percentile
         ]
+        self._fewest = max((_fewest(slo) for slo in scenario.slo), default=0)
         self._so_far, self._finds_warmup = RequestsSoFar(load.retries), load.warmup_ns is None
 
     def until_ns(self, seen: Sequence[tuple[int, RequestRecord]], now_ns: int) -> int | None:
@@ -105,7 +107,13 @@ class Patience:
         if self._finds_warmup and (warmup := detect_warmup(table)).state == "warmed":
             table = table[table["due_ns"] >= warmup.until_ns]
         asked = ((metric_series(table, metric, failures=True), percentile) for metric, percentile in self._asked)
-        return all(not values.more_values(percentile) for values, percentile in asked)
+        return len(table) >= self._fewest and all(not values.more_values(percentile) for values, percentile in asked)
+
+
+def _fewest(slo: Slo) -> int:
+    """How many requests, none of which failed, show that no larger a share fails than an SLO of errors allows."""
+    share = slo.limit_share
+    return 0 if share is None or share >= 1 else values_needed(100 - 100 * share)
 
 
 def shortage(scenario: Scenario) -> str:
@@ -123,9 +131,8 @@ def shortage(scenario: Scenario) -> str:
             full = f"p{slo.percentile:g} with a full interval needs about"
             count = math.ceil(_PLANNED * values_needed(slo.percentile))
             asked.append((count, full, "if latencies are correlated", "a bound or less"))
-        elif slo.limit_share is not None and slo.limit_share < 1:
-            count = values_needed(100 - 100 * slo.limit_share)
-            asked.append((count, f"{slo.text} is met only with about", "if any fails", "it undecided"))
+        elif fewest := _fewest(slo):
+            asked.append((fewest, f"{slo.text} is met only with about", "if any fails", "it undecided"))
     needed, what, more, little = max(asked)
     planned = load.requests or load.rate * (load.longest_ns or 0) / 1e9
     if planned >= needed:

@@ -105,6 +105,14 @@ def test_a_load_of_fewer_requests_goes_on_to_the_look_at_which_there_are_enough(
     assert ended in [20 + look * 10 for look in range(1, LOOKS - 1)]
 
 
+@pytest.mark.parametrize(("errors", "looks"), [("5 %", {20}), ("1 %", {30, 40}), ("0.1 %", {None})])
+def test_a_load_goes_on_until_there_are_as_many_requests_as_a_limit_of_errors_takes(
+    errors: str, looks: set[float | None]
+) -> None:
+    slo = f'slo=["ttft p90 <= 1 s", "errors <= {errors}"]'
+    assert ends_after_s(independent(830), slo, every_ms=60) in looks
+
+
 def test_a_load_that_comes_in_long_bursts_lasts_as_long_as_its_patience() -> None:
     bursts = np.repeat(np.random.default_rng(1).exponential(10, 25), 100) + independent(2500) / 10
     assert ends_after_s(bursts) is None
