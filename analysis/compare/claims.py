@@ -57,6 +57,7 @@ from gapmeter.analysis.stats.estimate import CONFIDENCE, MOST_LOG, TAIL, Differe
 from gapmeter.scenarios.slo import LATENCIES
 
 FAMILY: tuple[float, ...] = (50.0, 90.0, 99.0)
+_ROUNDING_NS = 1.0  # stamps are whole nanoseconds: percentiles of equal values may differ by less
 LEAST_CAUSE = 0.1  # of the difference: work that changed by less is no cause of it
 # Waits whose length others decide: they follow from what somebody's work takes, and are never its first cause.
 WAITS = frozenset(
@@ -145,7 +146,7 @@ def _claim(
     floor = floors.get(metric, (0.0, 0.0))[0 if p is not None and p <= 50 else 1]
     if adjusted is None or difference.value is None:
         return Claim(metric, p, difference, None, False, None, floor)
-    confirmed = bool(adjusted <= 1 - CONFIDENCE and abs(difference.value) > floor)
+    confirmed = bool(adjusted <= 1 - CONFIDENCE and abs(difference.value) > max(floor, _ROUNDING_NS))
     least = max(difference.least(1 - (1 - CONFIDENCE) / family), floor)
     return Claim(metric, p, difference, float(adjusted), confirmed, least, floor)
 

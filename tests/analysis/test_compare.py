@@ -181,6 +181,13 @@ def test_a_difference_below_the_load_testers_own_floor_is_not_claimed() -> None:
     assert blind.word == NOTHING
 
 
+def test_what_rounding_makes_of_equal_values_is_no_difference() -> None:
+    run = virtual(6)
+    (verdict,) = claims.judge([compare_sides([run], [scaled(run, 1e-15)], PERCENTILES, resamples=100)], {})
+    assert any(claim.difference.value for claim in verdict.claims)
+    assert verdict.word == NOTHING
+
+
 def test_where_no_difference_is_found_the_figure_of_an_slo_is_told_of() -> None:
     found = compare_sides([virtual(6)], [virtual(6, 1)], PERCENTILES, resamples=100)
     for slos, told in ((), ("e2e", 50.0)), ([("tpot", 50.0)], ("tpot", 50.0)):
