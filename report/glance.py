@@ -8,19 +8,7 @@ from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.report import document as doc
 from gapmeter.report import why
-from gapmeter.report.document import (
-    DETAILS,
-    MARKDOWN,
-    TERMINAL,
-    Block,
-    Facts,
-    Figure,
-    Heading,
-    Row,
-    Section,
-    Table,
-    in_ms,
-)
+from gapmeter.report.document import MARKDOWN, TERMINAL, Block, Facts, Figure, Heading, Row, Section, Table, in_ms
 from gapmeter.report.percentiles import figure
 from gapmeter.report.words import of_answered
 
@@ -47,7 +35,7 @@ def glance(result: RunResult, manifest: Manifest) -> list[Section]:
     page: list[Block] = [Facts([*served, *length]), latency, *why.advice(result, manifest)]
     return [
         Section("glance", "", [Facts([*served, *latencies])], on=TERMINAL, joined=True),
-        Section("glance", "", [Facts(length)], on=DETAILS, joined=True),
+        Section("glance", "", [Facts(length)], on=doc.DETAILS, joined=True),
         Section("glance", "", [Facts([*served, *length])], on=MARKDOWN),
         Section("glance", "At a glance", page, short="at a glance"),
     ]

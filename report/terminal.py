@@ -135,9 +135,9 @@ def _table(table: Table, width: int) -> Iterator[Text]:
 
 
 def _shortened(command: str, width: int) -> str:
-    """The beginning of a long command, whole words in a line, with what shows the rest."""
-    rest = " … (-v: whole)"
-    return command[: width - cell_len(rest)].rpartition(" ")[0] + rest
+    """The beginning of a long command in a line, with whole flags."""
+    rest, flag = " … (whole in the report)", " --"
+    return command[: width - cell_len(rest) + len(flag)].rpartition(flag)[0] + rest
 
 
 def _padded(cell: str, wide: int, *, right: bool) -> str:

@@ -217,6 +217,16 @@ def test_no_line_is_wider_than_the_terminal_and_only_paths_are_left_whole(failed
     assert lines == [line.rstrip() for line in lines]
 
 
+def test_a_command_that_would_fill_the_screen_is_whole_where_all_is_asked_for(failed: Any) -> None:
+    manifest, settings = Manifest.read(failed.path), " ".join(f"--set load.steps={n}" for n in range(9))
+    long = manifest.model_copy(update={"command": f"{manifest.command} {settings}"})
+    told = run.brief(RunResult.read(failed.path), long)
+    first, everything = (terminal.text(told, details=details).plain for details in (False, True))
+    begins = "\ngapmeter compare --run chat-p99 --b server.max_batch=16"
+    assert f"{begins} … (whole in the report)\n" in first
+    assert f"{begins} {settings}\n" in everything
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
