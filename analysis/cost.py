@@ -1,6 +1,6 @@
 """Cost, efficiency and value of a run: three figures of three kinds, never one.
 
-*Cost*: dollars of a request at the SLA, which is the price of a replica over the rate at which the SLOs are known to
+*Cost*: dollars of a request at the SLO, which is the price of a replica over the rate at which the SLOs are known to
 hold.
 
     USD per request = G x USD per hour / (3600 x rate x planned utilisation)
@@ -138,7 +138,7 @@ def _at_the_answer(low: float | None, high: float | None, trials: Sequence[Searc
 def describe_value(cost: Cost | NoCost, goodput_ci: Ends | None) -> Value:
     """Requests within their limits for a dollar, from the goodput share's lower end."""
     if isinstance(cost, NoCost):
-        return Value(good_requests_per_usd=None, reason="there is no cost at the SLA")
+        return Value(good_requests_per_usd=None, reason="there is no cost at the SLO")
     least = goodput_ci[0] if goodput_ci else None
     if least is None:
         return Value(good_requests_per_usd=None, reason="the share of requests within their limits is unmeasured")
@@ -146,7 +146,7 @@ def describe_value(cost: Cost | NoCost, goodput_ci: Ends | None) -> Value:
 
 
 def describe_cost(rate: SlaRate | NoRate, tokens: TokensPerRequest, manifest: Manifest) -> Cost | NoCost:
-    """The cost at the SLA, or why there is none."""
+    """The cost at the SLO, or why there is none."""
     try:
         price = price_of(manifest)
     except NoPrice as missing:

@@ -89,8 +89,11 @@ def owner_words(owner: str, device: str) -> str:
     """An owner's name for people; ``device`` is what computes the forwards: GPU, CPU, or a word for several.
 
     ``GPU`` is the owner's key in summary.json wherever the forwards ran. On a CPU the API server and the framework
-    compute too, so there the owner is the forward pass, not the processor.
+    compute too, so there the owner is the forward pass, not the processor. ``capacity`` is the key of what more
+    replicas, cores or slots would shorten; people read that word as the rate that a server holds.
     """
+    if owner == "capacity":
+        return "contention"
     if owner != "GPU":
         return owner
     return "CPU forward pass" if device == "CPU" else device

@@ -324,14 +324,15 @@ def _posterior(search: Search) -> Section:
 
 
 def _economy(result: CapacityResult, manifest: SearchManifest) -> list[Section]:
-    """Cost, efficiency and value: a table on the page, three lines elsewhere."""
+    """Cost, efficiency and value: a table on the page; in the terminal the cost, and the energy if it was measured."""
     economy = result.economy
     if economy is None:
         return []
     worth, each = economy.value.good_requests_per_usd, economy.cost.per_request_usd
     least = None if worth is None or each is None else worth * each  # the share of good requests that it rests on
     lines = cost.lines(economy, (least, None), simulated=manifest.asked.server.engine == "simulated")
-    return [Section("cost", "", [doc.Facts(lines)], on=TERMINAL), cost.section(economy, lines)]
+    brief = lines[: 2 if economy.energy.per_request_j is not None else 1]
+    return [Section("cost", "", [doc.Facts(brief)], on=TERMINAL), cost.section(economy, lines)]
 
 
 def _trials_in_short(search: Search) -> Section:
@@ -339,10 +340,10 @@ def _trials_in_short(search: Search) -> Section:
     for trial in search.trials:
         seen, slo = trial.reason or "", trial.decided_by if trial.confidence is not None else None
         if slo:
-            which = f"{slo.text}: " if len(trial.slos) > 1 else ""
-            beyond = f"{count(slo.over)} of {count(slo.count)} over the limit, effective n {count(slo.n_eff)}"
+            which = f"{slo.text}: " if len(trial.slos) > 1 and slo.text != search.binding_slo else ""
+            beyond = f"{count(slo.over)} of {count(slo.count)} over, effective n {count(slo.n_eff)}"
             grew = ", but the queue grew" if trial.overloaded else ""
-            seen = f"{which}{beyond}{grew}; {duration(1000 * trial.seconds)}"
+            seen = f"{which}{beyond}{grew}"
         rows.append([str(trial.number), Figure(trial.rate, "rate"), *_found(trial), seen])
     headers: doc.Headers = ["", "rate", Column("verdict", wraps=True), "confidence", Column("evidence", wraps=True)]
     return Section("in-short", "", [Table("Trials", headers, rows, words=1, whole=True)], on=BRIEF)

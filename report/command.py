@@ -68,9 +68,9 @@ class Command:
             return self
         return Command(("gapmeter", "run", *self.words[2:])).without(*_OF_A_SEARCH).with_set(*settings)
 
-    def as_comparison(self, a: str, b: str) -> Command | None:
-        """For a run: the command that runs its scenario under ``a`` and ``b``, in turn; None for any other command."""
-        return self._with_its_settings(("compare", "--run"), ("--a", a, "--b", b))
+    def as_comparison(self, b: str) -> Command | None:
+        """For a run: the command that runs its scenario as it is and under ``b``, in turn; None for any other one."""
+        return self._with_its_settings(("compare", "--run"), ("--b", b))
 
     def as_search(self) -> Command | None:
         """For a run: the command that searches its scenario's capacity; None for any other command."""

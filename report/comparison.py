@@ -45,7 +45,7 @@ _SIDES = (
     "(Harrell and Davis), so the two may differ slightly."
 )
 _ONE_RUN = "one run per side: the interval leaves out how much repeated runs differ"
-_RARE: doc.Headers = ["per request at the SLA", "energy a request"]
+_RARE: doc.Headers = ["per request at the SLO", "energy a request"]
 
 
 def write(folder: Path, result: Comparison) -> Comparison:
@@ -255,14 +255,13 @@ def _protocol(result: Comparison) -> Section:
 
 
 def _facts(result: Comparison) -> Section | None:
-    """The same in a terminal: on one line where both values fit, else a paragraph for each side."""
-    several, rows = len(result.protocol) > 1, list[tuple[str, *tuple[str, ...]]]()
+    """The same in a terminal, a line each; values that do not fit there are in the report."""
+    several, rows = len(result.protocol) > 1, list[tuple[str, str]]()
     for each in result.protocol:
         for fact in each.facts:
             key = f"{each.side}, {fact.key}" if several else fact.key
             line = f"{key}: {fact.a} | {fact.b}"
-            sides = (key, f"{result.sides[0].name}  {fact.a}", f"{each.side}  {fact.b}")
-            rows.append((fact.meaning, *((line,) if len(line) <= _ONE_LINE else sides)))
+            rows.append((fact.meaning, line if len(line) <= _ONE_LINE else f"{key} (the report has the values)"))
     return Section("facts", "", [doc.Facts(rows)], on=TERMINAL) if rows else None
 
 

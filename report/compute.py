@@ -20,7 +20,7 @@ _PARTS = {
     "compute": ("{device} computing for the request", DECODE_COLOR),
     "launch_gap": ("{device} waiting for the host to launch", "#B07A00"),
     "host": ("host: API server and framework", OWNER_COLORS["framework"]),
-    "queue": ("waiting for capacity: queue, others' work", OWNER_COLORS["capacity"]),
+    "queue": ("contention: queue, others' work", OWNER_COLORS["capacity"]),
     "network": ("network", OWNER_COLORS["network"]),
     "load_tester": ("load tester", OWNER_COLORS["load tester"]),
     "unexplained": ("unexplained", "url(#hatch-unexplained)"),

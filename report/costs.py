@@ -309,7 +309,7 @@ def _table(result: CostTable) -> Table:
         ]  # fmt: skip
         rows.append([*cells, _fleet(row)] if fleets else cells)
     headers: doc.Headers = [
-        "", "device", "setting", "within the SLA (req/s)", "proven to hold (req/s)", Column("price", wraps=True),
+        "", "device", "setting", "within the SLO (req/s)", "proven to hold (req/s)", Column("price", wraps=True),
         "a million requests", "a million output tokens", "energy a request", "times the cheapest",
         Column("what binds", wraps=True), *([Column("in whole replicas", wraps=True)] if fleets else []),
     ]  # fmt: skip
@@ -342,7 +342,7 @@ def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
         told.append((row.name, "; ".join(more)))
         rows.append([Name(row.name), capacity, requests, ratio, "; ".join(more)])
     headers: doc.Headers = [
-        "", "req/s within the SLA", "a million requests", "times the cheapest", Column("", below=True)
+        "", "req/s within the SLO", "a million requests", "times the cheapest", Column("", below=True)
     ]  # fmt: skip
     blocks: list[doc.Block] = [Table("What a request costs", headers, rows, words=1, whole=True), *notes]
     if result.pareto and result.served and not _has_costs(result):

@@ -139,24 +139,21 @@ def change_sentence(pair: PairComparison) -> str:
 
 
 def not_estimable(pair: PairComparison) -> str:
-    """Which figures nothing can be said of, and why, once for all of a metric; "" where there are none."""
+    """Which figures nothing can be said of, and why; "" where there are none. The page has each one's own reason."""
     small, late, failed = list[str](), list[str](), list[str]()
     for metric, known in pair.metrics.items():
         missing = {key: figure for key, figure in known.percentiles.items() if figure.difference_ms is None}
-        late_ms = {key: figure.late_ms for key, figure in missing.items() if figure.late_ms is not None}
-        reasons = {key: figure.why for key, figure in missing.items() if key not in late_ms and not figure.failed}
-        of_failed = [key for key in missing if key not in late_ms and key not in reasons]
-        if reasons:
-            reason = next(iter(reasons.values())) or "not estimable"
-            small.append(f"{_names(metric, reasons)} ({reason.partition(' do not support')[0].rstrip(',')})")
-        late += [f"{_names(metric, late_ms)} (up to {duration(max(late_ms.values()))})"] if late_ms else []
-        failed += [_names(metric, of_failed)] if of_failed else []
+        refused = [key for key, figure in missing.items() if figure.late_ms is not None]
+        of_failed = [key for key, figure in missing.items() if figure.failed and key not in refused]
+        of_few = [key for key in missing if key not in refused and key not in of_failed]
+        for listed, keys in ((small, of_few), (late, refused), (failed, of_failed)):
+            listed += [_names(metric, keys)] if keys else []
     said = [f"Samples too small: {'; '.join(small)}."] if small else []
     said += [f"Among the requests that failed, on both sides: {'; '.join(failed)}."] if failed else []
     means = [(metric.upper(), known.mean) for metric, known in pair.metrics.items() if known.mean is not None]
     lacking = [(name, mean) for name, mean in means if mean.difference_ms is None and mean.late_ms is None]
     said += [f"No mean of {', '.join(name for name, _ in lacking)}: {lacking[0][1].why}."] if lacking else []
-    said += [f"Refused, since so much may be the load tester's own lateness: {'; '.join(late)}."] if late else []
+    said += [f"Refused, since too much may be the load tester's own lateness: {'; '.join(late)}."] if late else []
     return " ".join(said)
 
 

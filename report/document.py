@@ -327,7 +327,7 @@ def flat(blocks: Iterable[Block]) -> Iterator[Block]:
 class Section:
     """One part. ``key`` is its id in the page, ``short`` names it in the contents; without a title it has no heading.
 
-    ``data`` is given to the page's script as JSON.
+    ``data`` is given to the page's script as JSON. ``joined``: in the terminal no empty line stands above it.
     """
 
     key: str
@@ -337,6 +337,7 @@ class Section:
     short: str = ""
     on: Medium = Medium.PAGE
     data: Mapping[str, Any] = field(default_factory=dict)
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from gapmeter.analysis.results.requests import ENDED_BY_US, FailureExample
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.report import document as doc
 from gapmeter.report.document import BRIEF, Facts, Figure, Name, Paragraph, Row, Section, Table, Words, in_ms
-from gapmeter.report.words import as_sentence, of_all, of_answered
+from gapmeter.report.words import as_sentence, of_all
 
 _MOST_CLASSES = 4  # in the terminal; the page has them all
 _FAILED = {
@@ -60,8 +60,7 @@ def failed_in_short(result: RunResult) -> Section | None:
     for found in result.failures[:_MOST_CLASSES]:
         for one in found.examples[:1]:
             said = " ".join(said_by_server(one).split())
-            where = f"{_status(one)}, at {one.at_s:.1f} s, {one.request_id}"
-            lines.append(doc.Quoted(f"first {found.name}: {said} ({where})"))
+            lines.append(doc.Quoted(f"first {found.name}: {said} ({_status(one)}, at {one.at_s:.1f} s)"))
     if censored := _censored(result):
         lines.append(censored)
     return Section("failed", "", [Facts([("failed", *lines)])], on=BRIEF)
@@ -85,16 +84,15 @@ def _censored(result: RunResult) -> str:
         return ""
     said = []
     for metric in ("ttft", "e2e"):
-        with_them, without, name = result.metrics_censored[metric], result.metrics[metric], metric.upper()
+        with_them, name = result.metrics_censored[metric], metric.upper()
         bounded = with_them.over_ms  # by failures that lie among them
         usual = (99.0, 95.0, 90.0, 50.0)
         p = next((p for p in usual if with_them.ms(p) is not None or percentile_key(p) in bounded), None)
         if p is None:
             said.append(f"{name} not estimable")
             continue
-        key, alone = percentile_key(p), without.ms(p)
-        text = over(bounded[key]) if key in bounded else duration(with_them.ms(p))
-        said.append(f"{name} {key} {text}" + (f" ({duration(alone)} {of_answered(result)})" if alone else ""))
+        key = percentile_key(p)
+        said.append(f"{name} {key} {over(bounded[key]) if key in bounded else duration(with_them.ms(p))}")
     return f"{of_all(result)}, counting failures as at least {over(at_ms).removeprefix('> ')}: {', '.join(said)}"
 
 

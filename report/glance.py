@@ -19,8 +19,7 @@ _METRICS = ("ttft", "itl", "e2e")
 def glance(result: RunResult, manifest: Manifest) -> list[Section]:
     """For the terminal in three lines; on the page a table, and beside it why, by owner, with what to try."""
     served = [("served", words)] if (words := _served(result)) else []
-    if words := _length(result, manifest):
-        served.append(("length", words))
+    length = [("length", words)] if (words := _length(result, manifest)) else []
     whose = [("latency", of_answered(result))] if result.failures else []
     latencies = [*whose, ("TTFT", _line(result, "ttft")), ("E2E", _line(result, "e2e"))]
     rows: list[Row] = [
@@ -33,10 +32,11 @@ def glance(result: RunResult, manifest: Manifest) -> list[Section]:
     latency: Block = Table("Percentiles at a glance", headers, rows, css="compact")
     if (owners := why.owners(result)) is not None:
         latency = doc.Columns([[Heading("What was served"), latency], [Heading(owners.name), owners]])
-    page: list[Block] = [Facts(served), latency, *why.advice(result, manifest)]
+    page: list[Block] = [Facts([*served, *length]), latency, *why.advice(result, manifest)]
     return [
-        Section("glance", "", [Facts([*served, *latencies])], on=TERMINAL),
-        Section("glance", "", [Facts(served)], on=MARKDOWN),
+        Section("glance", "", [Facts([*served, *latencies])], on=TERMINAL, joined=True),
+        Section("glance", "", [Facts(length)], on=doc.DETAILS, joined=True),
+        Section("glance", "", [Facts([*served, *length])], on=MARKDOWN),
         Section("glance", "At a glance", page, short="at a glance"),
     ]
 
@@ -54,9 +54,9 @@ def _served(result: RunResult) -> str:
     failed, ended = counts.failed_by_server, counts.ended
     good_per_s = result.goodput.per_s if result.goodput.limits_ms else None
     good = "" if good_per_s is None else f" ({share(good_per_s / through.requests_per_s)} good)"
-    judged = any(slo.metric == "errors" for slo in result.slo)  # and so named among the objectives
-    errors = f"{count(failed)} of {count(ended)} failed ({share(failed / max(ended, 1))})"
-    errors = errors if failed else "" if judged else "none failed"
+    errors = f"{count(failed)} of {count(ended)} failed ({share(failed / max(ended, 1))})" if failed else "none failed"
+    if any(slo.metric == "errors" for slo in result.slo):  # an objective says it
+        errors = ""
     return ", ".join(filter(None, (f"{rate(through.requests_per_s)}{good}", tokens and f"{tokens} tok/s", errors)))
 
 

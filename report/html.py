@@ -56,7 +56,7 @@ def page(document: Document, scripts: Sequence[str] = (), policy: str = "") -> s
 
 
 def origin(provenance: Provenance) -> Fragment:
-    """The small line beneath everything that may be cut out of the page."""
+    """The small line beneath every picture, which may be cut out of the page."""
     return el("p", provenance.line(), class_="origin")
 
 
@@ -144,7 +144,7 @@ class _Printer:
         """A picture with its caption, its legend, where it is from, and its table folded behind it."""
         picture = block.picture.draw(block.key, self._provenance.stamp)
         table = block.table
-        behind = el("details", el("summary", "as a table"), self.table(table, own_line=False)) if table else NOTHING
+        behind = el("details", el("summary", "as a table"), self.table(table)) if table else NOTHING
         drawn = el(
             "figure",
             el("div", el("div", picture, class_=f"plot {block.margin}".strip()), class_="scroll"),
@@ -154,8 +154,8 @@ class _Printer:
         )
         return group([drawn, self._legend(block.stages)]) if block.stages else drawn
 
-    def table(self, table: Table, *, own_line: bool = True) -> Fragment:
-        """A table with its button, and a line that says where it is from unless its chart has said so."""
+    def table(self, table: Table) -> Fragment:
+        """A table with its button."""
         numeric = [_is_numeric(table, at) for at in range(len(table.columns))]
         head = [
             el("th", column.title, scope="col", class_="n" if number else None, data_csv=column.csv or None)
@@ -176,7 +176,6 @@ class _Printer:
             "div",
             el("div", grid, class_="wide", tabindex=0, role="region", aria_label=f"{table.name}, as a table"),
             el("button", "copy as CSV", type="button", class_="copy"),
-            origin(self._provenance) if own_line else NOTHING,
             class_="table",
         )
 

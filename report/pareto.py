@@ -135,7 +135,7 @@ def _lead(pareto: Pareto) -> str:
         f"Further right answers faster, further up serves more on the same hardware. Per user: 1000 / "
         f"{pareto.statistic} TPOT in ms{mean}. Per {pareto.unit}: output tokens of all requests that succeeded, within "
         f"their SLOs or not. $: a million of them at this throughput and the planned utilisation; points that miss "
-        f"their SLOs have it too, unlike a cost at the SLA."
+        f"their SLOs have it too, unlike a cost at the SLO."
     )
 
 

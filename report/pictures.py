@@ -212,7 +212,7 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class CostRange:
-    """A request's cost at the SLA with its interval on a logarithmic axis; no ``low`` where nobody looked for it."""
+    """A request's cost at the SLO with its interval on a logarithmic axis; no ``low`` where nobody looked for it."""
 
     said: str
     value: float
@@ -226,7 +226,7 @@ class CostRange:
             plot, self.low or x.scale.low, self.high, row=0, thick=12, css="band" if self.low else "band maybe"
         )
         dot = points(plot, [Point(self.value, 0, title=usd(self.value))])
-        return plot.chart(name, "Cost of a request at the SLA", self.said, band, dot)
+        return plot.chart(name, "Cost of a request at the SLO", self.said, band, dot)
 
 
 def ledger_bar(parts: Mapping[str, float], longest_ms: float) -> Fragment:

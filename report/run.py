@@ -75,7 +75,7 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
         failures if first is not failures else None,
         *glance.glance(result, manifest),
         why_slow if first is not why_slow else None,
-        _trusted(result),
+        _trusted(result, why_slow),
         waits.tail(result),
         percentiles.definitions(result),
         percentiles.metrics(result),
@@ -148,7 +148,7 @@ def _verdict(result: RunResult, regression: Regression | None) -> doc.Verdict:
         tokens = f", a million output tokens {usd(output[1])}" if output else ""
         many, _ = cost.many_requests(each)
         who = "a million requests cost" if many > 1 else "a request costs"
-        paid = f"At this SLA {who} at most {usd(many * each)}{tokens}."
+        paid = f"At these SLOs {who} at most {usd(many * each)}{tokens}."
     more = [
         Said(owner, on=PAGE, stage=(anatomy.stage if anatomy and anatomy.leading else ""), strong=True),
         Said(why.most_an_upgrade_brings(result), on=PAGE),
@@ -183,14 +183,19 @@ def _warnings(result: RunResult, told: Sequence[str] = ()) -> list[doc.Block]:
     return [doc.Warnings(items)] if items else []
 
 
-def _trusted(result: RunResult) -> Section:
-    """In the terminal: may it be believed, and what speaks against that; of several doubts the first."""
-    facts = [("trust", trust.trust_sentence(result))]
+def _trusted(result: RunResult, why_slow: Section | None) -> Section:
+    """In the terminal: may it be believed, and what speaks against that; of several doubts the first.
+
+    ``why_slow`` stands above it; what that says to try is no doubt.
+    """
+    facts = [("trust", trust.trust_sentence(result, brief=True))]
     if result.verdict == INVALID:
         facts.append(("rules", "docs/how-it-measures.md: what makes a run INVALID, and when a figure is refused"))
         return Section("trusted", "", [Facts(facts), *_warnings(result, result.invalid_reasons)], on=TERMINAL)
     judged = {slo.metric for slo in result.slo}
+    advised = " ".join(str(one.words) for one in why_slow.blocks if isinstance(one, doc.Paragraph)) if why_slow else ""
     told = [one for one in result.warnings if one.code != "errors" or one.flag]  # failures stand above it
+    told = [one for one in told if not one.flag or one.flag not in advised]
     doubts = [(one.touches, as_sentence(one.text) + (f" Try {one.flag}." if one.flag else "")) for one in told]
     doubts.append((tuple(judged), _unsteady(result)))
     doubts.sort(key=lambda doubt: not judged & set(doubt[0]))  # then in their order
@@ -213,6 +218,8 @@ def _details(result: RunResult) -> Section:
     """A line for each part that has something to say."""
     steady = (_steady(result), trust.drift_sentence(result.drift))
     facts = [
+        ("why", " ".join(map(as_sentence, why.said_of(result)))),
+        ("trust", trust.trust_figures(result)),
         ("steady", " ".join(as_sentence(part) for part in steady if part)),
         ("device", device.telemetry_sentence(result.telemetry) if result.telemetry else ""),
         ("roof", device.roofline_line(result.roofline) or ""),

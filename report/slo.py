@@ -49,13 +49,7 @@ def verdict_sentence(result: RunResult) -> str:
         many = len(result.slo)
         return f"All {many} SLOs met; closest to its limit: {said}." if many > 1 else f"SLO met: {said}."
     if result.verdict == INCONCLUSIVE:
-        if telling.resent is not None:
-            return f"{said}: undecided; {_in_doubt(telling)}."
-        if changed := changed_meanwhile(result):
-            return f"{said}: undecided; {changed}."
-        needs = telling.needs
-        more = f"{how_much_more(needs)} would decide it" if needs else "too close to the limit to decide"
-        return f"{said}: {'; '.join(filter(None, ('undecided', leaning(telling), more)))}."
+        return f"{said}: {_needed(result, telling)}."
     if telling.outage is not None:
         return as_sentence(f"{outage_text(telling.outage)}: {said}")
     excess = "" if through_failures(result, telling) else excess_sentence(result, telling.metric)
@@ -83,7 +77,7 @@ def _failed(answer: SloAnswer) -> int:
 
 def _failures(answer: SloAnswer) -> str:
     """Why a percentile has no value."""
-    what = "of the token gaps never came" if answer.metric == "itl" else "failed"
+    what = "never came" if answer.metric == "itl" else "failed"
     return f"more than {100 - (answer.percentile or 0.0):.6g} % {what}"
 
 
@@ -258,15 +252,15 @@ def objectives(result: RunResult) -> Section:
 
 
 def objectives_in_short(result: RunResult) -> Section | None:
-    """For the terminal and Markdown: a line an objective, with how much of its limit is used and what is missing."""
+    """For the terminal and Markdown: a line an objective, with how much of its limit is used, or what is missing."""
     rows: list[Row] = [
         [_ANSWERS[slo.status], _name(slo), _measured(at, slo), slo_interval(slo), Figure(slo.limit, slo.unit),
-         _bar(slo), "; ".join(filter(None, (_missing(result, slo), highest_known(slo) if slo.value is None else "")))]
+         _missing(result, slo, leans=False) or _bar(slo)]
         for at, slo in enumerate(result.slo)
     ]  # fmt: skip
     headers: Headers = [
-        Column("answer", brief=" "), _of("SLO", result), "measured", Column("95 % interval, or bound", wraps=True),
-        "limit", Column("used", wraps=True), Column("also", below=True, wraps=True),
+        Column("answer", brief=" "), _of("SLO", result), "measured", Column("95 % interval", wraps=True), "limit",
+        Column("used", wraps=True),
     ]  # fmt: skip
     return Section("slo", "", [Table("Objectives", headers, rows, words=2)], on=BRIEF) if rows else None
 
@@ -284,13 +278,13 @@ def _name(slo: SloAnswer) -> str:
     return "errors" if slo.metric == "errors" else f"{slo.metric.upper()} p{slo.percentile:g}"
 
 
-def _missing(result: RunResult, slo: SloAnswer) -> str:
-    """What would decide an SLO that is not; why a percentile has no value."""
+def _missing(result: RunResult, slo: SloAnswer, *, leans: bool = True) -> str:
+    """What would decide an SLO that is not, and which way it leans; why a percentile has no value."""
     if slo.status == INVALID:
         return "never occurred" if slo.late is None else late_words(slo.late)
-    none = f"{_failures(slo)}: p{slo.percentile:g} has no value" if slo.among_failures else ""
+    none = _failures(slo) if slo.among_failures else ""
     none = none if slo.late is None else late_words(slo.late)
-    return "; ".join(filter(None, (none, _needed(result, slo) if slo.status == INCONCLUSIVE else "")))
+    return "; ".join(filter(None, (none, _needed(result, slo, leans=leans) if slo.status == INCONCLUSIVE else "")))
 
 
 def changed_meanwhile(result: RunResult) -> str:
@@ -300,16 +294,13 @@ def changed_meanwhile(result: RunResult) -> str:
     return "latency changed during the run" if result.steady.state == "unsteady" else ""
 
 
-def _needed(result: RunResult, slo: SloAnswer) -> str:
+def _needed(result: RunResult, slo: SloAnswer, *, leans: bool = True) -> str:
     if slo.resent is not None:
         return _in_doubt(slo)
     if changed := changed_meanwhile(result):
         return changed
-    if slo.needs is None:
-        return "too close to decide"
-    minutes = about_minutes(slo.needs).replace("about ", "~")
-    needs = f"needs {f'{minutes} more' if minutes else more_requests(slo.needs)}"
-    return "; ".join(filter(None, (leaning(slo), needs)))
+    needs = f"needs {how_much_more(slo.needs)}" if slo.needs else "too close to decide"
+    return "; ".join(filter(None, (leaning(slo) if leans else "", needs)))
 
 
 def explained(result: RunResult, slo: SloAnswer) -> str:

@@ -261,7 +261,7 @@ def _economy(sweep: SweepFigures) -> Section | None:
         for point in shown:
             reasons.setdefault(point.economy.cost.reason or "", []).append(point.label)
         said = [reason if len(reasons) == 1 else f"{', '.join(labels)}: {reason}" for reason, labels in reasons.items()]
-        none = f"No point has a cost at the SLA, and energy was not measured. {as_sentence('; '.join(said))}"
+        none = f"No point has a cost at the SLO, and energy was not measured. {as_sentence('; '.join(said))}"
         return Section("economy", name, [Paragraph(none)], short="cost")
     why = any(point.economy.cost.reason for point in shown)
     headers: doc.Headers = [

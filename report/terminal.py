@@ -42,9 +42,11 @@ def text(
     """
     width = max(_LEAST, min(width, _MOST))
     parts = [*_head(document, width, details=details)]
+    joined = document.verdict is not None  # the first section is what it rests on
     for section in document.on(doc.TERMINAL | doc.DETAILS if details else doc.TERMINAL):
-        drawn = [one for block in doc.flat(section.blocks) for one in _block(block, width)]
-        parts += [Text("\n").append_text(Text("\n").join(drawn))] if drawn else []
+        if drawn := [one for block in doc.flat(section.blocks) for one in _block(block, width, details=details)]:
+            parts.append(Text("" if joined or section.joined else "\n").append_text(Text("\n").join(drawn)))
+            joined = False
     for name, *lines in links.rows if links else ():
         parts.append(Text(f" {name:<{_MARGIN - 2}} {' '.join(map(plain, lines))}".replace("\n", " ")))
     parts += [Text(" ").append(end, "bold")] if end else []
@@ -79,7 +81,7 @@ def _head(document: Document, width: int, *, details: bool) -> Iterator[Text]:
             yield Text(_wrapped(one.words, width, margin, margin))
 
 
-def _block(block: doc.Block, width: int) -> Iterator[Text]:
+def _block(block: doc.Block, width: int, *, details: bool) -> Iterator[Text]:
     match block:
         case doc.Paragraph():
             yield Text(_wrapped(plain(block.words), width, " ", "   "))
@@ -96,11 +98,11 @@ def _block(block: doc.Block, width: int) -> Iterator[Text]:
                 yield Text(_wrapped(" ".join(filter(None, (one.text, one.cause))), width, " ! ", "   "))
                 yield from [Text(f"   try {one.flag}")] if one.flag else []
         case doc.Pre():
-            yield Text(block.text)
+            yield Text(block.text if details or cell_len(block.text) <= 2 * width else _shortened(block.text, width))
 
 
 def _table(table: Table, width: int) -> Iterator[Text]:
-    """Columns as wide as their widest cell; the last one is cut. What is ``below`` stands under its row."""
+    """Columns as wide as their widest cell. What is ``below`` stands under its row, as do last words without room."""
     columns = table.columns
     shown = [at for at, column in enumerate(columns) if not column.below]
     signs = {at for at in shown if table.rows and all(isinstance(c := row[at], Mark) and c.sign for row in table.rows)}
@@ -122,11 +124,20 @@ def _table(table: Table, width: int) -> Iterator[Text]:
             drawn.append("…")
         return drawn
 
+    room = width - 1 - sum(wide + (1 if wide == 1 else 2) for wide in widths[:-1])  # for the last column
     yield line(heads, [""] * len(shown))
     for row, cells in zip(table.rows, rows, strict=True):
-        yield line(cells, [_STYLES[cell.tone] if isinstance(cell := row[at], Mark) else "" for at in shown])
         below = [plain(row[at]) for at, column in enumerate(columns) if column.below and plain(row[at])]
+        if columns[shown[-1]].wraps and not table.whole and cell_len(cells[-1]) > room:
+            below, cells = [cells[-1], *below], [*cells[:-1], ""]
+        yield line(cells, [_STYLES[cell.tone] if isinstance(cell := row[at], Mark) else "" for at in shown])
         yield from (Text(_wrapped(words, width, " " * 8, " " * 8)) for words in below)
+
+
+def _shortened(command: str, width: int) -> str:
+    """The beginning of a long command in a line, with whole flags."""
+    rest, flag = " … (whole in the report)", " --"
+    return command[: width - cell_len(rest) + len(flag)].rpartition(flag)[0] + rest
 
 
 def _padded(cell: str, wide: int, *, right: bool) -> str:

@@ -46,9 +46,9 @@ _RATIO_LEAD = (
 )
 
 
-def trust_sentence(result: RunFigures) -> str:
-    """One line of the figures that say how far the others can be trusted."""
-    return f"{'valid' if result.trust.valid else 'NOT valid'}: {trust_figures(result)}"
+def trust_sentence(result: RunFigures, *, brief: bool = False) -> str:
+    """One line of the figures that say how far the others can be trusted; ``brief``: of the most telling ones."""
+    return f"{'valid' if result.trust.valid else 'NOT valid'}: {trust_figures(result, brief=brief)}"
 
 
 def remainder_sentence(trust: Trust) -> str:
@@ -63,7 +63,7 @@ def remainder_sentence(trust: Trust) -> str:
     return f"{_LEFT['unstamped']} p99 {share(unstamped)}"
 
 
-def trust_figures(result: RunFigures) -> str:
+def trust_figures(result: RunFigures, *, brief: bool = False) -> str:
     """The same without its first word."""
     trust, ledger = result.trust, result.residual.last_token is not None
     parts = [f"lag p99 {duration(trust.lag_p99_ms)}"]
@@ -71,6 +71,8 @@ def trust_figures(result: RunFigures) -> str:
         parts.append(remainder_sentence(trust))
     else:
         parts.append("the server's stages unmeasured" if ledger else "no ledger")
+    if brief:
+        return ", ".join(parts)
     if trust.receive_wait is not None:
         parts.append(f"receive wait p99 {duration(trust.receive_wait.p99_ms)}")
     if trust.client_cpu_share is not None:

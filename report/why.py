@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gapmeter.analysis.judge.words import STRANGERS, held_by
+from gapmeter.analysis.judge.words import SHARED, STRANGERS, held_by
 from gapmeter.analysis.ledger.cores import UNKNOWN
 from gapmeter.analysis.ledger.switches import ANOTHER
-from gapmeter.analysis.numbers import duration, share, significant
+from gapmeter.analysis.numbers import bounds, duration, share, significant
 from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.latency import Anatomy, Burst, OwnerPart, UpgradeBracket, explained_by
 from gapmeter.analysis.results.manifest import Manifest
@@ -20,40 +20,48 @@ from gapmeter.scenarios.model import MOST_BATCH
 
 _NOTABLE = 0.15  # of the difference: such an owner is named beside the first
 _MOST_NAMED = 3
-_SHOWN = 4  # owners; what the others have is summed
+_SHOWN = 3  # owners; what the others have is summed
 _BASE = 0.5  # of what requests at the percentile wait, when typical ones wait that much, all requests pay it
 _NOTABLE_CPU = 0.5  # of a core, of a load tester that more processes would help
 _WORTH = 0.05  # of the wait at the percentile: an owner who could save less gets no advice
 _SLOW = {"itl": "token gaps"}
 _NO_PROBE = "in the server and the network, and unmeasured: no probe timestamps the server's stages"
 _BUSY = {429, 503}  # what a server answers that takes no more
-_BARS = 10
-_SMALL = 0.01  # of the wait at the percentile: less is no row
+_BARS = 6
+_SMALL = 0.01  # of what typical requests wait: nobody with less is named for it
+_ROW = 0.05  # of the wait at the percentile: less is no row
+
+
+def _name(part: OwnerPart, device: str) -> str:
+    return "unexplained" if part.owner == UNEXPLAINED_OWNER else owner_words(part.owner, device)
 
 
 def whose(part: OwnerPart, device: str) -> str:
-    """An owner for people, with the stages that make most of its part: ``capacity (queue, core wait)``."""
-    stages = ", ".join(map(marks.words, part.stages[:2]))
-    if part.owner == UNEXPLAINED_OWNER:
-        return "unexplained"
-    return owner_words(part.owner, device) + (f" ({stages})" if stages else "")
+    """An owner for people, with the stages that make most of its part: ``contention (queue, core wait)``."""
+    stages = "" if part.owner == UNEXPLAINED_OWNER else ", ".join(map(marks.words, part.stages[:2]))
+    return _name(part, device) + (f" ({stages})" if stages else "")
 
 
 def tail_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = False) -> str:
     """What slow requests (or token gaps) wait for beyond typical ones, and whose it is where that is clear.
 
-    ``listed``: the owners stand beside it, so several are not named again.
+    ``listed``: owners and stages stand beside it, so they are not told again.
     """
     what, first = _SLOW.get(metric, "requests"), anatomy.owners[0]
-    more = f"slow {what} take {duration(anatomy.difference_ms)} longer than typical ones"
+    typical, longer = duration(anatomy.typical.total_ms), f"{duration(anatomy.difference_ms)} longer"
+    more = f"slow {what} take {longer} than typical ones"
+    if listed:
+        more = f"typical {what} take {typical}, slow ones {longer}"
     if is_unmeasured(anatomy):
         return f"{more}; {_part_of(first, 'that', _NO_PROBE)}"
     if anatomy.leading is not None:
-        return f"{more}; {_part_of(first, 'that', whose(first, device))}"
+        of_that = ("it", _name(first, device)) if listed else ("that", whose(first, device))
+        return f"{more}; {_part_of(first, *of_that)}"
     named = [part for part in anatomy.owners if (part.share or 0.0) >= _NOTABLE][:_MOST_NAMED] or [first]
-    parts = [f"{whose(part, device)} {signed(part.ms)}" for part in named]
     if len(named) == 1 and None in first.share_ci:
-        return f"{more}, but too rarely to be sure why; mostly {parts[0]}"
+        few = f"mostly {whose(first, device)}; there are too few to be sure"
+        return f"{more}, {f'probably {_name(first, device)}' if listed else few}"
+    parts = [f"{whose(part, device)} {signed(part.ms)}" for part in named]
     return f"{more}, with no single cause{'' if listed else ': ' + ', '.join(parts)}"
 
 
@@ -69,22 +77,25 @@ def around_sentence(anatomy: Anatomy, metric: str) -> str:
     )
 
 
-def pays_sentence(anatomy: Anatomy, metric: str, device: str) -> str:
-    """What every request pays, where that is most of what those at the percentile wait; "" where it is not."""
+def pays_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = False) -> str:
+    """What every request pays, where that is most of what those at the percentile wait; "" where it is not.
+
+    ``listed`` as in ``tail_sentence``.
+    """
     if anatomy.typical.total_ms < _BASE * anatomy.at.total_ms or _unstamped(anatomy):
         return ""
     name = figure_name(metric, anatomy.percentile)
     typical, at = duration(anatomy.typical.total_ms), duration(anatomy.at.total_ms)
     said = f"typical {_SLOW.get(metric, 'requests')} already take {typical} of the {at} around {name}"
-    if typical == at:  # where p50 is asked for, they are the same requests
+    if listed or typical == at:  # where p50 is asked for, they are the same requests
         said = f"typical {_SLOW.get(metric, 'requests')} take {typical}"
     ranked = sorted(anatomy.owners, key=lambda part: -part.typical_ms)
     least = _SMALL * anatomy.typical.total_ms
     ranked = [part for part in ranked[:2] if part.typical_ms >= least]
-    named = [(owner_words(part.owner, device), duration(part.typical_ms)) for part in ranked]
+    named = [_name(part, device) + ("" if listed else f" ({duration(part.typical_ms)})") for part in ranked]
     if anatomy.payer == ranked[0].owner != UNEXPLAINED_OWNER:
-        return f"{said}, most of it {named[0][0]} ({named[0][1]})"
-    return f"{said}, mostly {' and '.join(map(' '.join, named))}"
+        return f"{said}, most of it {named[0]}"
+    return f"{said}, mostly {' and '.join(named)}"
 
 
 def tail_sentences(result: RunFigures) -> dict[str, str]:
@@ -103,27 +114,32 @@ def upgrades(result: RunFigures) -> dict[str, UpgradeBracket]:
     return {metric: bracket for metric, bracket in brackets.items() if bracket and result.verdict != INVALID}
 
 
-def upgrade_sentence(bracket: UpgradeBracket, metric: str, device: str, asked: float | None = None) -> str:
-    """``asked``: the percentile to tell it of, where the bracket has that; else it is the bracket's own."""
+def upgrade_sentence(
+    bracket: UpgradeBracket, metric: str, device: str, asked: float | None = None, *, listed: bool = False
+) -> str:
+    """``asked``: the percentile to tell it of, where the bracket has that; else it is the bracket's own.
+
+    ``listed``: what it is now stands above.
+    """
     ends = (bracket.now, bracket.lower, bracket.upper)
     percentile = bracket.percentile
     if asked is not None and all(end.at(asked) is not None for end in ends):
         percentile = asked
-    now, low, high = (duration(end.at(percentile) or 0.0) for end in ends)
-    name, rest = figure_name(metric, percentile), low if low == high else f"{low} .. {high}"
-    if device == "CPU":  # what else a CPU does stays
-        return f"with instant forward passes, {name} would fall from {now} to {rest}"
-    return f"an infinitely fast {device} would cut {name} from {now} to {rest}"
+    now, low, high = (end.at(percentile) or 0.0 for end in ends)
+    cause = f"an infinitely fast {device}" if device != "CPU" else "instant forward passes"  # what else it does stays
+    rest = bounds(low, high) if duration(low) != duration(high) else duration(low)
+    return f"{cause} would cut {figure_name(metric, percentile)}{'' if listed else f' from {duration(now)}'} to {rest}"
 
 
-def most_an_upgrade_brings(result: RunFigures) -> str:
+def most_an_upgrade_brings(result: RunFigures, *, listed: bool = False) -> str:
     """The most that an infinitely fast device could bring, of what is explained; "" where that is not known."""
     metric, brackets = main_metric(result), upgrades(result)
     shown = next((name for name in (metric, "e2e" if metric == "itl" else "ttft", "e2e") if name in brackets), None)
     if shown is None:
         return ""
     anatomy = result.tail.of(shown) if shown == metric else None
-    return as_sentence(upgrade_sentence(brackets[shown], shown, result.device, anatomy.percentile if anatomy else None))
+    asked = anatomy.percentile if anatomy else None
+    return as_sentence(upgrade_sentence(brackets[shown], shown, result.device, asked, listed=listed))
 
 
 def excess_sentence(result: RunFigures, metric: str) -> str:
@@ -198,7 +214,7 @@ def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
         return None
     metric, anatomy = explained
     name = metric.upper()
-    parts = [part for part in anatomy.owners if max(part.at_ms, abs(part.ms)) > _SMALL * anatomy.at.total_ms]
+    parts = [part for part in anatomy.owners if max(part.at_ms, abs(part.ms)) > _ROW * anatomy.at.total_ms]
     longest = max((part.ms for part in parts), default=0.0)
     largest = sorted(parts[1:], key=lambda part: -max(part.at_ms, abs(part.ms)))  # what everybody waits for, too
     shown = [*parts[:1], *largest[: _SHOWN - 1]]
@@ -208,15 +224,15 @@ def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
             continue
         key = f"tail.{metric}.owners.{at}"
         length = round(_BARS * max(part.ms, 0.0) / longest) if longest > 0 else 0
-        owner = "unexplained" if part.owner == UNEXPLAINED_OWNER else owner_words(part.owner, result.device)
         rows.append([
-            owner, Figure(part.at_ms, "ms", f"{key}.at_ms"),
+            _name(part, result.device), Figure(part.at_ms, "ms", f"{key}.at_ms"),
             Figure(part.ms, "ms", f"{key}.ms", text=signed(part.ms)),
-            *(["#" * length] if in_letters else []), ", ".join(map(marks.words, part.stages[:3])),
+            *(["#" * length] if in_letters else []), ", ".join(map(marks.words, part.stages[:2])),
         ])  # fmt: skip
-    if rest := [part for part in parts if part not in shown]:
-        row: Row = ["the rest", Figure(sum(p.at_ms for p in rest)), signed(sum(p.ms for p in rest))]
-        rows.append([*row, *([""] if in_letters else []), ""])
+    rest = [part for part in parts if part not in shown]
+    at_ms, ms = sum(part.at_ms for part in rest), sum(part.ms for part in rest)
+    if max(at_ms, abs(ms)) > 2 * _ROW * anatomy.at.total_ms:
+        rows.append(["the rest", Figure(at_ms), signed(ms), *([""] if in_letters else []), ""])
     where = "at" if anatomy.at_range_ms is None else "around"
     headers: doc.Headers = [
         Column("owner", brief=f"WHY {name}"),
@@ -233,23 +249,29 @@ def section(result: RunResult, manifest: Manifest) -> Section | None:
     table, tried = owners(result, in_letters=True), advice(result, manifest)
     if table is None:
         return Section("why", "", tried, on=BRIEF) if tried else None
-    said = [*said_of(result, listed=True), most_an_upgrade_brings(result)]
+    said = [*said_of(result, listed=True), most_an_upgrade_brings(result, listed=True)]
     lead = doc.Paragraph(" ".join(as_sentence(one) for one in said if one))
     return Section("why", "", [table, lead, *tried], on=BRIEF)
 
 
 def said_of(result: RunResult, *, listed: bool = False) -> list[str]:
-    """What every request pays, and what slow ones wait for beyond that; nothing where nobody is to be named."""
+    """What every request pays, and what slow ones wait for beyond that; nothing where nobody is to be named.
+
+    ``listed``: the owners' table and a verdict stand above it, and what to try beneath, which say some of this.
+    """
     if (explained := _explained(result)) is None:
         return []
     metric, anatomy = explained
     burst = (result.bursts or {}).get(metric)
+    decided = deciding(result) if result.verdict == FAIL else None
+    told = listed and decided is not None and excess_sentence(result, decided.metric)
     said = (
-        around_sentence(anatomy, metric), pays_sentence(anatomy, metric, result.device),
-        tail_sentence(anatomy, metric, result.device, listed=listed),
+        "" if listed else around_sentence(anatomy, metric),
+        "" if listed and not told else pays_sentence(anatomy, metric, result.device, listed=listed),
+        "" if told else tail_sentence(anatomy, metric, result.device, listed=listed),
         burst_sentence(burst, result.device) if burst else "",
-        cores_sentence(result, anatomy),
-    )  # fmt: skip
+        "" if listed else cores_sentence(result, anatomy),
+    )
     return [one for one in said if one]
 
 
@@ -285,7 +307,7 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
         return []
     metric = main_metric(result)
     anatomy = result.tail.of(metric) if metric else None
-    if metric and anatomy is not None and (stranger := _stranger(result, anatomy, metric)):
+    if anatomy is not None and (stranger := _stranger(result, anatomy)):
         return [doc.Paragraph(stranger)]
     searchable = manifest.asked.workload.kind != "conversation" and manifest.capacity_of is None
     if result.verdict == FAIL and searchable and (overload := _overload(result)):
@@ -306,7 +328,7 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
             continue  # it waited for something else than its own work
         if (tried := setting(stage, manifest)) is not None:
             key, now, other = tried
-            command = Command.parse(manifest.command).as_comparison(f"{key}={now}", f"{key}={other}")
+            command = Command.parse(manifest.command).as_comparison(f"{key}={other}")
             if command is None:
                 return []
             words = f"Try {key}={other} (now {now}) to shorten {marks.words(stage)}. To test it:"
@@ -319,7 +341,7 @@ def _more_cores(result: RunResult) -> str:
     held = [one.process for one in result.ledger.core_held or () if one.share >= _NOTABLE]
     others = not held or {ANOTHER, UNKNOWN} & set(held)
     stop = ", or stop other programs on them" if others else ""
-    return f"No setting shortens the wait for a core: give the server more cores{stop}."
+    return f"No setting shortens the wait for a core: try {SHARED[1]}{stop}."
 
 
 def _overload(result: RunResult) -> str:
@@ -336,7 +358,7 @@ def _overload(result: RunResult) -> str:
     return "Requests timed out or were rejected: the load may be more than the server can do"
 
 
-def _stranger(result: RunResult, anatomy: Anatomy, metric: str) -> str:
+def _stranger(result: RunResult, anatomy: Anatomy) -> str:
     """What to do first where typical requests wait for cores that mostly something else than the server had; or ""."""
     typical, held = anatomy.typical, (result.ledger.core_held or [None])[0]
     if held is not None and held.process == "stopped":  # it stopped a few requests, not the typical ones
@@ -344,15 +366,12 @@ def _stranger(result: RunResult, anatomy: Anatomy, metric: str) -> str:
         notable = anatomy.at.stages_ms.get("core_wait", 0.0) >= _NOTABLE * anatomy.at.total_ms
         part = f"for {share(held.share)} of the time that requests waited for a core, {cause}"
         return f"Before changing settings, try {aim}: {part}." if notable else ""
-    waited = typical.stages_ms.get("core_wait", 0.0)
-    if held is None or held.process not in STRANGERS or waited < _NOTABLE * typical.total_ms:
+    waited_ms = typical.stages_ms.get("core_wait", 0.0)
+    if held is None or held.process not in STRANGERS or waited_ms < _NOTABLE * typical.total_ms:
         return ""
     who = held_by(held.process, held.stage, held.program)
-    return (
-        f"Before changing settings, try {STRANGERS[held.process][1]}: typical {_SLOW.get(metric, 'requests')} spend "
-        f"{duration(waited)} of {duration(typical.total_ms)} waiting for a core; in {share(held.share)} of all "
-        f"requests' waits {who} was using it, so queues build up."
-    )
+    part = f"in {share(held.share)} of all waits for a core, {who} was using it"
+    return f"Before changing settings, try {STRANGERS[held.process][1]}: {part}."
 
 
 def setting(stage: str, manifest: Manifest) -> tuple[str, str, str] | None:

@@ -65,9 +65,9 @@ def more_requests(needs: Needs) -> str:
 
 
 def how_much_more(needs: Needs) -> str:
-    """``about 3 min more``, or where that is unknown ``about 200 more requests``."""
+    """``about 3 min more``, or where that is unknown ``200 more requests``."""
     minutes = about_minutes(needs)
-    return f"{minutes} more" if minutes else f"about {more_requests(needs)}"
+    return f"{minutes} more" if minutes else more_requests(needs)
 
 
 def of_all(result: RunFigures) -> str:
@@ -95,7 +95,7 @@ def signed(ms: float) -> str:
 
 
 def part_of(value: float, ends: Interval = None) -> str:
-    """A share of a whole, with its interval if it has one: ``22 % (12 % to 34 %)``, ``all (97 % or more)``."""
+    """A share of a whole, with its interval if it has one: ``22 % (12 to 34 %)``, ``all (97 % or more)``."""
     if value > WHOLE:
         return "more than all"
     said, within = "all" if value > _ALL else share(value), shares(ends)
@@ -103,14 +103,16 @@ def part_of(value: float, ends: Interval = None) -> str:
 
 
 def shares(ends: Interval) -> str:
-    """``12 % to 34 %``, or ``59 % or more`` where that reaches beyond all; "" where either end is unknown.
+    """``12 to 34 %``, or ``59 % or more`` where that reaches beyond all; "" where either end is unknown.
 
     Shares of a difference do, since other parts may have gone the other way.
     """
     if (known := both(ends)) is None:
         return ""
     low, high = known
-    return "all" if low > _ALL else f"{share(low)} or more" if high > 1 else f"{share(low)} to {share(high)}"
+    if low > _ALL or high > 1:
+        return "all" if low > _ALL else f"{share(low)} or more"
+    return f"{share(low).removesuffix(' %')} to {share(high)}"
 
 
 def low_to_high(ends: Interval) -> str:

@@ -296,7 +296,7 @@ class _File:
 
 
 def compared_by(found: Found) -> dict[str, Any]:
-    """What rows must share, by key: the SLA, the workload, the arrivals, and how much of a capacity is planned."""
+    """What rows must share, by key: the SLO, the workload, the arrivals, and how much of a capacity is planned."""
     scenario = found.scenario
     load = {f"load.{key}": scenario["load"].get(key) for key in _LOAD}
     workload = {f"workload.{key}": value for key, value in scenario["workload"].items()}

@@ -85,8 +85,8 @@ def _instrument(evidence: Evidence, answers: Sequence[SloAnswer], lateness: Late
         if (metric, percentile) in about or (late.refused and lateness.series(metric).percentile(percentile).supported)
     ]
     loop_ns = lateness.loop_ns
-    yield _lateness("lag", lateness.sent_ns, latenesses, about, "generator lag p99")
-    check = _lateness("loop_lag", loop_ns, latenesses, about, "event loop lag p99")
+    yield _lateness("lag", lateness.sent_ns, latenesses, about, "generator lag")
+    check = _lateness("loop_lag", loop_ns, latenesses, about, "event loop lag")
     # A stall too short for a p99, but longer than what was measured, is in the highest percentiles and the maxima.
     ttft = percentile_of(lateness.series("ttft").ordered, 99) or 0.0
     if check.status == OK and loop_ns is not None and (longest := loop_ns[-1]) > max(HELD_NS, ttft):
@@ -108,7 +108,7 @@ def _instrument(evidence: Evidence, answers: Sequence[SloAnswer], lateness: Late
         text = "server and load tester shared cores" if shared else "the load tester had its own cores"
         yield _graded("cores", float(shared), (0.0, 0.0), text, only_warn=True)
     if (spread := evidence.canary_spread) is not None:
-        text = f"CPU speed: a fixed task took {spread:.2f} times as long at p95 as at p50"
+        text = f"CPU speed varied {spread:.2f}-fold (a fixed task, p95 over p50)"
         yield _graded("machine", spread, (CANARY_SPREAD, CANARY_SPREAD), text, only_warn=True)
 
 
@@ -130,14 +130,13 @@ def _lateness(
     refused = [one for one in found if one.refused]
     strained = [one for one in asked if one.strained]
     broken = [one for one in refused if about.get((one.metric, one.percentile))]
-    text = f"{what} {duration(lag_ns / 1e6)}"
+    text = f"{what} p99 {duration(lag_ns / 1e6)}"
     worst = max(broken or refused or strained or asked, key=lambda one: one.late_ns / one.limits_ns[1], default=None)
     if worst is not None:
-        warn, most = (duration(limit / 1e6) for limit in worst.limits_ns)
-        both = " and from late reading" if worst.together else ""
-        text += (
-            f"; up to {duration(worst.late_ns / 1e6)} of {figure_name(worst.metric, worst.percentile)} "
-            f"{duration(worst.value_ns / 1e6)} may come from that{both} (warning from {warn}, refused from {most})"
+        both = " and late reading" if worst.together else ""
+        text = (
+            f"up to {duration(worst.late_ns / 1e6)} of {figure_name(worst.metric, worst.percentile)} "
+            f"{duration(worst.value_ns / 1e6)} may be {what}{both}"
         )
     if refused:
         names = ", ".join(figure_name(one.metric, one.percentile) for one in refused)

@@ -196,7 +196,7 @@ def changing_warning(steady: Steady) -> Iterator[RunWarning]:
     changes = [(change, change.ratio) for change in pelt.changes if change.certain and change.ratio]
     if mser5.state == "unsteady":
         code, rose = "unsteady", (mser5.ratio or 0) < 1
-        text = f"no steady state: {mser5.metric.upper()} kept changing through the run (MSER-5)"
+        text = f"no steady state: {mser5.metric.upper()} kept changing through the run"
     elif changes and not pelt.agrees:
         last, ratio = changes[-1]
         code, rose = "level", ratio > 1

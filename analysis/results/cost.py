@@ -67,7 +67,7 @@ class SlaRate(Result):
 
 
 class Cost(Result):
-    """USD at the SLA. ``status``: bounded, or at_most (nobody looked for a higher rate)."""
+    """USD at the SLO. ``status``: bounded, or at_most (nobody looked for a higher rate)."""
 
     status: Literal["bounded", "at_most"]
     reason: None
@@ -82,7 +82,7 @@ class Cost(Result):
 
 
 class NoCost(Result):
-    """There is no cost at the SLA, and why."""
+    """There is no cost at the SLO, and why."""
 
     status: Literal["none"]
     reason: str

@@ -60,7 +60,7 @@ def compare_in_turn(
 
     def visits() -> Iterator[Visit]:
         for number, side in enumerate(order, 1):
-            options.say(f"run {number} of {len(order)}: {'AB'[side]}, {' '.join((a, b)[side])}")
+            options.say(f"run {number} of {len(order)}: {'AB'[side]}, {' '.join((a, b)[side]) or 'as it is'}")
             # A server that goes on remembers what it was asked: each run there has texts of its own.
             texts = number if scenarios[side].server.engine == "attach" else 0
             yield Visit(scenarios[side], texts, command=Command.of("run", scenario, changes[side]))

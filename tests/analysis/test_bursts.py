@@ -136,7 +136,7 @@ BURST = Burst(
     [
         ({}, ", when all 4 slots were taken"),
         ({"slots": None}, ", when requests waited in the scheduler's queue"),
-        ({"slots": None, "queued": False}, "; most of their extra time was queue (capacity)"),
+        ({"slots": None, "queued": False}, "; most of their extra time was queue (contention)"),
         (
             {"stage": "prefill"},
             ", when all 4 slots were taken; most of their extra time was prefill (CPU forward pass)",

@@ -1,4 +1,4 @@
-"""Cost at the SLA: the formula, its interval, and when there is none."""
+"""Cost at the SLO: the formula, its interval, and when there is none."""
 
 from __future__ import annotations
 

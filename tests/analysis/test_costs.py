@@ -256,7 +256,7 @@ def test_a_search_at_another_confidence_is_widened_to_the_same(tmp_path: Path) -
 
 
 DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
-    "another SLA": ({"slo": "ttft p99 <= 900 ms"}, "slo: ttft p99 <= 500 ms | ttft p99 <= 900 ms"),
+    "another SLO": ({"slo": "ttft p99 <= 900 ms"}, "slo: ttft p99 <= 500 ms | ttft p99 <= 900 ms"),
     "another workload": (
         {"scenario": {"workload": {"kind": "chat", "prompt_tokens": 64}}},
         "workload.prompt_tokens: none | 64",
@@ -389,7 +389,7 @@ def test_searches_of_two_things_are_not_one_side(tmp_path: Path) -> None:
 
 
 def test_a_run_that_passed_costs_at_most_so_much_which_may_be_enough(tmp_path: Path) -> None:
-    """240 requests at 8 req/s held the SLA; the searched server holds 2 req/s for twice the price."""
+    """240 requests at 8 req/s held the SLO; the searched server holds 2 req/s for twice the price."""
     slo = "ttft p50 <= 900 ms"
     run = read_found(write_run(tmp_path / "run", slos=(slo,), count=240).path)[0]
     assert (run.capacity.low, run.capacity.high, run.capacity.rate) == (8.0, None, None)

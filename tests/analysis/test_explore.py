@@ -42,8 +42,8 @@ def test_the_stage_that_was_made_longer_is_ranked_first_and_its_interval_holds_t
     ("stages", "said"),
     [
         ({"queue": 4.0, "prefill": -5.0, "decode": 3.0},
-         "longer than b; queue (capacity) took 4.00 ms longer, the other stages together less"),
-        ({"queue": 1.0, "decode": 1.0}, "2.00 ms longer than b, 1.00 ms of it queue (capacity)"),
+         "longer than b; queue (contention) took 4.00 ms longer, the other stages together less"),
+        ({"queue": 1.0, "decode": 1.0}, "2.00 ms longer than b, 1.00 ms of it queue (contention)"),
         ({"queue": 1.0, "decode": -3.0},
          "2.00 ms less than b; decode (GPU) took 3.00 ms less, the other stages together longer"),
     ],
@@ -161,4 +161,4 @@ def test_the_device_s_share_is_what_its_stages_took_and_unmeasured_parts_are_nul
     slow = told.compute.model_copy(update={"share": 0.0466, "share_ci": (0.0094, 0.101)})
     band = found.e2e.slow.model_copy(update={"compute": slow})
     said = str(compute_sentence(found.e2e.model_copy(update={"slow": band}), "e2e", "GPU"))
-    assert "computed for the slowest" in said and "during 4.7 % (0.94 % to 10 %) of their time" in said
+    assert "computed for the slowest" in said and "during 4.7 % (0.94 to 10 %) of their time" in said

@@ -132,7 +132,7 @@ def test_the_growth_from_point_to_point_is_put_into_the_stage_that_grew() -> Non
     assert found.interval_ms[0] < found.grows_ms < found.interval_ms[1]
     said = growth_sentence(found, "GPU")
     assert said.startswith("From a to b p99 TTFT grows by ")
-    assert "is queue (capacity)" in said
+    assert "is queue (contention)" in said
 
 
 def test_what_falls_is_put_into_the_stage_that_shrank() -> None:
@@ -140,7 +140,7 @@ def test_what_falls_is_put_into_the_stage_that_shrank() -> None:
     assert (found.stage, round(found.share or 0.0, 1)) == ("queue", 1.0)
     said = growth_sentence(found, "GPU")
     assert "falls by" in said
-    assert "of the saved time of the slowest ones is queue (capacity)" in said
+    assert "of the saved time of the slowest ones is queue (contention)" in said
 
 
 def test_a_stage_that_one_point_did_not_measure_is_in_the_remainder_of_both() -> None:

@@ -90,7 +90,7 @@ def test_a_missed_slo_names_stage_and_owner_of_the_excess() -> None:
     assert (row.stage, row.owner) == ("queue", "capacity")
     assert row.low > row.limit == 30
     assert "beyond the limit of 30.0 ms" in headline(result(told))
-    assert "capacity (queue)" in headline(result(told))
+    assert "contention (queue)" in headline(result(told))
     assert told.tail.metric == "ttft"
 
 

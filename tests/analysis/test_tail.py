@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gapmeter.analysis.arrays import Ranked
 from gapmeter.analysis.ledger.tail import anatomy, around, slow_count
 from gapmeter.analysis.numbers import duration
-from gapmeter.analysis.stages import STAGES, column
+from gapmeter.analysis.stages import STAGES, column, owner_words
 from gapmeter.report.marks import words
 from gapmeter.report.why import around_sentence, pays_sentence, tail_sentence
 from tests.kit.runs import simulate
@@ -45,7 +45,7 @@ def test_the_stage_that_was_made_slow_is_named_with_its_owner(stage: str) -> Non
     assert low <= found.share <= high
     assert found.leading == found.owner
     assert found.owners[0].stages[0] == stage
-    assert f"is {found.owner} ({words(stage)})" in tail_sentence(found, "ttft", "GPU")
+    assert f"is {owner_words(found.owner, 'GPU')} ({words(stage)})" in tail_sentence(found, "ttft", "GPU")
 
 
 def test_two_causes_share_the_difference_in_proportion() -> None:
@@ -56,7 +56,7 @@ def test_two_causes_share_the_difference_in_proportion() -> None:
     first = found.owners[0]
     assert first.share == pytest.approx(found.share, abs=0.01)
     said = tail_sentence(found, "ttft", "GPU")
-    assert re.search(r"; 7[45] % \(\d+ % to \d+ %\) of that is capacity \(queue\)$", said)
+    assert re.search(r"; 7[45] % \(\d+ to \d+ %\) of that is contention \(queue\)$", said)
 
 
 def test_a_stage_s_share_is_not_its_owner_s_and_each_has_its_own_interval() -> None:
@@ -103,9 +103,7 @@ def test_slow_requests_of_a_single_moment_have_no_interval() -> None:
     table.loc[500:514, ["queue_ns", "total_ns"]] += 80 * MS
     found = anatomy(table)
     assert (found.stage, found.share_ci) == ("queue", (None, None))
-    assert tail_sentence(found, "ttft", "GPU").endswith(
-        "but too rarely to be sure why; mostly capacity (queue) +80.0 ms"
-    )
+    assert tail_sentence(found, "ttft", "GPU").endswith("mostly contention (queue); there are too few to be sure")
 
 
 def test_time_of_an_unmeasured_stage_lies_in_the_remainder_never_in_a_stage() -> None:
@@ -162,7 +160,7 @@ def test_two_owners_within_each_others_intervals_are_no_single_cause() -> None:
     assert found.leading is None
     said = tail_sentence(found, "ttft", "GPU")
     assert "with no single cause: " in said
-    assert "capacity (queue) +" in said
+    assert "contention (queue) +" in said
     assert "API server (tokenize) +" in said
 
 
@@ -219,6 +217,6 @@ def test_an_owner_that_takes_more_than_the_whole_is_told_in_milliseconds() -> No
     table.loc[late, "decode_ns"] -= 30 * MS
     table["total_ns"] = table.drop(columns="total_ns").sum(axis=1)
     said = tail_sentence(anatomy(table), "ttft", "GPU")
-    assert "capacity (queue) takes " in said
+    assert "contention (queue) takes " in said
     assert " longer; the other stages together take less" in said
     assert "%" not in said

@@ -132,16 +132,16 @@ def test_three_sides_are_also_told_in_one_table_and_how_far_identical_devices_li
     assert main([*words, "--factor", "server.max_batch"]) == errors.OK
     out, err = capsys.readouterr()
     lines = err.splitlines()
-    (head,) = (at for at, line in enumerate(lines) if "per request at the SLA" in line)
+    (head,) = (at for at, line in enumerate(lines) if "per request at the SLO" in line)
     assert [line.split()[:2] for line in lines[head + 1 : head + 4]] == [[side, "240"] for side in "ABC"]
     page = (Path(out.strip()) / "report.html").read_text()
-    for part in ("per request at the SLA", "energy a request", "Spread between identical devices (A, B"):
+    for part in ("per request at the SLO", "energy a request", "Spread between identical devices (A, B"):
         assert part in " ".join(err.split()) and part in page, part
 
 
 @pytest.fixture(scope="module")
 def searches(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One on a GPU that holds three times as many requests for twice the price, and one of another SLA."""
+    """One on a GPU that holds three times as many requests for twice the price, and one of another SLO."""
     home = tmp_path_factory.mktemp("searches")
     for name, rate, usd in (("small", 50, 1.0), ("large", 150, 2.0)):
         cost = {"gpu": "L4", "gpus_per_replica": 1, "usd_per_hour": usd}

@@ -42,6 +42,8 @@ lateness refuses. ``vllm``: the words on slow pages of metrics. ``sweep`` again:
 On 2026-11-28 ten followed for what was added (bursts, and which way an undecided SLO leans) and for their sentences,
 and ``sweep`` for what its first line says an undecided point needs;
 ``capacity`` for what latency to expect at a rate, and for trials' percentiles.
+On 2026-11-29 all followed for their sentences, and for *contention*, as people read the owner ``capacity`` (also in
+``binding_owner`` of a search and ``changed.owner`` of a comparison, which hold words); no figure changed.
 """
 
 from __future__ import annotations

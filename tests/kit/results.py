@@ -96,7 +96,7 @@ def result(figures: RunFigures, about: Manifest | None = None, **parts: Any) -> 
         "tokens_per_request": TokensPerRequest(output=None, prompt=None, total=None),
         "cost": NoCost(status="none", reason="nobody asked", per_request_usd=None),
         "energy": NoEnergy(status="unmeasured", reason="unmeasured: nobody asked"),
-        "value": Value(good_requests_per_usd=None, reason="there is no cost at the SLA"),
+        "value": Value(good_requests_per_usd=None, reason="there is no cost at the SLO"),
         "bands": {},
         "compute": Compute(),
         "explore": {},

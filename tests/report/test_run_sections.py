@@ -51,8 +51,7 @@ def test_the_terminal_shows_failures_with_their_first_examples_and_what_they_do_
     document = run.brief(result, Manifest.read(failing.path))
     lines = terminal.text(document).plain.splitlines()
     at = lines.index(" failed  30 of 900: 30 answered 5xx")
-    first = result.failures[0].examples[0].request_id
-    assert lines[at + 1] == f"         first http_5xx: <b>boom</b> (500, at 1.6 s, {first})"
+    assert lines[at + 1] == "         first http_5xx: <b>boom</b> (500, at 1.6 s)"
     assert lines[at + 2].startswith("         of all 900, counting failures as at least 30 s: TTFT ")
     assert "   SLO, of all 900  measured" in "\n".join(lines)
     assert "\n latency of 870 answered\n TTFT    p50 " in "\n".join(lines)
@@ -91,9 +90,9 @@ def test_where_failures_alone_miss_the_limits_errors_lead_and_nothing_explains_s
     result = RunResult.read(failing.path)
     text = terminal.text(run.brief(result, Manifest.read(failing.path))).plain
     assert [slo.status for slo in result.slo] == ["FAIL"] * 3
-    assert "\nFAIL  errors 3.3 % (30 of 900), limit 1.0 %.\n\n failed  30 of 900" in text
+    assert "\nFAIL  errors 3.3 % (30 of 900), limit 1.0 %.\n failed  30 of 900" in text
     assert " x TTFT p99         no value " in text
-    assert "more than 1 % failed: p99 has no value" in text
+    assert "more than 1 % failed" in text
     assert "WHY" not in text
     assert slo.headline(result).startswith("30 of 900 requests failed")
     gone = Outage(from_s=9.0, until_s=11.4, requests=30, failed={"refused": 30})
@@ -117,7 +116,7 @@ def test_what_a_server_said_of_a_failure_is_wrapped_and_not_cut(failing: RunFold
     lines = terminal.text(run.brief(told, Manifest.read(failing.path))).plain.splitlines()
     assert max(map(len, lines)) <= 80
     told_there = "".join(lines).replace(" ", "")
-    assert f"firsthttp_5xx:{why}(500,at1.6s,{example.request_id})".replace(" ", "") in told_there
+    assert f"firsthttp_5xx:{why}(500,at1.6s)".replace(" ", "") in told_there
 
 
 def test_the_page_shows_failures_as_text_and_a_percentile_among_them_as_a_bound(failing: RunFolder) -> None:

@@ -43,7 +43,7 @@ def point(
         (
             (point("4 req/s", "PASS", 90, 3e-6), point("8 req/s", "PASS", 150, 2e-6), point("16", "INCONCLUSIVE", 300)),
             (
-                "The SLOs are met at 4 req/s, 8 req/s; undecided at 16 (needs about 240 more requests). "
+                "The SLOs are met at 4 req/s, 8 req/s; undecided at 16 (needs 240 more requests). "
                 "Cheapest: 8 req/s, at most $2.00 for a million requests."
             ),
         ),
@@ -85,12 +85,12 @@ def point(
         ((point("1", "FAIL", 90),), "No point meets the SLOs; missed at 1."),
         (
             (point("1", "INCONCLUSIVE", 90), point("8", "FAIL", 400)),
-            "No point is shown to meet the SLOs; missed at 8; undecided at 1 (needs about 240 more requests).",
+            "No point is shown to meet the SLOs; missed at 8; undecided at 1 (needs 240 more requests).",
         ),
         (
             (point("1", "INCONCLUSIVE", 9), point("8", "INCONCLUSIVE", 9, needs=Needs(requests=60, minutes=3.2))),
             (
-                "No point is shown to meet the SLOs; undecided at 1 (needs about 240 more requests), "
+                "No point is shown to meet the SLOs; undecided at 1 (needs 240 more requests), "
                 "8 (needs about 3 min more)."
             ),
         ),

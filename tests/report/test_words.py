@@ -10,8 +10,8 @@ from gapmeter.report.words import Interval, part_of
 @pytest.mark.parametrize(
     ("share", "ends", "told"),
     [
-        (0.22, (0.12, 0.34), "22 % (12 % to 34 %)"),
-        (0.97, (0.59, 1.0), "97 % (59 % to 100 %)"),
+        (0.22, (0.12, 0.34), "22 % (12 to 34 %)"),
+        (0.97, (0.59, 1.0), "97 % (59 to 100 %)"),
         (0.97, (0.59, 1.68), "97 % (59 % or more)"),
         (0.99, (0.97, 1.01), "99 % (97 % or more)"),
         (1.003, (0.97, 1.01), "all (97 % or more)"),
@@ -19,7 +19,7 @@ from gapmeter.report.words import Interval, part_of
         (1.02, None, "all"),
         (1.87, (1.36, 2.94), "more than all"),
         (0.5, (None, None), "50 %"),
-        (-0.1, (-0.2, 0.02), "-10 % (-20 % to 2.0 %)"),
+        (-0.1, (-0.2, 0.02), "-10 % (-20 to 2.0 %)"),
     ],
 )
 def test_no_share_of_a_whole_reaches_beyond_all_of_it(share: float, ends: Interval, told: str) -> None:
