@@ -42,6 +42,8 @@ lateness refuses. ``vllm``: the words on slow pages of metrics. ``sweep`` again:
 On 2026-11-28 ten followed for what was added (bursts, and which way an undecided SLO leans) and for their sentences,
 and ``sweep`` for what its first line says an undecided point needs;
 ``capacity`` for what latency to expect at a rate, and for trials' percentiles.
+``compare`` and ``compare-pairs`` followed on 2026-11-29: few weights of ITL's percentiles are computed as they are, not
+read from a table, which moves figures by up to 4e-7.
 """
 
 from __future__ import annotations
