@@ -1,5 +1,7 @@
 """How a report's time and memory grow with the run: one run's records, repeated until they hold 10^3 to 10^7 tokens.
 
+On the last of these folders also what other commands take; ``gapmeter runs`` on a thousand folders with its results.
+
 The null server is loaded once, the simulated engine once, which leaves the records of a probe too and what the kernel
 told of its cores. Their records are written again, later each time, under ids of their own. So the folders differ in
 nothing but their length, and what grows with it is the analysis.
@@ -8,11 +10,12 @@ nothing but their length, and what grows with it is the analysis.
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.ledger.switches import read_switches
-from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.machine.instrument import Cores, NotMeasured, Timing, null_server
 from gapmeter.options import Options
 from gapmeter.records import Outcome, RecordFile, RecordWriter, RunFolder, Span, read_records
@@ -41,17 +44,18 @@ _ASKED_PROBED = (
     "load.requests=1000", "load.warmup=0s", 'slo=["ttft p99 <= 1 s", "itl p99 <= 100 ms"]',
 )  # fmt: skip
 _SPANS = 1000  # written at once
+_LISTED = 1000  # folders
 _TIMED = """
 import resource, subprocess, sys, time
 begun = time.monotonic()
-subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL)
+code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(time.monotonic() - begun, used.ru_utime + used.ru_stime, used.ru_maxrss)
+print(time.monotonic() - begun, used.ru_utime + used.ru_stime, used.ru_maxrss, code)
 """
 
 
 def measure(folder: Path, sizes: tuple[int, ...] = SIZES, probed: tuple[int, ...] = PROBED) -> dict[str, Any]:
-    """Report a folder of each size, in a process of its own. Raises NotMeasured when one cannot be reported."""
+    """Report a folder of each size, in a process of its own. Raises NotMeasured when a command fails."""
     with null_server(Cores((), ()), Timing(first_ms=10, gap_ms=5), log=None, most_tokens=_TOKENS) as port:
         at = f"server.url=http://127.0.0.1:{port}"
         source = RunFolder(run_scenario("bench/null.yaml", [*_ASKED, at], Options(folder, quiet=True)).folder)
@@ -61,7 +65,8 @@ def measure(folder: Path, sizes: tuple[int, ...] = SIZES, probed: tuple[int, ...
         rows += [_row(source, folder, tokens) for tokens in probed]
         kept.append(_kept(source))
     powers = {"exponent": _exponent(rows[: len(sizes)]), "probed": _exponent(rows[len(sizes) :])}
-    return {"rows": rows, **powers, "folder_bytes": kept}
+    commands = commands_on(_target(folder, rows[-1]).path, folder)
+    return {"rows": rows, **powers, "folder_bytes": kept, "commands": commands}
 
 
 def _kept(source: RunFolder) -> float:
@@ -70,13 +75,49 @@ def _kept(source: RunFolder) -> float:
 
 
 def _row(source: RunFolder, folder: Path, tokens: int) -> dict[str, Any]:
-    probed = bool(source.record_files(source.probe))
-    target = RunFolder.at(folder / f"{tokens}-tokens{'-probed' * probed}")
+    row: dict[str, Any] = {"tokens": tokens, "probed": bool(source.record_files(source.probe))}
+    target = _target(folder, row)
     repeat(source, target, -(-tokens // _TOKENS))
     records = sum(map(_bytes, (target.requests, target.probe, target.telemetry)))
-    return {"tokens": tokens, "probed": probed, **_reported(target), "record_bytes": records / tokens,
+    took, why = timed("report", str(target.path))
+    if not target.report.exists():
+        raise NotMeasured(f"{target.path} was not reported: {why}")
+    return {**row, **took, "record_bytes": records / tokens,
             "table_bytes": sum(map(_bytes, target.path.glob("*.parquet"))) / tokens,
             "page_mb": _bytes(target.report) / 1e6}  # fmt: skip
+
+
+def _target(folder: Path, row: Mapping[str, Any]) -> RunFolder:
+    return RunFolder.at(folder / f"{row['tokens']}-tokens{'-probed' * row['probed']}")
+
+
+def commands_on(reported: Path, folder: Path) -> list[dict[str, Any]]:
+    """What other commands take on a run that has been reported; ``folder`` is for what they need beside it.
+
+    It is compared with a copy of itself, and listed a thousand times. Raises NotMeasured.
+    """
+    copied, listed = folder / "copied", folder / "listed"
+    copied.mkdir()
+    for path in (path for path in reported.iterdir() if path.is_file()):
+        shutil.copy(path, copied)
+    for number in range(_LISTED):
+        (one := listed / f"{number:04}").mkdir(parents=True)
+        for name in (Manifest.FILE, RunResult.FILE):
+            os.link(reported / name, one / name)
+    run, tokens = str(reported), int(pd.read_parquet(reported / "requests.parquet")["output_tokens"].sum())
+    commands = {
+        "verify": ("verify", run),
+        "compare": ("compare", run, str(copied), "--force", "--quiet", "--runs", str(folder)),
+        "explain": ("explain", run, "--group", "rank_percent > 50"),
+        "runs": ("runs", "--runs", str(listed)),
+    }
+    rows = []
+    for name, words in commands.items():
+        took, why = timed(*words)
+        if why:
+            raise NotMeasured(f"gapmeter {' '.join(words)}: {why}")
+        rows.append({"command": name, "of": f"{_LISTED:,} folders" if name == "runs" else f"{tokens:,} tokens", **took})
+    return rows
 
 
 def _exponent(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -175,17 +216,17 @@ def _numbered_on(name: str, by: int) -> str:
     return re.sub(r"(?<=gap-........-)\d{6,}", lambda found: f"{int(found[0]) + by:06}", name)
 
 
-def _reported(folder: RunFolder) -> dict[str, float]:
-    """Seconds, CPU seconds and the most memory of ``gapmeter report``, of all its processes the largest.
+def timed(*words: str) -> tuple[dict[str, float], str]:
+    """What a command of gapmeter takes: seconds, CPU seconds, the most memory of its largest process; why it failed.
 
     By a small process between: what a process had in memory when it began another counts as that one's, too.
     """
-    command = [sys.executable, "-m", "gapmeter", "report", str(folder.path)]
-    found = subprocess.run([sys.executable, "-c", _TIMED, *command], capture_output=True, text=True, check=True)
-    if not folder.report.exists():
-        raise NotMeasured(f"{folder.path} was not reported: {found.stderr[-300:]}")
-    wall_s, cpu_s, peak_kib = map(float, found.stdout.split()[-3:])
-    return {"wall_s": wall_s, "cpu_s": cpu_s, "peak_gb": peak_kib * 1024 / 1e9}
+    command = [sys.executable, "-c", _TIMED, sys.executable, "-m", "gapmeter", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *figures, code = done.stdout.split()
+    wall_s, cpu_s, peak_kib = map(float, figures)
+    why = "" if code == "0" else f"exit code {code}: {done.stderr[-300:]}"
+    return {"wall_s": wall_s, "cpu_s": cpu_s, "peak_gb": peak_kib * 1024 / 1e9}, why
 
 
 def _bytes(path: Path) -> int:
@@ -210,4 +251,13 @@ def table(found: Mapping[str, Any]) -> list[str]:
         if power:
             said = f"From the last size {which} but one to the last, CPU time grows as tokens to the power"
             lines.append(f"{said} {power['cpu_s']:.2f}, memory to the power {power['peak_gb']:.2f}.")
-    return lines
+    return [*lines, "", *commands_table(found.get("commands", []))]
+
+
+def commands_table(commands: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A row a command."""
+    return [
+        "| command | of | took, s | CPU, s | memory, MB |", "| --- | --- | --- | --- | --- |",
+        *(f"| {row['command']} | {row['of']} | {row['wall_s']:.1f} | {row['cpu_s']:.1f} | {1000 * row['peak_gb']:.0f} |"
+          for row in commands),
+    ]  # fmt: skip

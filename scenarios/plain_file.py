@@ -41,7 +41,7 @@ def open_plain(path: str | os.PathLike[str], most: int | None = None, *, links: 
 def read_plain(path: str | os.PathLike[str], most: int = MOST_TEXT, *, links: bool = False) -> bytes:
     """The content of a file that ``open_plain`` opens. Raises OSError."""
     with open_plain(path, most, links=links) as file:
-        return file.read(most)  # it may have grown since
+        return file.read(min(most, os.fstat(file.fileno()).st_size))  # memory for so much and no more is taken
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

@@ -93,6 +93,11 @@ class AlignedSides:
         # is a ratio of the two.
         sums = [np.concatenate([np.concatenate(run.sums(), axis=1) for run in side]) for side in self.sides]
         self._sums = {MEAN: sums, **tables}
+        # Their columns that are not 0 throughout, a quarter of all, and which these are.
+        self._added = {
+            name: [(used := np.flatnonzero(table.any(axis=0)), table[:, used]) for table in own]
+            for name, own in self._sums.items()
+        }
         # Stages that are not 0 throughout.
         self.shown = {
             event: [i for i in range(len(STAGE_NAMES)) if any(table[:, i].any() for table in own)]
@@ -182,8 +187,12 @@ class AlignedSides:
             for most, own in self._reached("itl", number)
         ])  # fmt: skip
         times = counts.astype(np.float64)
-        for name, sums in self._sums.items():
-            amount, count = np.hsplit(times.T @ sums[number], [_parts(name)])
+        for name, own in self._added.items():
+            used, added = own[number]
+            sums = np.zeros((counts.shape[1], self._sums[name][number].shape[1]))
+            # Not times.T @ sums, for whose many small products a BLAS wakes all its threads, which spin.
+            sums[:, used] = np.einsum("ir,ik->rk", times, added)
+            amount, count = np.hsplit(sums, [_parts(name)])
             out[f"{name}/{number}"] = np.divide(amount, count, out=np.full_like(amount, np.nan), where=count > 0)
         return out
 

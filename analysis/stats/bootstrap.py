@@ -210,8 +210,8 @@ def _weights_below(n: int, percentile: float) -> tuple[int, Floats]:
 def pooled_harrell_davis(values: Floats, counts: Floats, percentiles: Sequence[float]) -> Floats:
     """The same of values that come in multiplicities: ``values`` sorted, shape (k,); ``counts``, shape (rows, k).
 
-    Returns shape (rows, percentiles), NaN for a row of nothing. The weights are those of the rows' mean count, read
-    from a table of the beta function with 500 steps a standard deviation.
+    Returns shape (rows, percentiles), NaN for a row of nothing. The weights are those of the rows' mean count; many
+    are read from a table of the beta function with 500 steps a standard deviation.
     """
     total = counts.sum(axis=1)
     if not len(values) or not total.any():
@@ -224,10 +224,11 @@ def pooled_harrell_davis(values: Floats, counts: Floats, percentiles: Sequence[f
         p = percentile / 100
         width = _KERNEL_WIDTHS * math.sqrt(p * (1 - p) / n)
         at = np.linspace(max(p - width, 0.0), min(p + width, 1.0), int(1000 * _KERNEL_WIDTHS) + 1)
-        weight = special.betainc(p * (n + 1), (1 - p) * (n + 1), at)
         low, high = np.searchsorted(most, at[0]), np.searchsorted(least, at[-1])
         high = min(int(high), len(values) - 1)
-        below = np.interp(share[:, low:high], at, weight)
+        within = share[:, low:high]
+        weights = functools.partial(special.betainc, p * (n + 1), (1 - p) * (n + 1))
+        below = weights(within) if within.size < len(at) else np.interp(within, at, weights(at))
         out[:, number] = values[high] - below @ steps[low:high]
     out[total == 0] = np.nan
     return out

@@ -22,7 +22,7 @@ from gapmeter.keys import REDACTED, Keys
 from gapmeter.options import tell
 from gapmeter.records import RunFolder
 from gapmeter.records.compression import SUFFIX, open_record
-from gapmeter.runs.run import hold
+from gapmeter.runs.lock import hold
 from gapmeter.scenarios.plain_file import check_folder, open_plain, read_json, sha256_of
 
 HASHES = "hashes.json"

@@ -16,7 +16,7 @@ from gapmeter.analysis.numbers import DASH, counted, duration, rate, significant
 from gapmeter.analysis.results import NotReadable
 from gapmeter.analysis.results.brief import BriefScenario, ManifestBrief, RunBrief, StudyBrief
 from gapmeter.errors import UserError, reason_of
-from gapmeter.runs.run import is_held
+from gapmeter.runs.lock import is_held
 from gapmeter.scenarios.plain_file import is_plain, read_json
 
 _FRESH_S = 120.0  # where no lock tells: a run that goes on mostly writes records, telemetry or a log more often

@@ -6,11 +6,9 @@ What is not as it should be in a folder is one sentence, where a bug would be a 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import html
 import os
 import struct
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from gapmeter.analysis.results.regression import Regression
 
 R = TypeVar("R")
-_held: set[tuple[int, int]] = set()  # folders that this process keeps to itself: device and inode
-_LOOK_S = 0.2  # how long a folder may be locked by one who only asks whether it is
 # Kinds of folders with several runs: what it is, and where its runs lie.
 STUDIES = {"sweep": ("a sweep", "points"), "capacity": ("a capacity search", "trials")}
 
@@ -249,46 +245,3 @@ def in_a_line(error: BaseException) -> str:
     """What went wrong, short enough for a sentence."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}" if lines[0] else type(error).__name__
-
-
-@contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Keep a folder from every other process meanwhile. Raises UserError when another has it."""
-    found = folder.stat()
-    if (found.st_dev, found.st_ino) in _held:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        until_s = time.monotonic() + _LOOK_S
-        while _lock(descriptor, fcntl.LOCK_EX) is False:
-            if time.monotonic() > until_s:
-                text = f"another gapmeter is at work in {folder}; wait until it has ended, or name another folder"
-                raise UserError(text, errors.USAGE)
-            time.sleep(_LOOK_S / 10)
-        _held.add((found.st_dev, found.st_ino))
-        yield
-    finally:
-        _held.discard((found.st_dev, found.st_ino))
-        os.close(descriptor)
-
-
-def is_held(folder: Path) -> bool | None:
-    """Whether a gapmeter is at work in a folder; None on a file system without locks. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        locked = _lock(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)
-    return None if locked is None else not locked
-
-
-def _lock(descriptor: int, kind: int) -> bool | None:
-    """Lock it at once: False where another process has it, None on a file system without locks."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True

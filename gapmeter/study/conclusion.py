@@ -21,7 +21,8 @@ from gapmeter.machine.hardware import describe_hardware, describe_versions, outp
 from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
 from gapmeter.report.command import Command
-from gapmeter.runs.run import Conclusion, hold, manifest_of, unless_damaged
+from gapmeter.runs.lock import hold
+from gapmeter.runs.run import Conclusion, manifest_of, unless_damaged
 from gapmeter.scenarios import Scenario
 
 if TYPE_CHECKING:

@@ -31,7 +31,8 @@ from gapmeter.options import Options
 from gapmeter.records import RunFolder
 from gapmeter.records.workers import LocustWorkers
 from gapmeter.report.command import Command
-from gapmeter.runs.run import Conclusion, hold
+from gapmeter.runs.lock import hold
+from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage, telemetry

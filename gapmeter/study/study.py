@@ -20,7 +20,8 @@ from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.report.command import Command
-from gapmeter.runs.run import STUDIES, Conclusion, hold, manifest_of
+from gapmeter.runs.lock import hold
+from gapmeter.runs.run import STUDIES, Conclusion, manifest_of
 from gapmeter.scenarios import Scenario
 from gapmeter.study.companions import LocustPage, locust_page, runs_page
 from gapmeter.study.patience import shortage

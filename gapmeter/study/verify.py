@@ -333,7 +333,7 @@ def _is_alike(column: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
     import pyarrow as pa
 
     if not (pa.types.is_floating(column.type) and pa.types.is_floating(other.type)):
-        return repr(column.to_pylist()) == repr(other.to_pylist())
+        return column.equals(other) or repr(column.to_pylist()) == repr(other.to_pylist())
     values, others = column.to_numpy(), other.to_numpy()
     same = column.is_null() == other.is_null() and np.allclose(values, others, rtol=_SAME, atol=0.0, equal_nan=True)
     return bool(same)

@@ -24,7 +24,7 @@ from gapmeter.options import tell
 from gapmeter.records import RunFolder
 from gapmeter.report.words import stopped
 from gapmeter.runs.listing import ListedRun, find_listed, list_known
-from gapmeter.runs.run import hold
+from gapmeter.runs.lock import hold
 from gapmeter.signals import ending_signals
 from gapmeter.web.auth import HOST, LocalAuth
 from gapmeter.web.live import LiveRun

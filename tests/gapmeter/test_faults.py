@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gapmeter.runs.run import is_held
+from gapmeter.runs.lock import is_held
 from gapmeter.servers.null.server import Schedule
 from tests.kit.command import SHORT, SIMULATED, Command, Done, at_once, gapmeter, settings
 from tests.kit.servers import faulty

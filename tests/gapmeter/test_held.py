@@ -14,7 +14,7 @@ import pytest
 from gapmeter.errors import UserError
 from gapmeter.options import Options
 from gapmeter.runs.listing import list_known
-from gapmeter.runs.run import hold, is_held
+from gapmeter.runs.lock import hold, is_held
 from gapmeter.study.capacity import find_capacity
 from gapmeter.study.settings import find_capacities
 from gapmeter.study.sweep import run_sweep

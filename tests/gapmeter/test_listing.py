@@ -6,6 +6,8 @@ import errno
 import fcntl
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from gapmeter.analysis.results.run import Provenance
 from gapmeter.report import html, words
 from gapmeter.report.document import Document, Header, Verdict
 from gapmeter.runs.listing import ListedRun, list_known, newest_run
-from gapmeter.runs.run import hold
+from gapmeter.runs.lock import hold
 from gapmeter.runs.sql import ask
 from gapmeter.web.runs_page import RunFilter, runs_page
 
@@ -45,6 +47,15 @@ def folder(runs: Path, name: str, manifest: Any, summary: Any = None) -> Path:
         if content is not None:
             (made / file).write_text(content if isinstance(content, str) else json.dumps(content))
     return made
+
+
+def test_a_list_of_runs_waits_for_no_large_module() -> None:
+    code = (
+        "import sys\n"
+        "import gapmeter.report.terminal, gapmeter.runs.listing\n"
+        "assert not {'numpy', 'yaml', 'gapmeter.analysis.results.run'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_runs_come_in_the_order_in_which_they_began_with_their_figures(

@@ -13,7 +13,7 @@ from gapmeter_probe.records import FILE_HEADER
 
 from gapmeter.records import RunFolder
 from gapmeter.records.compression import open_record
-from gapmeter.runs.run import hold
+from gapmeter.runs.lock import hold
 from gapmeter.web.live import LiveRun, LiveState
 from gapmeter.web.server import RunsSite
 

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from gapmeter.runs.run import hold
+from gapmeter.runs.lock import hold
 from tests.kit.browser import Tab
 from tests.kit.command import SIMULATED, Command, settings
 from tests.kit.command import gapmeter as command

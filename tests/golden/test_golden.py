@@ -44,6 +44,8 @@ and ``sweep`` for what its first line says an undecided point needs;
 ``capacity`` for what latency to expect at a rate, and for trials' percentiles.
 On 2026-11-29 all followed for their sentences, and for *contention*, as people read the owner ``capacity`` (also in
 ``binding_owner`` of a search and ``changed.owner`` of a comparison, which hold words); no figure changed.
+``compare`` and ``compare-pairs`` followed on 2026-11-29: few weights of ITL's percentiles are computed as they are, not
+read from a table, which moves figures by up to 4e-7.
 """
 
 from __future__ import annotations
