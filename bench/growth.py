@@ -65,7 +65,7 @@ def measure(folder: Path, sizes: tuple[int, ...] = SIZES, probed: tuple[int, ...
         rows += [_row(source, folder, tokens) for tokens in probed]
         kept.append(_kept(source))
     powers = {"exponent": _exponent(rows[: len(sizes)]), "probed": _exponent(rows[len(sizes) :])}
-    commands = commands_on(_target(folder, rows[-1]).path, folder)
+    commands = commands_on(_target(folder, rows[-1]), folder)
     return {"rows": rows, **powers, "folder_bytes": kept, "commands": commands}
 
 
@@ -76,7 +76,7 @@ def _kept(source: RunFolder) -> float:
 
 def _row(source: RunFolder, folder: Path, tokens: int) -> dict[str, Any]:
     row: dict[str, Any] = {"tokens": tokens, "probed": bool(source.record_files(source.probe))}
-    target = _target(folder, row)
+    target = RunFolder.at(_target(folder, row))
     repeat(source, target, -(-tokens // _TOKENS))
     records = sum(map(_bytes, (target.requests, target.probe, target.telemetry)))
     took, why = timed("report", str(target.path))
@@ -87,8 +87,8 @@ def _row(source: RunFolder, folder: Path, tokens: int) -> dict[str, Any]:
             "page_mb": _bytes(target.report) / 1e6}  # fmt: skip
 
 
-def _target(folder: Path, row: Mapping[str, Any]) -> RunFolder:
-    return RunFolder.at(folder / f"{row['tokens']}-tokens{'-probed' * row['probed']}")
+def _target(folder: Path, row: Mapping[str, Any]) -> Path:
+    return folder / f"{row['tokens']}-tokens{'-probed' * row['probed']}"
 
 
 def commands_on(reported: Path, folder: Path) -> list[dict[str, Any]]:
