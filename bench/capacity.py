@@ -152,9 +152,7 @@ def _one_search(job: tuple[Cell, float, int]) -> Found:
 def searched(cell: Cell, limit: float, seed: int) -> tuple[Goal, list[Trial], Ended]:
     """One seeded search with the command's defaults."""
     promise = Promise(f"ttft p{cell.level}", "ttft", 1 - cell.level / 100)
-    server = SERVERS[cell.server]
-    burstiness = server.burstiness if isinstance(server, Queue) else 1.0
-    asked = Asked(server, (promise,), (limit,), drift=cell.drift, burstiness=burstiness)
+    asked = Asked(SERVERS[cell.server], (promise,), (limit,), drift=cell.drift)
     goal = Goal(asked.promises, START, lost_s=asked.warmup_s + asked.around_s)
     # By its cell too: else all cells of one drift would share the speeds that their trials met.
     own = zlib.crc32(repr(cell).encode()) + _FIRST_SEED + seed

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -21,7 +22,6 @@ from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import StageTimes
 
 Answers = tuple[Floats, Floats, Floats, Floats]  # when due, had their first and last token, ns; tokens after the first
-Server = Callable[[float, np.random.Generator, int], Answers]  # at a rate per second, from a generator, so many
 _MORE = 50  # requests after the last that counts, so that it does not meet an emptying server
 
 
@@ -70,8 +70,9 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The simulated engine. Prompt and output tokens uniform, both ends included."""
+    """The simulated engine. Prompt and output tokens uniform, both ends included; arrivals Poisson."""
 
+    burstiness: ClassVar[float] = 1.0
     settings: Settings
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
@@ -95,16 +96,15 @@ class Asked:
     """What is asked of a virtual server. ``limits_ns``: the promises' limits, on TTFT or E2E.
 
     ``warmup_s`` of load do not count; ``around_s``: what a trial takes beside its load. ``drift``: standard deviation
-    of the logarithm of the server's speed, drawn anew for each trial. ``burstiness`` of the arrivals.
+    of the logarithm of the server's speed, drawn anew for each trial.
     """
 
-    server: Server
+    server: Queue | Engine
     promises: tuple[Promise, ...]
     limits_ns: tuple[float, ...]
     warmup_s: float = 5.0
     around_s: float = 3.0
     drift: float = 0.0
-    burstiness: float = 1.0
 
 
 # A server whose time is all in its steps.
@@ -157,7 +157,7 @@ class VirtualOracle:
         return Outcome(
             counts, int(np.searchsorted(due, 1e9 * seconds)), look, seconds, int(good.sum()),
             min(count.n_eff for count in counts), at + 1, served_by(due[of], last[of]),
-            pace_of((last[of] - first[of]) / tokens[of]), in_flight, bunched=bunched(asked.burstiness),
+            pace_of((last[of] - first[of]) / tokens[of]), in_flight, bunched=bunched(asked.server.burstiness),
         )  # fmt: skip
 
 
