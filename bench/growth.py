@@ -251,7 +251,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
         if power:
             said = f"From the last size {which} but one to the last, CPU time grows as tokens to the power"
             lines.append(f"{said} {power['cpu_s']:.2f}, memory to the power {power['peak_gb']:.2f}.")
-    return [*lines, "", *commands_table(found.get("commands", []))]
+    return [*lines, "", *commands_table(found["commands"])]
 
 
 def commands_table(commands: Sequence[Mapping[str, Any]]) -> list[str]:
