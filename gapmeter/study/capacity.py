@@ -265,8 +265,9 @@ def at_rate(scenario: Scenario, ask: Ask, number: int) -> Scenario:
 
 
 def _warmup_ns(scenario: Scenario, ask: Ask | None = None) -> int:
-    asked, once = scenario.load.warmup_ns, scenario.load.trace is not None  # a run that replays a trace once has none
-    asked = _WARMUP_NS if asked is None or (once and not asked) else asked
+    asked = scenario.load.warmup_ns
+    if asked is None or (asked == 0 and scenario.load.trace is not None):  # none is meant for a trace replayed once
+        asked = _WARMUP_NS
     return min(asked, _BRIEF_WARMUP_NS) if ask and ask.aim == "ceiling" else asked
 
 
