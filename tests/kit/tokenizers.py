@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that served models have, trained on text that is at hand."""
+"""Small tokenizers of the kinds that served models have, trained on text that is at hand and stays as it is: counts of tokens hang on it."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def single_bytes() -> Tokenizer:
 
 
 def trained(tokenizer: Tokenizer, trainer: Any, vocabulary: int, **more: Any) -> None:
-    texts = [
-        path.read_text(encoding="utf-8") for path in (CHECKOUT / "LICENSE", *sorted((CHECKOUT / "docs").glob("*.md")))
-    ]
+    texts = [path.read_text(encoding="utf-8") for path in (CHECKOUT / "LICENSE", CHECKOUT / "servers" / "words.txt")]
     maker = trainer(vocab_size=vocabulary, special_tokens=SPECIAL, show_progress=False, **more)
     tokenizer.train_from_iterator(texts, maker)
 
