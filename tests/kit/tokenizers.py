@@ -1,4 +1,4 @@
-"""Small tokenizers of the kinds that served models have, trained on text that is at hand and stays as it is: counts of tokens hang on it."""
+"""Small tokenizers of the kinds that served models have, trained on text that stays: counts of tokens hang on it."""
 
 from __future__ import annotations
 
