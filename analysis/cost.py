@@ -48,7 +48,7 @@ from gapmeter.analysis.results.cost import (
     NoCost,
     NoEnergy,
     Price,
-    SlaRate,
+    SloRate,
     TokensPerRequest,
     Value,
 )
@@ -145,7 +145,7 @@ def describe_value(cost: Cost | NoCost, goodput_ci: Ends | None) -> Value:
     return Value(good_requests_per_usd=least / cost.per_request_usd, reason=None)
 
 
-def describe_cost(rate: SlaRate | NoRate, tokens: TokensPerRequest, manifest: Manifest) -> Cost | NoCost:
+def describe_cost(rate: SloRate | NoRate, tokens: TokensPerRequest, manifest: Manifest) -> Cost | NoCost:
     """The cost at the SLO, or why there is none."""
     try:
         price = price_of(manifest)
@@ -156,7 +156,7 @@ def describe_cost(rate: SlaRate | NoRate, tokens: TokensPerRequest, manifest: Ma
     return cost_of(rate, price, tokens)
 
 
-def cost_of(rate: SlaRate, price: Price, tokens: TokensPerRequest) -> Cost:
+def cost_of(rate: SloRate, price: Price, tokens: TokensPerRequest) -> Cost:
     """The cost from the rates between which the SLOs are known to hold. Raises ValueError for rates <= 0."""
     if rate.low <= 0:
         raise ValueError(f"a rate of {rate.low} requests per second has no cost")
@@ -185,16 +185,16 @@ def cost_of(rate: SlaRate, price: Price, tokens: TokensPerRequest) -> Cost:
     )
 
 
-def searched_rate(low: float | None, high: float | None) -> SlaRate | NoRate:
+def searched_rate(low: float | None, high: float | None) -> SloRate | NoRate:
     """What a search for capacity found: the interval of the highest rate that holds the SLOs."""
     if not low:
         return NoRate("no rate was found at which the SLOs hold")
-    return SlaRate(low=low, high=high, basis="capacity")
+    return SloRate(low=low, high=high, basis="capacity")
 
 
 def offered_rate(
     verdict: Verdict, answers: Sequence[SloAnswer], load: LoadFacts, measured: int, steady: Steady | None
-) -> SlaRate | NoRate:
+) -> SloRate | NoRate:
     """The rate of a run that held its SLOs, ``measured`` requests of which count."""
     if not answers:
         return NoRate("the scenario sets no SLO that a rate could hold")
@@ -212,9 +212,9 @@ def offered_rate(
     if measured < 2 or not load.window_s:
         return NoRate("too few requests for a rate")
     if load.requested_rate and load.unit == "requests" and load.arrivals in _AT_A_RATE:
-        return SlaRate(low=load.requested_rate, high=None, basis="offered")
+        return SloRate(low=load.requested_rate, high=None, basis="offered")
     spread = max(1.0, load.dispersion or 1.0)
-    return SlaRate(low=rate_at_least(measured, load.window_s, spread), high=None, basis="offered")
+    return SloRate(low=rate_at_least(measured, load.window_s, spread), high=None, basis="offered")
 
 
 def describe_tokens(measured: pd.DataFrame) -> TokensPerRequest:

@@ -63,7 +63,7 @@ def document(result: Comparison) -> doc.Document:
     for number, pair in enumerate(result.comparisons):
         name = f" ({pair.b} against {pair.a})" if several else ""
         sections += [
-            differences.brief(pair, number, forced=result.forced),
+            *differences.brief(pair, number, forced=result.forced),
             differences.changed(pair, number, name),
             differences.metrics(pair, number, name, forced=result.forced),
             differences.shift(pair, number, name),

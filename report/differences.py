@@ -28,7 +28,20 @@ from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.charts import Point
-from gapmeter.report.document import BRIEF, Block, Chart, Figure, Heading, Paragraph, Row, Section, Table, Words, in_ms
+from gapmeter.report.document import (
+    MARKDOWN,
+    TERMINAL,
+    Block,
+    Chart,
+    Figure,
+    Heading,
+    Paragraph,
+    Row,
+    Section,
+    Table,
+    Words,
+    in_ms,
+)
 from gapmeter.report.pictures import Changes, Shift, StageChange
 from gapmeter.report.words import WHOLE, both, part_of, signed
 
@@ -264,18 +277,25 @@ def _answer(figure: ClaimedFigure, *, forced: bool) -> Words:
     return doc.Mark(said, "bad" if (figure.difference_ms or 0.0) > 0 else "good") if figure.confirmed else said
 
 
-def brief(pair: PairComparison, number: int, *, forced: bool) -> Section:
-    """The figures that may be claimed."""
-    rows: list[Row] = [
-        [str(name), *_claimed_cells(number, name, figure), _answer(figure, forced=forced)]
-        for name, figure in _claims(pair)
-        if figure.in_family
-    ]
+def brief(pair: PairComparison, number: int, *, forced: bool) -> list[Section]:
+    """The figures that may be claimed; in the terminal of each metric the median and the highest percentile."""
+    claims = [(name, figure) for name, figure in _claims(pair) if figure.in_family]
+    ends, missing = list[tuple[FigureName, ClaimedFigure]](), not_estimable(pair)
+    for metric in pair.metrics:
+        own = [claim for claim in claims if claim[0].metric == metric]
+        own = [claim for claim in own if claim[0].percentile is not None] or own
+        ends += [*own[:1], *own[1:][-1:]]
+    rest = f"{counted(len(claims) - len(ends), 'more figure')} in the report." if len(ends) < len(claims) else ""
     answer = doc.Column("answer", wraps=True)
     headers: doc.Headers = [" ", pair.a, pair.b, "difference", "95 % interval", "relative", answer]
-    blocks: list[Block] = [Table("Percentiles and means", headers, rows, whole=True)] if rows else []
-    missing = not_estimable(pair)
-    return Section(f"brief-{number}", "", [*blocks, Paragraph(missing)] if missing else blocks, on=BRIEF)
+    sections = []
+    for on, shown, said in ((TERMINAL, ends, f"{rest} {missing}".strip()), (MARKDOWN, claims, missing)):
+        rows: list[Row] = [
+            [str(name), *_claimed_cells(number, name, figure), _answer(figure, forced=forced)] for name, figure in shown
+        ]
+        blocks: list[Block] = [Table("Percentiles and means", headers, rows, whole=True)] if rows else []
+        sections.append(Section(f"brief-{number}", "", [*blocks, *([Paragraph(said)] if said else [])], on=on))
+    return sections
 
 
 def metrics(pair: PairComparison, number: int, name: str, *, forced: bool) -> Section:

@@ -15,10 +15,18 @@ from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.pareto import interval, merged, pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import hardware_words, users_words
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.capacity import BUDGET, CLIENT, NOT_MEASURED, CapacityResult, Ended, Fleet
+from gapmeter.analysis.results.capacity import (
+    BUDGET,
+    CLIENT,
+    NOT_MEASURED,
+    UNMEETABLE,
+    CapacityResult,
+    Ended,
+    Fleet,
+)
 from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, Fact
 from gapmeter.analysis.results.cost import Cost, Energy, Interval, Price
-from gapmeter.analysis.results.costs import HeldRate
+from gapmeter.analysis.results.cost_table import HeldRate
 from gapmeter.analysis.results.manifest import Hardware, SearchManifest, SweepManifest, read_manifest
 from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.requests import LoadFacts
@@ -55,7 +63,7 @@ class Found:
 
     ``scenario`` is as it was resolved, ``contents`` what the files that it names held (see ManifestBase), ``tokens``
     the output tokens of a request; ``spread``: of its rate, on the logarithmic scale, what moves a whole search and is
-    not in the rate's interval. ``undecided``: a run that is INCONCLUSIVE.
+    not in the rate's interval. ``undecided``: a run that is INCONCLUSIVE, or a search that ended without a finding.
     """
 
     folders: tuple[str, ...]
@@ -134,6 +142,7 @@ def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> 
         binding=(search.binding_slo, search.binding_stage),
         fleet=search.planning,
         pareto=search.pareto,
+        undecided=search.low is None and search.high is None and search.ended != UNMEETABLE,
     )
 
 
@@ -230,18 +239,21 @@ def together(side: Sequence[Sequence[Found]]) -> Found:
         for fact in differing(_identity(first), _identity(one), ()):
             text = f"{first.folders[0]} and {one.folders[0]} are not of one thing: {fact.key}: {fact.a} | {fact.b}"
             raise NotOneSide(f"{text}; name them as sides of their own")
-    # A run that was not decided says nothing against the rate that the others held.
+    # What was not decided says nothing against what the others found.
     decided = [one for one in found if not one.undecided] or [first]
+    pareto = merged([("", one.pareto) for one in found])
+    if len(decided) == 1:
+        return replace(decided[0], pareto=pareto)
     capacity = _mean([one.capacity for one in decided])
     return replace(
         decided[0],
-        folders=tuple(name for one in found for name in one.folders),
+        folders=tuple(name for one in decided for name in one.folders),
         capacity=capacity,
         spread=0.0 if capacity.rate else SEARCH_SPREAD / math.sqrt(len(decided)),
         tokens=_of_all([one.tokens for one in decided]),
         energy=_of_all([one.energy for one in decided]),
-        fleet=_fleet([one.fleet for one in found]),
-        pareto=merged([("", one.pareto) for one in found]),
+        fleet=_fleet([one.fleet for one in decided]),
+        pareto=pareto,
     )
 
 

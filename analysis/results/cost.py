@@ -58,7 +58,7 @@ class Price(Result):
         return self.usd_per_hour / (3600 * rate * self.utilisation)
 
 
-class SlaRate(Result):
+class SloRate(Result):
     """Requests per second at which the SLOs hold. ``basis``: capacity (searched for) or offered (the run's load)."""
 
     low: float
@@ -72,7 +72,7 @@ class Cost(Result):
     status: Literal["bounded", "at_most"]
     reason: None
     price: Price
-    rate: SlaRate
+    rate: SloRate
     per_request_usd: float
     per_request_usd_ci: Ends
     per_million_output_tokens_usd: Number

@@ -9,7 +9,7 @@ from typing import Any
 from gapmeter.analysis.results.capacity import CapacityResult
 from gapmeter.analysis.results.codec import ResultFile
 from gapmeter.analysis.results.comparison import Comparison
-from gapmeter.analysis.results.costs import CostTable
+from gapmeter.analysis.results.cost_table import CostTable
 from gapmeter.analysis.results.manifest import Manifest, SearchManifest, SweepManifest
 from gapmeter.analysis.results.run import RunResult, VerdictFile
 from gapmeter.analysis.results.sweep import SweepResult

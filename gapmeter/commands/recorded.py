@@ -22,7 +22,7 @@ from gapmeter.report.printable import printable
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.analysis.results.comparison import Comparison
-    from gapmeter.analysis.results.costs import CostTable
+    from gapmeter.analysis.results.cost_table import CostTable
     from gapmeter.runs.listing import ListedRun
     from gapmeter.runs.run import Conclusion
 
@@ -68,13 +68,13 @@ def _compare(arguments: argparse.Namespace) -> int:
             check_percentiles(scenario.slo)
     command = str(keys.out_of_command(flags.command_of(arguments)))
     compared = _compared_in_turn(arguments, command) if arguments.run else _compared_folders(arguments, command)
-    from gapmeter.analysis.results.costs import CostTable
-    from gapmeter.report import comparison, costs, markdown
+    from gapmeter.analysis.results.cost_table import CostTable
+    from gapmeter.report import comparison, cost_table, markdown
     from gapmeter.runs.comparison import gate
     from gapmeter.study.conclusion import show
 
     result = compared.result
-    document = costs.document(result) if isinstance(result, CostTable) else comparison.document(result)
+    document = cost_table.document(result) if isinstance(result, CostTable) else comparison.document(result)
     if not arguments.quiet:
         show(document, compared.folder)
     written, code, meaning = {**result.to_json(), "folder": str(compared.folder)}, compared.exit_code, ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked, Comparison
-from gapmeter.analysis.results.costs import CostTable
+from gapmeter.analysis.results.cost_table import CostTable
 from gapmeter.analysis.results.regression import Regression
 from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.errors import UserError, unless_refused
@@ -69,9 +69,9 @@ def compare_again(folder: Path, into: Path) -> None:
 
 
 def _write(folder: Path, result: Comparison | CostTable) -> Comparison | CostTable:
-    from gapmeter.report import comparison, costs
+    from gapmeter.report import comparison, cost_table
 
-    return costs.write(folder, result) if isinstance(result, CostTable) else comparison.write(folder, result)
+    return cost_table.write(folder, result) if isinstance(result, CostTable) else comparison.write(folder, result)
 
 
 def distinct(sides: Sequence[Sequence[str | Path]]) -> list[list[Path]]:
@@ -104,7 +104,7 @@ def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> Compa
                 if not run.run.count:
                     raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
             return compare(read, asked, command)
-        from gapmeter.analysis.compare.costs import cost_table
+        from gapmeter.analysis.compare.cost_table import cost_table
         from gapmeter.analysis.compare.searches import NotOneSide
 
         try:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from gapmeter import errors
 from gapmeter.analysis.results.capacity import BUDGET, DIED, INTERRUPTED, NOT_MEASURED, UNMEETABLE, CapacityResult
-from gapmeter.analysis.results.costs import CostTable
+from gapmeter.analysis.results.cost_table import CostTable
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.errors import UserError
 from gapmeter.keys import Keys
 from gapmeter.options import Options
-from gapmeter.report import costs
+from gapmeter.report import cost_table
 from gapmeter.report.capacity import can_go_on, headline
 from gapmeter.report.command import Command
 from gapmeter.runs.comparison import compare_folders
@@ -97,7 +97,7 @@ def compared(
     if not options.quiet:
         end = errors.exit_words(code, "" if code else "every setting was searched")
         go_on = [("go on", str(again))] * any(map(can_go_on, searches))
-        show(costs.document(table.result), table.folder, end, *go_on)
+        show(cost_table.document(table.result), table.folder, end, *go_on)
     return Conclusion(table.folder, table.result, code)
 
 

@@ -841,9 +841,20 @@ def test_the_answer_to_a_figure_does_not_contradict_its_interval(
         )
     )
     ttft = pair.metrics["ttft"].model_copy(update={"percentiles": {"p50": figure}})
-    (table,) = (each for each in brief(pair.model_copy(update={"metrics": {"ttft": ttft}}), 0, forced=False).blocks
-                if isinstance(each, Table))  # fmt: skip
-    assert table.rows[0][-1] == answer
+    for section in brief(pair.model_copy(update={"metrics": {"ttft": ttft}}), 0, forced=False):
+        (table,) = (each for each in section.blocks if isinstance(each, Table))
+        assert table.rows[0][-1] == answer
+
+
+def test_the_terminal_has_the_median_and_the_highest_percentile_of_each_metric_and_markdown_has_all() -> None:
+    _, _, pair = judged([virtual(1)], [virtual(1, 1)])
+    claimed = [str(name) for name, figure in pair.family() if figure.difference_ms is not None]
+    terminal, markdown = ([str(row[0]) for row in section.blocks[0].rows] for section in brief(pair, 0, forced=False))
+    assert markdown == claimed
+    assert set(terminal) < set(claimed)
+    for metric in ("TTFT", "ITL", "TPOT", "E2E"):
+        own = [name for name in claimed if name.startswith(f"{metric} ")]
+        assert [name for name in terminal if metric in name] == [own[0], own[-1]]
 
 
 def test_stages_are_said_to_be_of_answered_requests_where_some_failed_and_what_is_unexplained_has_no_owner() -> None:

@@ -26,7 +26,7 @@ from gapmeter.analysis.cost import (
     searched_rate,
 )
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.results.cost import Interval, NoEnergy, Price, SlaRate, TokensPerRequest
+from gapmeter.analysis.results.cost import Interval, NoEnergy, Price, SloRate, TokensPerRequest
 from gapmeter.analysis.results.device import EnergyWindow
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Goodput
@@ -53,8 +53,8 @@ def price(units: int = 1, usd: float = 2.0, utilisation: float = 0.5) -> Price:
     )  # fmt: skip
 
 
-def rate(low: float, high: float | None = None) -> SlaRate:
-    return SlaRate(low=low, high=high, basis="offered" if high is None else "capacity")
+def rate(low: float, high: float | None = None) -> SloRate:
+    return SloRate(low=low, high=high, basis="offered" if high is None else "capacity")
 
 
 TOKENS = tokens(total=Interval(value=1200.0, low=1150.0, high=1250.0))
@@ -86,7 +86,7 @@ def passed() -> RunFigures:
     return found.model_copy(update={"load": load, "counts": found.counts.model_copy(update={"measured": 800})})
 
 
-def rate_of(run: RunFigures, steady: Steady | None = None) -> SlaRate | NoRate:
+def rate_of(run: RunFigures, steady: Steady | None = None) -> SloRate | NoRate:
     return offered_rate(run.verdict, run.slo, run.load, run.counts.measured, steady)
 
 
@@ -194,7 +194,7 @@ def test_a_server_that_was_attached_to_on_this_machine_costs_what_the_machine_s_
 
 def test_a_capacity_search_gives_both_ends_of_the_rate() -> None:
     found = searched_rate(8.0, 10.0)
-    assert found == SlaRate(low=8.0, high=10.0, basis="capacity")
+    assert found == SloRate(low=8.0, high=10.0, basis="capacity")
     part = describe_cost(found, TOKENS, manifest({}, (H100,)))
     assert part.status == "bounded"
     assert part.per_request_usd_ci == (1.69 / (3600 * 10 * 0.8), 1.69 / (3600 * 8 * 0.8))
@@ -243,7 +243,7 @@ def test_what_proves_no_rate_has_no_cost_and_never_a_zero(
     no_cost(rate_of(run, steady), why)
 
 
-def no_cost(found: SlaRate | NoRate, why: str) -> None:
+def no_cost(found: SloRate | NoRate, why: str) -> None:
     part = describe_cost(found, TOKENS, manifest())
     assert why in part.reason
     assert describe_value(part, (0.9, 1.0)).good_requests_per_usd is None

@@ -13,7 +13,7 @@ import pytest
 from gapmeter.analysis.cost import cost_of, describe_cost, describe_value, offered_rate
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.results.capacity import Fleet
-from gapmeter.analysis.results.cost import Price, SlaRate, TokensPerRequest
+from gapmeter.analysis.results.cost import Price, SloRate, TokensPerRequest
 from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.report.cost import cost_sentence, fleet_words, value_sentence
 from tests.kit.results import manifest
@@ -78,7 +78,7 @@ def test_a_fleet_by_hand_costs_what_a_search_prints_and_the_page_has_it() -> Non
     assert "3 × 0.0408 ÷ (3600 × 50) = $0.00000068 a request" in page()
     assert each == pytest.approx(0.00000068)
     assert f"that is ${1e6 * each:.3f} for a million requests" in page()
-    alone = cost_of(SlaRate(low=low, high=None, basis="capacity"), kit_price(usd), NO_TOKENS).per_request_usd
+    alone = cost_of(SloRate(low=low, high=None, basis="capacity"), kit_price(usd), NO_TOKENS).per_request_usd
     assert f"${1e6 * alone:.3f}" == "$0.248"
     assert "$0.248" in page()
 

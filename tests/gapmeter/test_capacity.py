@@ -14,7 +14,7 @@ import pytest
 
 from gapmeter.analysis.capacity.trial import Ask
 from gapmeter.analysis.results.capacity import FOUND, UNMEETABLE, CapacityResult
-from gapmeter.analysis.results.costs import CostTable
+from gapmeter.analysis.results.cost_table import CostTable
 from gapmeter.analysis.results.manifest import Manifest, SearchManifest, TrialNote
 from gapmeter.cli import main, parser
 from gapmeter.commands import flags

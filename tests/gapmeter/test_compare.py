@@ -13,7 +13,7 @@ import pytest
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.comparison import Comparison
-from gapmeter.analysis.results.costs import CostTable
+from gapmeter.analysis.results.cost_table import CostTable
 from gapmeter.analysis.results.regression import Regression, RegressionRow
 from gapmeter.analysis.results.schema import schema
 from gapmeter.cli import main
@@ -181,7 +181,7 @@ def test_an_archive_is_compared_like_the_folder_that_it_holds(searches: Path, ru
     assert isinstance(compare_folders([[runs / "three"], [run]], runs=tmp_path).result, Comparison)
 
 
-def test_a_run_beside_a_search_is_a_row_and_other_slas_are_not_comparable(
+def test_a_run_beside_a_search_is_a_row_and_other_slos_are_not_comparable(
     searches: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sides = [str(searches / "small"), str(searches / "stranger"), str(runs / "eight")]

@@ -7,7 +7,15 @@ from typing import Any
 
 from gapmeter.analysis.cost import describe_cost, searched_rate
 from gapmeter.analysis.provenance import provenance_as_asked
-from gapmeter.analysis.results.capacity import CapacityResult, CountedSlo, Fleet, Search, SearchedSlo, TrialResult
+from gapmeter.analysis.results.capacity import (
+    CapacityResult,
+    CountedSlo,
+    Ended,
+    Fleet,
+    Search,
+    SearchedSlo,
+    TrialResult,
+)
 from gapmeter.analysis.results.cost import Interval, NoEnergy, TokensPerRequest, Value
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest
 from gapmeter.scenarios.slo import parse_slo
@@ -21,13 +29,13 @@ SLO = "ttft p99 <= 500 ms"
 
 def write_search(
     path: Path, rate: float | None, low: float | None, high: float | None, *, confidence: float = 0.95, slo: str = SLO,
-    target_rps: float | None = None, **about: Any,
+    target_rps: float | None = None, ended: Ended = "found", **about: Any,
 ) -> Path:  # fmt: skip
     """One that ended with these rates. ``about``: what its manifest says, merged into a complete one."""
     document = manifest_document(**about)
     facts = SearchFacts(
         target_rps=target_rps, headroom=0.2, spare=1, confidence=confidence, within=0.1, budget_s=420.0, start=8.0,
-        longest=40_000, lost_s=8.0, trials=(), ended="found",
+        longest=40_000, lost_s=8.0, trials=(), ended=ended,
     )  # fmt: skip
     shared = {key: document[key] for key in SearchManifest.model_fields if key in document and key != "slo"}
     manifest = SearchManifest.model_validate({**shared, "kind": "capacity", "slo": [parse_slo(slo)], "capacity": facts})
@@ -42,7 +50,7 @@ def write_search(
     )  # fmt: skip
     unknown: dict[str, Any] = dict.fromkeys(Search.model_fields)
     known = {
-        "rate": rate, "low": low, "high": high, "held": low, "confidence": confidence, "within": 0.1, "ended": "found",
+        "rate": rate, "low": low, "high": high, "held": low, "confidence": confidence, "within": 0.1, "ended": ended,
         "binding_slo": slo, "binding_stage": "queue", "planning": fleet, "replicas": fleet and fleet.replicas,
         "target_rps": target_rps, "requests": 900, "seconds": 60.0, "trials": (trial,), "curve": (),
     }  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 
 from gapmeter.analysis.device.telemetry import Samples, read_telemetry
 from gapmeter.analysis.requests.figures import distribution
-from gapmeter.analysis.results.cost import Cost, Economy, Interval, NoCost, NoEnergy, Price, SlaRate, TokensPerRequest
+from gapmeter.analysis.results.cost import Cost, Economy, Interval, NoCost, NoEnergy, Price, SloRate, TokensPerRequest
 from gapmeter.analysis.results.cost import Value as Worth
 from gapmeter.analysis.results.device import Telemetry, Utilisation
 from gapmeter.analysis.results.manifest import Manifest
@@ -177,7 +177,7 @@ def _economy(**changes: Any) -> Economy:
                   utilisation=0.8, measured_on="", usd_per_hour=3.6)  # fmt: skip
     tokens = Interval(value=10.0, low=9.0, high=11.0)
     known = Cost(
-        status="at_most", reason=None, price=price, rate=SlaRate(low=5.0, high=None, basis="offered"),
+        status="at_most", reason=None, price=price, rate=SloRate(low=5.0, high=None, basis="offered"),
         per_request_usd=0.00025, per_request_usd_ci=(None, 0.00025), per_million_output_tokens_usd=25.0,
         per_million_output_tokens_usd_ci=(None, 27.0), per_million_total_tokens_usd=None,
         per_million_total_tokens_usd_ci=None,

@@ -8,7 +8,7 @@ from typing import Final
 from gapmeter.analysis.numbers import DASH, counted, rate, share, significant, usd
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE
-from gapmeter.analysis.results.costs import CHEAPER, CostRatio, CostRow, CostTable, CostWords
+from gapmeter.analysis.results.cost_table import CHEAPER, CostRatio, CostRow, CostTable, CostWords
 from gapmeter.records import RunFolder
 from gapmeter.report import document as doc
 from gapmeter.report import html, pareto

@@ -14,7 +14,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from gapmeter.analysis.compare.costs import cost_table
+from gapmeter.analysis.compare.cost_table import cost_table
 from gapmeter.analysis.compare.searches import SEARCH_SPREAD, Found, NotOneSide, read_found
 from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.numbers import significant
@@ -22,11 +22,11 @@ from gapmeter.analysis.pareto import pareto
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked
 from gapmeter.analysis.results.cost import Interval
-from gapmeter.analysis.results.costs import CHEAPER, NOT_ESTABLISHED, CostTable
+from gapmeter.analysis.results.cost_table import CHEAPER, NOT_ESTABLISHED, CostTable
 from gapmeter.analysis.results.manifest import Manifest, ManifestBase, SweepManifest, SweepPoint
 from gapmeter.analysis.results.pareto import ParetoPoint
 from gapmeter.records import RunFolder
-from gapmeter.report.costs import document, headline
+from gapmeter.report.cost_table import document, headline
 from gapmeter.report.terminal import text
 from gapmeter.study.sweep import analyse_points
 from tests.kit.runs import write_run
@@ -270,7 +270,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", DIFFERENCES)
-def test_rows_of_other_workloads_or_slas_are_not_comparable_and_the_difference_is_named(
+def test_rows_of_other_workloads_or_slos_are_not_comparable_and_the_difference_is_named(
     case: str, tmp_path: Path
 ) -> None:
     about, told = DIFFERENCES[case]
@@ -426,6 +426,19 @@ def test_a_side_of_runs_of_which_one_is_not_decided_costs_what_the_others_do(tmp
     assert (row.capacity.low, row.why_no_cost, row.per_request_usd_ci is None) == (8.0, "", False)
     for side in ([undecided, undecided], [passed, missed]):
         assert cost_table([side, other]).rows[0].per_request_usd_ci is None
+
+
+def test_a_search_that_ended_without_a_finding_takes_nothing_from_what_the_others_of_its_side_found(
+    tmp_path: Path,
+) -> None:
+    first, second, other = (searched(tmp_path, rate, 0.9 * rate, 1.1 * rate) for rate in (50, 54, 20))
+    nothing = searched(tmp_path, None, None, None, ended="interrupted")
+    for known in ([first], [first, second]):
+        alone, beside = (cost_table([[[one] for one in side], [[other]]]).rows for side in (known, [*known, nothing]))
+        assert beside == alone
+    unmeetable = searched(tmp_path, None, None, None, ended="unmeetable")
+    row = cost_table([[[first], [unmeetable]], [[other]]]).rows[0]
+    assert (row.per_request_usd_ci, row.why_no_cost) == (None, "no rate was found at which the SLOs hold")
 
 
 def test_a_run_whose_rate_nobody_asked_for_is_a_point_by_the_rate_that_came(tmp_path: Path) -> None:

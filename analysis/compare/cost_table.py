@@ -30,7 +30,7 @@ from gapmeter.analysis.pareto import merged
 from gapmeter.analysis.provenance import provenance_of_several
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked, Fact
 from gapmeter.analysis.results.cost import Interval
-from gapmeter.analysis.results.costs import (
+from gapmeter.analysis.results.cost_table import (
     CHEAPER,
     NOT_ESTABLISHED,
     CostRatio,
