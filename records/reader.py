@@ -30,6 +30,7 @@ from gapmeter.records.request import FINISHED, Ints, RequestRecord, decode
 from gapmeter.records.request import Table as Table
 
 Take = Callable[[bytes, Ints, Ints, Ints], None]
+TakeSpans = Callable[[Table], None]
 
 _BLOCK = 1 << 22
 _FEW, _MANY = 8, 4096
@@ -152,12 +153,14 @@ def _spans_from(data: bytes, at: int) -> int:
     return int(others[0]) if len(others) else count
 
 
-def read_records(path: str | os.PathLike[str], take: Take | None = None) -> RecordFile:
+def read_records(
+    path: str | os.PathLike[str], take: Take | None = None, take_spans: TakeSpans | None = None
+) -> RecordFile:
     """Read one file, block by block.
 
     With ``take``, what ``blobs`` would hold goes there instead, block by block: bytes, the code of each payload in
-    them, and from where to where it is; it raises ValueError for what is damaged. A process that was killed leaves no
-    END mark; its records are read up to the last whole frame.
+    them, and from where to where it is; it raises ValueError for what is damaged. With ``take_spans``, each block's
+    spans go there. A process that was killed leaves no END mark; its records are read up to the last whole frame.
     Raises OSError if the file cannot be opened, NotRecords if it is something else, or damaged.
     """
     name = os.fspath(path)
@@ -170,7 +173,7 @@ def read_records(path: str | os.PathLike[str], take: Take | None = None) -> Reco
     with open_record(name) as file:
         try:
             reader = _Reader(file.read(FILE_HEADER.size))
-            reader.read(file, take or keep)
+            reader.read(file, take or keep, take_spans)
             return reader.file(name, blobs)
         except ValueError as error:
             raise NotRecords(f"{name}: {error}") from error
@@ -203,13 +206,16 @@ class _Reader:
         self.notes: list[dict[str, Any]] = []
         self.complete = False
 
-    def read(self, file: BufferedIOBase, take: Take) -> None:
+    def read(self, file: BufferedIOBase, take: Take, take_spans: TakeSpans | None) -> None:
         """The rest of the file. Raises NotRecords, and what ``take`` raises."""
         data, size, before = b"", _BLOCK, FILE_HEADER.size
         while not self.complete and (more := file.read(size)):
             data += more
             whole = frames(data)
             self._sort(data, whole, before, take)
+            if take_spans is not None:
+                take_spans(np.frombuffer(self.tables[Kind.SPAN], SPAN_DTYPE))
+                self.tables[Kind.SPAN] = bytearray()
             data, self.complete = data[whole.used :], whole.closed
             before += whole.used
             size = _BLOCK if whole.used else len(data) + _BLOCK  # a frame larger than a block

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
 from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.ledger.critical_path import Times, at_least, union
-from gapmeter.records import RecordFile, Span
+from gapmeter.records import RecordFile, Span, read_records
 from gapmeter.records.reader import SPAN_DTYPE, Table
 
 KINDS = {"api": "api", "worker": "engine", "engine": "engine", "core": "engine"}  # by the role in a file's head
@@ -29,13 +30,17 @@ class RecordedProcess:
     kinds: dict[int, Table]
 
     @classmethod
-    def of(cls, file: RecordFile) -> RecordedProcess:
-        codes = np.ascontiguousarray(file.spans["code"])
-        ends = np.cumsum(np.bincount(codes))
-        rows = np.split(np.argsort(codes, kind="stable"), ends[:-1])
-        whole = file.spans.view(np.dtype((np.void, file.spans.itemsize)))  # moved field by field it takes twice as long
-        kinds = {code: whole.take(own).view(SPAN_DTYPE) for code, own in enumerate(rows) if len(own)}
-        return cls(replace(file, spans=_NO_SPANS), kinds)
+    def read(cls, path: Path) -> RecordedProcess:
+        """Of one file. Raises as ``read_records``."""
+        kinds: dict[int, bytearray] = {}
+
+        def sort(spans: Table) -> None:
+            codes = np.ascontiguousarray(spans["code"])
+            for code in np.flatnonzero(np.bincount(codes)).tolist():
+                kinds.setdefault(code, bytearray()).extend(spans.compress(codes == code).data)
+
+        file = read_records(path, take_spans=sort)
+        return cls(file, {code: np.frombuffer(kinds[code], SPAN_DTYPE) for code in sorted(kinds)})
 
     @property
     def pid(self) -> int:

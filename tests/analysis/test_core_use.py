@@ -16,7 +16,7 @@ from gapmeter.analysis.ledger.cores import CORE, CoreUse
 from gapmeter.analysis.ledger.processes import RecordedProcess
 from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.ledger.switches import TooManyLost, read_watched
-from gapmeter.records import RecordWriter, Span, read_records
+from gapmeter.records import RecordWriter, Span
 
 API, ENGINE, SENDER, WORKER, TESTER, OTHER_PID = 10, 20, 21, 25, 30, 40
 MS = 1_000_000
@@ -48,7 +48,7 @@ def _probe(folder: Path, role: str, pid: int, *spans: tuple[Span, int, int]) -> 
     for code, start, end in spans:
         writer.span(code, 1, start * MS, end * MS)
     writer.close()
-    return RecordedProcess.of(read_records(path))
+    return RecordedProcess.read(path)
 
 
 def _use(folder: Path, *rows: Row, whole: bool = False) -> CoreUse:
