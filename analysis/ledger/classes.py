@@ -57,6 +57,7 @@ CLASSES: tuple[Class, ...] = (
     Class("output_put", "output", thread="engine"),
     Class("output_send", "output", thread="sender"),
     Class("output_receive", "output", thread="loop"),
+    Class("ingress_inline", "ingress", thread="loop"),
     Class("ingress_part", "ingress", thread="loop turn", busy="accept_wait"),
     Class("ingress", "ingress", enclosing=True, thread="loop turn", busy="accept_wait"),
     Class("egress", "egress", thread="loop"),

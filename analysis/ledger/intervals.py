@@ -16,7 +16,7 @@ from gapmeter.analysis.ledger.steps import WORKED
 from gapmeter.analysis.ledger.trace import MISSING, filled
 from gapmeter.records import Span
 
-_INGRESS = (Span.HTTP, Span.APPLICATION, Span.REQUEST)
+_INGRESS = (("ingress_part", Span.HTTP), ("ingress_part", Span.APPLICATION), ("ingress_inline", Span.REQUEST))
 _IN_CALL = (Span.INPUT_PREP, Span.HOST_LAUNCH, Span.SAMPLING)
 
 
@@ -212,8 +212,9 @@ class Maker(Parts):
     def api_side(self) -> None:
         self.joined &= self.ingress["start"] != MISSING
         self.add("ingress", self.ingress["start"], self.ingress["end"])
-        for part in (self.index.of_request(code)[self.events.request] for code in _INGRESS):
-            self.add("ingress_part", part["start"], part["end"])
+        for name, code in _INGRESS:
+            part = self.index.of_request(code)[self.events.request]
+            self.add(name, part["start"], part["end"])
         for name, code in (("template", Span.TEMPLATE), ("tokenize", Span.TOKENIZE)):
             event, span = self.index.all_of_request(code, self.events)  # each of a list of prompts has its own
             inline = span["queued"] == span["start"]

@@ -57,8 +57,8 @@ _API_STAGES = frozenset(
 )
 # A stage that could not be stamped lies inside another's stamps: that one's time is then ambiguous and joins the rest.
 _SPOILS: dict[str, tuple[str, ...]] = {
-    "template": ("ingress", "ingress_part"),
-    "tokenize": ("ingress", "ingress_part"),
+    "template": ("ingress", "ingress_part", "ingress_inline"),
+    "tokenize": ("ingress", "ingress_part", "ingress_inline"),
     "detokenize": ("egress", "egress_turn"),
     **dict.fromkeys(("prefill", "decode", "input_prep", "sampling"), ("worker", "executor", "executor_call", "loop")),
 }
@@ -240,7 +240,7 @@ def _client(requests: pd.DataFrame, looked_ns: Ints | None, *, traced: bool) -> 
 
 def _network_ns(index: Index, client: ClientStamps) -> int:
     """The least that any request took until the server saw it; 0 where it is loopback, or few may all have waited."""
-    seen = index.of_request(Span.INGRESS)["start"]
+    seen = index.of_request(Span.INGRESS)["start"][: len(client.sent)]  # behind these are further choices
     took = (seen - client.sent)[(seen != MISSING) & (client.sent != MISSING)]
     least = int(took.min()) if len(took) >= _FEWEST_SENT else 0
     return least if least >= _BEYOND_LOOPBACK_NS else 0

@@ -113,10 +113,10 @@ def _requests(files: Sequence[RecordFile], request_ids: Sequence[str]) -> tuple[
     for file in files:
         for ref, engine_id in file.engine_ids.items():
             row = rows.get(file.client_ids[ref], -1)
-            if not file.client_ids[ref] or engine_id in numbers:
+            if not file.client_ids[ref] or not engine_id or engine_id in numbers:
                 continue
             numbers[engine_id] = row
-            if row in first and engine_id:
+            if row in first:
                 numbers[engine_id] = len(request_ids) + len(choices)
                 choices.append(row)
             elif row >= 0:

@@ -205,7 +205,7 @@ class Api:
         queued = now()
         inline = len(text) <= _INLINE_CHARS
         start, ids, end = tokenize() if inline else await asyncio.to_thread(tokenize)
-        stamps.pooled(codes.TOKENIZE, start if inline else queued, start, end)
+        stamps.pooled(codes.TOKENIZE, start if inline else queued, start, end, 0 if inline else now() - end)
         if not ids:
             raise bad("the prompt has no tokens", "prompt")
         return ids

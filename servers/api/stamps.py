@@ -70,10 +70,10 @@ class RequestStamps:
         self._prompt = self._cached = self._written = 0
         self.received = 0
 
-    def pooled(self, code: int, queued_ns: int, start_ns: int, end_ns: int) -> None:
-        """Template or tokenizer: asked for, begun, done."""
+    def pooled(self, code: int, queued_ns: int, start_ns: int, end_ns: int, back_ns: int = 0) -> None:
+        """Template or tokenizer: asked for, begun, done; and how long after that the event loop went on."""
         if self._writer:
-            self._writer.span(code, self._ref, start_ns, end_ns, 0, queued_ns)
+            self._writer.span(code, self._ref, start_ns, end_ns, min(back_ns, 2**32 - 1), queued_ns)
 
     def parsed(self, seen_ns: int, read_ns: int) -> None:
         """The body's last bytes were seen at ``seen_ns``; it had been read at ``read_ns``, and is a request now."""

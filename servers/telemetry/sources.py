@@ -39,6 +39,7 @@ NAMES = {
 _OURS = {theirs: ours for ours, names in NAMES.items() for theirs in names}
 _LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{.*\})?[ \t]+(\S+)")
 _PATIENCE_S = 2.0
+_INTERPRETER = re.compile(r"python|pypy|node|ruby|perl|java|(ba|da|z)?sh$")
 _POWERCAP = Path("/sys/class/powercap")
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _LOOK_AGAIN_NS = 1_000_000_000  # for new processes and threads: walking the tree costs more than a sample
@@ -143,7 +144,7 @@ class Processes:
 
 
 def label(process: psutil.Process) -> str:
-    """A name that tells processes of one program apart: its module or script, or the title that it gave itself."""
+    """A name that tells processes of one interpreter apart: module or script; else the program's, or its own title."""
     try:
         words = [word for word in process.cmdline() if word]  # a title leaves empty ones behind it
         name: str = process.name()
@@ -151,6 +152,8 @@ def label(process: psutil.Process) -> str:
         return "?"
     if len(words) < 2:  # a title replaces the command line
         return words[0].strip() if words else name
+    if not _INTERPRETER.match(Path(words[0]).name) or "-c" in words[:-1]:  # what follows may be a key, and is no script
+        return name
     if "-m" in words[:-1]:
         return words[words.index("-m") + 1]
     if "multiprocessing" in " ".join(words):

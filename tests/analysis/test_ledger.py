@@ -312,6 +312,11 @@ def test_within_ingress_what_the_event_loop_does_for_others_is_a_wait_for_it(tmp
     assert row["tokenize_ns"] == FIRST["tokenize"]
 
 
+def test_what_the_event_loop_makes_of_the_request_itself_is_no_wait_for_it(tmp_path: Path) -> None:
+    row = _row(tmp_path, "first_token", _and(_api, Span.REQUEST, 1, 1850, 1950))
+    assert (row["ingress_ns"], row["accept_wait_ns"]) == (FIRST["ingress"], 0)
+
+
 def test_a_message_that_arrives_while_the_event_loop_works_for_others_has_waited_for_that(tmp_path: Path) -> None:
     def api(writer: RecordWriter) -> None:
         _api(writer)
@@ -355,6 +360,37 @@ def test_what_the_network_takes_of_every_request_is_no_wait_for_the_servers_even
     network = 7 * ms if attached and requests == 20 else 0  # of fewer, or a server on loopback, nothing is concluded
     assert rows["accept_wait_ns"].tolist() == [7 * ms - network] + [9 * ms - network] * (requests - 1)
     assert (rows["accept_wait_ns"] + rows["network_in_ns"]).tolist() == [20 * ms] + [25 * ms] * (requests - 1)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_requests_that_were_refused_or_have_several_choices_change_nothing_of_what_the_network_takes(
+    tmp_path: Path, refused: bool
+) -> None:
+    """Behind a proxy that takes 20 ms, with the loop at work for others meanwhile; the later refused one ends first."""
+    ms, good = 1_000_000, 20
+    due = [(k + 1) * 100 * ms for k in range(good + 2)]
+
+    def api(writer: RecordWriter) -> None:
+        for k, at in enumerate(due[:good]):
+            for choice in range(2):
+                ref = writer.request(f"{choice}_engine-{k}", f"r{k}")
+                writer.span(Span.INGRESS, ref, at + 20 * ms, at + 21 * ms)
+                writer.span(Span.EGRESS, ref, at + 28 * ms, at + 29 * ms, n=1)
+            other = writer.request(f"other-{k}", f"somebody else's {k}")
+            writer.span(Span.EGRESS, other, at + 5 * ms, at + 12 * ms, n=1)
+        if refused:  # vLLM has no id of its own for them
+            writer.span(Span.INGRESS, writer.request("", f"r{good + 1}"), due[-1] + 20 * ms, due[-1] + 21 * ms)
+            writer.span(Span.INGRESS, writer.request("", f"r{good}"), due[-2] + 20 * ms, due[-1] + 25 * ms)
+
+    table = pd.concat([
+        _requests(request_id=f"r{k}", due_ns=at, write_ns=at, sent_ns=at, token_ns=[at + 30 * ms] * 2,
+                  outcome="ok" if k < good else "http_4xx", first_token_ns=at + 30 * ms, last_token_ns=at + 30 * ms)
+        for k, at in enumerate(due)
+    ], ignore_index=True)  # fmt: skip
+    trace = read_trace(_write(tmp_path, api, None), table["request_id"].tolist())
+    rows = make_ledger(LedgerInputs.of(table, trace, attached=True)).rows
+    assert set(rows["accept_wait_ns"]) == {0}
+    assert set(rows["network_in_ns"]) == {20 * ms}
 
 
 def test_where_nobody_watched_the_cores_waits_for_them_are_unmeasured(tmp_path: Path) -> None:

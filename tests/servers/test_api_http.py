@@ -235,6 +235,22 @@ async def test_every_request_is_recorded_with_how_it_ended(tmp_path: Path) -> No
     assert sorted(file.client_ids[int(ref)] for ref in ingress["ref"]) == sorted(outcomes)
 
 
+async def test_of_a_prompt_that_a_pool_tokenizes_it_is_told_when_the_event_loop_went_on(tmp_path: Path) -> None:
+    with simulated(tmp_path, max_model_len=65_536) as server:
+        async with aiohttp.ClientSession() as client:
+            for words in (1, 4000):
+                messages = [{"role": "user", "content": "word " * words}]
+                async with client.post(server.url + CHAT, json={**HELLO, "messages": messages}) as answer:
+                    assert answer.status == 200
+                    await answer.read()
+    spans = server.records("api").spans
+    inline, pooled = spans[spans["code"] == Span.TOKENIZE]
+    assert (inline["queued_ns"] == inline["start_ns"], int(inline["n"])) == (True, 0)
+    assert pooled["queued_ns"] < pooled["start_ns"] <= pooled["end_ns"] < pooled["end_ns"] + pooled["n"]
+    end_ns = spans["end_ns"][(spans["code"] == Span.INGRESS) & (spans["ref"] == pooled["ref"])]
+    assert pooled["end_ns"] + pooled["n"] <= end_ns
+
+
 async def test_on_one_connection_each_request_begins_after_the_answer_before(tmp_path: Path) -> None:
     with simulated(tmp_path) as server:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as client:

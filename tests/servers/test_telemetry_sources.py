@@ -10,6 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
@@ -163,6 +164,15 @@ def test_a_process_is_called_by_its_module_its_script_or_its_own_title() -> None
     assert named("VLLM::EngineCore", "", "") == "VLLM::EngineCore", "what was behind it is empty"
     assert named("/usr/bin/python", "/opt/serve.py", "-m") == "serve.py"
     assert named() == "python3.11"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["/opt/llama-server --api-key sk-secret", "llama-server -m model.gguf", "ollama serve", "python -c key='sk'"],
+)
+def test_a_program_without_a_script_is_called_by_its_own_name_and_not_by_an_options_value(words: str) -> None:
+    process: Any = SimpleNamespace(cmdline=words.split, name=lambda: "its own name")
+    assert label(process) == "its own name"
 
 
 def test_what_a_thread_ran_and_waited_is_told_once_it_has_changed() -> None:

@@ -29,7 +29,11 @@ _ENDPOINTS = (
     "vllm.entrypoints.openai.completion.serving:OpenAIServingCompletion.create_completion",
 )
 _MOST = 2**32 - 1  # of a span's n
-_POOLED = {"safe_apply_chat_template": codes.TEMPLATE, "_tokenize_prompt": codes.TOKENIZE}
+_RENDERERS = ("hf", "mistral", "deepseek_v32", "deepseek_v4", "kimi_k3", "cohere", "inkling")
+_POOLED = {
+    **dict.fromkeys(("safe_apply_chat_template", "_apply_chat_template", "_render"), codes.TEMPLATE),
+    "_tokenize_prompt": codes.TOKENIZE,
+}
 
 
 class Generation:
@@ -141,7 +145,7 @@ class ApiProbe(Probe):
             *(Hook((f"{m}:RequestResponseCycle.send",), (), self._wrap_send) for m in _HTTP),
             self.after("vllm.renderers.hf:safe_apply_chat_template", ("template",), _inline(codes.TEMPLATE)),
             self.after("vllm.v1.engine.input_processor:InputProcessor.process_inputs", (), _inline(codes.REQUEST)),
-            Hook(("vllm.renderers.hf:make_async",), (), self._wrap_pool),
+            *(Hook((f"vllm.renderers.{name}:make_async",), (), self._wrap_pool) for name in _RENDERERS),
             Hook(("vllm.renderers.base:make_async",), ("tokenize",), self._wrap_pool),
             *(self.before(endpoint, (), _serving) for endpoint in _ENDPOINTS),
             self.after(f"{_CLIENT}AsyncMPClient._send_input_message", (), _handed),
