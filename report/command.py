@@ -68,6 +68,21 @@ class Command:
             return self
         return Command(("gapmeter", "run", *self.words[2:])).without(*_OF_A_SEARCH).with_set(*settings)
 
+    def of_one_point(self, *settings: str) -> Command:
+        """For a sweep, or searches of several settings: the command of the point with ``settings`` by itself."""
+        words = self.without("--over", "--resume", "--junit", "--markdown", "--json").words
+        typed = [part for word in words for part in _parted(word)]
+        whole = [at for at, (flag, value) in enumerate(pairwise(typed)) if flag == "--set" and _is_of_points(value)]
+        kept = [word for at, word in enumerate(typed) if at not in whole and at - 1 not in whole]
+        return Command(tuple(kept)).with_set("sweep=[]", "repeat=1", *settings)
+
+    @property
+    def settings(self) -> list[str]:
+        """What it changes of its scenario, as ``--set`` takes it."""
+        flags = [part for word in self.words for part in _parted(word)]
+        asked = [f"{_OF_THE_SCENARIO[name]}{value}" for name, value in pairwise(flags) if name in _OF_THE_SCENARIO]
+        return ["server.engine=attach", *asked] if "--url" in flags else asked
+
     def as_comparison(self, b: str) -> Command | None:
         """For a run: the command that runs its scenario as it is and under ``b``, in turn; None for any other one."""
         return self._with_its_settings(("compare", "--run"), ("--b", b))
@@ -82,14 +97,15 @@ class Command:
             return None
         if any(word.partition("=")[0] in ("--locustfile", "--workers") for word in self.words):
             return None  # what neither takes
-        flags = [part for word in self.words[3:] for part in _parted(word)]
-        asked = [f"{_OF_THE_SCENARIO[name]}{value}" for name, value in pairwise(flags) if name in _OF_THE_SCENARIO]
-        if "--url" in flags:
-            asked.insert(0, "server.engine=attach")
-        return Command(("gapmeter", *verb, scenario, *more)).with_set(*asked)
+        return Command(("gapmeter", *verb, scenario, *more)).with_set(*self.settings)
 
 
 def _parted(word: str) -> list[str]:
     """``--flag=value`` as two words."""
     name, equals, value = word.partition("=")
     return [name, value] if equals and name in _OF_THE_SCENARIO else [word]
+
+
+def _is_of_points(setting: str) -> bool:
+    """Whether it says which points there are, and how often each is visited."""
+    return setting.lstrip().startswith(("sweep", "repeat"))

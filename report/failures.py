@@ -8,6 +8,7 @@ from gapmeter.analysis.numbers import count, duration, over
 from gapmeter.analysis.results.distribution import percentile_key
 from gapmeter.analysis.results.requests import ENDED_BY_US, FailureExample
 from gapmeter.analysis.results.run import RunResult
+from gapmeter.records.stream import storable
 from gapmeter.report import document as doc
 from gapmeter.report.document import BRIEF, Facts, Figure, Name, Paragraph, Row, Section, Table, Words, in_ms
 from gapmeter.report.words import as_sentence, of_all
@@ -109,4 +110,4 @@ def said_by_server(example: FailureExample) -> str:
     for key in ("error", "message"):
         if isinstance(answer, dict):
             answer = answer.get(key, answer)
-    return answer if isinstance(answer, str) and answer else example.error
+    return storable(answer) if isinstance(answer, str) and answer else example.error

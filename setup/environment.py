@@ -77,8 +77,9 @@ def main(words: Sequence[str]) -> int:
     unknown = [part for part in parts if part not in FOLDERS]
     if unknown or not parts:
         return _say(f"parts are {', '.join(FOLDERS)}, or run; not {', '.join(unknown) or 'nothing'}", code=2)
-    signal.signal(signal.SIGTERM, _interrupted)
-    signal.signal(signal.SIGHUP, _interrupted)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, _interrupted)
     try:
         for folder in dict.fromkeys(FOLDERS[part] for part in parts):
             bring_up(ROOT / folder, [part for part in FOLDERS if part in parts and FOLDERS[part] == folder])

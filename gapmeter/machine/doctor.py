@@ -242,22 +242,24 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def governor() -> Finding:
     """Whether the kernel may slow the cores down between requests."""
-    found = {path.read_text().strip() for path in Path("/sys/devices/system/cpu").glob("cpu*/cpufreq/scaling_governor")}
+    paths = Path("/sys/devices/system/cpu").glob("cpu*/cpufreq/scaling_governor")
+    found = {text for path in paths if (text := text_of(path))}  # of a core that is offline it cannot be read
     seen = ", ".join(sorted(found)) or "not visible from here (usual in a virtual machine)"
     return judged("frequency", found <= {"performance"}, seen)
 
 
 def other_work() -> Finding:
     """What else runs, watched for a moment: it becomes latency in every figure."""
-    before, watched = psutil.cpu_times(), _cpu_by_process()
+    began_s, before, watched = time.monotonic(), psutil.cpu_times(), _cpu_by_process()
     time.sleep(_WATCH_S)
     after = psutil.cpu_times()
+    lasted_s = time.monotonic() - began_s
     used = {process: seconds - watched[process] for process, seconds in _cpu_by_process().items() if process in watched}
     idle = (after.idle + after.iowait) - (before.idle + before.iowait)
     stolen = getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)
-    busy = max(0.0, (os.cpu_count() or 1) - idle / _WATCH_S)
+    busy = max(0.0, (os.cpu_count() or 1) - idle / lasted_s)
     busiest = [f"{name} ({pid})" for pid, name in sorted(used, key=lambda process: -used[process])[:3]]
-    return judge_other_work(busy, stolen / _WATCH_S, os.getloadavg()[0], busiest)
+    return judge_other_work(busy, stolen / lasted_s, os.getloadavg()[0], busiest)
 
 
 def judge_other_work(busy: float, stolen: float, load: float, busiest: Sequence[str]) -> Finding:
@@ -349,7 +351,7 @@ def transformers(*, has_gpu: bool) -> Finding:
         )
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=300, check=False
+            [sys.executable, "-P", "-c", _ASK_TORCH], capture_output=True, text=True, timeout=300, check=False
         )
     except subprocess.TimeoutExpired:
         return Finding("Transformers", False, "does not import within 5 minutes", "make clean-all setup")

@@ -98,8 +98,9 @@ def _weights(
 ) -> Weights:
     from gapmeter.analysis.results.device import Experts, Weights
 
-    tied = bool(config.get("tie_word_embeddings"))
     text = [t for t in tensors if "vision" not in t.name and "visual." not in t.name]
+    tied = config.get("tie_word_embeddings")  # left out where it is what the model's class does anyway
+    tied = not any(_is_head(t.name) for t in text) if tied is None else bool(tied)
     used = [t for t in text if not (tied and _is_head(t.name))]
     stored = _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), 4.0)
     routed = [t for t in used if ".experts." in t.name]

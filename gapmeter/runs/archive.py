@@ -57,13 +57,14 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
     except ValueError as error:
         raise UserError(f"{folder}: {manifest.name} is damaged: {error}", errors.NOT_VALID) from error
     part = target.with_name(f".{target.name}.part")
-    try:
-        with hold(folder), unless_refused(f"{target} cannot be written"):
-            with tarfile.open(part, "w:gz", compresslevel=6) as tar:
-                count = _write(tar, name, folder, keys)
-            os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    with hold(folder):  # without it the part may be another one's
+        try:
+            with unless_refused(f"{target} cannot be written"):
+                with tarfile.open(part, "w:gz", compresslevel=6) as tar:
+                    count = _write(tar, name, folder, keys)
+                os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
     digest, size_mb = sha256_of(target), target.stat().st_size / 1e6
     tell(f"{count} files, {size_mb:.1f} MB, SHA-256 {digest}")
     tell(f"send that hash separately from the file; to check it: gapmeter verify {target}")

@@ -19,6 +19,7 @@ from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import tell
 from gapmeter.records import RunFolder
+from gapmeter.report.command import Command
 from gapmeter.runs.archive import unpacked
 from gapmeter.runs.run import UNDERIVABLE, Conclusion, in_a_line, manifest_of
 from gapmeter.scenarios.errors import did_you_mean
@@ -45,6 +46,7 @@ def compare_folders(
     """
     check_factors(factors)
     paths = distinct(sides)
+    command = command or str(_command_of(paths, factors, force=force))
     result = derive(paths, Asked(factors=tuple(factors), force=force, in_turn=in_turn), command)
     names = "|".join(",".join(path.resolve().name for path in side) for side in paths)
     with unless_refused(f"no comparison's folder can be made in {runs}"):
@@ -57,6 +59,13 @@ def compare_folders(
     if isinstance(result, CostTable):
         return Conclusion(folder, result, errors.NOT_VALID if result.verdict == NOT_COMPARABLE else errors.OK)
     return Conclusion(folder, result, errors.OK if result.comparable or result.forced else errors.NOT_VALID)
+
+
+def _command_of(sides: Sequence[Sequence[Path]], factors: Iterable[str], *, force: bool) -> Command:
+    """What repeats a comparison that no command asked for."""
+    named = [",".join(map(str, side)) for side in sides]
+    declared = [word for factor in factors for word in ("--factor", factor)]
+    return Command(("gapmeter", "compare", *named, *declared, *["--force"] * force))
 
 
 def compare_again(folder: Path, into: Path) -> None:

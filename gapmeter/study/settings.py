@@ -43,6 +43,7 @@ def find_capacities(
     order = [at for _ in range(scenario.repeat) for at in rng.sample(range(len(points)), len(points))]
     found: list[list[Conclusion[CapacityResult]]] = [[] for _ in points]
     rate = goal.start
+    whole = options.command or Command.of("capacity", name, overrides)
     options.say(f"capacity of {len(points)} settings: {len(order)} searches, {goal.budget_s:g} s of trials each")
     for number, at in enumerate(order, 1):
         point, resumable = points[at], earlier[at]
@@ -51,7 +52,7 @@ def find_capacities(
         if folder is None or _goes_on(SearchManifest.read(folder), goal):
             options.say(title)
             single = point_overrides(point, overrides)
-            of_one = replace(options, command=Command.of("capacity", name, single))
+            of_one = replace(options, command=whole.of_one_point(*settings_of(point)))
             with begin_search(name, single, point.scenario, of_one, replace(goal, start=rate), folder) as study:
                 folder = study.path
                 try:
@@ -67,8 +68,7 @@ def find_capacities(
         options.say(f"{title}: {headline(one.result.capacity)[0]}")
         if one.result.capacity.ended == INTERRUPTED:
             break
-    command = options.command or Command.of("capacity", name, overrides)
-    command = Keys.within(scenario.to_dict(), options.api_key).out_of_command(command)
+    command = Keys.within(scenario.to_dict(), options.api_key).out_of_command(whole)
     return compared(points, found, options, command, goal, [path for each in earlier for path in each])
 
 

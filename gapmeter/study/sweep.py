@@ -28,7 +28,7 @@ from gapmeter.report.command import Command
 from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios import Load, Point, Scenario
 from gapmeter.study.conclusion import describe, show
-from gapmeter.study.resolve import point_overrides, resolve, resolve_points
+from gapmeter.study.resolve import resolve, resolve_points, settings_of
 from gapmeter.study.session import Session, Visit, open_session
 from gapmeter.study.study import Study, afresh, is_finished, server_key, study_folder
 
@@ -105,8 +105,6 @@ def analyse_points(folder: RunFolder) -> SweepResult:
 class _Sweep:
     """What is run, and where it lies."""
 
-    name: str
-    overrides: tuple[str, ...]
     scenario: Scenario
     points: tuple[Point, ...]
     order: list[list[Place]]
@@ -144,7 +142,7 @@ class _Sweep:
         point = self.points[place[0]]
         self.study.options.say(self._title(place, ended=False))
         of = SweepPlace(folder=str(self.study.path), point=place[0], values=dict(point.values))
-        alone = Command.of("run", self.name, point_overrides(point, self.overrides))
+        alone = self.study.command.of_one_point(*settings_of(point))
         visit = Visit(point.scenario, self.places.index(place), self.path(place), alone, sweep=of)
         try:
             with afresh(visit):
@@ -211,7 +209,7 @@ def _prepared(name: str, overrides: tuple[str, ...], options: Options, resume: P
                 order=tuple(map(tuple, order)),
             )  # fmt: skip
             manifest.write(path)
-        yield _Sweep(name, overrides, scenario, points, order, Study(path, manifest, options))
+        yield _Sweep(scenario, points, order, Study(path, manifest, options))
 
 
 def _mention_unfinished(options: Options, scenario: Scenario, own: Path) -> None:
