@@ -92,7 +92,7 @@ def _expected_rate(load: Load) -> float:
     if load.steps is not None:
         return max(step.rate for step in load.steps)
     if load.trace is not None:
-        return len(load.trace.recorded.at_ns) / max(load.trace.span_ns / 1e9, 1e-3)
+        return load.trace.rate
     return load.rate or 0.0
 
 

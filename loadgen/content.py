@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from gapmeter.loadgen.draws import Seeds, Stream, draw_lengths
 from gapmeter.loadgen.plan import CHAT, COMPLETION, PATHS
 from gapmeter.loadgen.prompts import Openings, Words, make_prompts, pick, shared_beginnings, start_of_own, survey
 from gapmeter.loadgen.tokenizer import Message, PromptTokenizer
+from gapmeter.scenarios.files import Prompts
 from gapmeter.scenarios.model import MOST_REQUESTS, Scenario
 from gapmeter.scenarios.plain_file import memory_bytes
 
@@ -53,9 +54,7 @@ def make_content(
 
     Raises PlanError when they cannot be made as asked, or do not fit the model's context or this machine.
     """
-    if scenario.workload.kind == "file":
-        return _ask_own(scenario, tokenizer, count, seeds)
-    make = _ask_conversations if scenario.workload.kind == "conversation" else _ask_once
+    make = {"file": _ask_own, "conversation": _ask_conversations}.get(scenario.workload.kind, _ask_once)
     return make(scenario, tokenizer, count, seeds, say)
 
 
@@ -100,7 +99,7 @@ def _ask_once(
     )  # fmt: skip
 
 
-def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds) -> Content:
+def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds, say: Say) -> Content:
     """A user's own prompts, in the order of their file, again from its start when it ends.
 
     Answers are as long as ``max_tokens`` says, or else as the workload does.
@@ -110,17 +109,18 @@ def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
     which = np.arange(count) % len(file.entries)
     if file.chat:
         chats = [[{"role": role, "content": content} for role, content in entry.messages] for entry in file.entries]
-        once = _count_chats(tokenizer, chats)
+        once = _count_own(tokenizer, file, chats)
         asks: list[dict[str, object]] = [{"messages": chat} for chat in chats]
+        texts = ["".join(f"{message['role']}\0{message['content']}\0" for message in chat) for chat in chats]
     else:
         texts = [entry.prompt or "" for entry in file.entries]
         words = [len(text.split()) for text in texts]
         once = np.array(words, np.int64) if tokenizer is None else tokenizer.counts(texts, "completion")
         asks = [{"prompt": text} for text in texts]
+    _check_size(float(once[which].sum()), tokenizer, say)
     output = np.array([entry.max_tokens or 0 for entry in file.entries], np.int64)[which]
-    if scenario.workload.output_tokens is not None:
-        drawn = draw_lengths(scenario.workload.output_tokens, count, seeds.rng(Stream.OUTPUT_LENGTHS))
-        output = np.where(output > 0, output, drawn)
+    if not output.all():
+        output = np.where(output > 0, output, _draw(scenario, "output_tokens", count, seeds))
     needed = once[which] + output
     if context is not None and int(needed.max(initial=0)) > context:
         worst = int(needed.argmax())
@@ -128,12 +128,12 @@ def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
             f"{file.path}:{file.entries[int(which[worst])].line}: prompt and answer have {int(needed[worst])} tokens; "
             f"they do not fit server.max_model_len {context}"
         )
-    alike = np.unique([json.dumps(ask) for ask in asks], return_inverse=True)[1]  # the file may hold one twice
-    firsts, repeated = np.unique(alike[which], return_index=True)[1], once[which].copy()
-    repeated[firsts] = 0
+    asked = texts[:count]
+    repeated, different = once[which], len(set(asked))  # the file may hold one twice
+    repeated[: len(asked)] = _known(asked, once)
     notes = []
-    if count > len(firsts):
-        held = f"{len(firsts)} {'different ' * (len(firsts) < min(count, len(file.entries)))}prompts"
+    if count > different:
+        held = f"{different} {'different ' * (different < len(asked))}prompts"
         notes.append(
             f"the file {file.path} holds {held} for {count} requests: they repeat, so a prefix cache will know them"
         )
@@ -234,15 +234,41 @@ def _write_turns(
 
 def _draw_both(scenario: Scenario, count: int, seeds: Seeds) -> tuple[Ints, Ints]:
     """Prompt and answer tokens of each request: the trace's where the workload gives none."""
-    trace, drawn = scenario.load.trace, []
-    recorded = trace.issued(count) if trace is not None else None
-    for name, stream in (("prompt_tokens", Stream.PROMPT_LENGTHS), ("output_tokens", Stream.OUTPUT_LENGTHS)):
-        lengths = getattr(scenario.workload, name)
-        if lengths is None and recorded is not None:
-            drawn.append(np.array(getattr(recorded, name), np.int64))
-        else:
-            drawn.append(draw_lengths(lengths, count, seeds.rng(stream)))
-    return drawn[0], drawn[1]
+    return _draw(scenario, "prompt_tokens", count, seeds), _draw(scenario, "output_tokens", count, seeds)
+
+
+def _draw(scenario: Scenario, name: Literal["prompt_tokens", "output_tokens"], count: int, seeds: Seeds) -> Ints:
+    lengths, trace = getattr(scenario.workload, name), scenario.load.trace
+    if lengths is None and trace is not None:
+        return np.array(getattr(trace.issued(count), name), np.int64)
+    stream = Stream.PROMPT_LENGTHS if name == "prompt_tokens" else Stream.OUTPUT_LENGTHS
+    return draw_lengths(lengths, count, seeds.rng(stream))
+
+
+def _known(texts: Sequence[str], tokens: Ints) -> Ints:
+    """Of each text's tokens, how many stood at the start of an earlier one, by their share of its characters.
+
+    Of sorted texts neighbors have most in common: the last is taken out again and again, so that all left are earlier.
+    """
+    order = sorted(range(len(texts)), key=texts.__getitem__)
+    before = dict(zip(order, [-1, *order], strict=False))
+    after = dict(zip(order, [*order[1:], -1], strict=True))
+    known = np.zeros(len(texts), np.int64)
+    for at in range(len(texts) - 1, -1, -1):
+        low, high = before[at], after[at]
+        common = max(_common(texts[at], texts[other]) if other >= 0 else 0 for other in (low, high))
+        known[at] = int(tokens[at]) * common // max(len(texts[at]), 1)
+        after[low], before[high] = high, low
+    return known
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low
 
 
 def _draw_groups(scenario: Scenario, count: int, seeds: Seeds) -> Ints:
@@ -268,6 +294,20 @@ def _count_chats(tokenizer: PromptTokenizer | None, chats: Sequence[Sequence[Mes
     if tokenizer is None:
         return np.array([sum(len(message["content"].split()) for message in chat) for chat in chats], np.int64)
     return tokenizer.count_messages(chats)
+
+
+def _count_own(tokenizer: PromptTokenizer | None, file: Prompts, chats: Sequence[Sequence[Message]]) -> Ints:
+    """The same of a user's own; a chat that the template refuses is named with its line."""
+    try:
+        return _count_chats(tokenizer, chats)
+    except PlanError:
+        for entry, chat in zip(file.entries, chats, strict=True):
+            try:
+                _count_chats(tokenizer, [chat])
+            except PlanError as error:
+                reason = str(error).partition("; write workload.kind")[0]
+                raise PlanError(f"{file.path}:{entry.line}: {reason}; change its messages") from error
+        raise
 
 
 def _notes(tokenizer: PromptTokenizer | None, notes: list[str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from gapmeter.scenarios.trace import BLOCK_TOKENS, Recording
 Ints = NDArray[np.int64]
 Write = Callable[[int, int], list[str]]  # (which text, how many words) → the words, the same ones every time
 
+_NOBODYS = 1 << 63  # beyond every block's id
 # Short words that nearly every tokenizer holds as one token: for servers whose tokenizer we do not have.
 _COMMON = """
 about after again air all also always and animal another answer any are around ask away back because been
@@ -201,16 +202,16 @@ def shared_beginnings(words: Ints, share: float, groups: Ints, write: Write) -> 
 def trace_blocks(words: Ints, trace: Recording, write: Write) -> CommonText:
     """Each prompt is its trace's blocks one after the other, equal ids with equal text; the last one ends it.
 
-    A prompt whose blocks do not fill it (they were recorded with another template) repeats its last block's text.
+    A prompt whose blocks do not fill it (they were recorded with another template) repeats its last block's text; one
+    of which the trace has none has a text of its own.
     """
     size = BLOCK_TOKENS
     texts: dict[int, list[str]] = {}
     heads, tails, repeated = [], [], np.zeros(len(words), np.int64)
     seen: set[tuple[int, ...]] = set()
     for at, (count, ids) in enumerate(zip(words.tolist(), trace.blocks, strict=False)):
-        needed = ids[: -(-count // size)] or (0,)
-        for block in needed:
-            texts.setdefault(block, write(block, size))
+        needed = ids[: -(-count // size)] or (_NOBODYS + at,)
+        texts |= {block: write(block, size) for block in needed if block not in texts}
         whole = [word for block in needed for word in texts[block]]
         whole += (texts[needed[-1]] * (count // size + 1))[: max(count - len(whole), 0)]
         cut = min((len(needed) - 1) * size, count - 1)

@@ -87,7 +87,7 @@ class Sampled(Part):
     def values(self) -> tuple[int, ...]:
         """The numbers. Raises BadValue for a file that cannot be read or holds something else."""
         try:
-            words = read_plain(self.path, links=True).decode().split()
+            words = read_plain(self.path, links=True).decode("utf-8-sig").split()
         except (OSError, ValueError) as error:
             raise BadValue(f"cannot read {self.path}: {unread(error)}", ("file",)) from error
         for at, word in enumerate(words, 1):

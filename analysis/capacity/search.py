@@ -188,7 +188,8 @@ def _divided(trials: Sequence[Trial], levels: Sequence[TrialLevel], at: int, sha
             leans[trial.rate] = leans.get(trial.rate, 0.0) + math.log(kept / broken)
     edges = np.log([low, *sorted(leans), high])
     likely = np.cumsum([0.0, *(leans[rate] for rate in sorted(leans))])
-    return Posterior(edges, np.diff(edges) * np.exp(likely - likely.max()), 0.0, high)
+    masses = np.diff(edges) * np.exp(likely - likely.max())
+    return Posterior(edges, masses / masses.sum(), 0.0, high)
 
 
 def run_trial(goal: Goal, oracle: Oracle, ask: Ask, number: int) -> Trial:

@@ -321,6 +321,8 @@ def _status(figure: ClaimedFigure, growth: _Growth | None, p: float | None, limi
         return NOT_ESTIMABLE
     if figure.relative_ci[1] <= limit:  # which is no bound where requests that B failed are in the interval
         return UNDECIDED if "b" in (figure.failed or "") else WITHIN
+    if "a" in (figure.failed or ""):  # of which A took at least so much: that B took longer is not proven
+        return UNDECIDED
     return REGRESSED if p <= TAIL and figure.difference_ms > (figure.floor_ms or 0.0) else UNDECIDED
 
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.metrics import (
+    ended_by_us,
     gaps_of,
     measured_requests,
     request_values_ns,
@@ -167,6 +168,7 @@ def run_of(
 ) -> RunColumns:
     """A run from its tables, as ``requests.parquet`` and ``ledger.parquet`` have them."""
     measured = measured_requests(requests)
+    measured = measured[~ended_by_us(measured)].reset_index(drop=True)  # no server failed these
     good = succeeded(measured)
     gaps = gaps_of(measured, good, failures=True)
     names = ("index", "turn", "prompt_tokens_asked", "output_tokens_asked")

@@ -94,7 +94,7 @@ def _warmup_of(ordered: pd.DataFrame, metric: str) -> Warmup:
     slight = cut and abs(float(logs[:cut].mean() - logs[cut:].mean())) < math.log(_SLIGHT)
     if not cut or slight or not differs(logs[:cut], logs[cut:]):
         return Warmup("steady", 0, begun, begun, metric, 1.0)
-    ratio = float(values[:cut].mean() / values[cut:].mean())
+    ratio = math.exp(float(logs[:cut].mean() - logs[cut:].mean()))
     if edge or cut > MOST_LEFT_OUT * len(values):
         return Warmup("unsteady", 0, begun, begun, metric, ratio)
     first_kept = int(rows[cut])

@@ -235,7 +235,7 @@ def _decide_share(failed: Bools, limit: float) -> Decided:
     if not len(failed) or limit >= 1:
         return Decided(PASS if len(failed) else INVALID)
     (estimate, bursts), hits, count = _share_of_failed(failed), int(failed.sum()), len(failed)
-    if found := _by_interval(estimate, limit) or _by_share(hits, count, limit):
+    if found := _by_interval(estimate, limit) or _by_share(hits, count, limit, count):
         return found
     n_eff = estimate.n_eff or 0.0
     met = max(chance_of_so_few(hits, count, n_eff, limit), chance_of_so_few_in_bursts(hits, count, bursts, limit))
@@ -271,7 +271,8 @@ def decide(values: Series, percentile: float, limit: float) -> Decided:
     allowed, n_eff = 1 - percentile / 100, values.n_eff(percentile)
     over, over_half = _beyond(values, limit)
     found = _by_interval(values.percentile(percentile), limit)
-    found = found or _by_share(over, values.count, allowed) or _by_failures(values, allowed)
+    requests = int(values.clusters[0].max()) + 1 if values.clusters else values.count
+    found = found or _by_share(over, values.count, allowed, requests) or _by_failures(values, allowed)
     if found is not None:
         return found
     bound = values.at_most(percentile)
@@ -324,12 +325,12 @@ def _by_failures(values: Series, allowed: float) -> Decided | None:
     return Decided(FAIL, 1 - TAIL, "interval") if (share_of(failed).low or 0.0) > allowed else None
 
 
-def _by_share(over: int, count: int, allowed: float) -> Decided | None:
-    """FAIL where so many requests are beyond a limit that it does not matter how alike neighbors are."""
-    chance = chance_of_so_large_a_share(over, count, allowed)
-    if chance <= 1 - CONFIDENCE or (2 * over > count >= _ENOUGH and allowed <= _FEW):
+def _by_share(over: int, count: int, allowed: float, requests: int) -> Decided | None:
+    """FAIL where so many values are beyond a limit that it does not matter how alike neighbors are."""
+    chance, enough = chance_of_so_large_a_share(over, count, allowed), requests >= _ENOUGH
+    if chance <= 1 - CONFIDENCE or (enough and 2 * over > count and allowed <= _FEW):
         return Decided(FAIL, min(1 - chance, MOST_SURE), "share")
-    if over == count >= _ENOUGH:  # for a median, too, though it says of this run alone how sure that is
+    if enough and over == count:  # for a median, too, though it says of this run alone how sure that is
         return Decided(FAIL, None, "share")
     return None
 

@@ -276,6 +276,7 @@ def time_blocks(at_ns: Ints, values_ns: Floats) -> Ints:
 
 FEWEST = 12  # values below which a level has no interval
 FEWEST_OF_RATIO = 8  # values on either side
+FEWEST_WORTH = 3.0  # independent ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,12 +352,16 @@ def ratio_of_geometric_means(one: Floats, two: Floats) -> Estimate | None:
 
 
 def ratio_of_means(one: Floats, two: Floats) -> Estimate | None:
-    """Of two series in time order, ``one`` over ``two``; None where either mean is 0."""
-    if not one.mean() or not two.mean():
-        return None
+    """Of two series in time order, ``one`` over ``two``; None where either mean is 0, or a part is worth under three.
+
+    A load that changes makes neighbors alike for minutes: then ten seconds are one value, whose spread nobody knows.
+    """
     time = autocorrelation_time(max(one, two, key=len))
+    worth = min(len(one), len(two)) / time
+    if not one.mean() or not two.mean() or worth < FEWEST_WORTH:
+        return None
     error = math.sqrt(sum(float(part.var(ddof=1)) * time / len(part) / float(part.mean()) ** 2 for part in (one, two)))
-    return Level(float(one.mean() / two.mean()), error, max(min(len(one), len(two)) / time - 1, 1.0)).estimate
+    return Level(float(one.mean() / two.mean()), error, worth - 1).estimate
 
 
 def ratio_of_sums(amount: Floats, per: Floats) -> Estimate:

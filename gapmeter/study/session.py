@@ -298,6 +298,8 @@ def check_options(scenario: Scenario, options: Options) -> None:
     elif load.duration_ns is None:
         problem = "its users decide how many requests there are; set a time instead: "
         problem += "--set load.requests=null --set load.duration=60s"
+    elif load.generator != "locust":
+        problem = "its users are Locust's; write load.generator=locust"
     elif options.workers is not None or load.processes > 1:
         problem = "its users live in one process; leave out --workers and load.processes"
     if problem:

@@ -327,6 +327,16 @@ class Offset:
         """From a message and its answer (Cristian 1989): ``there_ns`` was stamped at some moment in between."""
         return cls(there_ns - (sent_ns + heard_ns) // 2, (heard_ns - sent_ns + 1) // 2)
 
+    def contradicts(self, other: Offset) -> bool:
+        """Whether no offset is within both."""
+        return abs(self.offset_ns - other.offset_ns) > self.half_width_ns + other.half_width_ns
+
+    def up_to(self, other: Offset) -> Offset:
+        """This one, as much wider as it takes to touch the other."""
+        low = min(self.offset_ns - self.half_width_ns, other.offset_ns + other.half_width_ns)
+        high = max(self.offset_ns + self.half_width_ns, other.offset_ns - other.half_width_ns)
+        return Offset((low + high) // 2, (high - low + 1) // 2)
+
     @property
     def may_be_none(self) -> bool:
         """Whether both may read one clock: two machines restored from one memory share a boot's name, and none."""
