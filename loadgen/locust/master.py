@@ -77,8 +77,7 @@ class Member:
     restarts: int = 0
     report: Report = field(default_factory=Report)
     heard_ns: int = field(default_factory=monotonic_ns)
-    estimate: Offset = field(default_factory=Offset)  # from the shortest of the round trips, until they contradict it
-    drifts: bool = False
+    estimate: Offset = field(default_factory=Offset)  # from the round trips
     trips: int = 0
 
     @property
@@ -93,10 +92,7 @@ class Member:
     def came_back(self, trip: Offset) -> None:
         """A message has been there and back."""
         self.same_clock = self.same_clock and trip.may_be_none
-        if self.trips and self.estimate.contradicts(trip):  # one of the clocks runs faster: neither holds throughout
-            self.estimate, self.drifts = self.estimate.up_to(trip), True
-        elif not self.trips or (not self.drifts and trip.half_width_ns < self.estimate.half_width_ns):
-            self.estimate = trip
+        self.estimate = self.estimate.after(trip) if self.trips else trip
         self.trips += 1
 
     def take(self, report: Report) -> None:

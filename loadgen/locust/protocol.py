@@ -317,25 +317,31 @@ def _content_digest(sha256: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Their clock minus ours. The truth lies within ``half_width_ns`` of it, however long either way took."""
+    """Their clock minus ours. The truth lies within ``half_width_ns`` of it, however long either way took.
+
+    ``drifts``: it is not the same at all times.
+    """
 
     offset_ns: int = 0
     half_width_ns: int = 0
+    drifts: bool = False
 
     @classmethod
     def of(cls, sent_ns: int, there_ns: int, heard_ns: int) -> Offset:
         """From a message and its answer (Cristian 1989): ``there_ns`` was stamped at some moment in between."""
         return cls(there_ns - (sent_ns + heard_ns) // 2, (heard_ns - sent_ns + 1) // 2)
 
-    def contradicts(self, other: Offset) -> bool:
-        """Whether no offset is within both."""
-        return abs(self.offset_ns - other.offset_ns) > self.half_width_ns + other.half_width_ns
+    def after(self, trip: Offset) -> Offset:
+        """What is known once another message has been there and back: the narrower one, while both hold.
 
-    def up_to(self, other: Offset) -> Offset:
-        """This one, as much wider as it takes to touch the other."""
-        low = min(self.offset_ns - self.half_width_ns, other.offset_ns + other.half_width_ns)
-        high = max(self.offset_ns + self.half_width_ns, other.offset_ns - other.half_width_ns)
-        return Offset((low + high) // 2, (high - low + 1) // 2)
+        Where no offset is within both, one of the clocks runs faster. Then it reaches from one to the other, and a
+        narrow one of some moment never holds for the whole run again.
+        """
+        low = min(self.offset_ns - self.half_width_ns, trip.offset_ns + trip.half_width_ns)
+        high = max(self.offset_ns + self.half_width_ns, trip.offset_ns - trip.half_width_ns)
+        if high - low > 2 * self.half_width_ns:
+            return Offset((low + high) // 2, (high - low + 1) // 2, drifts=True)
+        return self if self.drifts or trip.half_width_ns >= self.half_width_ns else trip
 
     @property
     def may_be_none(self) -> bool:

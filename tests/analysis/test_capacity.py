@@ -449,6 +449,19 @@ def test_a_rate_that_was_not_decided_is_no_end_of_an_interval() -> None:
     assert sure.interval(1.0)[0] >= 17.0 and sure.quantile(0.5) < 21.6, "where more failed than may"
 
 
+def test_a_limit_on_errors_weighs_as_much_as_one_on_latency_in_the_lower_of_two_capacities() -> None:
+    """Latency holds to about 37 a second; errors hold at 10 and fail at 20."""
+    alone, both = list[Trial](), list[Trial]()
+    for rate, verdict, log, over in ((10, HOLDS, -1.6, 0), (20, FAILS, -1.2, 60), (30, FAILS, -0.8, 90)):
+        latency, errors = Count(0, 600, 300, log_level=(log, 0.1)), Count(over, 600, 600 / (over + 1))
+        alone.append(trial(rate, verdict, 0.99, counts=(errors,)))
+        both.append(trial(rate, verdict, 0.99, counts=(latency, errors)))
+    of_errors, of_both = posterior(ERRORS_GOAL, alone), posterior(Goal((P99, ERRORS), 10.0), both)
+    assert of_errors.masses.sum() == pytest.approx(1.0)
+    assert of_both.interval(0.95) == pytest.approx(of_errors.interval(0.95), rel=0.02)
+    assert of_both.quantile(0.5) == pytest.approx(of_errors.quantile(0.5), rel=0.02)
+
+
 def test_errors_that_never_come_are_searched_for_below_the_rate_that_the_server_could_not_do() -> None:
     errors = Goal((Promise("errors <= 20 %", "errors", 0.2),), 10.0, budget_s=400.0)
     tried = [trial(10, HOLDS, 0.99), trial(20, HOLDS, 0.99), trial(40, HOLDS, 0.99, **FULL)]

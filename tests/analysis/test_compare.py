@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from gapmeter.analysis.compare.build import compare, pair_of
 from gapmeter.analysis.compare.claims import FAMILY, PairVerdict, judge_pair, judge_regression
 from gapmeter.analysis.compare.differences import Differences, compare_sides
 from gapmeter.analysis.compare.protocol import check
-from gapmeter.analysis.compare.sides import RunColumns, Side, read_run
+from gapmeter.analysis.compare.sides import RunColumns, Side, read_run, run_of
 from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import RunResult
@@ -60,6 +61,7 @@ from gapmeter.report.document import Table
 from gapmeter.scenarios.slo import LATENCIES
 from tests.kit import results as kit
 from tests.kit.compared import COMMAND, folder, manifest, virtual
+from tests.kit.runs import write_run
 
 PERCENTILES = dict.fromkeys(LATENCIES, FAMILY)
 
@@ -512,6 +514,7 @@ REGRESSIONS = {
     "below the limit, in reach of requests that the new side failed": (figure(0.01, failed="b"), UNDECIDED),
     "an improvement on what the baseline failed": (figure(-0.3, failed="a"), WITHIN),
     "beyond the limit by requests that failed": (figure(0.10, failed="b"), REGRESSED),
+    "beyond the limit, in reach of requests that the baseline failed": (figure(0.10, failed="a"), UNDECIDED),
     "not supported": (figure(None), NOT_ESTIMABLE),
 }
 
@@ -855,6 +858,16 @@ def test_the_terminal_has_the_median_and_the_highest_percentile_of_each_metric_a
     for metric in ("TTFT", "ITL", "TPOT", "E2E"):
         own = [name for name in claimed if name.startswith(f"{metric} ")]
         assert [name for name in terminal if metric in name] == [own[0], own[-1]]
+
+
+def test_requests_that_we_ended_ourselves_are_no_failures_of_a_side(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", count=400)
+    requests = pd.read_parquet(run.path / "requests.parquet")
+    rest = requests[:-24].copy()
+    requests.loc[requests.index[-24:], "outcome"] = "aborted"
+    whole, ended = (run_of(table, None, "run", open_loop=True) for table in (rest, requests))
+    assert (ended.count, ended.good.all()) == (whole.count, True)
+    assert all(np.array_equal(ended.values[name], of, equal_nan=True) for name, of in whole.values.items())
 
 
 def test_stages_are_said_to_be_of_answered_requests_where_some_failed_and_what_is_unexplained_has_no_owner() -> None:

@@ -37,6 +37,18 @@ def test_a_run_too_short_for_two_parts_has_no_ratio() -> None:
     assert drift_sentence(told) is None
 
 
+@pytest.mark.parametrize("minutes", [10, 180])
+def test_of_a_load_that_grows_all_the_time_the_first_ten_seconds_tell_no_ratio_of_tokens(minutes: int) -> None:
+    seconds = 60 * minutes
+    due_s = seconds * np.sqrt(np.random.default_rng(1).random(2 * seconds))
+    requests = timed(np.full(len(due_s), 300.0), every_ms=1, stream_ms=15, tokens=4)
+    moved_ns = (np.sort(due_s) * 1e9).astype(np.int64) + 10**12 - requests["due_ns"]
+    for name in ("due_ns", "sent_ns", "first_token_ns", "last_token_ns", "end_ns"):
+        requests[name] += moved_ns
+    tokens = [at + np.arange(4) * 5_000_000 for at in requests["first_token_ns"]]
+    assert describe_drift(requests.assign(token_ns=tokens)).output_tokens_per_s is None
+
+
 def test_a_machine_that_slows_down_is_told_from_its_canary_and_blamed_on_nothing_unmeasured() -> None:
     rng = np.random.default_rng(1)
     took_ns = [np.r_[rng.normal(20e3, 300, 10), rng.normal(26e3, 300, 40)].astype(np.int64) for _ in range(2)]

@@ -30,6 +30,16 @@ def test_a_slow_start_is_left_out_and_little_more(slow: int) -> None:
     assert found.ratio > 2
 
 
+def test_how_much_slower_a_start_was_is_not_turned_round_by_a_few_stalls_of_the_rest() -> None:
+    rng = np.random.default_rng(2)
+    ttft = rng.lognormal(3, 0.2, 600)
+    ttft[:60] *= 3
+    ttft[60:][rng.random(540) < 0.01] = 30_000
+    found = steady.detect_warmup(run(ttft))
+    assert found.state == "warmed"
+    assert 2.5 < found.ratio < 3.5
+
+
 def test_a_steady_run_is_left_whole() -> None:
     found = [steady.detect_warmup(run(np.random.default_rng(s).lognormal(3, 0.5, 700))).state for s in range(100)]
     assert found.count("steady") >= 97

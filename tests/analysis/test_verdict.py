@@ -392,6 +392,14 @@ def test_what_most_requests_exceed_is_missed_however_alike_they_are(
         assert "of the requests exceeded" in slo_sentence(found)
 
 
+@pytest.mark.parametrize(("count", "expected"), [(2, INCONCLUSIVE), (100, FAIL)])
+def test_many_gaps_of_few_requests_are_few(count: int, expected: str) -> None:
+    requests = answers(np.full(count, 30.0))
+    gaps_ns = np.arange(64) * 25 * MS
+    requests["token_ns"] = [first + gaps_ns for first in requests["first_token_ns"]]
+    assert one(slo("itl", 75, 20), requests).status == expected
+
+
 def test_a_percentile_without_an_upper_end_is_bounded_as_surely_as_the_sample_allows() -> None:
     found = one(slo("ttft", 99, 45), answers(np.linspace(20, 40, 320)))
     assert found.value is found.high is None

@@ -40,6 +40,7 @@ def test_the_example_of_the_docs_yields_a_ledger_like_any_other_run(tmp_path: Pa
     [
         ((*RUN, *FILE), 2, "its users wait for answers, but smoke is an open loop; write --set load.arrivals=closed"),
         ((*RUN, "--locustfile", "nothing.py", *CLOSED), 2, "--locustfile nothing.py: there is no such file"),
+        ((*RUN, *FILE, *CLOSED, "--set", "load.generator=asyncio"), 2, "its users are Locust's; write load.generator="),
         ((*RUN, *FILE, *CLOSED, "--workers", "2"), 2, "its users live in one process"),
         (
             (*RUN, *FILE, *CLOSED[:4], "--set", "load.concurrency=2", "--set", "load.warmup=0"),

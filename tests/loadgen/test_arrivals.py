@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from gapmeter.loadgen.arrivals import draw_arrivals, warmup_span
-from gapmeter.scenarios import Load
+from gapmeter.scenarios import Load, load_scenario
 
 S = 1_000_000_000
 BASE = Load(arrivals="poisson", rate=20.0, duration="1000s", warmup=0)
@@ -147,3 +150,13 @@ def test_a_closed_loop_has_no_due_times() -> None:
 )  # fmt: skip
 def test_auto_warmup_is_a_tenth_within_bounds(changes: dict[str, object], span: tuple[int, int]) -> None:
     assert warmup_span(BASE.model_copy(update=changes)) == span
+
+
+@pytest.mark.parametrize("start", ["0", "55m"])
+def test_auto_warmup_of_a_traces_requests_is_by_its_rate_wherever_it_starts(start: str, tmp_path: Path) -> None:
+    rows = [{"timestamp": 1000 * second, "input_length": 50, "output_length": 20} for second in range(3600)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "s.yaml").write_text(
+        f"load: {{arrivals: trace, trace: {{file: t.jsonl, start: {start}}}, requests: 200}}\n"
+    )
+    assert warmup_span(load_scenario(tmp_path / "s.yaml", (), {}).load)[0] == pytest.approx(20 * S, rel=0.01)

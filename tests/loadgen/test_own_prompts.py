@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
-from gapmeter.loadgen.tokenizer import PromptTokenizer
+from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
 from gapmeter.scenarios import Scenario, ScenarioError, load_scenario
 from gapmeter.scenarios.errors import BadValue
 from gapmeter.scenarios.files import Prompts
+from tests.kit.tokenizers import write_model
 
 CHAT = [
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why? – ¿por qué?"}]},
@@ -72,6 +74,68 @@ def test_a_closed_loop_beyond_its_bodies_asks_the_same_prompts_again(
 ) -> None:
     plan = planned(tmp_path, CHAT, tokenizer, "load.arrivals=closed", "load.concurrency=2", "load.requests=5")
     assert plan.body(len(plan) + 1) == plan.bodies[1]
+
+
+def test_a_closed_loop_asks_every_prompt_of_a_file_before_any_again(tmp_path: Path) -> None:
+    """How many it will ask is not known: with few users it has as many bodies as the file has prompts, or more."""
+    lines = [{"prompt": f"question {number}"} for number in range(3000)]
+    closed = ("load.arrivals=closed", "load.rate=null", "load.requests=null", "load.duration=10s", "load.concurrency=2")
+    plan = planned(tmp_path, lines, None, *closed)
+    assert [json.loads(plan.body(number))["prompt"] for number in (0, 2999, 3000)] == [
+        "question 0", "question 2999", "question 0",
+    ]  # fmt: skip
+
+
+def test_answers_are_as_long_as_a_trace_says_where_neither_file_nor_workload_does(tmp_path: Path) -> None:
+    rows = [{"timestamp": 500 * at, "input_length": 50, "output_length": 20 + at} for at in range(3)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, TEXT)))
+    (tmp_path / "s.yaml").write_text(
+        "workload: {kind: file, file: mine.jsonl}\nload: {arrivals: trace, trace: {file: t.jsonl}, warmup: 0}\n"
+    )
+    plan = make_plan(load_scenario(tmp_path / "s.yaml", (), {}), None, model_name="served")
+    assert plan.output_tokens.tolist() == [20, 7, 22]
+    assert [json.loads(body)["max_tokens"] for body in plan.bodies] == [20, 7, 22]
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_what_prompts_begin_with_alike_is_known_to_a_prefix_cache(tmp_path: Path, chat: bool) -> None:
+    system = "word " * 200
+    lines: list[Any] = [{"prompt": f"{system}Question {n}?"} for n in range(20)]
+    if chat:
+        roles = ("system", "user")
+        lines = [
+            {"messages": [{"role": role, "content": text} for role, text in zip(roles, (system, f"{n}?"), strict=True)]}
+            for n in range(20)
+        ]
+    plan = planned(tmp_path, lines, None, "load.requests=20")
+    assert plan.prefix_share == pytest.approx(19 / 20, abs=0.01)
+    assert plan.notes == () or "repeat" not in plan.notes[-1]
+
+
+def test_prompts_of_a_file_that_would_fill_the_memory_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="the prompts have 20,000,000,000 tokens"):
+        planned(tmp_path, [{"prompt": "word " * 200_000}], None, "load.requests=100000")
+
+
+def test_a_long_prompt_among_many_takes_no_more_memory_than_its_own(tmp_path: Path) -> None:
+    lines = [*({"prompt": f"question {number}"} for number in range(2000)), {"prompt": "word " * 40_000}]
+    asked = scenario(tmp_path, lines)
+    tracemalloc.start()
+    make_plan(asked, None, model_name="served")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50 << 20
+
+
+def test_a_chat_that_the_template_refuses_is_named_with_its_line(tmp_path: Path) -> None:
+    """Gemma's, for one, refuses system messages."""
+    model = write_model(tmp_path / "model")
+    template = model / "chat_template.jinja"
+    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    template.write_text(refusal + template.read_text())
+    with pytest.raises(PlanError, match=r"mine\.jsonl:2: .*no system role.*; change its messages"):
+        planned(tmp_path, [CHAT[1], CHAT[0]], load_tokenizer(model))
 
 
 def test_a_prompt_that_does_not_fit_is_named_with_its_line(tmp_path: Path, tokenizer: PromptTokenizer) -> None:

@@ -317,7 +317,7 @@ def test_lengths_follow_their_distribution(tmp_path: Path) -> None:
     assert draw_lengths(Lognormal(lognormal={"median": 96, "p95": 256, "max": 300}), 10_000, rng).max() == 300
     counts = np.bincount(draw_lengths(Uniform(uniform=(3, 7)), 50_000, rng))[3:]
     assert stats.chisquare(counts).pvalue > 0.001
-    (tmp_path / "lengths.txt").write_text("5 7 7")
+    (tmp_path / "lengths.txt").write_text("5 7 7", encoding="utf-8-sig")
     sampled = draw_lengths(Sampled(file=str(tmp_path / "lengths.txt")), 30_000, rng)
     assert set(sampled.tolist()) == {5, 7}
     assert np.mean(sampled == 7) == pytest.approx(2 / 3, abs=0.02)

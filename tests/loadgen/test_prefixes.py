@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,6 +86,16 @@ def test_blocks_of_a_trace_with_equal_ids_have_equal_text(tokenizer: PromptToken
     found = sum(repeated(prompts)) / plan.prompt_tokens.sum()
     assert plan.prefix_share == pytest.approx(found, abs=0.02)
     assert found > 0.3
+
+
+def test_requests_of_a_trace_that_have_no_ids_have_texts_of_their_own(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"timestamp": 100 * n, "input_length": 600, "output_length": 4} for n in range(5)]
+    rows[0] |= {"hash_ids": [0, 1]}
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "s.yaml").write_text("load: {arrivals: trace, trace: {file: t.jsonl}, warmup: 0}\n")
+    plan = make_plan(load_scenario(tmp_path / "s.yaml", (), {}), None, model_name="served")
+    assert len({tuple(prompt[:20]) for prompt in texts(plan)}) == 5
+    assert plan.prefix_share == 0
 
 
 def test_lengths_of_the_workload_come_before_the_traces(tokenizer: PromptTokenizer) -> None:

@@ -132,6 +132,18 @@ def test_a_clock_that_was_read_while_a_message_was_under_way_may_be_ours_and_no_
     assert not any(Offset.of(10, there_ns, 15).may_be_none for there_ns in (-1_000, 8, 16, 1_000))
 
 
+def test_trips_that_contradict_each_other_widen_the_offset_until_it_holds_at_both() -> None:
+    """At ten millionths a clock is 36 ms ahead after an hour."""
+    hour_ns = 3_600_000_000_000
+    first = Offset.of(0, 50_000, 100_000)
+    assert first.after(Offset.of(10, 40_010, 80_010)).half_width_ns == 40_000, "of two that agree the narrower"
+    known = first.after(Offset.of(hour_ns, hour_ns + 36_060_000, hour_ns + 120_000))
+    known = known.after(Offset.of(hour_ns // 2, hour_ns // 2 + 18_000_005, hour_ns // 2 + 10))
+    assert known.drifts
+    assert known.offset_ns - known.half_width_ns == -50_000, "the first one's lower end"
+    assert known.offset_ns + known.half_width_ns == 35_940_000, "the second one's"
+
+
 FETCHES = """
 import sys
 from pathlib import Path
