@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import importlib.util
 import itertools
 import os
@@ -115,6 +116,19 @@ def test_where_the_cpu_torch_cannot_be_found_the_target_names_torch_index_and_le
     assert re.search(r"finds no torch==[\d.]+\+cpu for Python 3\.\d+", done.stderr)
     assert done.stdout == ""
     assert not (checkout / ".venv").exists()
+
+
+def test_a_set_up_that_was_told_to_outlive_its_terminal_does(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """As nohup says it; else a signal ends it tidily."""
+    script = load(checkout)
+    monkeypatch.setattr(script, "bring_up", lambda *_: None)
+    for number, before in ((signal.SIGHUP, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)):
+        request.addfinalizer(functools.partial(signal.signal, number, signal.signal(number, before)))
+    assert script.main(["core"]) == 0
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    assert callable(signal.getsignal(signal.SIGTERM))
 
 
 @pytest.mark.environment

@@ -177,6 +177,7 @@ def test_an_archive_is_compared_like_the_folder_that_it_holds(searches: Path, ru
     packed = archive(searches / "large", tmp_path / "large.tar.gz")
     found = compare_folders([[searches / "small"], [packed]], runs=tmp_path).result
     assert [row.folders for row in found.rows] == [("small",), ("large",)]
+    assert found.command == f"gapmeter compare {searches / 'small'} {packed}", "what repeats it"
     run = archive(runs / "eight", tmp_path / "eight.tar.gz")
     assert isinstance(compare_folders([[runs / "three"], [run]], runs=tmp_path).result, Comparison)
 

@@ -8,7 +8,9 @@ import re
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,7 +101,15 @@ def test_other_work_and_stolen_time_are_misses(busy: float, stolen: float, ok: b
     assert remedy in found.remedy
 
 
-def test_work_that_runs_beside_is_seen_and_its_process_named() -> None:
+def test_work_that_runs_beside_is_seen_and_its_process_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes to look at all processes."""
+    scan = doctor._cpu_by_process
+
+    def slow_scan() -> Any:
+        time.sleep(0.8)
+        return scan()
+
+    monkeypatch.setattr(doctor, "_cpu_by_process", slow_scan)
     spinning = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
     try:
         assert spinning.stdout

@@ -55,6 +55,17 @@ def test_tied_embeddings_are_read_once_as_the_head(tmp_path: Path) -> None:
     assert apart.step_parameters == tied.step_parameters
 
 
+def test_a_model_that_stores_no_head_has_tied_embeddings_unless_its_configuration_says_so(tmp_path: Path) -> None:
+    """Gemma's leaves the key out, since its class ties them anyway."""
+    tensors = {"model.embed_tokens.weight": ("BF16", [100, 8]), "l.weight": ("BF16", [8, 8])}
+    silent = describe_weights(model(tmp_path, tensors), "bfloat16")
+    tied = describe_weights(model(tmp_path, tensors, tie_word_embeddings=True), "bfloat16")
+    assert silent == tied
+    assert (silent.step_parameters, silent.head_parameters) == (864, 800)
+    apart = describe_weights(model(tmp_path, tensors | {"lm_head.weight": ("BF16", [100, 8])}), "bfloat16")
+    assert (apart.parameters, apart.step_parameters) == (1664, 864)
+
+
 def test_quantized_tensors_count_as_stored_and_eight_bits_as_one_byte_but_for_the_head(tmp_path: Path) -> None:
     tensors = {"l.qweight": ("I32", [4, 10]), "l.scales": ("F16", [10]), "lm_head.weight": ("BF16", [100, 8])}
     stored = describe_weights(model(tmp_path, tensors), "awq")

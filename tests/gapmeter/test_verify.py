@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gzip
 import html
 import io
 import json
 import math
+import os
 import shutil
 import tarfile
 import tracemalloc
@@ -220,6 +222,19 @@ def test_an_archive_is_verified_as_it_is(run_copy: Copy, tmp_path: Path) -> None
     assert failed(verify(packed)) == {}
     with pytest.raises(UserError, match="exists; write another with -o"):
         archive(run_copy(), packed)
+
+
+def test_while_a_run_is_being_packed_a_second_archive_of_it_takes_nothing_from_the_first(
+    run_copy: Copy, tmp_path: Path
+) -> None:
+    folder, part = run_copy(), tmp_path / ".a.tar.gz.part"
+    part.write_bytes(b"the first one's")
+    held = os.open(folder, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)  # as the first one does
+    with pytest.raises(UserError, match="another gapmeter is at work"):
+        archive(folder, tmp_path / "a.tar.gz")
+    os.close(held)
+    assert part.read_bytes() == b"the first one's"
 
 
 def test_an_unpacked_archive_is_packed_and_verified_again(run_copy: Copy, tmp_path: Path) -> None:

@@ -40,6 +40,27 @@ def test_a_trials_load_is_run_by_itself_without_what_only_a_search_has(command: 
     assert str(Command.parse(command).as_run("load.rate=4")) == alone
 
 
+@pytest.mark.parametrize(
+    ("command", "alone"),
+    [
+        (
+            "gapmeter run smoke --set 'sweep={\"load.rate\":[1,2]}' --set=repeat=3 --engine=simulated --resume runs/a",
+            "gapmeter run smoke --engine simulated --set 'sweep=[]' --set repeat=1 --set load.rate=2",
+        ),
+        (
+            "gapmeter run smoke --set load.seed=9 --locustfile a.py --junit j.xml",
+            "gapmeter run smoke --set load.seed=9 --locustfile a.py --set 'sweep=[]' --set repeat=1 --set load.rate=2",
+        ),
+        (
+            "gapmeter capacity smoke --over load.rate=1,2 --budget 30s --target-rps 50 --set repeat=2",
+            "gapmeter capacity smoke --budget 30s --target-rps 50 --set 'sweep=[]' --set repeat=1 --set load.rate=2",
+        ),
+    ],
+)
+def test_one_point_is_run_by_itself_with_all_that_was_asked_for_but_the_other_points(command: str, alone: str) -> None:
+    assert str(Command.parse(command).of_one_point("load.rate=2")) == alone
+
+
 def test_a_flag_is_left_out_with_its_value_and_nothing_else() -> None:
     words = Command(("gapmeter", "run", "smoke", "--api-key", "secret", "--api-key=secret", "--quiet"))
     assert words.without("--api-key").words == ("gapmeter", "run", "smoke", "--quiet")

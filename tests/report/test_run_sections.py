@@ -144,6 +144,7 @@ def test_a_run_without_failures_has_no_section_of_them(well: RunFolder) -> None:
         ('{"message": "busy"}', "busy"),
         ('{"error": {"message": "cut o', '{"error": {"message": "cut o'),
         ("[1, 2]", "[1, 2]"),
+        ('{"error": "half a \\ud83d"}', "half a ?"),
         ("Bad gateway", "Bad gateway"),
     ],
 )
