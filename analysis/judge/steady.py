@@ -64,7 +64,7 @@ class Warmup:
     """What to leave out. ``state``: steady (nothing to leave out), warmed (the first ``excluded`` requests), unsteady.
 
     ``from_ns`` is the due time of the first request that was looked at, ``until_ns`` of the first that is kept;
-    ``ratio`` the mean of what is left out over the mean of what is kept; ``metric`` the one that showed it.
+    ``ratio`` the geometric mean of what is left out over that of what is kept; ``metric`` the one that showed it.
     """
 
     state: str
