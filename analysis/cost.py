@@ -9,8 +9,8 @@ G: the GPUs of one replica; *rate*: requests per second at which the SLOs hold, 
 the figure that is printed (no dearer than this, with 95 % confidence), the upper one the other end of the interval. In
 an ordinary run the rate is the one that was asked for: it held the SLOs at that load, and may hold them at more, so
 that the interval has no lower end. How many requests happened to arrive adds nothing to a rate that is known; that
-chance is in the verdict already, as n_eff. Only where no rate was asked for (conversations, bursts, users of a
-locustfile) is it counted: the exact lower bound of a Poisson count (Garwood 1936), with count / dispersion for count.
+chance is in the verdict already, as n_eff. Only where no rate was asked for (conversations, bursts) is it counted: the
+exact lower bound of a Poisson count (Garwood 1936), with count / dispersion for count.
 
     USD per request of a fleet = replicas x G x USD per hour / (3600 x target rate)
 

@@ -82,7 +82,7 @@ def evidence_of(
     return Evidence(
         loop=plan.loop,
         arrivals=load.arrivals,
-        requested_rate=_requested_rate(load.rate, knots, window),
+        requested_rate=_requested_rate(None if load.arrivals == "diurnal" else load.rate, knots, window),
         count_dispersion=plan.count_dispersion,
         concurrency=None if plan.locustfile else load.concurrency,  # its users, or its shape's, are its own
         processes=load.processes,

@@ -25,7 +25,7 @@ from gapmeter.analysis.results.requests import Outage
 from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check, CheckStatus, Floor, RunWarning
 from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.scenarios.model import UNRATED_ARRIVALS
+from gapmeter.scenarios.model import CHANGING_ARRIVALS
 from gapmeter.scenarios.slo import LATENCIES
 
 HELD_NS = 100e6
@@ -247,7 +247,7 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame)
 
     ``requests`` as from ``measured_requests``: what most of them failed of decides what to try.
     """
-    one_rate = evidence.requested_rate is not None and evidence.arrivals not in UNRATED_ARRIVALS
+    one_rate = evidence.requested_rate is not None and evidence.arrivals not in CHANGING_ARRIVALS
     half = f"--set load.rate={(evidence.requested_rate or 0.0) / 2:g}" if one_rate else ""
     can_be_more = not evidence.locustfile and evidence.processes < (evidence.concurrency or math.inf)
     flags = {"LESS": half, "MORE": f"--set load.processes={evidence.processes + 1}" if can_be_more else ""}

@@ -92,6 +92,17 @@ def test_a_ramp_is_summed_up_by_its_rates_and_not_called_unsteady(tmp_path: Path
     assert not {"unsteady", "warmup"} & {warning["code"] for warning in done.summary["warnings"]}
 
 
+def test_the_requested_rate_of_a_part_of_a_day_is_that_parts(tmp_path: Path) -> None:
+    """A day of four minutes whose mean is 20 a second begins at its lowest, half of that."""
+    done = run(
+        tmp_path, "smoke", "load.arrivals=diurnal", "load.rate=20", "load.requests=null", "load.duration=5s",
+        "load.diurnal={day: 4m, swing: 0.5, peak: 12}",
+    )  # fmt: skip
+    load = done.summary["load"]
+    low, high = load["rate_range"]
+    assert low <= load["requested_rate"] <= high < 11
+
+
 def test_a_closed_loop_with_think_times_says_what_it_is(tmp_path: Path) -> None:
     done = run(
         tmp_path, "smoke", "load.rate=null", "load.arrivals=closed", "load.concurrency=4", "load.requests=40",
