@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import re
 import sys
 from collections.abc import Sequence
@@ -42,8 +43,12 @@ def main(words: Sequence[str], output: LossyOutput | None = None) -> int:
         print("gapmeter: not enough memory; use a smaller run, or a larger machine", file=sys.stderr)
         code = say_exit(errors.NOT_VALID)
     except OSError as error:
-        if arguments.debug or error.filename is None:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # a write that finds that out names no file
+        if arguments.debug or not (error.filename or is_full):
             raise
+        if not error.filename:
+            tell(f"{reason_of(error)}; free some space")
+            return say_exit(errors.NOT_VALID)
         # A disk, a name or a right that no command foresaw: about the user's file, if it names one.
         tell(f"{str(error.filename)[:200]}: {reason_of(error)}; choose another, or fix that")
         code = say_exit(errors.USAGE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -101,7 +102,7 @@ def load_tokenizer(folder_or_id: str | Path) -> PromptTokenizer:
     once, and then what was downloaded earlier is taken.
     """
     name = str(folder_or_id)
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if name.startswith(("/", ".", "~")) and not folder.is_dir():
         raise PlanError(f"no tokenizer at {name}: no such folder")
     try:

@@ -207,7 +207,7 @@ def _sampled(telemetry: Telemetry) -> Table:
         for field, (what, scale) in fields.items():
             if spread := getattr(samples, field):
                 ends = (spread.mean, spread.min, spread.max)
-                rows.append([name, what, *(Figure(value, text=significant(scale * value)) for value in ends)])
+                rows.append([name, what, *(Figure(scale * value, "number") for value in ends)])
 
     for gpu in telemetry.gpus:
         name = f"GPU {gpu.gpu} {gpu.name or ''}".strip()
@@ -239,7 +239,8 @@ def levels_of(samples: Samples, run: ReportedRun, span: Span, names: Mapping[int
         start, end = (_seconds(run, known[f"forward_{side}_ns"]) for side in ("start", "end"))
         width = max(_BIN_S, span.length_s / _MOST_BINS)
         edges = np.arange(0.0, span.length_s + width, width)
-        ran = np.minimum(np.diff(_elapsed(start, edges) - _elapsed(end, edges)) / width, 1.0)
+        engines = run.result.compute.engines or 1  # their mean, as of the figures above
+        ran = np.minimum(np.diff(_elapsed(start, edges) - _elapsed(end, edges)) / width / engines, 1.0)
         yield Level(
             "cpu-forward", "A forward ran, of the time", "%", edges[:-1] + width / 2, 100 * ran, 2 * width, 100.0
         )

@@ -227,7 +227,8 @@ def section(result: SweepResult) -> Section | None:
         level = own[0].percentile
         what = figure_name(metric, level)
         kind = "token gaps" if metric == "itl" else "requests"
-        which = f"the slowest {kind} (p98.5 and up)" if level is not None and level >= SLOW_LEVEL else f"all {kind}"
+        slow = level is not None and level >= SLOW_LEVEL
+        which = f"the slowest {kind} (p98.5 and up, at least seven)" if slow else f"all {kind}"
         headers: Headers = [
             "from → to", *in_ms(f"{what} grows by"), "95 % interval", "largest stage", "owner", "its share",
             "95 % interval",

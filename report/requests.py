@@ -144,6 +144,7 @@ def request_data(run: ReportedRun, names: Sequence[str]) -> dict[str, Any]:
             for name, row in zip(names, rows, strict=True)
         },
         "steps": steps,
+        "recorded": len(run.steps) > 0,
         "sharing": _sharing(run, steps),
         "words": [marks.words(stage) for stage in STAGE_NAMES],
         "owners": [marks.owner(stage, run.result.device) for stage in STAGE_NAMES],
@@ -159,7 +160,8 @@ def _request(
     due = int(row["due_ns"])
     lengths = np.diff((end_ns - due) // 1000, prepend=0)
     tokens = row["token_ns"]
-    arrivals = [] if tokens is None else np.unique((np.asarray(tokens, np.int64) - due) // 1000).tolist()
+    came_us = np.zeros(0, np.int64) if tokens is None else (np.asarray(tokens, np.int64) - due) // 1000
+    arrivals, together = np.unique(came_us, return_counts=True)
     return {
         "due": (due - origin) // 1000,
         "first": (int(row["first_token_ns"]) - due) // 1000,
@@ -168,7 +170,8 @@ def _request(
         "out": whole(row["output_tokens"]),
         "parts": np.column_stack([stage, lengths]).ravel().tolist(),
         "sums": sums,
-        "tokens": np.diff([0, *arrivals]).tolist(),
+        "tokens": np.diff(arrivals, prepend=0).tolist(),
+        "together": together.tolist() if (together > 1).any() else None,
         "steps": span,
     }
 

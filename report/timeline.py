@@ -116,15 +116,24 @@ def _counts(run: ReportedRun, requests: pd.DataFrame, span: Span) -> dict[str, C
     if not len(run.steps):
         return found
     at = (run.steps["schedule_ns"].to_numpy(dtype=np.float64) - run.origin_ns) / 1e9
+    begins = np.flatnonzero(np.diff(at, prepend=np.inf) < 0)  # steps are counted on from one engine to the next
+    order, each = np.argsort(at, kind="stable"), np.diff(begins, append=len(at))
 
     def of(column: str) -> Floats:
         return np.asarray(run.steps[column].to_numpy(dtype=np.float64, na_value=0.0))
 
-    found["waiting"] = Counts("Waiting in the scheduler's queue", "req", span, at, of("waiting"))
-    found["running"] = Counts("Batch: requests in a step", "req", span, at, of("running"))
-    if "free_blocks" in run.steps and (most := of("free_blocks").max(initial=0)) > 0:
-        note = f"of {most:,.0f} that were ever free at once"
-        found["kv"] = Counts("KV cache: blocks in use", "blocks", span, at, most - of("free_blocks"), note)
+    def counts(title: str, unit: str, value: Floats, note: str = "") -> Counts:
+        """Of all engines together."""
+        change = np.diff(value, prepend=0.0)
+        change[begins] = value[begins]
+        return Counts(title, unit, span, at[order], np.cumsum(change[order]), note)
+
+    found["waiting"] = counts("Waiting in the scheduler's queue", "req", of("waiting"))
+    found["running"] = counts("Batch: requests in a step", "req", of("running"))
+    if "free_blocks" in run.steps and of("free_blocks").any():
+        most = np.maximum.reduceat(of("free_blocks"), begins)
+        note = f"of {most.sum():,.0f} that were ever free at once"
+        found["kv"] = counts("KV cache: blocks in use", "blocks", np.repeat(most, each) - of("free_blocks"), note)
     return found
 
 

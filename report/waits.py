@@ -66,7 +66,7 @@ def tail(result: RunResult) -> Section | None:
         rows.append(["the rest", "", *map(Figure, (*small, small[1] - small[0]))])
     rows.append(["sum", "", *map(Figure, (typical.total_ms, slow.total_ms, anatomy.difference_ms))])
     headers: doc.Headers = [f"{name}: where it goes", "owner", "typical", "slow", "difference"]
-    said = Paragraph("Means of typical (p45 to p55) and of slow (from p98.5 up) requests:")
+    said = Paragraph("Means of typical (p45 to p55) and of slow (from p98.5 up, at least seven) requests:")
     return Section("tail", "", [said, Table(name, headers, rows, words=2)], on=doc.DETAILS | doc.MARKDOWN)
 
 
@@ -129,7 +129,16 @@ def _compared(path: str, slow: str, stage: str, usual: float, late: float, devic
 def _stacks(result: RunResult, metric: str, percentile: float, slow: Band) -> list[Block]:
     event, what = _EVENTS[metric]
     usual = result.bands[metric].typical
-    picture = Stacks(metric.upper(), what, usual, slow, percentile, main_limit(result, metric), result.device)
+    picture = Stacks(
+        metric.upper(),
+        what,
+        usual,
+        slow,
+        percentile,
+        main_limit(result, metric),
+        result.device,
+        result.bands[metric].count,
+    )
     path, band = f"bands.{metric}", f"slow.{percentile_key(percentile)}"
     rows: list[Row] = []
     for stage, late in slow.stages_ms.items():

@@ -114,7 +114,7 @@ class ServerProcess:
         code = self.poll()
         if code is None:
             return None
-        ending = f"signal {code - 128}" if code > 128 else f"exit code {code}"
+        ending = f"signal {code - 128}" if 128 < code <= 192 else f"exit code {code}"
         return self.failed(f"the server ended with {ending}")
 
     def failed(self, what: str, before_reason: str = ": ") -> ServerFailed:

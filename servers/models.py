@@ -75,7 +75,7 @@ def resolve_model(name: str) -> Path:
     """
     if name.startswith(BUILTIN):
         return builtin_model(name.removeprefix(BUILTIN), default_cache())
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))  # of nobody known it leaves the name as it is
     if not folder.is_dir():
         if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
             raise ModelError(f"there is no model folder {name}; name a folder, a hub id or one of {_BUILTIN_NAMES}")

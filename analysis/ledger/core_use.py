@@ -8,7 +8,7 @@ before it was woken, and stays in transit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from gapmeter.analysis.arrays import Ints, each_of
 from gapmeter.analysis.ledger.cores import CORE, UNKNOWN, WORK, CoreUse, Culprit, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import Intervals, Times, covered, overlaps, pieces, union
 from gapmeter.analysis.ledger.processes import KINDS, RecordedProcess, loop_work
-from gapmeter.analysis.ledger.switches import TooManyLost, read_rows, read_watched
+from gapmeter.analysis.ledger.switches import MOST_LOST, TooManyLost, Watched, read_rows, read_watched
 from gapmeter.analysis.ledger.who_ran import who_ran
 from gapmeter.records import Span
 
 _EVERY_NS = 200_000  # how finely a wait is spread
+_MOMENT_NS = 100_000_000  # by which a watch may end before the last answer
 _LEAST_SHARE = 0.01  # of the work; less is noise of the counters
 
 
@@ -37,6 +38,8 @@ def core_use(telemetry: Path | None, processes: Sequence[RecordedProcess], cores
         watched = read_watched(telemetry) if telemetry else None
     except TooManyLost as lost:
         lost_share = lost.share
+    if watched is not None and (unseen := _unseen(watched, known)) > MOST_LOST:
+        watched, lost_share = None, unseen
     if watched is not None and (use := who_ran(watched, known, cores)) is not None:
         return use
     sums = read_sums(telemetry) if telemetry else {}
@@ -48,13 +51,26 @@ def core_use(telemetry: Path | None, processes: Sequence[RecordedProcess], cores
         own = spread_waits([sums[pid]] if pid in sums else [], spans)
         of["loop", pid] = _all_of(0, own)
         of["loop turn", pid] = _in_order([own, spans])
-    for file in (f for f in known if f.role in ("core", "engine") and sums):
-        pid, steps = file.pid, file.spans(Span.LOOP)
-        main = [sums[tid] for tid in (busiest(sums, pid),) if tid in sums]
-        waits = _all_of(0, spread_waits(main, union(steps["start_ns"], steps["end_ns"])))
-        workers = any(f.role == "worker" and f.pid != pid for f in known)
-        of |= {(kind, pid): waits for kind in (("engine",) if workers else ("engine", "worker", "forward"))}
+    for engine in (f for f in known if f.role in ("core", "engine") and sums):
+        beside = (f for f in known if f.role == "worker" and f.engine == engine.engine and f.pid != engine.pid)
+        worker = next((f for f in beside if len(f.spans(Span.WORKER))), None)
+        of["engine", engine.pid] = waits = _waits(sums, engine, Span.LOOP)
+        waits = waits if worker is None else _waits(sums, worker, Span.WORKER)
+        of |= {(kind, engine.pid): waits for kind in ("worker", "forward")}
     return CoreUse((Reason(CORE, Culprit(UNKNOWN)), Reason(WORK)), of, "sums" if sums else "spans", lost_share)
+
+
+def _unseen(watched: Watched, processes: Sequence[RecordedProcess]) -> float:
+    """The part of the time, up to the last write of an answer, in which nobody watched any more."""
+    begun, ended = int(watched.runs["start"].min()), int(watched.runs["end"].max())
+    last = max((int(rows["end_ns"].max()) for p in processes if len(rows := p.spans(Span.EGRESS))), default=ended)
+    return (last - ended) / (last - begun) if last - ended > _MOMENT_NS else 0.0
+
+
+def _waits(sums: Mapping[int, Sums], process: RecordedProcess, code: Span) -> Stretches:
+    """What a process's busiest thread waited for a core within its spans."""
+    main, spans = [sums[tid] for tid in (busiest(sums, process.pid),) if tid in sums], process.spans(code)
+    return _all_of(0, spread_waits(main, union(spans["start_ns"], spans["end_ns"])))
 
 
 def _all_of(reason: int, times: Times) -> Stretches:
@@ -90,7 +106,7 @@ def read_sums(folder: Path) -> dict[int, Sums]:
     return {tid: Sums(own[0][0], *np.array(own, np.int64)[:, 1:].T) for tid, own in rows.items()}
 
 
-def busiest(sums: dict[int, Sums], pid: int) -> int:
+def busiest(sums: Mapping[int, Sums], pid: int) -> int:
     """The thread of a process that ran the longest; the process's first one where none was seen."""
     ran = {tid: int(own.ran[-1] - own.ran[0]) for tid, own in sums.items() if own.pid == pid}
     return max(ran, key=lambda tid: ran[tid], default=pid)

@@ -213,10 +213,10 @@ class Maker(Parts):
         self.joined &= self.ingress["start"] != MISSING
         self.add("ingress", self.ingress["start"], self.ingress["end"])
         for name, code in _INGRESS:
-            part = self.index.of_request(code)[self.events.request]
-            self.add(name, part["start"], part["end"])
+            event, part = self.index.all_of_request(code, self.events)  # each of a list of prompts has its own
+            self.add(name, part["start"], part["end"], event)
         for name, code in (("template", Span.TEMPLATE), ("tokenize", Span.TOKENIZE)):
-            event, span = self.index.all_of_request(code, self.events)  # each of a list of prompts has its own
+            event, span = self.index.all_of_request(code, self.events)
             inline = span["queued"] == span["start"]
             self.add(f"{name}_wait", span["queued"], span["start"], event)
             self.add(name, np.where(inline, MISSING, span["start"]), span["end"], event)

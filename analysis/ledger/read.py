@@ -206,8 +206,11 @@ def _untimed(steps: Table, step_spans: Table, last: Sequence[int]) -> frozenset[
 
 
 def _rows_of(file: RecordFile, by_engine: Mapping[str, int]) -> NDArray[np.int32]:
-    """The number of the request behind each of a file's refs, which count from 1."""
-    row_of = np.full(max(file.engine_ids, default=0) + 1, -1, dtype=np.int32)
+    """The number of the request behind each of a file's refs, which count from 1; the last: of any never named.
+
+    A full disk may lack room for a request's name, and have it for what was recorded of it.
+    """
+    row_of = np.full(max(file.engine_ids, default=0) + 2, -1, dtype=np.int32)
     for ref, engine_id in file.engine_ids.items():
         row_of[ref] = by_engine.get(engine_id, -1)
     return row_of
@@ -223,7 +226,7 @@ def _request_spans(
         both = zip(processes, rows, strict=True)
         parts = [(process.kinds[code], of, process.pid) for process, of in both if code in process.kinds]
         spans = np.concatenate([own for own, _, _ in parts]) if len(parts) > 1 else parts[0][0]
-        request = np.concatenate([of[own["ref"]] for own, of, _ in parts])
+        request = np.concatenate([of.take(own["ref"], mode="clip") for own, of, _ in parts])
         pids = np.repeat(np.array([pid for *_, pid in parts], np.int32), [len(own) for own, _, _ in parts])
         order = np.argsort(as_key(request, spans["n"]), kind="stable")
         if asked is not None and code in _OF_TOKENS:
@@ -237,6 +240,7 @@ def _request_spans(
 def _tables(process: RecordedProcess, row_of: NDArray[np.int32], *, with_steps: bool) -> dict[str, Table]:
     """One process's tables, with numbers of requests in place of its refs, but for its requests' spans."""
     file, step_spans = process.file, np.empty(0, STEP_SPAN)
+    scheduled, emitted = (row_of.take(rows["ref"], mode="clip") for rows in (file.entries, file.emissions))
     if with_steps:
         spans = process.spans(*(code for code in process.kinds if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE))
         by_device = device_spans(file, process.spans(Span.SAMPLING))
@@ -244,10 +248,10 @@ def _tables(process: RecordedProcess, row_of: NDArray[np.int32], *, with_steps: 
     return {
         "step_spans": step_spans,
         "steps": file.steps,
-        "entries": _table(ENTRY, file.entries, step=file.entry_step, request=row_of[file.entries["ref"]]),
+        "entries": _table(ENTRY, file.entries, step=file.entry_step, request=scheduled),
         "emissions": _table(
             EMISSION, file.emissions,
-            step=file.emission_step, request=row_of[file.emissions["ref"]], at=file.emission_ns,
+            step=file.emission_step, request=emitted, at=file.emission_ns,
         ),
     }  # fmt: skip
 

@@ -25,7 +25,7 @@ _ID = [("pid", "<i4"), ("tid", "<i4"), ("time", "<i8"), ("cpu", "<u4"), ("pad", 
 _RECORDS = {_SWITCH: np.dtype([*_HEAD, *_ID]), _SWITCH_OF_CORE: np.dtype([*_HEAD, ("other", "<i8"), *_ID])}
 RUN = np.dtype([("pid", "<i4"), ("tid", "<i4"), ("cpu", "<i4"), ("start", "<i8"), ("end", "<i8"), ("preempted", "?")])
 
-_MOST_LOST = 0.01  # of the time; beyond, nothing is said of who had the cores
+MOST_LOST = 0.01  # of the time; beyond, nothing is said of who had the cores
 ANOTHER = "another program"  # whose a process is, where it is neither the server's nor the load tester's
 
 
@@ -66,7 +66,7 @@ def read_watched(folder: Path) -> Watched | None:
     if not len(runs):
         return None
     share = float((lost[1] - lost[0]).sum() / (runs["end"].max() - runs["start"].min()))
-    if share > _MOST_LOST:
+    if share > MOST_LOST:
         raise TooManyLost(share)
     whole = any("other" in (part.dtype.names or ()) for part in parts)
     programs = {int(row["pid"]): (str(row["of"]), str(row["name"])) for row in read_rows(folder / "switches.jsonl")}

@@ -62,10 +62,10 @@ def _compare(arguments: argparse.Namespace) -> int:
         from gapmeter.runs.comparison import check_percentiles
         from gapmeter.study.resolve import resolve
 
-        scenario = resolve(arguments.run, [*arguments.overrides, *arguments.b])
-        keys = Keys.within(scenario.to_dict())
+        sides = [resolve(arguments.run, [*arguments.overrides, *side]) for side in (arguments.a, arguments.b)]
+        keys = Keys.within([side.to_dict() for side in sides])
         if allowed is not None:
-            check_percentiles(scenario.slo)
+            check_percentiles(sides[1].slo)
     command = str(keys.out_of_command(flags.command_of(arguments)))
     compared = _compared_in_turn(arguments, command) if arguments.run else _compared_folders(arguments, command)
     from gapmeter.analysis.results.cost_table import CostTable
@@ -236,6 +236,9 @@ def _sql(arguments: argparse.Namespace) -> int:
 
     headers, rows = ask(arguments.query, arguments.runs)
     if arguments.form == "json":
+        if twice := next((name for name in headers if headers.count(name) > 1), None):
+            text = f"two columns are called {twice}, and JSON has room for one; write … AS another_name"
+            raise UserError(text, errors.USAGE)
         print(json.dumps([dict(zip(headers, map(_plain, row), strict=True)) for row in rows], indent=1, default=str))
     elif arguments.form == "csv":
         csv.writer(sys.stdout, lineterminator="\n").writerows([headers, *rows])

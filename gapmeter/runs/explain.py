@@ -63,8 +63,8 @@ def explain(path: str | Path, group: str, against: str = REST, metric: str = "tt
     """
     path = Path(path)
     with rederivable(path):
-        run, requests, rows = _read(path, metric)
-        columns = columns_of(requests, rows)
+        run, requests, rows, origin_ns = _read(path, metric)
+        columns = columns_of(requests, rows, origin_ns)
     a = holds(group, columns)
     b = holds(f"not ({group}\n)" if against == REST else against, columns)
     names = (group, "the rest" if against == REST else against)
@@ -97,11 +97,13 @@ def holds(condition: str, columns: dict[str, pd.Series]) -> Bools:
     return mask
 
 
-def _read(path: Path, metric: str) -> tuple[Run, pd.DataFrame, pd.DataFrame]:
+def _read(path: Path, metric: str) -> tuple[Run, pd.DataFrame, pd.DataFrame, int]:
+    """The run, its requests with a ledger, that, and the earliest due time."""
     folder = RunFolder(path)
     try:
         run = Run(folder, require_one_run(path))
-        requests = measured_requests(read_table(folder.path / "requests.parquet"))
+        everyone = read_table(folder.path / "requests.parquet")
+        requests = measured_requests(everyone)
         ledger = read_table(folder.path / "ledger.parquet")
         stages = run.result.stages
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -114,14 +116,14 @@ def _read(path: Path, metric: str) -> tuple[Run, pd.DataFrame, pd.DataFrame]:
     if not stages:
         raise UserError(f"{path}: the run has no ledger, so nothing says where its time went", errors.NOT_VALID)
     rows = ledgers_of(ledger, requests, LEDGER_OF[metric])
-    return run, requests.set_index("request_id").loc[rows["request_id"]].reset_index(), rows
+    requests = requests.set_index("request_id").loc[rows["request_id"]].reset_index()
+    return run, requests, rows, int(everyone["due_ns"].min())
 
 
-def columns_of(requests: pd.DataFrame, rows: pd.DataFrame) -> dict[str, pd.Series]:
+def columns_of(requests: pd.DataFrame, rows: pd.DataFrame, origin_ns: int) -> dict[str, pd.Series]:
     """What a condition may name: the request's own columns, its latencies and its stages in ms, its place by wait."""
     columns = {name: requests[name] for name in _KEPT if name in requests}
-    at_ns = requests["due_ns"].astype("float64")
-    columns["due_s"] = (at_ns - at_ns.min()) / 1e9
+    columns["due_s"] = (requests["due_ns"] - origin_ns).astype("float64") / 1e9  # as the report's time axis
     for metric in ("ttft", "tpot", "e2e"):
         columns[f"{metric}_ms"] = pd.Series(request_values_ns(requests, metric) / 1e6)
     columns["rank_percent"] = rows["total_ns"].rank(pct=True) * 100

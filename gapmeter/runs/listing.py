@@ -88,8 +88,9 @@ def list_known(runs: Path) -> list[ListedRun]:
 
 def find_listed(path: Path) -> ListedRun | None:
     """One folder; None when it is not of our making, or only a link to one."""
-    if path.is_symlink() or not any((path / name).exists() for name in (_MANIFEST, _COMPARISON)):
-        return None
+    with contextlib.suppress(PermissionError):  # it is listed as damaged, with the reason
+        if path.is_symlink() or not any((path / name).exists() for name in (_MANIFEST, _COMPARISON)):
+            return None
     return read_listed(path)
 
 

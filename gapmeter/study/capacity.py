@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -167,6 +168,8 @@ class Trials:
     def __init__(self, study: Study[SearchManifest], session: Session, scenario: Scenario) -> None:
         self.study, self._session, self._scenario = study, session, scenario
         self._slos = study.manifest.slo
+        # A server that goes on remembers what it was asked: each search there, and each resumption, has its own texts.
+        self._texts = secrets.randbelow(1 << 31) if scenario.server.engine == "attach" else 0
 
     def run(self, ask: Ask, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
         """One trial; see ``analysis.capacity.trial.Oracle``."""
@@ -180,7 +183,7 @@ class Trials:
         interrupted, died, reason = False, None, None
         began_s = time.monotonic()
         try:
-            visit = Visit(scenario, number, path, command, capacity_of=of)
+            visit = Visit(scenario, self._texts + number, path, command, capacity_of=of)
             with afresh(visit):
                 ended_because = self._session.record(visit, monitor.is_enough).value.ended_because
             interrupted = ended_because == STOPPED

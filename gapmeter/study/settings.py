@@ -42,7 +42,7 @@ def find_capacities(
     rng = random.Random(f"settings {scenario.seed}")
     order = [at for _ in range(scenario.repeat) for at in rng.sample(range(len(points)), len(points))]
     found: list[list[Conclusion[CapacityResult]]] = [[] for _ in points]
-    rate = goal.start
+    rate, unseen = goal.start, list[Path]()
     whole = options.command or Command.of("capacity", name, overrides)
     options.say(f"capacity of {len(points)} settings: {len(order)} searches, {goal.budget_s:g} s of trials each")
     for number, at in enumerate(order, 1):
@@ -63,20 +63,29 @@ def find_capacities(
                     options.say(f"{title} failed: {error}")
         elif goal.target_rps is not None:
             _plan_for(folder, goal)
-        found[at].append(one := report_capacity(folder, quiet=True))
+        try:
+            found[at].append(one := report_capacity(folder, quiet=True))
+        except KeyboardInterrupt:  # its trials are there: resumed, it is only analysed
+            unseen.append(folder)
+            break
         rate = one.result.capacity.rate or one.result.capacity.low or rate
         options.say(f"{title}: {headline(one.result.capacity)[0]}")
         if one.result.capacity.ended == INTERRUPTED:
             break
     command = Keys.within(scenario.to_dict(), options.api_key).out_of_command(whole)
-    return compared(points, found, options, command, goal, [path for each in earlier for path in each])
+    is_stopped = bool(unseen)
+    unseen += [path for each in earlier for path in each]
+    return compared(points, found, options, command, goal, unseen, is_stopped=is_stopped)
 
 
 def compared(
     points: Sequence[Point], found: Sequence[Sequence[Conclusion[CapacityResult]]], options: Options, command: Command,
-    goal: CapacityGoal, unseen: Sequence[Path],
+    goal: CapacityGoal, unseen: Sequence[Path], *, is_stopped: bool = False,
 ) -> Conclusion[CostTable]:  # fmt: skip
-    """Make and show the table of what was searched. ``unseen``: earlier searches whose turn did not come."""
+    """Make and show the table of what was searched.
+
+    ``unseen``: earlier searches whose turn did not come, and one in whose analysis the user stopped (``is_stopped``).
+    """
     sides = [[one.folder for one in each] for each in found if each]
     searches = [one.result.capacity for each in found for one in each]
     longer = ("--budget", f"{math.ceil(2 * goal.budget_s / 60)}m") if any(s.ended == BUDGET for s in searches) else ()
@@ -88,7 +97,7 @@ def compared(
     table = compare_folders(sides, factors, runs=options.runs, command=str(command))
     assert isinstance(table.result, CostTable)  # since these are searches
     code = table.exit_code
-    if any(s.ended == INTERRUPTED for s in searches):
+    if is_stopped or any(s.ended == INTERRUPTED for s in searches):
         code = errors.INTERRUPTED
     elif any(s.ended == DIED or (not s.low and s.ended != UNMEETABLE) for s in searches):
         code = errors.NOT_VALID
@@ -96,7 +105,7 @@ def compared(
         code = errors.SLO_MISSED
     if not options.quiet:
         end = errors.exit_words(code, "" if code else "every setting was searched")
-        go_on = [("go on", str(again))] * any(map(can_go_on, searches))
+        go_on = [("go on", str(again))] * (is_stopped or any(map(can_go_on, searches)))
         show(cost_table.document(table.result), table.folder, end, *go_on)
     return Conclusion(table.folder, table.result, code)
 

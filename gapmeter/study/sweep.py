@@ -9,6 +9,7 @@ import contextlib
 import json
 import random
 import re
+import secrets
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -103,8 +104,9 @@ def analyse_points(folder: RunFolder) -> SweepResult:
 
 @dataclass(frozen=True)
 class _Sweep:
-    """What is run, and where it lies."""
+    """What is run, and where it lies. ``texts``: the number of its first run's, which no other run has."""
 
+    texts: int
     scenario: Scenario
     points: tuple[Point, ...]
     order: list[list[Place]]
@@ -143,7 +145,7 @@ class _Sweep:
         self.study.options.say(self._title(place, ended=False))
         of = SweepPlace(folder=str(self.study.path), point=place[0], values=dict(point.values))
         alone = self.study.command.of_one_point(*settings_of(point))
-        visit = Visit(point.scenario, self.places.index(place), self.path(place), alone, sweep=of)
+        visit = Visit(point.scenario, self.texts + self.places.index(place), self.path(place), alone, sweep=of)
         try:
             with afresh(visit):
                 result = session.visit(visit)
@@ -209,7 +211,9 @@ def _prepared(name: str, overrides: tuple[str, ...], options: Options, resume: P
                 order=tuple(map(tuple, order)),
             )  # fmt: skip
             manifest.write(path)
-        yield _Sweep(scenario, points, order, Study(path, manifest, options))
+        # A server that goes on, and runs before the sweep was resumed, were asked the first ones.
+        texts = secrets.randbelow(1 << 31) if resume else 0
+        yield _Sweep(texts, scenario, points, order, Study(path, manifest, options))
 
 
 def _mention_unfinished(options: Options, scenario: Scenario, own: Path) -> None:

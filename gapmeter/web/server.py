@@ -19,7 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from gapmeter import errors
 from gapmeter.analysis.results.codec import NotReadable
-from gapmeter.errors import UserError, reason_of
+from gapmeter.errors import UserError, reason_of, unless_refused
 from gapmeter.options import tell
 from gapmeter.records import RunFolder
 from gapmeter.report.words import stopped
@@ -161,7 +161,7 @@ class RunsSite:
 
 def _delete_folder(path: Path) -> None:
     """Raises UserError where a gapmeter is at work in it."""
-    with hold(path):
+    with unless_refused(f"{path} cannot be deleted"), hold(path):
         shutil.rmtree(path)
 
 

@@ -78,12 +78,15 @@
   }
 
   function arrivals(scale, request, y) {
-    let at = 0;
+    let at = 0, came = 0;
     const parts = [];
     for (const [i, gap] of request.tokens.entries()) {
       at += gap;
+      const first = came + 1;
+      came += request.together ? request.together[i] : 1;
       if (at > scale.length * 1.0001) break;
-      const title = svg("title", {}, `token ${i + 1} arrived after ${duration(at)}`);
+      const which = came > first ? `tokens ${first} to ${came}` : `token ${came}`;
+      const title = svg("title", {}, `${which} arrived after ${duration(at)}`);
       parts.push(svg("line", { x1: scale.x(at), x2: scale.x(at), y1: y, y2: y + 9, class: "token" }, title));
     }
     return parts;
@@ -192,7 +195,9 @@
     const told = `Due at ${(request.due / 1e6).toFixed(2)} s; TTFT ${duration(request.first)}, E2E ${duration(request.last)}; ${tokens}.`;
     const outline = request.steps
       ? " Beneath it the engine's steps (outlined: those from its first to its last; blue: with prompts, green: decode only) and the requests that shared them (blue until their first token)."
-      : " The steps of the engine are not embedded for it; they are in steps.parquet.";
+      : data.recorded
+        ? " The steps of the engine are not embedded for it; they are in steps.parquet."
+        : " No steps of the engine were recorded.";
     return told + outline;
   }
 

@@ -144,7 +144,8 @@ def _request(make: Make, run: ReportedRun, row: Any) -> ReadableSpan:
     failed = "" if row.outcome == "ok" else str(row.error or row.outcome)
     if failed:
         attributes["error.type"] = row.outcome
-    ends = [int(at) for at in (row.last_token_ns, row.end_ns, row.sent_ns) if pd.notna(at)]
+    stamps = (row.end_ns, row.last_token_ns, row.sent_ns) if failed else (row.last_token_ns, row.end_ns, row.sent_ns)
+    ends = [int(at) for at in stamps if pd.notna(at)]
     stretch = (int(row.due_ns), ends[0])
     return make(f"{operation} {model}", trace_ids(row.request_id), None, stretch, attributes, failed)
 

@@ -198,12 +198,34 @@ def test_threads_that_compute_a_forward_together_hold_their_cores(tmp_path: Path
     assert _said(core_use(tmp_path, files, [0, 1]), "loop woken", API) == [(20, 50, "engine forward")]
 
 
+def test_a_watch_that_ended_long_before_the_last_answer_tells_nobodys_waits(tmp_path: Path) -> None:
+    _switches(tmp_path, (0, API, "in"), (1000, API, "out"))
+    known = [_probe(tmp_path, "api", API, (Span.EGRESS, 10, 20), (Span.EGRESS, 9_990, 10_000))]
+    found = core_use(tmp_path, known, [0])
+    assert (found.known_from, found.lost_share) == ("spans", 0.9)
+
+
+def test_from_sums_a_workers_own_process_tells_what_it_waited(tmp_path: Path) -> None:
+    sums = ((ENGINE, 0, 0, 0), (WORKER, 0, 0, 0), (ENGINE, 100, 5, 0), (WORKER, 100, 40, 40))
+    rows = [
+        {"pid": pid, "tid": pid, "at_ns": at * MS, "ran_ns": ran * MS, "waited_ns": waited * MS}
+        for pid, at, ran, waited in sums
+    ]
+    (tmp_path / "schedstat.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    engine = _probe(tmp_path, "core", ENGINE, (Span.LOOP, 10, 95))
+    worker = _probe(tmp_path, "worker", WORKER, (Span.WORKER, 12, 92), (Span.FORWARD, 15, 90))
+    found = core_use(tmp_path, [engine, worker], [0])
+    waited = {kind: int((of.end - of.start).sum()) / MS for (kind, _), of in found.of.items()}
+    assert (found.known_from, waited["engine"]) == ("sums", 0)
+    assert waited["worker"] == waited["forward"] == pytest.approx(40, rel=0.01)
+
+
 def test_records_of_another_process_with_the_same_number_say_nothing(tmp_path: Path) -> None:
     """A server in a container has other process ids there than here."""
     _switches(
         tmp_path, (0, API, "in"), (1, API, "off"), (3, API, "in"), (4, API, "out"), (200, API, "in"), (201, API, "out")
     )
-    spans = [(Span.EGRESS, at, at + 1) for at in range(10, 110)]
+    spans = [(Span.EGRESS, at, at + 1) for at in (*range(10, 60), *range(10, 60))]
     known = [_probe(tmp_path, "api", API, *spans)]
     assert core_use(tmp_path, known, [0]).known_from == "spans"
     _switches(tmp_path, (0, API, "in"), (1, API, "out"))  # a watch that ended before says nothing of whose it was

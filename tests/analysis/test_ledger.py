@@ -313,8 +313,36 @@ def test_within_ingress_what_the_event_loop_does_for_others_is_a_wait_for_it(tmp
 
 
 def test_what_the_event_loop_makes_of_the_request_itself_is_no_wait_for_it(tmp_path: Path) -> None:
-    row = _row(tmp_path, "first_token", _and(_api, Span.REQUEST, 1, 1850, 1950))
-    assert (row["ingress_ns"], row["accept_wait_ns"]) == (FIRST["ingress"], 0)
+    one = _and(_api, Span.REQUEST, 1, 1850, 1900)
+    for number, api in enumerate((one, _and(one, Span.REQUEST, 1, 1900, 1950))):  # a list of prompts has several
+        (folder := tmp_path / str(number)).mkdir()
+        row = _row(folder, "first_token", api)
+        assert (row["ingress_ns"], row["accept_wait_ns"]) == (FIRST["ingress"], 0)
+
+
+def test_a_disk_too_full_for_a_requests_name_refuses_the_table(tmp_path: Path) -> None:
+    """What is recorded of that request has a number which no name stands behind."""
+
+    def api(writer: RecordWriter) -> None:
+        _api(writer)
+        writer.span(Span.INGRESS, 2, 1300, 2000)
+
+    trace = read_trace(_write(tmp_path, api, _core), ["r1"])
+    assert trace.request_spans[Span.INGRESS]["request"].tolist() == [-1, 0]
+
+
+def test_a_pair_of_stamps_out_of_order_is_counted_once(tmp_path: Path) -> None:
+
+    def api(writer: RecordWriter) -> None:
+        ref = writer.request("engine-r1", "r1")
+        writer.span(Span.INGRESS, ref, 1300, 2000)
+        writer.span(Span.HANDOFF, ref, 2350, 2360)  # the engine has it at 2300
+        for n, base in ((1, 9000), (2, 19_000)):
+            writer.span(Span.OUTPUT_RECEIVE, ref, base, base + 100, n=n)
+            writer.span(Span.DETOKENIZE, ref, base + 200, base + 300, n=n, queued_ns=base + 100)
+            writer.span(Span.EGRESS, ref, base + 500, base + 700, n=n)
+
+    assert _ledger(tmp_path, api).clipped == {"handoff → engine": 1}
 
 
 def test_a_message_that_arrives_while_the_event_loop_works_for_others_has_waited_for_that(tmp_path: Path) -> None:

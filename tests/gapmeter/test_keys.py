@@ -14,6 +14,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gapmeter.cli import main
+from gapmeter.commands import recorded
+from gapmeter.errors import UserError
 from gapmeter.keys import REDACTED, Keys
 from gapmeter.records.compression import open_record
 from gapmeter.report.command import Command
@@ -95,6 +98,28 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_repeated_without_its_key(command: str) -> None:
     assert str(Keys().out_of_command(Command.parse(command))) == COMMANDS[command]
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [
+        ("--a", "server.args={api-key: sk-of-a-0123, max-queue: 4}", "--b", "server.max_batch=4"),
+        ("--a=server.args.api-key=sk-of-a-0123", "--b=server.args.api-key=sk-of-b-0123"),
+    ],
+)
+def test_a_comparison_of_two_settings_has_the_key_of_neither(
+    sides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+
+    def begin(_: object, command: str) -> None:
+        said.append(command)
+        raise UserError("enough", 2)
+
+    monkeypatch.setattr(recorded, "_compared_in_turn", begin)
+    assert main(["compare", "--run", "smoke", *sides, "--runs", str(tmp_path)]) == 2
+    assert "sk-of" not in said[0]
+    assert REDACTED in said[0]
 
 
 @pytest.mark.whole_run

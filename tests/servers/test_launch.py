@@ -181,6 +181,12 @@ def test_a_death_in_mid_run_is_seen_and_explained(tmp_path: Path) -> None:
         assert failure is not None and server.exit_code == 137 and "signal 9" in str(failure)
 
 
+def test_a_server_that_ends_with_a_number_that_is_no_signals_has_an_exit_code(tmp_path: Path) -> None:
+    with start(["sh", "-c", "echo boom; exit 255"], {}, (), tmp_path / "log") as server:
+        until(lambda: server.poll() is not None, 10)
+        assert str(server.failure()).startswith("the server ended with exit code 255: boom")
+
+
 @pytest.mark.parametrize("own", ["", "3"])
 def test_the_server_runs_on_the_cores_it_was_given_with_as_many_threads_unless_the_user_says_how_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str

@@ -66,7 +66,7 @@
     const svg = at("dots"), wide = svg.clientWidth || 800, high = 260, left = 62, low = high - 26, top = 12;
     const limit = (state.slo.find((slo) => slo.text.startsWith("ttft") && "limit_ms" in slo) || {}).limit_ms;
     const known = dots.filter((dot) => dot[1] !== null).map((dot) => dot[1]);
-    const slowest = Math.max(1, ...known.slice(-2000));
+    const slowest = Math.max(1, ...known);
     const most = 1.05 * (limit && limit < 3 * slowest ? Math.max(slowest, limit) : slowest);
     const span = Math.max(5, state.elapsed_s, state.end_s || 0);
     const x = (s) => left + (s / span) * (wide - left - 12), y = (ms) => low - (ms / most) * (low - top);
