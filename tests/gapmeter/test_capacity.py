@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import signal
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gapmeter.analysis.capacity.trial import Ask
-from gapmeter.analysis.results.capacity import FOUND, UNMEETABLE, CapacityResult
+from gapmeter.analysis.results.capacity import BUDGET, FOUND, UNMEETABLE, CapacityResult
 from gapmeter.analysis.results.cost_table import CostTable
 from gapmeter.analysis.results.manifest import Manifest, SearchManifest, TrialNote
 from gapmeter.cli import main, parser
@@ -26,10 +28,10 @@ from gapmeter.runs.archive import archive
 from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.run import Conclusion, open_run
 from gapmeter.scenarios import Scenario
-from gapmeter.study.capacity import CapacityGoal, at_rate, begin_search
+from gapmeter.study.capacity import CapacityGoal, Trials, at_rate, begin_search
 from gapmeter.study.resolve import changes, check_searchable, resolve, searchable_points
 from gapmeter.study.settings import compared, find_capacities
-from gapmeter.study.study import study_folder
+from gapmeter.study.study import Study, study_folder
 from gapmeter.study.verify import verify
 from tests.kit.browser import Tab, opens_well
 from tests.kit.command import Command, Done, gapmeter, settings
@@ -441,3 +443,36 @@ def test_what_a_search_advises_for_a_scenario_that_it_refuses_can_be_searched(na
             words = shlex.split(str(error).split(f"gapmeter capacity {name}")[1].split(", or")[0])
             flags += words[1::2]
     check_searchable(resolve(name, flags), name)
+
+
+def test_a_search_that_was_stopped_while_it_was_analysed_is_in_the_command_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each search's trials are analysed when it is over; the third one's by nobody here."""
+    analysed = list[Path]()
+
+    def over(study: Study[SearchManifest], _: object) -> None:
+        study.note(status="complete", capacity=study.manifest.capacity.model_copy(update={"ended": BUDGET}))
+
+    def analyse(path: Path, *_: object) -> None:
+        analysed.append(path)
+        if len(analysed) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("gapmeter.study.settings.run_search", over)
+    monkeypatch.setattr("gapmeter.study.capacity.analyse_trials", analyse)
+    words = ("capacity", "smoke", "--engine", "simulated", "--over", "server.max_batch=1,2,4", "--budget", "30s")
+    assert main([*words, "--runs", str(tmp_path)]) == 105
+    said = " ".join(capsys.readouterr().err.split())
+    assert "what a request costs" in said
+    assert re.search(rf"go on .* --resume \S*,\S*,{re.escape(str(analysed[-1]))} ", said)
+
+
+def test_every_search_on_a_server_that_goes_on_has_texts_of_its_own() -> None:
+    study: Any = SimpleNamespace(manifest=SimpleNamespace(slo=()))
+    attached = resolve("smoke", ["server.engine=attach", "server.url=http://127.0.0.1:9"])
+    first, second, launched = (
+        Trials(study, None, each)._texts  # type: ignore[arg-type]
+        for each in (attached, attached, resolve("smoke", ["server.engine=simulated"]))
+    )
+    assert launched == 0 != first != second != 0

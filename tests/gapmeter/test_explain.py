@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from gapmeter.cli import main
 from gapmeter.errors import UserError
+from gapmeter.records import RunFolder
+from gapmeter.report.run_folder import ReportedRun
 from gapmeter.runs import explain
 from gapmeter.runs.explain import holds
 from tests.kit.runs import write_run
@@ -172,3 +174,12 @@ def test_groups_that_lie_in_one_stretch_are_told_so_in_the_singular(
     found = explain.explain(write_run(tmp_path / "r", count=200, rate=15.0).path, "prompt_tokens > 96")
     explain.show(replace(found, difference=found.difference.model_copy(update={"stretches": 1})))
     assert ", in 1 stretch." in " ".join(capsys.readouterr().err.split())
+
+
+def test_due_s_counts_from_where_the_time_axis_of_the_report_begins(finished_run: Path) -> None:
+    """At the first request of all, of the warm-up too."""
+    _, requests, rows, origin_ns = explain._read(finished_run, "ttft")
+    due_s = explain.columns_of(requests, rows, origin_ns)["due_s"]
+    run = ReportedRun.read(RunFolder(finished_run))
+    assert due_s.tolist() == pytest.approx(((requests["due_ns"] - run.origin_ns) / 1e9).tolist())
+    assert origin_ns == run.origin_ns

@@ -24,11 +24,14 @@ import gapmeter
 from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.stats.series import Series, Worth
+from gapmeter.analysis.tables import write_table
 from gapmeter.errors import UserError
 from gapmeter.records.request import trace_ids
 from gapmeter.report.export.csv import _write, figures
+from gapmeter.report.export.otlp import spans
 from tests.kit.command import SIMULATED, Done
 from tests.kit.command import gapmeter as command
+from tests.kit.runs import write_run
 
 pytestmark = pytest.mark.whole_run
 
@@ -260,6 +263,17 @@ def test_a_collector_receives_a_span_a_request_under_its_traceparent_and_its_sta
         assert span.end_time_unix_nano - span.start_time_unix_nano == row["last_token_ns"] - row["due_ns"]
         parts = [other for other in collector.spans if other.parent_span_id == own and other.trace_id == trace]
         assert sum(p.end_time_unix_nano - p.start_time_unix_nano for p in parts) == row["last_token_ns"] - row["due_ns"]
+
+
+def test_the_span_of_a_request_that_failed_after_some_tokens_ends_when_it_failed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", count=60, failures=1)
+    requests = pd.read_parquet(folder.path / "requests.parquet")
+    failed = requests.index[requests["outcome"] != "ok"]
+    requests.loc[failed, "last_token_ns"] = requests.loc[failed, "due_ns"] + 1
+    write_table(folder.path / "requests.parquet", requests)
+    row = requests.loc[failed[0]]
+    (span,) = (span for span in spans(folder) if span.attributes.get("gapmeter.request_id") == row["request_id"])
+    assert span.end_time - span.start_time == row["end_ns"] - row["due_ns"] > 1
 
 
 def test_a_collector_that_is_not_there_is_one_sentence(run: Any, tmp_path: Path) -> None:

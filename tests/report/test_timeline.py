@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from gapmeter.report.charts import Axis, Plot
 from gapmeter.report.document import Chart, Figure, Table
 from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.scale import Scale
-from gapmeter.report.timeline import Counts, Level, Levels, Span, dots_of, in_flight, over_time, stretches
+from gapmeter.report.timeline import Counts, Level, Levels, Span, _counts, dots_of, in_flight, over_time, stretches
 from tests.kit.runs import write_run
 
 
@@ -49,6 +50,23 @@ def test_the_means_of_a_count_have_its_area_and_lie_between_its_extremes(changes
     assert np.all(least <= mean + 1e-9)
     assert np.all(mean <= most + 1e-9)
     assert most.max() >= value[-1]
+
+
+def test_several_engines_are_shown_together_whose_steps_are_counted_on_from_one_to_the_next(tmp_path: Path) -> None:
+    """One has 8 waiting and 4 running all the time, in 900 of 1,000 blocks; the other has 1 running, in 100."""
+    run = ReportedRun.read(write_run(tmp_path / "r", count=300, rate=20.0))
+    at_ns = run.origin_ns + np.arange(100) * 100_000_000
+    engines = [(at_ns, 8, 4, 100), (at_ns + 10_000_000, 0, 1, 900)]
+    steps = [pd.DataFrame({"schedule_ns": at, "waiting": waiting, "running": running, "free_blocks": free})
+             for at, waiting, running, free in engines]  # fmt: skip
+    for each in steps:
+        each.loc[0, "free_blocks"] = 1000
+    both = replace(run, steps=pd.concat(steps, ignore_index=True))
+    span = Span(9.9, 0.0, 9.9)
+    shown = {key: _counts(both, final(both.requests), span)[key] for key in ("waiting", "running", "kv")}
+    for key, expected in (("waiting", 8), ("running", 5), ("kv", 1000)):
+        assert set(raw(shown[key].table(), 4)[1:]) == {expected}, "the most in each stretch"
+    assert shown["kv"].note == "of 2,000 that were ever free at once"
 
 
 def test_every_request_is_in_one_row_and_the_largest_wait_is_there_unrounded(tmp_path: Path) -> None:
