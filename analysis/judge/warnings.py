@@ -96,7 +96,7 @@ def lost_switches_warning(trace: Trace) -> Iterator[RunWarning]:
         f"who had the server's cores is unknown: in {share(trace.cores.lost_share)} of the time the kernel's records of"
         " it were lost; a wait for a core counts for the stage that waited"
     )
-    cause = "the sampler had no core to read them, because others used the server's all the time"
+    cause = "the sampler had no core to read them, because others used the server's all the time; or it ended early"
     yield _warning("switches-lost", text, cause, touches=("stages", "tail"))
 
 
