@@ -104,7 +104,7 @@ def analyse_points(folder: RunFolder) -> SweepResult:
 
 @dataclass(frozen=True)
 class _Sweep:
-    """What is run, and where it lies. ``texts``: the number of its first run's, which no other run has."""
+    """What is run, and where it lies. ``texts``: added to each run's number, by which its texts are new."""
 
     texts: int
     scenario: Scenario
