@@ -26,8 +26,8 @@ FIGURES = {
         "<= 12",
     ),
     "chunk_apart_us": ("… at times of their own, so that each wakes the process, µs", ""),
-    "tokens_per_s": ("tokens/s one core takes in, 64 streams, tokens due every 0.1 ms", ">= 200,000"),
-    "busy": ("… share of that core in use meanwhile", ""),
+    "tokens_per_s": ("tokens/s one core takes in and keeps, 64 streams, tokens due every 0.1 ms", ">= 200,000"),
+    "arrived_per_s": ("… until the last has come; collecting the records follows", ""),
     "ttft20_p50_ms": ("TTFT error at 20 requests/s, p50, ms", "<= 0.15"),
     "ttft20_p99_ms": ("TTFT error at 20 requests/s, p99, ms", "<= 0.1"),
     "wait20_p99_ms": ("… from the kernel's stamp to the read, p99, ms: in no latency", ""),
@@ -97,14 +97,17 @@ def chunk_cost(cores: Cores, seed: int) -> dict[str, float]:
 
 
 def intake(cores: Cores, seed: int) -> dict[str, float]:
-    """Tokens over the time from the first to the last arrival."""
+    """Tokens over the time from the first to the last arrival, and over the CPU time if that is longer.
+
+    The records of answers are collected as these end, here all at once, after the last token.
+    """
     run = issue(
         cores, equal_plan(np.arange(STREAMS) * 1000, MOST_TOKENS), Timing(gap_ms=0.1), warm=STREAMS, measure_cpu=True
     )
     stamps = np.concatenate([record.chunk_ns for record in run.records])
     tokens = sum(len(parse_answer(record).token_ns) for record in run.records)
     span_ns = float(stamps.max() - stamps.min())
-    return {"tokens_per_s": tokens / span_ns * 1e9, "busy": run.cpu_ns / span_ns}
+    return {"tokens_per_s": tokens / max(span_ns, run.cpu_ns) * 1e9, "arrived_per_s": tokens / span_ns * 1e9}
 
 
 def exactness(cores: Cores, seed: int, rate: int, seconds: int, *, busy: bool = False) -> dict[str, float]:

@@ -175,7 +175,7 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "expected": expected,
         "found": _share(len(slower), len(rows)),
         "explained": _share(len(named), len(slower)),
-        "right_cause": _share(sum(row["cause"] == expected for row in named), len(named)),
+        "right_cause": _share(sum(row["cause"] == expected for row in named), len(slower)),
         "largest_stage": dict(Counter(str(row["stage"]) for row in named)),
         "by_load": _by_load(rows, lambda word: word == SLOWER),
     }

@@ -148,7 +148,8 @@ class Measured:
         self._schedule = np.asarray(schedule)
         logs = [np.frombuffer(file.read_bytes(), _ADDED) for file in inject.glob("added-*")]
         added = np.concatenate(logs)
-        self._added = added[np.isin(added["case"], schedule)]
+        # The processes log every run of one engine into a file each, with the same numbers.
+        self._added = added[np.isin(added["case"], schedule) & (added["start"] >= self.requests["due_ns"].min())]
 
     def _trace(self, requests: pd.DataFrame) -> Trace:
         files = self.folder.record_files(self.folder.probe)

@@ -90,8 +90,13 @@ def _one(tool: Tool, load: Load, cores: Cores, tokenizer: Path, folder: Path) ->
         reported = tool.read(out)
     except (OSError, KeyError, ValueError, IndexError, StopIteration) as error:
         raise RuntimeError(f"exit code {ended.code}: {ended.said}") from error
-    sent = list(logged.values())[-len(reported.ttft_ms) :]  # some ask once before they begin
-    return _figures(reported, sent) | {"cpu_s": ended.cpu_s}
+    return _figures(reported, _counted(list(logged.values()), len(reported.ttft_ms))) | {"cpu_s": ended.cpu_s}
+
+
+def _counted(logged: list[tuple[int, Any]], answers: int) -> list[tuple[int, Any]]:
+    """The last whole answers: some tools ask once before they begin, some cut answers off as they end."""
+    most = max((len(left) for _, left in logged), default=0)
+    return [one for one in logged if len(one[1]) == most][-answers:]
 
 
 def _figures(reported: Reported, sent: list[tuple[int, Any]]) -> dict[str, float | None]:

@@ -104,6 +104,15 @@ def test_a_tool_that_is_not_there_is_named_in_the_table_with_the_reason() -> Non
     assert "run gapmeter" in peers.table(found)
 
 
+def test_answers_that_a_tool_cut_off_as_it_ended_are_not_those_that_it_counted() -> None:
+    left = np.array([50, 60, 70]) * 1_000_000
+    told = peers.Reported(np.full(2, 51.0), np.full(2, 10.0), span_s=1.0, itl_is_mean=True)
+    sent = peers._counted([(0, left), (1_000_000, left), (2_000_000, left[:1])], 2)
+    found = peers._figures(told, sent)
+    assert found["tokens_per_s"] == 6
+    assert found["itl_p50_ms"] == pytest.approx(0.0)
+
+
 def test_a_tools_figures_are_compared_with_the_log_of_the_requests_that_it_counted() -> None:
     left = np.array([50, 60, 70]) * 1_000_000
     asked_first = (0, left + 5_000_000_000)  # a request before the run proper: the tool does not count it
