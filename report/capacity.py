@@ -332,7 +332,8 @@ def _economy(result: CapacityResult, manifest: SearchManifest) -> list[Section]:
     least = None if worth is None or each is None else worth * each  # the share of good requests that it rests on
     lines = cost.lines(economy, (least, None), simulated=manifest.asked.server.engine == "simulated")
     brief = lines[: 2 if economy.energy.per_request_j is not None else 1]
-    return [Section("cost", "", [doc.Facts(brief)], on=TERMINAL), cost.section(economy, lines)]
+    whole = cost.section(economy, lines, result.capacity.confidence)
+    return [Section("cost", "", [doc.Facts(brief)], on=TERMINAL), whole]
 
 
 def _trials_in_short(search: Search) -> Section:

@@ -9,6 +9,7 @@ from gapmeter.analysis.numbers import DASH, counted, large, share, significant, 
 from gapmeter.analysis.results.capacity import Fleet
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import Cost, Economy, Energy, NoCost, NoEnergy, Price, Value
+from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.report.document import Block, Chart, Column, Figure, Row, Section, Table
 from gapmeter.report.pictures import CostRange
 from gapmeter.report.words import Interval, low_to_high
@@ -102,7 +103,7 @@ def lines(economy: Economy, goodput_ci: Interval, *, simulated: bool) -> Lines:
     ]
 
 
-def section(economy: Economy, said: Lines) -> Section:
+def section(economy: Economy, said: Lines, confidence: float = CONFIDENCE) -> Section:
     """A row each for cost (with that of tokens beneath), efficiency and value; ``said`` as ``lines`` gives it."""
     cost, energy, value = economy.cost, economy.energy, economy.value
     how = {name: line.removeprefix(DASH).strip() for name, line in said}  # the figure beside it has the dash
@@ -123,7 +124,7 @@ def section(economy: Economy, said: Lines) -> Section:
     worth = Figure(value.good_requests_per_usd, "large", "value.good_requests_per_usd")
     rows.append(["efficiency: output tokens per joule", how["energy"], tokens, ends or DASH])
     rows.append(["value: good requests for $1", how["value"], worth, DASH])
-    name, interval = "Cost, efficiency and value", Column("95 % interval", "interval")
+    name, interval = "Cost, efficiency and value", Column(f"{100 * confidence:g} % interval", "interval")
     table = Table(name, ["what", Column("how, or why not", "how"), "figure", interval], rows, words=2)
     blocks: list[Block] = [table, _chart(cost)] if isinstance(cost, Cost) else [table]
     return Section("cost", name, blocks, short="cost")

@@ -242,7 +242,9 @@ def section(result: SweepResult) -> Section | None:
 
 
 def _growth_row(growth: Growth, device: str) -> Row:
-    stage, owner = (growth.stage, growth.owner) if growth.is_sure else (None, None)
+    same_way = (growth.grows_ms or 0.0) * (growth.band_grows_ms or 0.0) > 0  # else its stages do not tell of it
+    stage, owner = (growth.stage, growth.owner) if growth.is_sure and same_way else (None, None)
+    nobody = DASH if growth.is_sure else "not beyond its interval"
     within = shares(growth.share_ci) if stage else ""  # a share without an interval is not shown
     part = part_of(growth.share or 0.0)
     if stage and (growth.share or 0.0) > WHOLE:
@@ -250,6 +252,6 @@ def _growth_row(growth: Growth, device: str) -> Row:
     return [
         f"{growth.from_} → {growth.to}{' (knee)' if growth.at_knee else ''}", Figure(growth.grows_ms),
         interval(growth.grows_ci_ms),
-        marks.words(stage) if stage else "not beyond its interval", owner_words(owner, device) if owner else DASH,
+        marks.words(stage) if stage else nobody, owner_words(owner, device) if owner else DASH,
         Figure(growth.share, "share", text=part) if within else Figure(None), within or DASH,
     ]  # fmt: skip

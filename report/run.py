@@ -288,7 +288,7 @@ def words_of(result: RunResult, manifest: Manifest) -> RunWords:
     telemetry, per_metric = result.telemetry, {"ttft": result.compute.ttft, "e2e": result.compute.e2e}
     return RunWords(
         headline=slo.headline(result),
-        slo=tuple(slo.slo_sentence(answer, slo.changed_meanwhile(result)) for answer in result.slo),
+        slo=tuple(slo.slo_sentence(answer, slo.changed_meanwhile(result, answer)) for answer in result.slo),
         trust=trust.trust_sentence(result),
         steady=_steady(result),
         drift=trust.drift_sentence(result.drift),
@@ -314,7 +314,7 @@ def words_of(result: RunResult, manifest: Manifest) -> RunWords:
 
 
 def _steady(result: RunResult) -> str:
-    measured, offered = result.counts.measured, result.load.requested_rate
+    measured, offered = result.counts.measured, result.load.delivered_rate  # requests, of conversations too
     said = trust.steady_sentence(result.steady, measured=measured, offered=offered)
     return said if result.outage is None else f"{said}; {outage_text(result.outage)}"
 

@@ -30,7 +30,7 @@ def headline(result: RunResult) -> str:
     telling = deciding(result)
     if telling is None:
         return "measured; no SLO was set"
-    text = slo_sentence(telling, changed_meanwhile(result))
+    text = slo_sentence(telling, changed_meanwhile(result, telling))
     if result.verdict == PASS:
         text = f"{len(result.slo)} of {len(result.slo)} SLOs met; {text}"
     slow = None if through_failures(result, telling) else result.tail.of(telling.metric)
@@ -140,7 +140,7 @@ def leaning(answer: SloAnswer) -> str:
 
 def _beyond(answer: SloAnswer) -> str:
     """How many exceeded the limit, where that decided."""
-    if answer.basis != "share" or not answer.beyond:
+    if answer.basis != "share" or not answer.beyond or answer.metric == "errors":  # which are its figure
         return ""
     of = "token gaps" if answer.metric == "itl" else "requests"
     return f"; {share(answer.beyond / answer.count)} of the {of} exceeded it"
@@ -287,8 +287,10 @@ def _missing(result: RunResult, slo: SloAnswer, *, leans: bool = True) -> str:
     return "; ".join(filter(None, (none, _needed(result, slo, leans=leans) if slo.status == INCONCLUSIVE else "")))
 
 
-def changed_meanwhile(result: RunResult) -> str:
-    """Why more of the same may not decide what is undecided; "" where it may."""
+def changed_meanwhile(result: RunResult, answer: SloAnswer) -> str:
+    """Why more of the same may not decide what is undecided; "" where it may, as it does of failures."""
+    if answer.metric == "errors":
+        return ""
     if any(one.code == "short-warmup" for one in result.warnings):
         return "load.warmup=auto may decide it"
     return "latency changed during the run" if result.steady.state == "unsteady" else ""
@@ -297,7 +299,7 @@ def changed_meanwhile(result: RunResult) -> str:
 def _needed(result: RunResult, slo: SloAnswer, *, leans: bool = True) -> str:
     if slo.resent is not None:
         return _in_doubt(slo)
-    if changed := changed_meanwhile(result):
+    if changed := changed_meanwhile(result, slo):
         return changed
     needs = f"needs {how_much_more(slo.needs)}" if slo.needs else "too close to decide"
     return "; ".join(filter(None, (leaning(slo) if leans else "", needs)))

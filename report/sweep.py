@@ -271,10 +271,14 @@ def _economy(sweep: SweepFigures) -> Section | None:
     ]  # fmt: skip
     rows = [_economy_row(sweep, point, why=why) for point in shown]
     table = Table(name, headers, rows, words=2 + why, css="dense")
-    prices = [point.economy.cost.price for point in shown if isinstance(point.economy.cost, Cost)]
-    say = "; set yours with cost.usd_per_hour" if prices and prices[0].is_default else ""
-    price = f" The price is {price_words(prices[0])}{say}." if prices else ""
-    return Section("economy", name, [table], f"{_COST}{price}", "cost")
+    costs = [(point.label, cost.price) for point in shown if isinstance(cost := point.economy.cost, Cost)]
+    paid: dict[str, list[str]] = {}  # each price once, with whose it is where they differ
+    for label, price in costs:
+        paid.setdefault(price_words(price), []).append(label)
+    prices = [words if len(paid) == 1 else f"{words} ({', '.join(labels)})" for words, labels in paid.items()]
+    say = "; set yours with cost.usd_per_hour" if any(price.is_default for _, price in costs) else ""
+    told = f" The price is {'; '.join(prices)}{say}." if prices else ""
+    return Section("economy", name, [table], f"{_COST}{told}", "cost")
 
 
 def _economy_row(sweep: SweepFigures, point: Point, *, why: bool) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gapmeter.scenarios.model import MOST_REQUESTS, OPEN_ARRIVALS, RATED_ARRIVALS, Load, Scenario, Workload
+from gapmeter.scenarios.model import MOST_REQUESTS, OPEN_ARRIVALS, RATED_ARRIVALS, Load, Scenario, Server, Workload
 from gapmeter.scenarios.shapes import FixedPause
 from gapmeter.scenarios.values import LONGEST_NS, SECOND_NS
 
@@ -61,6 +61,9 @@ def whole_trace(load: Load) -> Load:
     return load.model_copy(update={"duration_ns": max(span_ns + 1 - warmup_ns, 1)})
 
 
+_DTYPES = ("float32", "bfloat16", "float16", "auto")  # beside another precision, a dtype is a flag of its own
+
+
 def problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
     """Each mistake as the key that it is reported at, and its sentence with the remedy."""
     load, workload = scenario.load, scenario.workload
@@ -75,6 +78,18 @@ def problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
         yield "load.arrivals", "a trace has requests, no conversations; write for instance arrivals: poisson"
     if scenario.server.engine == "attach" and scenario.server.url is None:
         yield "server.url", "missing; engine attach needs an address, for instance http://127.0.0.1:8000"
+    for name in _precisions(scenario.server):
+        if scenario.server.flags.get(name) is not None:
+            yield "server.args", f"{name} is what server.precision says, and figures go by that; write it there"
+
+
+def _precisions(server: Server) -> tuple[str, ...]:
+    """The flags that ``server.precision`` becomes."""
+    if server.engine == "transformers":
+        return ("precision",)
+    if server.engine == "vllm":
+        return ("quantization", "dtype") if server.precision in _DTYPES else ("quantization",)
+    return ()
 
 
 def _shape(load: Load) -> Iterator[tuple[str, str]]:

@@ -53,7 +53,7 @@ class BindingEvidence:
 
 def binding_evidence(roofline: Roofline, telemetry: Telemetry | None) -> BindingEvidence:
     """What a run's result knows of it."""
-    links = [gpu.pcie for gpu in telemetry.gpus if gpu.pcie] if telemetry else []
+    links = [gpu.pcie for gpu in telemetry.gpus if gpu.server and gpu.pcie] if telemetry else []
     shares = [
         way.mean / link.link_gb_s for link in links if link.link_gb_s for way in (link.rx_gb_s, link.tx_gb_s) if way
     ]

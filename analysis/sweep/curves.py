@@ -206,9 +206,9 @@ def find_knee(load: Sequence[float], levels: Sequence[Level], rule: Rule) -> Kne
         turn = next(turn for turn in turns if turn.at == likeliest)
         low, high = (int(end) for end in np.quantile(places, [TAIL, 1 - TAIL], method="nearest"))
         return Knee(KNEE, turn.why, share, turn.at, low, high, turn.bend)
-    reason, times = Counter(turn.why for turn in turns if turn.at is None).most_common(1)[0]
-    if times >= CONFIDENCE * DRAWS:
-        return Knee(NONE, reason, times / DRAWS)
+    if 1 - share >= CONFIDENCE:
+        whys = Counter(turn.why for turn in turns if turn.at is None).most_common()
+        return Knee(NONE, ", or ".join(why for why, times in whys if times >= TAIL * DRAWS), 1 - share)
     return Knee(UNDECIDED, "what is known of the points allows for a knee and for none", share)
 
 

@@ -289,7 +289,9 @@ def room() -> list[Finding]:
     free = psutil.virtual_memory().available / _GIB
     limit, used = text_of("/sys/fs/cgroup/memory.max"), text_of("/sys/fs/cgroup/memory.current")
     if limit.isdigit() and used.isdigit():
-        free = min(free, (int(limit) - int(used)) / _GIB)
+        stat = dict(line.split(" ", 1) for line in text_of("/sys/fs/cgroup/memory.stat").splitlines())
+        cached = int(stat.get("inactive_file", 0))  # of files: given back when it is asked for
+        free = min(free, (int(limit) - int(used) + cached) / _GIB)
     shared = shutil.disk_usage("/dev/shm").free / _GIB if os.path.isdir("/dev/shm") else 0.0
     disk = shutil.disk_usage(Path.cwd()).free / _GIB
     ports = high - low + 1

@@ -47,6 +47,7 @@ _STORED = {
     "I16": 2.0, "I8": 1.0, "U8": 1.0, "BOOL": 1.0,
 }  # fmt: skip
 _FLOATS = {"F64", "F32", "F16", "BF16"}
+_PACKED = ("qweight", "weight_packed", "_blocks")
 _DTYPES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 _LLAMA_LAYOUT = {"llama", "mistral"}
 # What models' configs call how many experts a layer has, and how many of them compute a token.
@@ -88,13 +89,16 @@ def describe_weights(folder: Path, precision: str, kv_precision: str | None = No
         if not tensors and config.get("model_type") in _LLAMA_LAYOUT:
             tensors = [_tensor(name, "F32", shape) for name, shape in llama_shapes(config).items()]
             source = "config.json (no weights are stored)"
-        return _weights(tensors, config, precision, kv_precision, source) if tensors else None
+        quantized = whole.get("quantization_config") or config.get("quantization_config") or {}
+        group: dict[str, Any] = next(iter((quantized.get("config_groups") or {}).values()), {})
+        bits = int(quantized.get("bits") or (group.get("weights") or {}).get("num_bits") or 4)
+        return _weights(tensors, config, precision, kv_precision, source, bits) if tensors else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _weights(
-    tensors: list[Tensor], config: Mapping[str, Any], precision: str, kv_precision: str | None, source: str
+    tensors: list[Tensor], config: Mapping[str, Any], precision: str, kv_precision: str | None, source: str, bits: int
 ) -> Weights:
     from gapmeter.analysis.results.device import Experts, Weights
 
@@ -112,21 +116,23 @@ def _weights(
     if config.get("kv_lora_rank"):  # multi-head latent attention keeps one compressed vector
         kv_elements, kv_heads = int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]), 1
     layers, kinds = int(config["num_hidden_layers"]), config.get("layer_types")
+    if kinds:  # others keep a state of a fixed size in place of keys and values
+        layers = sum(kind.endswith("attention") and kind != "linear_attention" for kind in kinds)
     sliding, window = 0, config.get("sliding_window")
     if window and config.get("use_sliding_window") is not False:
         sliding = sum(kind == "sliding_attention" for kind in kinds) if kinds else layers
     experts = None
     if routed:
         experts = Experts(
-            parameters=sum(t.elements for t in routed),
+            parameters=sum(_numbers(t, bits) for t in routed),
             bytes=sum(_served_bytes(t, precision, stored) for t in routed),
             count=_first(config, _EXPERTS),
             per_token=_first(config, _EXPERTS_PER_TOKEN),
         )
     kv_dtype = 1.0 if kv_precision and kv_precision.startswith("fp8") else _DTYPES.get(precision, stored)
     return Weights(
-        parameters=sum(t.elements for t in used),
-        step_parameters=sum(t.elements for t in step),
+        parameters=sum(_numbers(t, bits) for t in used),
+        step_parameters=sum(_numbers(t, bits) for t in step),
         step_bytes=sum(_served_bytes(t, precision, stored) for t in step),
         head_parameters=int(config["vocab_size"]) * int(config["hidden_size"]),
         layers=layers,
@@ -191,6 +197,12 @@ def _stored_tensors(folder: Path) -> list[Tensor]:
 
 def _tensor(name: str, dtype: str, shape: Sequence[int]) -> Tensor:
     return Tensor(name, dtype, math.prod(shape), len(shape) > 1)
+
+
+def _numbers(tensor: Tensor, bits: int) -> int:
+    """How many parameters a tensor holds: a packed one has several, of so many ``bits`` each, in every integer."""
+    packed = tensor.name.endswith(_PACKED) and tensor.dtype not in _FLOATS
+    return int(tensor.elements * 8 * _STORED[tensor.dtype] // bits) if packed else tensor.elements
 
 
 def measure_peaks(cores: Sequence[int], weight_bytes: float | None, timeout_s: float = 15.0) -> Peaks | None:

@@ -97,8 +97,9 @@ def _cases(slos: Sequence[SloAnswer], reasons: Sequence[str], run: RunResult | N
         name = "the run is a valid measurement"
         return [Case(name, "error", INVALID, invalid) if invalid else Case(name, "passed")]
     outcomes: dict[str, Outcome] = {} if invalid else {PASS: "passed", FAIL: "failure"}
-    changed, cases = changed_meanwhile(run) if run is not None else "", []
+    cases = []
     for slo in slos:
+        changed = changed_meanwhile(run, slo) if run is not None else ""
         details = [
             ("expression", slo.text),
             ("value", slo_value(slo)),

@@ -250,7 +250,7 @@ class Scheduler:
         return budget
 
     def _chunk(self, tokens: int, budget: int) -> int:
-        most = self.limits.chunk_tokens
+        most = self.limits.chunk_tokens if self.limits.chunked_prefill else 0
         if 0 < most < tokens and len(self._unfinished) > 1:
             tokens = most
         return min(tokens, budget)

@@ -219,6 +219,10 @@ class TransformersEngine:
         if name == "cancel":
             request = self._mailbox.open.pop(engine_id, None)
             if request:
+                scheduler = self._manager.batch_processor.scheduler
+                scheduler.block_new_requests = False  # set by an eviction; Transformers resets it where one finishes
+                if (state := scheduler.active_requests.get(engine_id)) is not None:
+                    state.status = RequestStatus.FINISHED  # a step in flight passes it over: its blocks are about to go
                 self._manager.cancel_request(engine_id)
                 self._probe.cancelled(engine_id, request.sent)
             return

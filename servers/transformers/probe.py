@@ -227,7 +227,8 @@ class EngineProbe(Probe):
         if not request.seen:
             request.seen = True
             cached = before
-            request.cached = request.cached or before
+            if not request.evicted:  # else it had computed that itself before
+                request.cached = before
         if item.has_new_token:
             flags |= _LAST
             request.evicted = False

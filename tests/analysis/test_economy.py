@@ -129,3 +129,10 @@ def test_precisions_stand_side_by_side_with_the_price_that_they_are_at() -> None
     (table,) = found.blocks
     assert [plain(row[0]) for row in table.rows] == ["bfloat16", "float32"], "a lost point has no economy"
     assert section() is None
+
+
+def test_prices_that_differ_are_all_told() -> None:
+    two = economy("PASS", "float16")
+    price = two.cost.price.model_copy(update={"units": 2, "usd_per_hour": 4.0})
+    two = two.model_copy(update={"cost": two.cost.model_copy(update={"price": price})})
+    assert "2 x H100-SXM" in section(economy("PASS"), two).lead

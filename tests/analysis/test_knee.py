@@ -265,3 +265,10 @@ def frames(queue_ms: float) -> Frames:
     queue = np.random.default_rng(1).normal(queue_ms, 1, 100) * 1e6
     rows = pd.DataFrame({"queue_ns": queue, "unexplained_ns": 0.0, "total_ns": queue})
     return Frames(pd.DataFrame(), dict.fromkeys(("ttft", "e2e", "itl"), rows), pd.DataFrame(), None)
+
+
+def test_that_there_is_no_knee_is_said_whatever_the_reasons() -> None:
+    """Throughput whose last doubling brings 15 %: half of the draws grow ever more slowly, half still grow."""
+    levels = [Level(each, 0.01, 12) for each in (10, 12.5, 15.5, 19, 22.5, 25.875)]
+    found = find_knee(USERS, levels, throughput_turn)
+    assert (found.state, found.certainty) == (NONE, 1.0)

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.device.binding import BindingEvidence, binding_of
+from gapmeter.analysis.numbers import DASH
 from gapmeter.analysis.results.sweep import FailedRun, Growth, Point
 from gapmeter.analysis.results.trust import Check
 from gapmeter.analysis.stats.series import level_of_interval
 from gapmeter.analysis.sweep.curves import CurvePoint, axis_of, label
 from gapmeter.analysis.sweep.growth import growth_between, means_ms, slow_band
 from gapmeter.analysis.sweep.read import Frames, LostRun, read_runs
-from gapmeter.report.growth import growth_sentence
+from gapmeter.report.growth import _growth_row, growth_sentence
 
 
 def point(loop: str = "closed", **resolved: Any) -> Point:
@@ -225,3 +226,9 @@ def test_what_the_resource_could_not_be_told_from_is_listed() -> None:
     )
     assert binding_of({"decode": 9}, evidence=KNOWN).unmeasured == ()
     assert binding_of({"queue": 1, "egress": 9}, device="CPU").unmeasured == ()
+
+
+def test_a_stage_of_requests_that_went_the_other_way_is_not_named() -> None:
+    found = grown(ledgers(0), ledgers(60)).model_copy(update={"grows_ms": -5.0, "grows_ci_ms": (-8.0, -2.0)})
+    assert "queue" not in growth_sentence(found, "GPU")
+    assert _growth_row(found, "GPU")[3] == DASH

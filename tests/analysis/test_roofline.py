@@ -233,3 +233,13 @@ def test_what_a_step_reads_is_told_in_gigabytes_where_that_is_shorter() -> None:
     (table,) = roofline(result).blocks
     told = {str(row[0]): (str(row[1]), str(row[2])) for row in table.rows}["bytes that a decode step reads"]
     assert told[0].startswith("weights 1.0 GB, ") and told[1] == "16.1 GB"
+
+
+def test_the_link_of_a_strangers_gpu_binds_nothing(tmp_path: Path) -> None:
+    started(tmp_path, [GPU, GPU | {"gpu": 1, "pids": [99]}])
+    write(tmp_path, "processes", [{"at_ns": 0, "pid": 7}])
+    rows = [{"at_ns": t, "gpu": g, "pcie_rx_kb_s": 60_000_000 * g, "pcie_tx_kb_s": 0} for t in range(9) for g in (0, 1)]
+    write(tmp_path, "pcie", rows)
+    telemetry = describe_telemetry(read_telemetry(RunFolder(tmp_path)), None, about(), (0, 10), None)
+    roofline = describe_roofline(decode_steps(580), about(), (0, 10**9))
+    assert binding_evidence(roofline, telemetry).pcie_share == 0

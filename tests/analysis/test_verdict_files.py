@@ -6,13 +6,17 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from bench.false_alarms import _run as queue_run
+from gapmeter.analysis.judge.steady import describe_steady, detect_warmup
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.report.export.junit import annotations_of, junit, suite_of_run
+from gapmeter.report.run import _steady
 from gapmeter.report.slo import headline, slo_sentence, verdict_sentence
-from gapmeter.scenarios.slo import Slo
+from gapmeter.scenarios.slo import Slo, parse_slo
 from tests.kit.results import result
 from tests.kit.runs import EVIDENCE, simulate, slo
 
@@ -104,3 +108,22 @@ def test_what_changed_during_the_run_is_not_to_be_decided_by_more_requests() -> 
     for text in (junit([suite_of_run(unsteady)]), headline(unsteady)):
         assert "latency changed during the run" in text
         assert "more request" not in text
+
+
+def test_failures_are_told_as_failures() -> None:
+    one = told([parse_slo("errors <= 0.1 %")])  # none of 600
+    unsteady = one.model_copy(update={"steady": one.steady.model_copy(update={"state": "unsteady"})})
+    assert "latency" not in verdict_sentence(unsteady) and "needs" in verdict_sentence(unsteady)
+    about = {"status": "FAIL", "basis": "share", "value": 0.6, "low": 0.04, "high": 0.97, "beyond": 60, "count": 100}
+    missed = one.slo[0].model_copy(update={**about, "limit": 0.05, "needs": None, "leaning": None})
+    assert "exceeded" not in slo_sentence(missed)
+
+
+def test_what_was_offered_is_counted_as_what_was_served() -> None:
+    """Of conversations the requested rate is theirs, not their requests'."""
+    queue = queue_run(np.random.default_rng(4), 1.5)
+    one = told([slo("ttft", 99, 5000)])
+    load = one.load.model_copy(update={"unit": "conversations", "requested_rate": 10.0, "delivered_rate": 30.0})
+    growing = describe_steady(queue, detect_warmup(queue), loop="open", searched=True)
+    said = _steady(one.model_copy(update={"steady": growing, "load": load}))
+    assert "(30/s) was above" in said

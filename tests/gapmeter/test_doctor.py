@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,6 +100,16 @@ def test_other_work_and_stolen_time_are_misses(busy: float, stolen: float, ok: b
     found = doctor.judge_other_work(busy, stolen, 0.4, ["backup (7)"])
     assert found.ok is ok
     assert remedy in found.remedy
+
+
+def test_files_that_a_container_has_cached_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = "/sys/fs/cgroup/memory."
+    stat = f"anon {1 << 30}\ninactive_file {13 << 30}\nactive_file {1 << 29}"
+    files = {f"{group}max": str(16 << 30), f"{group}current": str(15 << 30), f"{group}stat": stat}
+    monkeypatch.setattr(doctor, "text_of", lambda path: files.get(str(path), ""))
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: SimpleNamespace(available=64 << 30))
+    (memory,) = (found for found in doctor.room() if found.name == "memory")
+    assert memory.ok and "14.0 GiB" in memory.seen
 
 
 def test_work_that_runs_beside_is_seen_and_its_process_named(monkeypatch: pytest.MonkeyPatch) -> None:

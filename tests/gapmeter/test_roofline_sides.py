@@ -66,6 +66,21 @@ def test_a_model_that_stores_no_head_has_tied_embeddings_unless_its_configuratio
     assert (apart.parameters, apart.step_parameters) == (1664, 864)
 
 
+def test_a_packed_integer_holds_several_parameters(tmp_path: Path) -> None:
+    tensors = {"l.qweight": ("I32", [4, 10]), "l.scales": ("F16", [10]), "lm_head.weight": ("BF16", [100, 8])}
+    awq = {"quant_method": "awq", "bits": 4}
+    found = describe_weights(model(tmp_path, tensors, quantization_config=awq), "float16")
+    assert found.step_parameters == 8 * 40 + 10 + 800
+    assert found.step_bytes == 40 * 4 + 10 * 2 + 800 * 2
+
+
+@pytest.mark.parametrize("kind", ["linear_attention", "mamba", "conv"])
+def test_a_layer_that_does_not_attend_keeps_no_keys(tmp_path: Path, kind: str) -> None:
+    tensors = {"l.weight": ("BF16", [8, 8]), "lm_head.weight": ("BF16", [100, 8])}
+    found = describe_weights(model(tmp_path, tensors, layer_types=[kind, "full_attention"]), "bfloat16")
+    assert found.layers == 1
+
+
 def test_quantized_tensors_count_as_stored_and_eight_bits_as_one_byte_but_for_the_head(tmp_path: Path) -> None:
     tensors = {"l.qweight": ("I32", [4, 10]), "l.scales": ("F16", [10]), "lm_head.weight": ("BF16", [100, 8])}
     stored = describe_weights(model(tmp_path, tensors), "awq")

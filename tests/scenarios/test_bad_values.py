@@ -158,3 +158,17 @@ def test_a_value_that_a_key_does_not_take_keeps_nothing_alive_that_its_reader_ha
         assert read()() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["server.engine=vllm", "server.args.dtype=bfloat16"],
+        ["server.engine=vllm", "server.precision=bfloat16", "server.args.quantization=fp8"],
+        ["server.engine=transformers", "server.args.precision=bfloat16"],
+    ],
+)
+def test_a_precision_is_said_where_figures_read_it(flags: list[str]) -> None:
+    with pytest.raises(ScenarioError, match=r"is what server\.precision says"):
+        load_scenario("smoke", flags, {})
+    load_scenario("smoke", ["server.engine=vllm", "server.precision=awq", "server.args.dtype=float16"], {})

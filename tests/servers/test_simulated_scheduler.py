@@ -253,3 +253,9 @@ def test_a_request_that_could_never_run_is_refused_at_once(limits: Limits, reque
     with pytest.raises(ValueError, match=r"token|block"):
         scheduler.add(request_)
     assert len(scheduler) == 0
+
+
+def test_where_prompts_are_not_chunked_chunk_tokens_cut_none() -> None:
+    run = Run(Limits(token_budget=64, chunked_prefill=False, chunk_tokens=3), [(10, 2, False), (10, 2, False)])
+    run.finish()
+    assert run.made == Counter({0: 2, 1: 2})
