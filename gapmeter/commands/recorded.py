@@ -60,8 +60,10 @@ def _compare(arguments: argparse.Namespace) -> int:
     keys = Keys.within({})
     if arguments.run:
         from gapmeter.runs.comparison import check_percentiles
+        from gapmeter.study.comparison import check_overrides
         from gapmeter.study.resolve import resolve
 
+        check_overrides(arguments.a, arguments.b)
         sides = [resolve(arguments.run, [*arguments.overrides, *side]) for side in (arguments.a, arguments.b)]
         keys = Keys.within([side.to_dict() for side in sides])
         if allowed is not None:

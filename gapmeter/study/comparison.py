@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from gapmeter import errors
@@ -42,9 +43,7 @@ def compare_in_turn(
     if pairs == 1 and not force:
         text = f"--pairs 1 cannot show how much repeated runs differ; use {RUNS_A_SIDE}, or add --force"
         raise UserError(text, errors.USAGE)
-    for override in (*a, *b):
-        if "=" not in override:
-            raise UserError(f"{override!r} is not KEY=VALUE; write server.max_batch=4", errors.USAGE)
+    check_overrides(a, b)
     varied = list(dict.fromkeys(override.partition("=")[0].strip() for override in (*a, *b)))
     changes = [[*overrides, *a], [*overrides, *b]]
     scenarios = [resolve(scenario, each) for each in changes]  # a mistake is reported before a second goes into imports
@@ -78,6 +77,13 @@ def compare_in_turn(
     compared = compare_folders(made, differing, force=force, in_turn=True, runs=options.runs, command=command)
     assert isinstance(compared.result, Comparison)  # since all are runs
     return Conclusion(compared.folder, compared.result, compared.exit_code)
+
+
+def check_overrides(*sides: Sequence[str]) -> None:
+    """Raises UserError for one that sets nothing."""
+    for override in chain.from_iterable(sides):
+        if "=" not in override:
+            raise UserError(f"{override!r} is not KEY=VALUE; write server.max_batch=4", errors.USAGE)
 
 
 def alternating(pairs: int) -> Iterator[int]:

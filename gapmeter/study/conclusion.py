@@ -9,7 +9,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,13 +128,10 @@ def conclude(
         why = manifest.ended_because or "the run ended before the load had begun"
         raise UserError(f"{folder.path}: no request was recorded: {why}", errors.NOT_VALID)
     try:
+        # A report made again must not vouch for what has happened to the records since.
+        manifest = manifest.model_copy(update={"files": manifest.files or folder.hashes()})
         manifest.write(folder.path)
-        with ThreadPoolExecutor(1) as beside:
-            # A report made again must not vouch for what has happened to the records since.
-            hashes = None if manifest.files else beside.submit(folder.hashes)
-            result = analyse_run(folder, definitions=definitions)
-        if hashes is not None:
-            manifest.model_copy(update={"files": hashes.result()}).write(folder.path)
+        result = analyse_run(folder, definitions=definitions)
     except NotRecords as error:
         raise UserError(f"{folder.path}: the records cannot be read: {error}", errors.NOT_VALID) from error
     except OSError as error:
