@@ -143,9 +143,7 @@ def test_the_document_shows_the_table_as_it_is() -> None:
 def test_every_target_of_the_hooks_has_a_digest_of_the_newest_version() -> None:
     """Where it fails after a change to the hooks: setup/digests.py, on every version of the table."""
     targets = {t for probe in (ApiProbe(), CoreProbe(), WorkerProbe()) for hook in probe.hooks() for t in hook.targets}
-    newer = {
-        f"vllm.renderers.{name}:make_async" for name in _RENDERERS[1:]
-    }  # the function of hf
+    newer = {f"vllm.renderers.{name}:make_async" for name in _RENDERERS[1:]}  # the function of hf
     known = {name for name, digests in table().targets.items() if any(NEWEST in of for of in digests.values())}
     assert known - newer == targets - newer
 
