@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gapmeter.scenarios.model import MOST_REQUESTS, OPEN_ARRIVALS, RATED_ARRIVALS, Load, Scenario, Server, Workload
+from gapmeter.scenarios.model import (
+    DTYPES,
+    MOST_REQUESTS,
+    OPEN_ARRIVALS,
+    RATED_ARRIVALS,
+    Load,
+    Scenario,
+    Server,
+    Workload,
+)
 from gapmeter.scenarios.shapes import FixedPause
 from gapmeter.scenarios.values import LONGEST_NS, SECOND_NS
 
@@ -61,9 +70,6 @@ def whole_trace(load: Load) -> Load:
     return load.model_copy(update={"duration_ns": max(span_ns + 1 - warmup_ns, 1)})
 
 
-_DTYPES = ("float32", "bfloat16", "float16", "auto")  # beside another precision, a dtype is a flag of its own
-
-
 def problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
     """Each mistake as the key that it is reported at, and its sentence with the remedy."""
     load, workload = scenario.load, scenario.workload
@@ -88,7 +94,7 @@ def _precisions(server: Server) -> tuple[str, ...]:
     if server.engine == "transformers":
         return ("precision",)
     if server.engine == "vllm":
-        return ("quantization", "dtype") if server.precision in _DTYPES else ("quantization",)
+        return ("quantization", "dtype") if server.precision in DTYPES else ("quantization",)
     return ()
 
 

@@ -61,6 +61,7 @@ UNRATED_ARRIVALS = ("ramp", "steps", "trace")
 CHANGING_ARRIVALS = (*UNRATED_ARRIVALS, "diurnal")
 OPEN_ARRIVALS = (*RATED_ARRIVALS, *UNRATED_ARRIVALS)
 MOST_REQUESTS = 2_000_000
+DTYPES = frozenset({"float32", "bfloat16", "float16", "half", "float", "auto"})  # another precision is a quantization
 MOST_BATCH = 65536
 
 _Engine = Annotated[Literal["transformers", "vllm", "attach", "simulated"], CHOICE]

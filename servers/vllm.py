@@ -13,11 +13,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gapmeter.scenarios.model import DTYPES
 from gapmeter.servers.launch import LOOPBACK, LaunchSpec, ServerFailed, Service, flag_words, with_user_flags
 from gapmeter.servers.models import has_weights
 
 INTERPRETER_VARIABLE = "GAPMETER_VLLM_PYTHON"
-_DTYPES = {"float32", "bfloat16", "float16", "half", "float", "auto"}
 _MAX_MODEL_LEN = 2048
 _KV_CACHE_GIB = 2  # on a CPU; the default claims most of the memory
 _SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # -P, which Python 3.10 lacks: no module of the user's folder is taken for vLLM's
@@ -92,7 +92,7 @@ def vllm_command(python: Path, service: Service, *, version: str) -> LaunchSpec:
     flags: dict[str, object] = {
         "model": model, "served-model-name": service.name, "host": LOOPBACK, "port": service.port,
         "max-num-seqs": service.max_batch, "max-model-len": _MAX_MODEL_LEN,
-        "dtype" if service.precision in _DTYPES else "quantization": service.precision,
+        "dtype" if service.precision in DTYPES else "quantization": service.precision,
     }  # fmt: skip
     local = os.path.isdir(model)
     if local and not has_weights(Path(model)):
