@@ -13,7 +13,7 @@ from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.draws import Seeds, Stream, draw_lengths
 from gapmeter.loadgen.plan import CHAT, COMPLETION, PATHS
 from gapmeter.loadgen.prompts import Openings, Words, make_prompts, pick, shared_beginnings, start_of_own, survey
-from gapmeter.loadgen.tokenizer import Message, PromptTokenizer
+from gapmeter.loadgen.tokenizer import Message, PromptTokenizer, TemplateRefused
 from gapmeter.scenarios.files import Prompts
 from gapmeter.scenarios.model import MOST_REQUESTS, Scenario
 from gapmeter.scenarios.plain_file import memory_bytes
@@ -300,13 +300,12 @@ def _count_own(tokenizer: PromptTokenizer | None, file: Prompts, chats: Sequence
     """The same of a user's own; a chat that the template refuses is named with its line."""
     try:
         return _count_chats(tokenizer, chats)
-    except PlanError:
+    except TemplateRefused:
         for entry, chat in zip(file.entries, chats, strict=True):
             try:
                 _count_chats(tokenizer, [chat])
-            except PlanError as error:
-                reason = str(error).partition("; write workload.kind")[0]
-                raise PlanError(f"{file.path}:{entry.line}: {reason}; change its messages") from error
+            except TemplateRefused as error:
+                raise PlanError(f"{file.path}:{entry.line}: {error.reason}; change its messages") from error
         raise
 
 

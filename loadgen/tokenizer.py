@@ -41,6 +41,14 @@ class Backend(Protocol):
         """Tokens of each text; ``special``: with those that the tokenizer adds by itself."""
 
 
+class TemplateRefused(PlanError):
+    """The chat template renders no such messages, for ``reason``."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; write workload.kind: completion")
+        self.reason = reason
+
+
 class PromptTokenizer:
     """Counts tokens as the server will: ``chat`` through the chat template, ``completion`` as a bare prompt."""
 
@@ -67,8 +75,7 @@ class PromptTokenizer:
         try:
             return self._backend.render(chat)
         except REFUSALS as error:
-            reason = f"the chat template of {self.name} cannot be used: {error}"
-            raise PlanError(f"{reason}; write workload.kind: completion") from error
+            raise TemplateRefused(f"the chat template of {self.name} cannot be used: {error}") from error
 
     def _lengths(self, items: Sequence[T], render: Callable[[T], str], *, special: bool) -> NDArray[np.int64]:
         """A few at a time: a tokenizer's account of a text takes many times the memory of the text."""
