@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +43,7 @@ from gapmeter.study.conclusion import STOPPED, conclude, describe, show
 from gapmeter.study.patience import RequestsSoFar
 from gapmeter.study.resolve import changes, check_searchable, resolve
 from gapmeter.study.session import Session, Visit, open_session
-from gapmeter.study.study import Study, afresh, study_folder
+from gapmeter.study.study import Study, afresh, new_texts, study_folder
 from gapmeter.study.target import why_gone
 
 _WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
@@ -168,8 +167,7 @@ class Trials:
     def __init__(self, study: Study[SearchManifest], session: Session, scenario: Scenario) -> None:
         self.study, self._session, self._scenario = study, session, scenario
         self._slos = study.manifest.slo
-        # A server that goes on remembers what it was asked: each search there, and each resumption, has its own texts.
-        self._texts = secrets.randbelow(1 << 31) if scenario.server.engine == "attach" else 0
+        self._texts = new_texts() if scenario.server.engine == "attach" else 0  # also where it is resumed
 
     def run(self, ask: Ask, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
         """One trial; see ``analysis.capacity.trial.Oracle``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -45,6 +46,14 @@ def visit_in_turn(
         yield (conclusion := session.visit(visit, alone=True, show=True, begun=begun))
         if conclusion.exit_code == errors.INTERRUPTED:
             return
+
+
+def new_texts() -> int:
+    """A number for the first of some runs, with which they ask what no run before them did.
+
+    A server that goes on remembers what it was asked. At random: whoever asked it before has left no count.
+    """
+    return secrets.randbelow(1 << 31)
 
 
 class Study(Generic[M]):

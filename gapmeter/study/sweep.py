@@ -9,7 +9,6 @@ import contextlib
 import json
 import random
 import re
-import secrets
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +30,7 @@ from gapmeter.scenarios import Load, Point, Scenario
 from gapmeter.study.conclusion import describe, show
 from gapmeter.study.resolve import resolve, resolve_points, settings_of
 from gapmeter.study.session import Session, Visit, open_session
-from gapmeter.study.study import Study, afresh, is_finished, server_key, study_folder
+from gapmeter.study.study import Study, afresh, is_finished, new_texts, server_key, study_folder
 
 Place = tuple[int, int]  # a point and a repeat, both from 0
 
@@ -211,9 +210,7 @@ def _prepared(name: str, overrides: tuple[str, ...], options: Options, resume: P
                 order=tuple(map(tuple, order)),
             )  # fmt: skip
             manifest.write(path)
-        # A server that goes on, and runs before the sweep was resumed, were asked the first ones.
-        texts = secrets.randbelow(1 << 31) if resume else 0
-        yield _Sweep(texts, scenario, points, order, Study(path, manifest, options))
+        yield _Sweep(new_texts() if resume else 0, scenario, points, order, Study(path, manifest, options))
 
 
 def _mention_unfinished(options: Options, scenario: Scenario, own: Path) -> None:
