@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,6 @@ _TIMES: dict[tuple[Span, ...], tuple[str, ...]] = {
     (Span.INPUT_PREP, Span.SAMPLING): ("sampling",),
 }
 _OF_TOKENS = (Span.EGRESS, Span.OUTPUT_RECEIVE, Span.DETOKENIZE)
-_AT_ONCE = 2  # files
 _IN_FLIGHT = 2  # steps at the end that may be on one side only: asynchronous scheduling puts one behind another
 
 
@@ -53,10 +51,9 @@ def read_trace(
     where a request has several choices.
     Raises gapmeter.records.NotRecords when a file is something else.
     """
-    if not probe_files:
+    processes = [RecordedProcess.read(path) for path in probe_files]
+    if not processes:
         return None
-    with ThreadPoolExecutor(_AT_ONCE) as beside:  # half of it is done without Python's lock
-        processes = list(beside.map(RecordedProcess.read, probe_files))
     by_engine, choices = _requests([process.file for process in processes], request_ids)
     processes, last, engine_of = _in_one_numbering(processes)
     files = [process.file for process in processes]
