@@ -93,7 +93,7 @@ def describe_weights(folder: Path, precision: str, kv_precision: str | None = No
         group: dict[str, Any] = next(iter((quantized.get("config_groups") or {}).values()), {})
         bits = int(quantized.get("bits") or (group.get("weights") or {}).get("num_bits") or 4)
         return _weights(tensors, config, precision, kv_precision, source, bits) if tensors else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # of a file that says something else
         return None
 
 
