@@ -107,6 +107,8 @@ def _inverted(
         rates = curve(horizon_s)
         expected = rates.expected_by(horizon_s)
         if expected > _MOST_DRAWN:
+            if load.requests is None:
+                raise PlanError(f"so long a load.{load.arrivals} brings more than {_MOST_DRAWN:,} requests; write less")
             text = f"{load.requests:,} requests are reached after {horizon_s / 7200:,.0f} hours or later"
             raise PlanError(f"{text} with this load.{load.arrivals}; write load.duration instead of load.requests")
         while not chunks or reached <= expected:

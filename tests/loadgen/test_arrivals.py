@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.arrivals import draw_arrivals, warmup_span
 from gapmeter.scenarios import Load, load_scenario
 
@@ -160,3 +161,10 @@ def test_auto_warmup_of_a_traces_requests_is_by_its_rate_wherever_it_starts(star
         f"load: {{arrivals: trace, trace: {{file: t.jsonl, start: {start}}}, requests: 200}}\n"
     )
     assert warmup_span(load_scenario(tmp_path / "s.yaml", (), {}).load)[0] == pytest.approx(20 * S, rel=0.01)
+
+
+def test_a_curve_that_brings_more_requests_than_can_be_drawn_is_refused_in_words() -> None:
+    day = {"day": "24h", "hours": [1, *[0] * 23]}
+    load = Load(arrivals="diurnal", rate=2000, duration="900s", warmup=0, diurnal=day)
+    with pytest.raises(PlanError, match=r"so long a load\.diurnal brings more than 20,000,000 requests"):
+        draw_arrivals(load, np.random.default_rng(1), 0)
