@@ -15,7 +15,7 @@ from gapmeter.scenarios.trace import BLOCK_TOKENS, Recording
 Ints = NDArray[np.int64]
 Write = Callable[[int, int], list[str]]  # (which text, how many words) → the words, the same ones every time
 
-_NOBODYS = 1 << 63  # beyond every block's id
+_WITHOUT_IDS = 1 << 63  # beyond every block's id
 # Short words that nearly every tokenizer holds as one token: for servers whose tokenizer we do not have.
 _COMMON = """
 about after again air all also always and animal another answer any are around ask away back because been
@@ -210,7 +210,7 @@ def trace_blocks(words: Ints, trace: Recording, write: Write) -> CommonText:
     heads, tails, repeated = [], [], np.zeros(len(words), np.int64)
     seen: set[tuple[int, ...]] = set()
     for at, (count, ids) in enumerate(zip(words.tolist(), trace.blocks, strict=False)):
-        needed = ids[: -(-count // size)] or (_NOBODYS + at,)
+        needed = ids[: -(-count // size)] or (_WITHOUT_IDS + at,)
         texts |= {block: write(block, size) for block in needed if block not in texts}
         whole = [word for block in needed for word in texts[block]]
         whole += (texts[needed[-1]] * (count // size + 1))[: max(count - len(whole), 0)]

@@ -62,7 +62,7 @@ class Stacks:
     percentile: float
     limit: Limit | None
     device: str
-    of: int  # how many there are
+    requests: int  # in all
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
         thick, bands = 34, (self.typical, self.slow)
@@ -71,8 +71,9 @@ class Stacks:
         rows = Axis(Scale.categories([("typical", "slow", "difference")]), labels=False)
         plot = Plot(Axis(Scale.linear(ends, room=0.02), "ms"), rows, height=198)
         grown = self._grown()
-        more = self.slow.count > self.of - int(self.percentile / 100 * self.of)  # of p98.5 there are at least seven
-        slow = f"that waited longest, of {self.of:,}" if more else f"from p{self.percentile:g} up"
+        beyond = self.requests - int(self.percentile / 100 * self.requests)
+        more = self.slow.count > beyond  # of p98.5 there are at least seven
+        slow = f"that waited longest, of {self.requests:,}" if more else f"from p{self.percentile:g} up"
         which = (("typical", "from p45 to p55"), ("slow", slow))
         heads = [
             (f"{kind} {duration(band.total_ms)}", f"{self.what} {where}, mean of {band.count:,}")

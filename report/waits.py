@@ -128,17 +128,9 @@ def _compared(path: str, slow: str, stage: str, usual: float, late: float, devic
 
 def _stacks(result: RunResult, metric: str, percentile: float, slow: Band) -> list[Block]:
     event, what = _EVENTS[metric]
-    usual = result.bands[metric].typical
-    picture = Stacks(
-        metric.upper(),
-        what,
-        usual,
-        slow,
-        percentile,
-        main_limit(result, metric),
-        result.device,
-        result.bands[metric].count,
-    )
+    usual, requests = result.bands[metric].typical, result.bands[metric].count
+    limit = main_limit(result, metric)
+    picture = Stacks(metric.upper(), what, usual, slow, percentile, limit, result.device, requests)
     path, band = f"bands.{metric}", f"slow.{percentile_key(percentile)}"
     rows: list[Row] = []
     for stage, late in slow.stages_ms.items():
