@@ -50,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="of bursts with and without the probe")
     parser.add_argument("--rounds", type=int, default=3, help="with other load testers; of first runs")
     parser.add_argument("--add", action="store_true", help="after what is kept already")
+    parser.add_argument("--busy", action="store_true", help="first runs beside a program that works half of the time")
     parser.add_argument("--soak", type=streams.seconds, default=3600.0, metavar="60m", help="how long")
     parser.add_argument("--generator", choices=GENERATORS, default="asyncio", help="of streams and soak")
     parser.add_argument("--repeats", type=int, default=200, help="of the capacity search in virtual time, a cell")
@@ -168,7 +169,7 @@ PARTS = {
     "growth": Part(lambda _, folder: growth.measure(folder), growth.table),
     "first_run": Part(
         lambda options, folder: first_run.measure(
-            _engines(options), options.rounds, folder, _earlier(options, "first_run")
+            _engines(options), options.rounds, folder, _earlier(options, "first_run"), busy=options.busy
         ),
         first_run.table,
     ),

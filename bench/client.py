@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -141,9 +141,13 @@ def exactness(cores: Cores, seed: int, rate: int, seconds: int, *, busy: bool = 
 
 
 @contextlib.contextmanager
-def neighbor(cores: tuple[int, ...]) -> Iterator[None]:
-    """A program that never sleeps, on these cores."""
-    spin = f"import os; os.sched_setaffinity(0, {cores!r})\nwhile True: pass"
+def neighbor(cores: Iterable[int], asleep_s: float = 0.0) -> Iterator[None]:
+    """A program on these cores that never sleeps, or sleeps so long after working as long."""
+    spin = (
+        f"import os, time; os.sched_setaffinity(0, {set(cores)!r})\n"
+        f"while True:\n    until = time.monotonic() + {asleep_s or 1.0}\n"
+        f"    while time.monotonic() < until: pass\n    time.sleep({asleep_s})"
+    )
     with subprocess.Popen([sys.executable, "-c", spin]) as process:
         try:
             yield

@@ -6,6 +6,8 @@ says of its p99 is compared with the p99 of all of an engine's runs of one call 
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bench.client import neighbor
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stats.exact import share_bounds
@@ -24,24 +27,27 @@ from gapmeter.study.study import run_scenario
 SCENARIO = "chat-p99"
 _METRIC, _PERCENTILE = "ttft", 99.0
 _SOON_S = 150.0
+_BURST_S = 0.05
 
 
 def measure(
-    engines: Sequence[str], repeats: int, folder: Path, earlier: Mapping[str, Any] | None = None
+    engines: Sequence[str], repeats: int, folder: Path, earlier: Mapping[str, Any] | None = None, *, busy: bool = False
 ) -> dict[str, Any]:
-    """So many runs an engine, after those of ``earlier``.
+    """So many runs an engine, after those of ``earlier``. ``busy``: beside a program that works half of the time.
 
     Raises UserError or ServerFailed when one cannot be had, NotMeasured when the earlier ones are of another load.
     """
     digest = load_scenario(SCENARIO).digest()
     if earlier and earlier["digest"] != digest:
         raise NotMeasured(f"the runs to add to are of {SCENARIO} as it was: leave out --add to replace them")
-    folders = [
-        run_scenario(SCENARIO, [f"server.engine={engine}"], Options(folder, quiet=True)).folder
-        for _ in range(repeats)
-        for engine in engines
-    ]
-    return {"scenario": SCENARIO, "digest": digest, "rows": [*(earlier["rows"] if earlier else ()), *rows_of(folders)]}
+    with neighbor(os.sched_getaffinity(0), _BURST_S) if busy else contextlib.nullcontext():
+        folders = [
+            run_scenario(SCENARIO, [f"server.engine={engine}"], Options(folder, quiet=True)).folder
+            for _ in range(repeats)
+            for engine in engines
+        ]
+    rows = [{**row, "busy": busy} for row in rows_of(folders)]
+    return {"scenario": SCENARIO, "digest": digest, "rows": [*(earlier["rows"] if earlier else ()), *rows]}
 
 
 def rows_of(folders: Sequence[Path]) -> list[dict[str, Any]]:
@@ -76,26 +82,29 @@ def _row(folder: Path) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
-    """A row an engine."""
+    """A row an engine and kind of machine."""
     columns = (
-        "engine", "runs", "p99 with both ends", "95 % interval", f"of them within {_SOON_S:g} s", "a bound alone",
-        "all runs' p99 within it, or its bound",
+        "engine", "machine", "runs", "p99 with both ends", "95 % interval",
+        f"of them within {_SOON_S:g} s", "a bound alone", "all runs' p99 within it, or its bound",
         "all SLOs decided", "a cost", "p99, ms", "±, %", "load, s",
     )  # fmt: skip
     lines = ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
-    told = "all runs' p99: of those of one call together, where it is known"
+    told = (
+        "all runs' p99: of those of one call together, where it is known; "
+        f"busy: beside a program that works and sleeps for {_BURST_S * 1e3:g} ms in turn"
+    )
     return [*lines, *_rows(found["rows"]), "", f"`{found['scenario']}`; ranges from run to run; {told}."]
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for engine in dict.fromkeys(row["engine"] for row in rows):
-        own = [row for row in rows if row["engine"] == engine]
+    for engine, busy in dict.fromkeys((row["engine"], row["busy"]) for row in rows):
+        own = [row for row in rows if (row["engine"], row["busy"]) == (engine, busy)]
         whole = [row for row in own if row["p99_ms"] is not None]
         low, high = share_bounds(len(whole), len(own))
         halves = [50 * (row["ci_ms"][1] - row["ci_ms"][0]) / row["p99_ms"] for row in whole]
         held = [_holds(row) for row in own if "pooled_p99_ms" in row and (row["ci_ms"] or row["at_most_ms"])]
         yield (
-            f"| {engine} | {len(own)} | {len(whole)} | {low:.0%} to {high:.0%} "
+            f"| {engine} | {'busy' if busy else 'quiet'} | {len(own)} | {len(whole)} | {low:.0%} to {high:.0%} "
             f"| {sum(row['seconds'] <= _SOON_S for row in whole)} "
             f"| {sum(not row['ci_ms'] and row['at_most_ms'] is not None for row in own)} "
             f"| {sum(held)} of {len(held)} "
