@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.run_figures import RunTables
@@ -52,6 +54,12 @@ class ReportedRun:
     def origin_ns(self) -> int:
         """The earliest due time: second 0 of every time axis."""
         return self.tables.origin_ns
+
+    @property
+    def engine_of_step(self) -> Ints:
+        """Each step's engine, from 0: steps are counted on from one engine to the next, which begins earlier."""
+        at = self.steps["schedule_ns"].to_numpy()
+        return np.cumsum(np.diff(at, prepend=at[:1]) < 0)
 
     def of_event(self, event: str) -> pd.DataFrame:
         """The ledgers to one event (first_token or last_token), a row a request."""

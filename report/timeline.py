@@ -116,7 +116,7 @@ def _counts(run: ReportedRun, requests: pd.DataFrame, span: Span) -> dict[str, C
     if not len(run.steps):
         return found
     at = (run.steps["schedule_ns"].to_numpy(dtype=np.float64) - run.origin_ns) / 1e9
-    begins = np.flatnonzero(np.diff(at, prepend=np.inf) < 0)  # steps are counted on from one engine to the next
+    begins = np.flatnonzero(np.diff(run.engine_of_step, prepend=-1))
     order, each = np.argsort(at, kind="stable"), np.diff(begins, append=len(at))
 
     def of(column: str) -> Floats:

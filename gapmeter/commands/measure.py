@@ -91,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
         from gapmeter.study.comparison import judged_against
 
         repeats = baseline.repeats(scenario)
-        runs = run_repeats(arguments.scenario, [*changed, f"repeat={repeats}"], options)
+        runs = run_repeats(arguments.scenario, [*changed, f"repeat={repeats}"], options, again=True)
         return judged_against(runs, repeats, baseline, arguments.runs, quiet=arguments.quiet)
 
     return flags.publish(arguments, conclusions)

@@ -167,7 +167,7 @@ class Trials:
     def __init__(self, study: Study[SearchManifest], session: Session, scenario: Scenario) -> None:
         self.study, self._session, self._scenario = study, session, scenario
         self._slos = study.manifest.slo
-        self._texts = new_texts() if scenario.server.engine == "attach" else 0  # also where it is resumed
+        self._texts = new_texts(scenario)  # also where it is resumed
 
     def run(self, ask: Ask, looks: Sequence[int], enough: Enough, number: int) -> Outcome:
         """One trial; see ``analysis.capacity.trial.Oracle``."""

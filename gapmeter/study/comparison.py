@@ -50,19 +50,18 @@ def compare_in_turn(
     for each in scenarios:
         check_changeable(each, varied)
     from gapmeter.study.session import Visit, prepare_session
-    from gapmeter.study.study import visit_in_turn
+    from gapmeter.study.study import new_texts, visit_in_turn
 
     quiet = Options(runs=options.runs, quiet=True, api_key=options.api_key, probe_dir=options.probe_dir)
     prepare_session(scenarios[1], quiet)  # what B cannot be is told before A's first run
     common = Command.parse(command).settings if command else overrides  # what the environment set is in it, too
     made: list[list[Path]] = [[], []]
-    order = list(alternating(pairs))
+    order, first = list(alternating(pairs)), [new_texts(each) for each in scenarios]
 
     def visits() -> Iterator[Visit]:
         for number, side in enumerate(order, 1):
             options.say(f"run {number} of {len(order)}: {'AB'[side]}, {' '.join((a, b)[side]) or 'as it is'}")
-            # A server that goes on remembers what it was asked: each run there has texts of its own.
-            texts = number if scenarios[side].server.engine == "attach" else 0
+            texts = first[side] + number if scenarios[side].server.engine == "attach" else 0
             yield Visit(scenarios[side], texts, command=Command.of("run", scenario, [*common, *(a, b)[side]]))
 
     for side, conclusion in zip(order, visit_in_turn(visits(), quiet), strict=False):

@@ -48,12 +48,12 @@ def visit_in_turn(
             return
 
 
-def new_texts() -> int:
-    """A number for the first of some runs, with which they ask what no run before them did.
+def new_texts(scenario: Scenario) -> int:
+    """A number for the first of some runs, with which they ask a server that goes on what no run before them did.
 
-    A server that goes on remembers what it was asked. At random: whoever asked it before has left no count.
+    It remembers what it was asked. At random: whoever asked it before has left no count. 0 for a server of our own.
     """
-    return secrets.randbelow(1 << 31)
+    return secrets.randbelow(1 << 31) if scenario.server.engine == "attach" else 0
 
 
 class Study(Generic[M]):
@@ -153,17 +153,19 @@ def run_scenario(name: str, overrides: Sequence[str] = (), options: Options = Op
 
 
 def run_repeats(
-    name: str, overrides: Sequence[str] = (), options: Options = Options(), repeats: int | None = None
-) -> Iterator[Conclusion[RunResult]]:
+    name: str, overrides: Sequence[str] = (), options: Options = Options(), repeats: int | None = None, *,
+    again: bool = False,
+) -> Iterator[Conclusion[RunResult]]:  # fmt: skip
     """Runs of a scenario, one after the other, each with a folder of its own and fresh prompts.
 
-    ``repeats``: how many, None: as the scenario says. Ends after one that was interrupted. Raises UserError as
-    ``run_scenario``.
+    ``repeats``: how many, None: as the scenario says. ``again``: the server, if it goes on, has been asked what this
+    scenario asks first. Ends after one that was interrupted. Raises UserError as ``run_scenario``.
     """
     scenario = resolve(name, overrides)
     count = scenario.repeat if repeats is None else repeats
     check_options(scenario, options)
     command, say, interrupted = options.command or Command.of("run", name, overrides), options.say, False
+    first = new_texts(scenario) if again else 0
     if short := shortage(scenario):
         say(short)
 
@@ -171,7 +173,7 @@ def run_repeats(
         for repeat in range(count):
             if count > 1:
                 say(f"run {repeat + 1} of {count}")
-            yield Visit(scenario, repeat, command=command)
+            yield Visit(scenario, first + repeat, command=command)
 
     with locust_page(options.locust_page, say) as page:
         with runs_page(options.runs, options.live_port, placed(scenario).generator, tell) as live:

@@ -210,7 +210,7 @@ def _prepared(name: str, overrides: tuple[str, ...], options: Options, resume: P
                 order=tuple(map(tuple, order)),
             )  # fmt: skip
             manifest.write(path)
-        yield _Sweep(new_texts() if resume else 0, scenario, points, order, Study(path, manifest, options))
+        yield _Sweep(new_texts(scenario) if resume else 0, scenario, points, order, Study(path, manifest, options))
 
 
 def _mention_unfinished(options: Options, scenario: Scenario, own: Path) -> None:

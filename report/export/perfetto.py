@@ -1,8 +1,8 @@
 """A run in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 A track a request, in the order of due times, with its whole wait and, inside it, the stages that own it; a track for
-each part of the engine's steps; counters of what the engine had running and waiting; and arrows from the step that made
-a request's first and last token to that request. Times are microseconds from the first due time. A viewer is of no use
+each part of an engine's steps; counters of what it had running and waiting; and arrows from the step that made a
+request's first and last token to that request. Times are microseconds from the first due time. A viewer is of no use
 with ten thousand tracks: 500 requests are in it (``ledger.chosen``), and of many steps those of the slowest.
 
 The format: Trace Event Format, Google, 2016 revision (phases X, M, C, s, f).
@@ -11,6 +11,7 @@ The format: Trace Event Format, Google, 2016 revision (phases X, M, C, s, f).
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -26,7 +27,7 @@ from gapmeter.report import marks
 from gapmeter.report.run_folder import ReportedRun, whole
 
 _REQUESTS, _STEPS = 500, 20_000  # most that are shown
-REQUESTS, ENGINE = 1, 2  # process numbers: two groups of tracks
+REQUESTS, ENGINE = 1, 2  # process numbers: groups of tracks; further engines are counted on from the first
 _PARTS = (
     "loop", "schedule", "execute", "worker", "input_prep", "forward", "sampling", "sample_call", "update", "output_put",
     "output_send",
@@ -48,6 +49,8 @@ def trace(run: ReportedRun) -> dict[str, Any]:
     timeline = run.timeline
     if len(timeline):
         timeline = timeline[timeline["request_id"].isin(shown["request_id"])]
+    if len(run.steps):
+        run = replace(run, steps=run.steps.assign(engine=ENGINE + run.engine_of_step))
     run = replace(run, steps=_steps_shown(run), timeline=timeline)
     tracks = {name: number for number, name in enumerate(shown.sort_values("due_ns")["request_id"], start=1)}
     timed = [*_requests(run, shown, tracks), *_stages(run, tracks), *_steps(run), *_counters(run), *_flows(run, tracks)]
@@ -74,7 +77,9 @@ def _steps_shown(run: ReportedRun) -> pd.DataFrame:
 
 def _names(run: ReportedRun, shown: pd.DataFrame, tracks: Mapping[str, int]) -> Iterator[Event]:
     valid = "" if run.result.verdict != "INVALID" else " (INVALID run)"
-    for pid, text in ((REQUESTS, f"requests{valid}"), (ENGINE, f"engine{valid}")):
+    engines = run.steps["engine"].unique().tolist() if len(run.steps) else [ENGINE]
+    names = [f"engine {pid - ENGINE}{valid}" if len(engines) > 1 else f"engine{valid}" for pid in engines]
+    for pid, text in zip([REQUESTS, *engines], [f"requests{valid}", *names], strict=True):
         yield _meta("process_name", pid, 0, name=text)
         yield _meta("process_sort_index", pid, 0, sort_index=pid)
     by_id = shown.set_index("request_id")
@@ -82,9 +87,9 @@ def _names(run: ReportedRun, shown: pd.DataFrame, tracks: Mapping[str, int]) -> 
         waited = (by_id.at[name, "last_token_ns"] - by_id.at[name, "due_ns"]) / 1e6
         yield _meta("thread_name", REQUESTS, track, name=f"{name} {waited:.1f} ms")
         yield _meta("thread_sort_index", REQUESTS, track, sort_index=track)
-    for number, part in enumerate(_known_parts(run), start=1):
-        yield _meta("thread_name", ENGINE, number, name=part.replace("_", " "))
-        yield _meta("thread_sort_index", ENGINE, number, sort_index=number)
+    for pid, (number, part) in itertools.product(engines, enumerate(_known_parts(run), start=1)):
+        yield _meta("thread_name", pid, number, name=part.replace("_", " "))
+        yield _meta("thread_sort_index", pid, number, sort_index=number)
 
 
 def _meta(kind: str, pid: int, tid: int, **args: Any) -> Event:
@@ -112,22 +117,22 @@ def _known_parts(run: ReportedRun) -> list[str]:
 
 def _steps(run: ReportedRun) -> Iterator[Event]:
     for number, part in enumerate(_known_parts(run), start=1):
-        wanted = ["step", "requests", "prompt_tokens", "decode_tokens", f"{part}_start_ns", f"{part}_end_ns"]
+        wanted = ["engine", "step", "requests", "prompt_tokens", "decode_tokens", f"{part}_start_ns", f"{part}_end_ns"]
         known = run.steps[wanted].dropna(subset=wanted[-2:])
-        for step, requests, prompt, decode, start, end in known.itertuples(index=False):
+        for engine, step, requests, prompt, decode, start, end in known.itertuples(index=False):
             args = {"step": int(step), "requests": whole(requests)}
             args |= {"prompt tokens": whole(prompt), "decode tokens": whole(decode)}
             if end > start:
-                yield _slice(run, part.replace("_", " "), "step", (start, end), (ENGINE, number), args)
+                yield _slice(run, part.replace("_", " "), "step", (start, end), (engine, number), args)
 
 
 def _counters(run: ReportedRun) -> Iterator[Event]:
     for column, title in _COUNTERS.items():
         if column not in run.steps.columns:
             continue
-        for at, value in run.steps[["schedule_ns", column]].itertuples(index=False):
+        for engine, at, value in run.steps[["engine", "schedule_ns", column]].itertuples(index=False):
             ts = _us(run.origin_ns, at)
-            yield {"ph": "C", "name": title, "pid": ENGINE, "tid": 0, "ts": ts, "args": {column: int(value)}}
+            yield {"ph": "C", "name": title, "pid": engine, "tid": 0, "ts": ts, "args": {column: int(value)}}
 
 
 def _flows(run: ReportedRun, tracks: Mapping[str, int]) -> Iterator[Event]:
@@ -135,7 +140,8 @@ def _flows(run: ReportedRun, tracks: Mapping[str, int]) -> Iterator[Event]:
     if "forward_start_ns" not in run.steps.columns or "last_step" not in run.ledger.columns:
         return
     parts = _known_parts(run)
-    began = run.steps.set_index("step")["forward_start_ns"].dropna()
+    steps = run.steps.set_index("step")
+    began = steps["forward_start_ns"].dropna()
     mine = run.ledger[run.ledger["request_id"].isin(tracks) & run.ledger["last_step"].isin(began.index)]
     due = run.requests.set_index("request_id")["due_ns"]
     for number, row in enumerate(mine.itertuples(), start=1):
@@ -143,7 +149,8 @@ def _flows(run: ReportedRun, tracks: Mapping[str, int]) -> Iterator[Event]:
         arrow = {"cat": "token", "name": name, "id": number}
         arrives = int(due[row.request_id]) + int(row.total_ns) - 1  # inside the request's slice, not on its end
         starts, ends = _us(run.origin_ns, began[row.last_step]), _us(run.origin_ns, arrives)
-        yield {"ph": "s", **arrow, "pid": ENGINE, "tid": parts.index("forward") + 1, "ts": starts}
+        source = {"pid": int(steps.at[row.last_step, "engine"]), "tid": parts.index("forward") + 1}
+        yield {"ph": "s", **arrow, **source, "ts": starts}
         yield {"ph": "f", "bp": "e", **arrow, "pid": REQUESTS, "tid": tracks[row.request_id], "ts": ends}
 
 

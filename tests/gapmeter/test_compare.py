@@ -252,16 +252,21 @@ def test_what_would_compare_nothing_is_refused_before_any_load(
 
 @pytest.mark.whole_run
 def test_a_server_that_goes_on_is_asked_new_texts_in_every_run_of_a_comparison(tmp_path: Path) -> None:
-    """Else all runs but the first would find their prompts in its cache."""
+    """Else all runs but the first would find their prompts in its cache; also those held against a baseline."""
     options = Options(runs=tmp_path, quiet=True)
     with open_session(resolve("smoke", ["server.engine=simulated"]), options, home=tmp_path / "server") as session:
         load = ("load.requests=30", "load.rate=60", "load.warmup=0", "workload.output_tokens=2")
         url = f"server.url={session.target.about.url}"
         sides = ["load.timeout=20s"], ["load.timeout=30s"]
         made = compare_in_turn("smoke", *sides, 2, [url, *load], options)
+        earlier = ",".join(map(str, tmp_path.glob("*-smoke-*")))
+        changes = (url, *load, "repeat=2", 'slo=["ttft p50 <= 9 s"]')
+        held = ["--baseline", earlier, "--factor", "load.timeout", *(f"--set={change}" for change in changes)]
+        for _ in range(2):
+            assert main(["run", "smoke", *held, "--quiet", "--runs", str(tmp_path)]) in (0, errors.NOT_VALID)
     runs = sorted(path for path in tmp_path.glob("*-smoke-*"))
     plans = [json.loads((path / "manifest.json").read_text())["plan"]["digest"] for path in runs]
-    assert len(set(plans)) == len(plans) == 4
+    assert len(set(plans)) == len(plans) == 8
     assert "plan" not in [fact.key for fact in made.result.protocol[0].facts if fact.meaning == "blocks"]
 
 
