@@ -29,10 +29,6 @@ class Load:
     streams: int
     seed: int = 1
 
-    @property
-    def most_tokens(self) -> int:
-        return self.tokens * max(1, self.requests // self.streams)
-
 
 @dataclass(frozen=True, slots=True)
 class Reported:
@@ -67,24 +63,18 @@ class Tool:
 
 def _gapmeter(generator: str) -> Callable[[str, Load, Path, Path], list[str]]:
     def command(url: str, load: Load, tokenizer: Path, out: Path) -> list[str]:
-        """Intake: all streams at once, each with as many tokens as a closed loop's would have in turn."""
         sets = {
             "load.generator": generator, "workload.prompt_tokens": _PROMPT_TOKENS, "load.warmup": 0, "slo": "[]",
-            "server.tokenizer": tokenizer, "seed": load.seed,
+            "server.tokenizer": tokenizer, "seed": load.seed, "load.requests": load.requests,
+            "workload.output_tokens": load.tokens,
         }  # fmt: skip
         if load.rate:
-            sets |= {"load.arrivals": "poisson", "load.rate": load.rate, "load.requests": load.requests}
-            sets |= {"workload.output_tokens": load.tokens}
+            sets |= {"load.arrivals": "poisson", "load.rate": load.rate}
         else:
-            sets |= {"load.arrivals": "constant", "load.rate": 100_000, "load.requests": load.streams}
-            sets |= {"workload.output_tokens": load.most_tokens}
+            sets |= {"load.arrivals": "closed", "load.concurrency": load.streams, "load.rate": "null"}
         words = [str(_python(".venv")), "-m", "gapmeter", "run", "bench/null.yaml", "--url", url, "--model", MODEL]
-        return [
-            *words,
-            "--runs",
-            str(out),
-            *(word for key, value in sets.items() for word in ("--set", f"{key}={value}")),
-        ]
+        words += ["--runs", str(out)]
+        return [*words, *(word for key, value in sets.items() for word in ("--set", f"{key}={value}"))]
 
     return command
 
@@ -93,7 +83,7 @@ def _read_gapmeter(out: Path) -> Reported:
     requests = pd.read_parquet(next(out.glob("*/requests.parquet")))
     ttft = (requests["first_token_ns"] - requests["due_ns"]).to_numpy(np.float64) / 1e6
     gaps = np.concatenate([np.diff(stamps) for stamps in requests["token_ns"]]) / 1e6
-    span = float(requests["last_token_ns"].max() - requests["due_ns"].min()) / 1e9
+    span = float(requests["end_ns"].max() - requests["due_ns"].min()) / 1e9
     return Reported(ttft, gaps, span)
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from gapmeter.errors import UserError
 from gapmeter.records.request import trace_ids
 from gapmeter.report.export.csv import _write, figures
 from gapmeter.report.export.otlp import spans
+from gapmeter.report.export.perfetto import trace
+from gapmeter.report.run_folder import ReportedRun
 from tests.kit.command import SIMULATED, Done
 from tests.kit.command import gapmeter as command
 from tests.kit.runs import write_run
@@ -125,6 +128,17 @@ def test_the_stages_on_a_requests_track_add_up_to_its_wait(run: Any) -> None:
             parts[event["tid"]] += event["dur"]
     assert whole.keys() == parts.keys() and len(whole) == 30
     assert all(math.isclose(parts[track], whole[track], abs_tol=0.5) for track in whole)
+
+
+def test_each_engine_has_tracks_and_counters_of_its_own(run: Any) -> None:
+    one = ReportedRun.read(run.folder)
+    again = one.steps.assign(step=one.steps["step"] + one.steps["step"].max())
+    both = trace(replace(one, steps=pd.concat([one.steps, again], ignore_index=True)))["traceEvents"]
+    counts = [sum(event["pid"] == pid and event["ph"] in "XC" for event in both) for pid in (2, 3)]
+    assert counts[0] == counts[1] > 0
+    first, second = ({e["args"]["step"] for e in both if e["ph"] == "X" and e["pid"] == pid} for pid in (2, 3))
+    assert len(first) == len(second) and max(first) < min(second)
+    assert {e["args"]["name"] for e in both if e["name"] == "process_name"} == {"requests", "engine 0", "engine 1"}
 
 
 LINE = re.compile(r'^(gapmeter_[a-z_]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)+)\} (-?[0-9.e+-]+)$')
