@@ -24,9 +24,9 @@ SOAK ?= 60m
 FUZZ ?= 90
 
 # What these hold is passed on by the environment, as it is: neither make nor a shell looks for commands in it.
-given := SCENARIO ENGINE URL GENERATOR LOCUSTFILE OVER UI RUN A B SOAK FUZZ
+given := SCENARIO ENGINE URL GENERATOR LOCUSTFILE OVER LIVE RUN A B SOAK FUZZ
 $(foreach name,$(given),$(eval override $(name) := $$(value $(name))))
-override UI := $(filter-out 0,$(UI))
+override LIVE := $(filter-out 0,$(LIVE))
 export $(given)
 
 own := .venv/bin/python
@@ -46,11 +46,11 @@ help:  ## targets and scenarios, a line each
 	  printf '  %-12s %s\n' "$$(basename "$$f" .yaml)" "$$(sed -n 's/^summary: *//p' "$$f" | head -n 1)"; done
 	@echo; echo 'variables: PYTHON, TORCH_INDEX (where pip also looks for torch), TORCH_BUILD (cpu or cuda), VLLM_VERSION'
 
-loadtest:  ## load a server and explain it: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... GENERATOR=locust UI=1 LOCUSTFILE=... ARGS='...']
+loadtest:  ## load a server and explain it: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... GENERATOR=locust LIVE=1 LOCUSTFILE=... ARGS='...']
 	$(named)
 	$(setup) run
 	@$(own) -P -m gapmeter run "$$SCENARIO" $(if $(ENGINE),--engine "$$ENGINE") $(if $(URL),--url "$$URL") \
-	  $(if $(GENERATOR),--set "load.generator=$$GENERATOR") $(if $(UI),--ui) $(if $(LOCUSTFILE),--locustfile "$$LOCUSTFILE") $(ARGS)
+	  $(if $(GENERATOR),--set "load.generator=$$GENERATOR") $(if $(LIVE),--live) $(if $(LOCUSTFILE),--locustfile "$$LOCUSTFILE") $(ARGS)
 
 capacity:  ## the highest rate at which every SLO holds: SCENARIO=chat-p99 [ENGINE=vllm URL=http://... GENERATOR=locust OVER=server.max_batch=4,8 ARGS='--target-rps 50']
 	$(named)

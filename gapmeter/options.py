@@ -19,20 +19,11 @@ _LONGEST = 2000  # letters of a line for people
 
 
 @dataclass(frozen=True, slots=True)
-class LocustPageOptions:
-    """Where Locust's page listens on 127.0.0.1 (port 0: any), and how long it stays afterwards; None: until Ctrl-C."""
-
-    port: int = 8089
-    keep_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Options:
     """How a run is done, beside its scenario. ``command``: what repeats it, for the manifest; None: derived.
 
     ``live_port``: where a page shows the run as it goes, 0 for any free port, None for no page. ``progress``: auto, or
-    json for an object a second. ``verbose``: the whole summary, not its first screen. ``locust_page``: also show the
-    run on Locust's own page.
+    json for an object a second. ``verbose``: the whole summary, not its first screen.
     """
 
     runs: Path = Path("runs")
@@ -44,7 +35,6 @@ class Options:
     workers: Workers | None = None
     live_port: int | None = None
     progress: str = "auto"
-    locust_page: LocustPageOptions | None = None
     locustfile: Path | None = None
 
     def __post_init__(self) -> None:

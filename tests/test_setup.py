@@ -277,9 +277,9 @@ def _plain(name: str) -> str:
     ("given", "typed"),
     [
         (
-            ("loadtest", "SCENARIO=it's mine.yaml", "ENGINE=vllm", "GENERATOR=locust", "UI=1", "LOCUSTFILE=my users.py",
-             "ARGS=--set 'slo=[\"errors <= 1 %\"]'"),
-            ("run", "it's mine.yaml", "--engine", "vllm", "--set", "load.generator=locust", "--ui", "--locustfile",
+            ("loadtest", "SCENARIO=it's mine.yaml", "ENGINE=vllm", "GENERATOR=locust", "LIVE=1",
+             "LOCUSTFILE=my users.py", "ARGS=--set 'slo=[\"errors <= 1 %\"]'"),
+            ("run", "it's mine.yaml", "--engine", "vllm", "--set", "load.generator=locust", "--live", "--locustfile",
              "my users.py", "--set", 'slo=["errors <= 1 %"]'),
         ),
         (
@@ -287,7 +287,7 @@ def _plain(name: str) -> str:
             ("capacity", "chat-p99", "--url", "http://h:1", "--set", "load.generator=locust", "--over",
              "server.max_batch=4,8"),
         ),
-        (("loadtest", "SCENARIO=smoke", "UI=0"), ("run", "smoke")),
+        (("loadtest", "SCENARIO=smoke", "LIVE=0"), ("run", "smoke")),
         (("report", "RUN=runs/a b", "ARGS=-v"), ("report", "runs/a b", "-v")),
         (("compare", "A=a 1,a 2", "B=b", "ARGS=c"), ("compare", "a 1,a 2", "b", "c")),
     ],

@@ -17,7 +17,7 @@ from gapmeter import errors
 from gapmeter.commands import flags
 from gapmeter.commands.flags import Commands
 from gapmeter.errors import UserError, say_exit
-from gapmeter.options import LocustPageOptions, Options
+from gapmeter.options import Options
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.loadgen.fleet import Workers
@@ -41,9 +41,6 @@ def _add_run(commands: Commands) -> None:
     add("--progress", choices=("auto", "json"), default="auto", help="json: one JSON object per second")
     add("--patience", metavar="TIME", help="with --workers: give up one silent for this long (default: 30s)")
     add("--locustfile", type=Path, metavar="FILE", help="use the users and load shape in this file")
-    add("--ui", action="store_true", help="show the run on Locust's web page, on 127.0.0.1")
-    add("--ui-port", type=int, metavar="PORT", help="with --ui: its port (default: 8089)")
-    add("--ui-keep", metavar="TIME", help="with --ui: keep it this long after the run (default: until Ctrl-C)")
     flags.add_outputs(parser)
     add("--baseline", metavar="RUN,RUN", help="make 3 runs and compare them with these: exit 99 on a regression")
     add("--force", action="store_true", help="with --baseline: accept one run a side; the result says so")
@@ -58,7 +55,6 @@ def _run(arguments: argparse.Namespace) -> int:
     flags.port_of("--live-port", arguments.live_port)
     if arguments.live_port and not arguments.live:
         raise UserError("--live-port goes with --live", errors.USAGE)
-    page = _locust_page(arguments)
     changed = flags.overrides(arguments)
     scenario = resolve(arguments.scenario, changed)  # a mistake is reported before a second goes into imports
     if arguments.resume and not scenario.sweep:
@@ -69,7 +65,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
     options = Options(
         locustfile=arguments.locustfile,
-        locust_page=page,
         runs=arguments.runs,
         workers=workers_of(arguments.workers, arguments.listen, arguments.patience),
         probe_dir=arguments.probe_dir,
@@ -81,8 +76,8 @@ def _run(arguments: argparse.Namespace) -> int:
         command=flags.command_of(arguments),
     )
     if scenario.sweep:
-        if arguments.live or arguments.ui:
-            raise UserError("--live and --ui show a single run; for a sweep's runs use gapmeter ui", errors.USAGE)
+        if arguments.live:
+            raise UserError("--live shows a single run; for a sweep's runs use gapmeter ui", errors.USAGE)
         return flags.publish(arguments, lambda: [run_sweep(arguments.scenario, changed, options, arguments.resume)])
 
     def conclusions() -> Iterable[Conclusion[Any]]:
@@ -95,17 +90,6 @@ def _run(arguments: argparse.Namespace) -> int:
         return judged_against(runs, repeats, baseline, arguments.runs, quiet=arguments.quiet)
 
     return flags.publish(arguments, conclusions)
-
-
-def _locust_page(arguments: argparse.Namespace) -> LocustPageOptions | None:
-    """What ``--ui``, ``--ui-port`` and ``--ui-keep`` ask for; None without. Raises UserError."""
-    keep, port = arguments.ui_keep, arguments.ui_port
-    if not arguments.ui:
-        if port is not None or keep is not None:
-            raise UserError("--ui-port and --ui-keep go with --ui", errors.USAGE)
-        return None
-    keep_ns = None if keep is None else round(flags.seconds_of("--ui-keep", keep) * 1e9)
-    return LocustPageOptions(flags.port_of("--ui-port", LocustPageOptions().port if port is None else port), keep_ns)
 
 
 def _baseline(arguments: argparse.Namespace, scenario: Scenario) -> Baseline | None:

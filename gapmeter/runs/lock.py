@@ -1,4 +1,4 @@
-"""A folder that one gapmeter is at work in, kept from every other."""
+"""A folder that one gapmeter is at work in: kept from every other, which may ask it to stop."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gapmeter import errors
 from gapmeter.errors import UserError
 
 _held: set[tuple[int, int]] = set()  # folders that this process keeps to itself: device and inode
+_STOP = "stop"  # a file that asks for it
 _LOOK_S = 0.2  # how long a folder may be locked by one who only asks whether it is
 
 
@@ -46,6 +47,20 @@ def is_held(folder: Path) -> bool | None:
     finally:
         os.close(descriptor)
     return None if locked is None else not locked
+
+
+def ask_to_stop(folder: Path) -> None:
+    """Ask the run that goes on there to end as by Ctrl-C; it looks four times a second. Raises OSError."""
+    (folder / _STOP).touch()
+
+
+def is_asked_to_stop(folder: Path) -> bool:
+    """Whether somebody has asked so; what was asked is done with."""
+    try:
+        (folder / _STOP).unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _lock(descriptor: int, kind: int) -> bool | None:

@@ -27,10 +27,10 @@ from gapmeter.records import RunFolder
 from gapmeter.records.excerpt import Growing
 from gapmeter.records.follow import RecordTail, follow_run
 from gapmeter.records.request import ISSUED, RequestRecord
+from gapmeter.runs.lock import is_asked_to_stop
 from gapmeter.scenarios import Scenario
 from gapmeter.scenarios.plain_file import is_plain
 from gapmeter.servers.launch import ServerProcess
-from gapmeter.study.companions import LocustPage
 from gapmeter.study.conclusion import STOPPED
 from gapmeter.study.patience import Patience
 from gapmeter.study.target import Target
@@ -50,7 +50,7 @@ StopWhen = Callable[[Sequence[tuple[int, RequestRecord]]], bool]
 class Load:
     """A plan, the target that it is issued against (``process``: where that is ours), and the folder for the records.
 
-    ``stop_when`` is asked about four times a second whether it is to end early; ``page`` shows it meanwhile.
+    ``stop_when`` is asked about four times a second whether it is to end early.
     """
 
     scenario: Scenario
@@ -61,7 +61,6 @@ class Load:
     folder: RunFolder
     options: Options
     stop_when: StopWhen | None = None
-    page: LocustPage | None = None
 
     def run(self, on_start: Callable[[int], None]) -> tuple[str | None, Shortened | None]:
         """Issue the plan and wait for the answers; ``on_start`` gets the time that the plan counts from.
@@ -74,8 +73,6 @@ class Load:
             with self._generators() as fleet:
                 t0_ns = fleet.start()
                 on_start(t0_ns)
-                if self.page is not None:
-                    self.page.show(self.folder.path, self.scenario.name, self.target.about.url)
                 return self._await_end(fleet, t0_ns)
         except Unreachable as error:
             died = self.process.failure() if self.process else None
@@ -129,7 +126,7 @@ class Load:
             trouble = frozen.release() or "; ".join(fleet.troubles()) or str(died or "")
             if ended_because is not None:
                 return
-            if trouble or (self.page is not None and self.page.asked_to_stop()):
+            if trouble or is_asked_to_stop(self.folder.path):
                 ended_because = trouble or STOPPED
                 fleet.stop()
             elif early_end is not None and shortened is None:

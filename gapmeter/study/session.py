@@ -35,7 +35,7 @@ from gapmeter.runs.lock import hold
 from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios import Scenario
 from gapmeter.servers.launch import ServerProcess
-from gapmeter.study.companions import LocustPage, telemetry
+from gapmeter.study.companions import telemetry
 from gapmeter.study.conclusion import OpenManifest, conclude, describe
 from gapmeter.study.load import Load, ProbeFolder, ServerLog, StopWhen
 from gapmeter.study.target import Target, find_probe_folder, listeners, prepare_target, running
@@ -65,7 +65,7 @@ class Visit:
 class Session:
     """A server that can be loaded. Made by ``open_session``, or by ``prepare_session`` before it is started.
 
-    ``process`` is None for a server that is not ours, ``probes`` where nothing records; ``page`` shows each load.
+    ``process`` is None for a server that is not ours, ``probes`` where nothing records.
     """
 
     def __init__(self, scenario: Scenario, options: Options, placement: Placement, target: Target) -> None:
@@ -74,7 +74,6 @@ class Session:
         self.keys = Keys.within(scenario.to_dict(), options.api_key)
         self.process: ServerProcess | None = None
         self.probes: ProbeFolder | None = None
-        self.page: LocustPage | None = None
         self.loads = 0
         self._tokenizer: PromptTokenizer | None = None
         self.calibration, why = read_calibration()
@@ -226,7 +225,7 @@ class Session:
     def _issue(self, scenario: Scenario, plan: Plan, manifest: OpenManifest, stop_when: StopWhen | None = None) -> None:
         """Load the server, note how that went, and bring what it recorded of that into the run's folder."""
         folder, placement, target = manifest.folder, placed(scenario), self.target
-        load = Load(scenario, plan, target, self.process, placement, folder, self.options, stop_when, self.page)
+        load = Load(scenario, plan, target, self.process, placement, folder, self.options, stop_when)
 
         def begun(t0_ns: int) -> None:
             manifest.note_plan(t0_ns=t0_ns)

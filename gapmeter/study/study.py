@@ -24,7 +24,7 @@ from gapmeter.report.command import Command
 from gapmeter.runs.lock import hold
 from gapmeter.runs.run import STUDIES, Conclusion, manifest_of
 from gapmeter.scenarios import Scenario
-from gapmeter.study.companions import LocustPage, locust_page, runs_page
+from gapmeter.study.companions import runs_page
 from gapmeter.study.patience import shortage
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import Visit, check_options, placed, prepare_session
@@ -33,16 +33,14 @@ M = TypeVar("M", bound=ManifestBase)
 
 
 def visit_in_turn(
-    visits: Iterable[Visit], options: Options, *, page: LocustPage | None = None,
-    begun: Callable[[Path], None] = lambda _: None,
-) -> Iterator[Conclusion[RunResult]]:  # fmt: skip
+    visits: Iterable[Visit], options: Options, *, begun: Callable[[Path], None] = lambda _: None
+) -> Iterator[Conclusion[RunResult]]:
     """Each on a server of its own, one after the other; ends after one that was interrupted. Raises UserError.
 
-    ``page`` shows each load, ``begun`` gets each run's folder.
+    ``begun`` gets each run's folder.
     """
     for visit in visits:
         session = prepare_session(visit.scenario, options)
-        session.page = page
         yield (conclusion := session.visit(visit, alone=True, show=True, begun=begun))
         if conclusion.exit_code == errors.INTERRUPTED:
             return
@@ -164,7 +162,7 @@ def run_repeats(
     scenario = resolve(name, overrides)
     count = scenario.repeat if repeats is None else repeats
     check_options(scenario, options)
-    command, say, interrupted = options.command or Command.of("run", name, overrides), options.say, False
+    command, say = options.command or Command.of("run", name, overrides), options.say
     first = new_texts(scenario) if again else 0
     if short := shortage(scenario):
         say(short)
@@ -175,15 +173,10 @@ def run_repeats(
                 say(f"run {repeat + 1} of {count}")
             yield Visit(scenario, first + repeat, command=command)
 
-    with locust_page(options.locust_page, say) as page:
-        with runs_page(options.runs, options.live_port, placed(scenario).generator, tell) as live:
+    with runs_page(options.runs, options.live_port, placed(scenario).generator, tell) as live:
 
-            def begun(run: Path) -> None:
-                if live:
-                    tell(f"live: {urlsplit(live)._replace(path=f'/runs/{quote(run.name)}/').geturl()}")
+        def begun(run: Path) -> None:
+            if live:
+                tell(f"live: {urlsplit(live)._replace(path=f'/runs/{quote(run.name)}/').geturl()}")
 
-            for conclusion in visit_in_turn(visits(), options, page=page, begun=begun):
-                yield conclusion
-                interrupted = conclusion.exit_code == errors.INTERRUPTED
-        if page is not None and options.locust_page is not None and not interrupted:
-            page.keep(options.locust_page.keep_ns, say)
+        yield from visit_in_turn(visits(), options, begun=begun)

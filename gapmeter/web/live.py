@@ -105,7 +105,7 @@ class LiveRun:
         script = (assets / "live.js").read_text(encoding="utf-8")
         section, header = Section("live", "", [Html(body)]), Header(f"{scenario.name}, as it runs")
         document = Document(f"{scenario.name}: live", header, None, [section], about)
-        return html.page(document, [script], "connect-src 'self'")
+        return html.page(document, [script], "connect-src 'self'; form-action 'self'")
 
 
 class LiveState:

@@ -24,7 +24,7 @@ from gapmeter.options import tell
 from gapmeter.records import RunFolder
 from gapmeter.report.words import stopped
 from gapmeter.runs.listing import ListedRun, find_listed, list_known
-from gapmeter.runs.lock import hold
+from gapmeter.runs.lock import ask_to_stop, hold
 from gapmeter.signals import ending_signals
 from gapmeter.web.auth import HOST, LocalAuth
 from gapmeter.web.live import LiveRun
@@ -52,6 +52,7 @@ class RunsSite:
             web.post("/delete", self._delete),
             web.get("/runs/{name}/", self._open),
             web.get("/runs/{name}/events", self._events),
+            web.post("/runs/{name}/stop", self._stop),
             web.get("/runs/{name}/{file:.+}", self._file),
         ]
 
@@ -85,6 +86,17 @@ class RunsSite:
         if run.kind != "run":
             raise web.HTTPNotFound(text="only a single run is followed\n")
         return await self._follow(run).events(request)
+
+    async def _stop(self, request: web.Request) -> web.StreamResponse:
+        run = await self._named(request.match_info["name"])
+        if run.kind != "run" or run.state != "running":
+            return _html(message_page("Not stopped", "Only a single run that goes on can be stopped here."), 409)
+        try:
+            with unless_refused(f"{run.path} cannot be told to stop"):
+                ask_to_stop(run.path)
+        except UserError as error:
+            return _html(message_page("Not stopped", str(error)), 409)
+        raise web.HTTPSeeOther("./")
 
     def _follow(self, run: ListedRun) -> LiveRun:
         """One that looks at the run once a second, for all who look at it, as long as it goes on."""

@@ -84,7 +84,6 @@ MISTAKES = {
         (*SIMULATED, "--live-port", "8090"), 2, ("--live-port goes with --live",),
     ),
     "a patience without workers": Mistake((*SIMULATED, "--patience", "9s"), 2, ("go with --workers N",)),
-    "a page's time without the page": Mistake((*SIMULATED, "--ui-keep", "5s"), 2, ("go with --ui",)),
     "a JUnit file that cannot be": Mistake((*SIMULATED, "--junit", "{tmp}/no/such.xml"), 2, ("{tmp}/no/such.xml",)),
     "a runs folder that is a file": Mistake(
         (*SIMULATED, "--runs", "{tmp}/typo.yaml"), 2, ("no run's folder can be made in {tmp}/typo.yaml",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,18 @@ async def test_a_run_is_seen_while_it_goes_on_and_turns_into_its_report(live: tu
     assert {urlsplit(url).netloc for url in tab.requests if url.startswith("http")} == {own}
     told = [line for line in done.err.splitlines() if line.startswith("{")]
     assert len(told) > 3
+
+
+async def test_its_button_ends_a_run_as_ctrl_c_does(live: tuple[Command, str], tab: Tab) -> None:
+    command, address = live
+    await tab.open(address)
+    await tab.until("document.querySelectorAll('#dots circle').length > 5")
+    await tab.evaluate("document.querySelector('.live-stop button').click()")
+    done = command.done()
+    assert done.code == 105, done.err
+    assert json.loads((done.folder.path / "manifest.json").read_text())["ended_because"] == "interrupted"
+    assert done.folder.report.exists() and not (done.folder.path / "stop").exists()
+    assert tab.complaints == []
 
 
 async def test_nobody_without_the_token_sees_the_page(live: tuple[Command, str]) -> None:
