@@ -65,22 +65,22 @@ _OF_TURNS = (50.0, 90.0, 99.0)
 def describe_load(measured: pd.DataFrame, evidence: Evidence) -> LoadFacts:
     """What was asked of the server, and what was delivered of it."""
     lag_ns = generator_lag_ns(measured)
-    in_turns = evidence.unit != "requests"
+    in_turns, window = evidence.unit != "requests", evidence.uneven_window_ns
     return LoadFacts(
         loop=evidence.loop,
         arrivals=evidence.arrivals,
         requested_rate=evidence.requested_rate,
         unit=evidence.unit,
-        conversation_rate=arrivals.sent_rate(arrivals.first_turns(measured)) if in_turns else None,
+        conversation_rate=arrivals.sent_rate(arrivals.first_turns(measured), window) if in_turns else None,
         rate_range=lowest_and_highest(evidence.rate_knots, evidence.window_ns[0]) if evidence.rate_knots else None,
         concurrency=evidence.concurrency,
         prefix_share=evidence.prefix_share,
         cached_share=_cached_share(_counting_silence(measured)),
-        delivered_rate=arrivals.sent_rate(measured),
+        delivered_rate=arrivals.sent_rate(measured, window),
         dispersion=arrivals.dispersion(measured),
         lag_p99_ms=finite_ms(percentile_of(lag_ns, 99)),
         lag_p50_ms=finite_ms(percentile_of(lag_ns, 50)),
-        window_s=window_s(measured),
+        window_s=(window[1] - window[0]) / 1e9 if window else window_s(measured),
         locustfile=evidence.locustfile,
     )
 
@@ -220,31 +220,34 @@ def describe_goodput(measured: pd.DataFrame, limits_ns: Mapping[str, float], ser
     )
 
 
-def describe_throughput(requests: pd.DataFrame) -> Throughput:
+def describe_throughput(requests: pd.DataFrame, window_ns: tuple[int, int] | None = None) -> Throughput:
     """Successes and their tokens per second, by what came while requests were due, or by all until the last token.
 
-    ``requests``: all of a run. The higher counts, since each can only be too low. The first includes what the warm-up
-    had begun, in place of what is left in flight, but without a warm-up there is nothing in its place; the second has
-    the end, when fewer and fewer are in flight: a closed loop's last answers are alone with the server. A side whose
-    tokens some success did not tell is None: a sum over the others would be too low.
+    ``requests``: all of a run; ``window_ns``: from when to when they were due, None: the first and the last of those
+    measured. The higher counts, since each can only be too low. The first includes what the warm-up had begun, in place
+    of what is left in flight and no more than that, but without a warm-up there is nothing in its place, and a window
+    shorter than most answers tells nothing; the second has the end, when fewer and fewer are in flight: a closed loop's
+    last answers are alone with the server. A side is None where some success did not tell its tokens.
     """
-    measured = measured_requests(requests)
-    good, counts = requests[succeeded(requests)], measured[succeeded(measured)]
-    if not len(counts):
+    measured, good = measured_requests(requests), requests[succeeded(requests)]
+    ours, done = good["measured"].to_numpy(bool), stamps_ns(good, "last_token_ns")
+    if not ours.any():
         return Throughput(requests_per_s=None, prompt_tokens_per_s=None, output_tokens_per_s=None, span_s=0.0)
-    begin, end = (int(each) for each in (measured["due_ns"].min(), measured["due_ns"].max()))
-    done, last = stamps_ns(good, "last_token_ns"), max(int(counts["last_token_ns"].max()), end)
-    came, span = counts, (last - begin) / 1e9
-    if end - begin >= last - end:
-        while_due, lasted = good[(done > begin) & (done <= end)], (end - begin) / 1e9
-        if len(while_due) * span > len(came) * lasted:
-            came, span = while_due, lasted
+    begin, end = window_ns or (int(measured["due_ns"].min()), int(measured["due_ns"].max()))
+    weight, span = ours.astype(np.float64), (max(int(done[ours].max()), end) - begin) / 1e9
+    if end - begin >= np.median((done - stamps_ns(good, "due_ns"))[ours]):
+        in_time, in_flight = (done > begin) & (done <= end), int((done[ours] > end).sum())
+        warming = in_time & ~ours
+        share, lasted = min(in_flight / max(int(warming.sum()), 1), 1.0), (end - begin) / 1e9
+        while_due = np.where(warming, share, ours & in_time)
+        if while_due.sum() * span > weight.sum() * lasted:
+            weight, span = while_due, lasted
 
     def per_s(side: str) -> float | None:
-        return None if span <= 0 or good[side].isna().any() else float(came[side].sum()) / span
+        return None if span <= 0 or good[side].isna().any() else float(good[side].to_numpy(float) @ weight) / span
 
     return Throughput(
-        requests_per_s=len(came) / span if span > 0 else None,
+        requests_per_s=float(weight.sum()) / span if span > 0 else None,
         prompt_tokens_per_s=per_s("prompt_tokens"),
         output_tokens_per_s=per_s("output_tokens"),
         span_s=span,

@@ -76,10 +76,13 @@ def _length(result: RunResult, manifest: Manifest) -> str:
 
 
 def _figure(result: RunResult, metric: str, percentile: float) -> Figure:
-    """A percentile, or what is known of it: a bound, else what the sample has where an SLO asks for it."""
+    """A percentile, or what is known of it: a bound, else what the sample has where an SLO asks for it.
+
+    An SLO's sample is of all requests: where some failed, it is of others than this line.
+    """
     known = result.metrics[metric]
     drawn = figure(known, percentile, f"metrics.{metric}")
-    if drawn.value is not None or drawn.text:
+    if drawn.value is not None or drawn.text or result.counts.failed_by_server:
         return drawn
     asked = (slo.sample for slo in result.slo if slo.metric == metric and slo.percentile == percentile)
     sample = next((ms for ms in asked if ms is not None), None)

@@ -252,7 +252,7 @@ def _count(slo: Slo, requests: pd.DataFrame, rate: float) -> Count:
         if not len(gaps):
             return Count(0.0, 0, 0.0)
         over, half = ((gaps > each).sum() for each in (limit, limit / 2))
-        n_eff = worth_of_clusters(gaps, clusters)
+        n_eff = worth_of_clusters(gaps, clusters, percentile)
         longest = pd.Series(gaps).groupby(clusters[0]).max().to_numpy()  # of each request
         return Count(
             float(over), len(gaps), n_eff, float(half), bursts=bursts_of(longest, limit),

@@ -125,14 +125,15 @@ def worth(values: Floats, percentile: float) -> float:
     return max(1.0, _UNSURE * min(*worths, len(values) / tau))
 
 
-def worth_of_clusters(values: Floats, clusters: Sequence[Ints]) -> float:
-    """As ``worth``, for values pooled from clusters (token gaps of a request, or of a moment), from p95 on.
+def worth_of_clusters(values: Floats, clusters: Sequence[Ints], percentile: float) -> float:
+    """As ``worth``, for values pooled from clusters (token gaps of a request, or of a moment); ranks are not asked.
 
     ``clusters``: arrays that number each value's cluster, in time order. The least over all of them counts.
     """
-    ordered = np.sort(values)
-    at = {at_rank(ordered, level) for level in (90.0, 95.0, 99.0)}
-    return min(dependence.exceedances(values, one, grouping).plain() for one in at for grouping in clusters)
+    ordered, levels = np.sort(values), (90.0, 95.0, 99.0) if percentile >= 95 else (50.0, 90.0, 95.0)
+    at = {at_rank(ordered, level) for level in levels}
+    found = min(dependence.exceedances(values, one, grouping).plain() for one in at for grouping in clusters)
+    return found if percentile >= 95 else _UNSURE * found
 
 
 def bursts_of(values: Floats, limit: float) -> int:

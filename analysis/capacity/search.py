@@ -67,6 +67,7 @@ _STEP = 0.9
 _NARROW = 0.4  # of the width asked: where a search ends before its budget
 _LOWEST = 0.45  # of the estimate: a rate held below that is worth going on for
 _NEAREST_CEILING = 0.97
+_COLLAPSED = 0.5  # of a rate that was served without a queue: an overload that serves less tells no ceiling
 _LEAST_S = 10.0  # with less left no trial begins
 _NEAR = 2.0  # how close below the load tester's own limit is close enough
 _CLOSE = 1.5  # times what holding takes without slow requests: near the capacity there are some
@@ -145,10 +146,11 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
     none.
     """
     valid = valid_of(trials)
+    kept = max((trial.rate for trial in valid if trial.outcome.served and not trial.overloaded), default=0.0)
     ceilings = [
         Ceiling(served.rate, served.error, at)
         for at, trial in enumerate(valid)
-        if (served := trial.outcome.served) and served.saturated
+        if (served := trial.outcome.served) and served.saturated and served.rate > _COLLAPSED * kept
     ]
     most = min((trial.rate for trial in valid if trial.beyond or trial.overloaded), default=None)
     if most is None or all(trial.finding.leaning == FAILS for trial in valid):

@@ -236,13 +236,22 @@ class _Judge:
         return sum(parts) ** 2 / sum(part**2 / own for part, own in zip(parts, free, strict=True))
 
     def _spreads(self, drawn: Floats, alone: Sequence[Floats], df: float) -> tuple[Spread, ...]:
-        """Within the runs, from resampled differences; and between them, from each side's ``alone``: a value a run."""
+        """Within the runs, from resampled differences; and between them, from each side's ``alone``: a value a run.
+
+        Between them by Student's test, and by Welch's where the side with fewer runs may be the one that varies more.
+        """
         within = Spread(float(drawn.std(ddof=1)) / self._pair.too_small, df)
         freedom = sum(map(len, alone)) - 2
         if freedom < 1 or any(np.isnan(values).any() for values in alone):
             return (within,)
-        squares = sum(float(((values - values.mean()) ** 2).sum()) for values in alone)
-        return within, Spread(math.sqrt(squares / freedom * sum(1 / len(values) for values in alone)), float(freedom))
+        squares = [float(((values - values.mean()) ** 2).sum()) for values in alone]
+        counts = [len(values) for values in alone]
+        pooled = Spread(math.sqrt(sum(squares) / freedom * sum(1 / count for count in counts)), float(freedom))
+        if counts[0] == counts[1] or min(counts) < 2 or not any(squares):
+            return within, pooled
+        parts = [square / (count - 1) / count for square, count in zip(squares, counts, strict=True)]
+        welch = sum(parts) ** 2 / sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
+        return within, pooled, Spread(math.sqrt(sum(parts)), welch)
 
 
 def _failed(side_a: Sequence[RunColumns], side_b: Sequence[RunColumns]) -> FailedShares:

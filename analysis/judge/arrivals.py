@@ -135,9 +135,10 @@ def _dispersion(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check]:
     )  # fmt: skip
 
 
-def sent_rate(requests: pd.DataFrame) -> float | None:
-    """Requests per second that were sent, from the first to the last."""
-    return _per_s(_sent_ns(requests))
+def sent_rate(requests: pd.DataFrame, window_ns: tuple[int, int] | None = None) -> float | None:
+    """Requests per second that were sent: in all of a window, or from the first to the last."""
+    sent = _sent_ns(requests)
+    return _per_s(sent) if window_ns is None else len(sent) / max(window_ns[1] - window_ns[0], 1) * 1e9
 
 
 def _per_s(at_ns: Ints) -> float | None:

@@ -13,6 +13,7 @@ from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.requests.metrics import final
 from gapmeter.analysis.results.manifest import GeneratorFloor, Manifest, PlanFacts
 from gapmeter.analysis.tables import GeneratorFile, cut_short_ns
+from gapmeter.scenarios.model import CHANGING_ARRIVALS
 
 # The rate that a plan was drawn at, as the manifest tells it: (time, requests per second), straight lines between.
 Knots = Sequence[tuple[int, float]]
@@ -63,6 +64,11 @@ class Evidence:
     think_time_ns: int = 0
     floor: GeneratorFloor | None = None
     suspended_ns: int | None = None
+
+    @property
+    def uneven_window_ns(self) -> tuple[int, int] | None:
+        """The measured part where due times alone do not tell it, since the load may be quiet at an end."""
+        return self.window_ns if self.arrivals in (*CHANGING_ARRIVALS, "onoff") and any(self.window_ns) else None
 
 
 def evidence_of(

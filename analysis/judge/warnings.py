@@ -210,8 +210,8 @@ def changing_warning(steady: Steady) -> Iterator[RunWarning]:
         cause = "the server slowed down, or the load is more than it can do, so latency depends on how long the run is"
         yield _warning(code, text, f"it rose: {cause}")
     else:
-        cause = "it fell: compilation or cold caches before, or other work on the machine that ended"
-        yield _warning(code, text, cause, "a longer load.warmup")
+        cause = "it fell: compilation or cold caches at the start, or a stall or other work on the machine that ended"
+        yield _warning(code, text, cause, "a longer load.warmup, if the start was slow")
 
 
 def cached_warning(load: LoadFacts) -> Iterator[RunWarning]:

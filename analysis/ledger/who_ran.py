@@ -35,6 +35,7 @@ from gapmeter.records.reader import Table
 
 _RUNS = 20_000  # that begin within a window
 _AT_ONCE = 2  # windows that are looked at side by side
+_WAKES_NS = 100_000_000  # within this a thread that was woken gets a core; what it slept before that had another cause
 _LETS_GO_NS = 100_000  # within this a thread runs again that waited for its interpreter
 _LONGEST_HOLD_NS = 1_000_000_000  # of an interpreter, that is followed beyond a window's end
 _MOST_STAMPS, _STRAY_STAMPS = 5_000, 0.02  # looked at for whose they are; the share that may be nobody's
@@ -253,7 +254,7 @@ class _Window:
         main, pool = [self.threads.main[process.pid]], self.threads.pool[process.pid]
         running, pooled = self._on_core(main), self._on_core(pool)
         preempted, locked, pool_preempted = self._preempted(main), self._locked(main, pool), self._preempted(pool)
-        held = self._all_held(~self._of(main + pool))
+        others = ~self._of(main + pool)
         # Who sleeps in the middle of a call takes no message, whoever has the cores.
         called, full = loop_work(process, (Span.DETOKENIZE,)), pool_full(process, len(pool))
         stopped = self._stopped(process.pid)
@@ -263,8 +264,12 @@ class _Window:
             "loop": self._join(stopped, preempted, lock=locked),
             "loop turn": self._join(stopped, preempted, lock=locked, work=loop_work(process)),
             "pool": self._join(stopped, pool_preempted, lock=self._locked(pool, main)),
-            "loop woken": self._join(stopped, preempted, held.outside(*called), lock=pooled, work=at_work),
-            "pool woken": self._join(stopped, pool_preempted, held.outside(*full), lock=busy, work=full),
+            "loop woken": self._join(
+                stopped, preempted, self._all_held(others, main).outside(*called), lock=pooled, work=at_work
+            ),
+            "pool woken": self._join(
+                stopped, pool_preempted, self._all_held(others, pool).outside(*full), lock=busy, work=full
+            ),
         }
 
     def _of_engine(self, pid: int) -> dict[str, Stretches]:
@@ -272,7 +277,7 @@ class _Window:
         main, sender, receiver = [threads.main[pid]], threads.sender[pid], threads.receiver[pid]
         python, stopped = self._python(main), self._stopped(pid)
         computing = [self._stopped(one) for one, tid in threads.main.items() if tid in threads.computing[pid]]
-        held = self._all_held(~self._of(main) | self.forwards)
+        held = self._all_held(~self._of(main) | self.forwards, [*sender, *receiver] or main)
         return {
             "engine": self._join(stopped, self._preempted(main), lock=self._locked(main, [*sender, *receiver])),
             "forward": self._join(*computing, self._preempted(threads.computing[pid])),
@@ -390,13 +395,16 @@ class _Window:
         rows = {int(one): np.flatnonzero(cpu == one) for one in distinct(self.runs["cpu"])}
         return {one: self.work.rows(at[np.argsort(self.work.start[at], kind="stable")]) for one, at in rows.items()}
 
-    def _all_held(self, rows: Bools) -> Intervals:
+    def _all_held(self, rows: Bools, tids: Sequence[int]) -> Intervals:
         """When each of the server's cores was held by ``rows`` of work; the first core's is named. And at a CPU limit.
 
-        Threads of the server that carry messages don't count: they may bring the very one that is waited for.
+        But not while the threads that are to be woken, ``tids``, slept for long yet. Threads of the server that carry
+        messages don't count: they may bring the very one that is waited for.
         """
         held = rows & self._may_hold
         start, end = at_least(len(self.threads.cores), self.work.start[held], self.work.end[held])
+        _, slept, woken, _ = self._gaps(tids, preempted=False)
+        _, start, end = outside(start, end, *at_least(max(len(tids), 1), slept, woken - _WAKES_NS))
         return Intervals.join([self._instead(start, end, np.full(len(start), self.threads.cores[0])), self._at_limit])
 
     @cached_property

@@ -128,7 +128,8 @@ def _number(value: float) -> str:
 
 FEWEST = 4
 LEAST_BEND = 0.1  # of the box that the curve fills; less is a straight line, or the noise of one
-LEAST_RISE = 1.25  # last over first latency
+LEAST_RISE = 1.25  # last over lowest latency
+_KNOWN = "known well enough: longer points or repeats would tell"
 FLAT = math.log2(1.15)  # elasticity: growth of the logarithm of throughput over that of the load
 GROWING = math.log2(1.32)
 DRAWS = 1000
@@ -178,7 +179,7 @@ def throughput_turn(load: Sequence[float], rate: Sequence[float]) -> Turn:
 def latency_turn(load: Sequence[float], latency: Sequence[float]) -> Turn:
     """Where latency begins to climb; ``load`` rises strictly, any units."""
     low, high = min(latency), max(latency)
-    if latency[-1] < LEAST_RISE * latency[0] or high <= low:
+    if latency[-1] < LEAST_RISE * low or high <= low:
         return Turn(None, "latency hardly rises over this range: the knee lies beyond its last point")
     span = load[-1] - load[0]
     below = [(at - load[0]) / span - (value - low) / (high - low) for at, value in zip(load, latency, strict=True)]
@@ -297,10 +298,12 @@ def _knee(curve_points: Sequence[CurvePoint], load: Sequence[float], key: str, m
         levels = [level for level in known if level is not None]
         if len(levels) == len(known):
             answers.append((find_knee(load, levels, rule), by))
-    order = {KNEE: 0, NONE: 1, UNDECIDED: 2}
+        elif by != THROUGHPUT and not closed:
+            answers.append((Knee(UNDECIDED, f"at some point latency is not {_KNOWN}", 0.0), by))
     if not answers:
-        why = "at some point neither latency nor throughput is known well enough: longer points or repeats would tell"
-        return Knee(UNDECIDED, why, 0.0), asks[0][0]
+        return Knee(UNDECIDED, f"at some point neither latency nor throughput is {_KNOWN}", 0.0), asks[0][0]
+    # An open loop's throughput grows with its rate up to the ceiling, and so never tells that latency has no knee.
+    order = {KNEE: 0, NONE: 1, UNDECIDED: 2} if closed else {KNEE: 0, UNDECIDED: 1, NONE: 2}
     return min(answers, key=lambda answer: order[answer[0].state])
 
 

@@ -21,7 +21,15 @@ from gapmeter.analysis.capacity import search as capacity
 from gapmeter.analysis.capacity.build import build_search
 from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
 from gapmeter.analysis.capacity.read import MeasuredTrial, count_all, count_good, count_values, goal_of, promises_of
-from gapmeter.analysis.capacity.sample import Served, bursts_of, chance_if_stable, log_level, served_by, worth
+from gapmeter.analysis.capacity.sample import (
+    Served,
+    bursts_of,
+    chance_if_stable,
+    log_level,
+    served_by,
+    worth,
+    worth_of_clusters,
+)
 from gapmeter.analysis.capacity.search import Goal, held_rate, next_trial, posterior, requests_to_hold
 from gapmeter.analysis.capacity.speed import Pace, speeds_of
 from gapmeter.analysis.capacity.trial import (
@@ -66,6 +74,26 @@ def trial(rate: float, verdict: str, confidence: float = 0.95, leaning: str = HO
 
 
 ONCE = Look(5000, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("percentile", [50.0, 90.0])
+def test_token_gaps_that_swing_together_for_seconds_are_worth_a_value_in_as_long(percentile: float) -> None:
+    """1,200 requests a tenth of a second apart, whose gaps follow a level that is alike for three seconds."""
+    rng, keeps = np.random.default_rng(1), math.exp(-0.1 / 3)
+    shocks, level = rng.normal(size=1200), np.zeros(1200)
+    for at in range(1, 1200):
+        level[at] = keeps * level[at - 1] + math.sqrt(1 - keeps**2) * shocks[at]
+    gaps = np.repeat(np.exp(0.3 * level), 16) * rng.lognormal(0, 0.05, 1200 * 16)
+    assert worth_of_clusters(gaps, [np.repeat(np.arange(1200), 16)], percentile) < 1.5 * 1200 / (2 * 10 * 3)
+
+
+def test_an_overload_that_serves_less_than_a_lower_rate_did_tells_no_ceiling() -> None:
+    goal, well = Goal((P99,), 10.0), Count(2.0, 600, 600.0, log_level=(math.log(0.4), 0.1))
+    fine = trial(60.0, HOLDS, measured=600, counts=(well,), served=Served(60.0, 0.03, saturated=False))
+    collapsed = {"counts": (Count(400.0, 600, 600.0),), "measured": 600}
+    full = trial(100.0, FAILS, **collapsed, served=Served(20.0, 0.05, saturated=True))
+    known = posterior(goal, [fine, full])
+    assert known is not None and known.interval(0.95)[0] > 40
 
 
 @given(st.integers(1, 3000), st.floats(0, 1), st.floats(0.001, 0.5))

@@ -706,6 +706,15 @@ def test_dropping_the_slowest_requests_is_neither_faster_nor_within(share: float
         assert claims.judge([replace(found, metrics=means)], {})[0].word not in (FASTER, MIXED)
 
 
+def test_a_side_of_few_runs_that_vary_more_than_the_others_many_is_not_judged_by_theirs() -> None:
+    """Two runs 20 % apart tell little of their mean, however alike six others are."""
+    a = [scaled(virtual(seed), factor) for seed, factor in enumerate((-0.1, 0.1))]
+    b = [scaled(virtual(seed), factor) for seed, factor in enumerate((-0.01, 0.01) * 3, 10)]
+    for one, other in ((a, b), (b, a)):
+        growth = compare_sides(one, other, PERCENTILES, resamples=50).metrics["ttft"][50.0].growth
+        assert growth is not None and growth.half_width(0.95) > 0.5
+
+
 def alike(seed: int, count: int, log_factor: float = 0.0) -> RunColumns:
     """The last requests of a queue that is nearly full, whose neighbors are too alike for a percentile."""
     rng = np.random.default_rng(seed)

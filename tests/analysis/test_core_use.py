@@ -191,6 +191,16 @@ def test_a_workers_forward_waits_when_the_worker_does(tmp_path: Path) -> None:
     assert _said(use, "engine", ENGINE) == []
 
 
+def test_a_thread_that_sleeps_for_long_waits_for_a_core_at_its_end_alone(tmp_path: Path) -> None:
+    """What it slept for before is not known; others may have had the cores all the while."""
+    _switches(tmp_path, (0, ENGINE, "in"), (10, ENGINE, "out"), (2000, ENGINE, "in"), (2010, ENGINE, "out"))
+    _switches(tmp_path, (5, OTHER_PID, "in"), (1990, OTHER_PID, "out"), core=1)
+    loops = (Span.LOOP, 0, 10), (Span.LOOP, 2000, 2010)
+    files = [_probe(tmp_path, "api", API), _probe(tmp_path, "core", ENGINE, *loops)]
+    waits = [wait for wait in _said(core_use(tmp_path, files, [1]), "engine woken", ENGINE) if "another" in wait[2]]
+    assert waits == [(5, 10, "another program cc1"), (1900, 1990, "another program cc1")]
+
+
 def test_threads_that_compute_a_forward_together_hold_their_cores(tmp_path: Path) -> None:
     _switches(tmp_path, (0, ENGINE, "in"), (60, ENGINE, "out"))
     _switches(tmp_path, (20, SENDER, "in"), (50, SENDER, "out"), core=1)

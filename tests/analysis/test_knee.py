@@ -230,6 +230,22 @@ def swept(waits: Sequence[float], rates: Sequence[float], error: float) -> list[
     return said(points, list(knees_of(axis, points, on_curve, "ttft", {"ttft": None})))
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_an_open_loops_throughput_does_not_tell_that_latency_has_no_knee(known: bool) -> None:
+    """Below the ceiling it grows with the rate that is asked for, whatever latency does."""
+    rates = (5.0, 10.0, 20.0, 40.0, 60.0, 80.0)
+    points = [
+        each.model_copy(update={"loop": "open"}) for each in points_along("load.rate", {f"{r:g}": r for r in rates})
+    ]
+    empty = Frames(pd.DataFrame(), {}, pd.DataFrame(), None)
+    on_curve = [
+        CurvePoint(each, {"ttft": Level(wait, 2.0, 12) if known else None, "throughput": Level(rate, 0.1, 12)}, empty)
+        for each, wait, rate in zip(points, (20, 20, 21, 22, 27, 34), rates, strict=True)
+    ]
+    (knee,) = knees_of(Axis("load.rate", "", (("", tuple(range(6))),)), points, on_curve, "ttft", {"ttft": None})
+    assert (knee.state, knee.by) == (UNDECIDED, "mean TTFT")
+
+
 def test_the_sentence_names_what_shows_the_knee() -> None:
     """As Transformers did: waits known by their mean only, throughput flat after 8 users."""
     waits, rates = [11, 16, 22, 27, 184, 507], [200, 299, 443, 670, 631, 628]

@@ -15,7 +15,7 @@ import pytest
 
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.steady import Warmup
-from gapmeter.analysis.load import describe_throughput
+from gapmeter.analysis.load import describe_load, describe_throughput
 from gapmeter.analysis.requests import figures
 from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results import RunResult
@@ -27,7 +27,7 @@ from gapmeter.analysis.stats.series import Series
 from gapmeter.report.slo import headline
 from gapmeter.report.trust import trust_sentence
 from tests.kit.results import result
-from tests.kit.runs import EVIDENCE, SLOS, Frames, read_hlog, simulate, slo
+from tests.kit.runs import EVIDENCE, SLOS, Frames, read_hlog, simulate, slo, timed
 
 
 @pytest.fixture(scope="module")
@@ -329,6 +329,27 @@ def test_an_open_loop_that_was_warm_is_served_as_it_is_asked_and_one_that_was_no
 
 def test_requests_that_all_come_at_once_are_served_until_the_last_token() -> None:
     assert served(np.zeros(100), np.linspace(0.1, 10, 100), warmup_s=0.0) == pytest.approx(10)
+
+
+def test_one_answer_that_takes_long_does_not_lower_what_was_served() -> None:
+    begun, took = np.arange(0, 12, 0.05), np.full(240, 0.2)
+    took[100] = 30.0
+    assert served(begun, took, warmup_s=2.0) == pytest.approx(20, rel=0.01)
+
+
+def test_a_backlog_of_the_warm_up_is_not_served_in_its_stead_beyond_what_is_left_in_flight() -> None:
+    begun = np.arange(0, 17, 0.05)
+    took = np.where(begun < 5, 5.1 - begun, 0.2)
+    assert served(begun, took, warmup_s=5.0) == pytest.approx(20, rel=0.01)
+
+
+def test_a_load_that_ends_quietly_lasted_as_long_as_it_was_planned() -> None:
+    requests = timed(np.full(100, 20.0), every_ms=50).assign(measured=True, prompt_tokens=7)
+    window = (10**12, 10**12 + 15 * 10**9)
+    assert describe_throughput(requests, window).requests_per_s == pytest.approx(100 / 15)
+    evidence = replace(EVIDENCE, arrivals="steps", requested_rate=6.67, window_ns=window)
+    told = describe_load(requests.assign(connect_start_ns=-1, cached_tokens=np.nan), evidence)
+    assert (told.window_s, told.delivered_rate) == (15, pytest.approx(100 / 15))
 
 
 def test_the_time_in_which_a_server_failed_counts_too() -> None:

@@ -135,6 +135,12 @@ def test_failures_that_are_told_already_are_not_the_doubt_that_is_shown(tmp_path
     assert not any(line.startswith(" caution 80 of 400 requests failed") for line in lines)
 
 
+def test_a_percentile_of_the_answered_ones_is_none_of_all_requests(tmp_path: Path) -> None:
+    """Else the p99 of those answered would be the sample's p99 of all, failures counted as the slowest."""
+    lines = _render(write_run(tmp_path / "r", count=40, failures=3, slos=("ttft p99 <= 9000 ms", "errors <= 60 %")))
+    assert re.search(r"p99 –", next(line for line in lines if line.startswith(" TTFT")))
+
+
 def test_how_much_of_what_was_served_was_good_says_nothing_of_what_was_not_served(tmp_path: Path) -> None:
     """Half of the requests failed, and all others were in time: "5 req/s (50 % good)" reads as 2.5."""
     slos = ("ttft p50 <= 9000 ms", "errors <= 60 %")
