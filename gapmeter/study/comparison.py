@@ -24,7 +24,7 @@ from gapmeter.runs.comparison import (
     unless_unreadable,
 )
 from gapmeter.runs.run import Conclusion, require_one_run
-from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.model import Scenario
 from gapmeter.study.resolve import check_changeable, resolve
 
 RUNS_A_SIDE = 3  # with two, Student's t has 2 degrees of freedom and finds next to nothing

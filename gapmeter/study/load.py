@@ -27,7 +27,7 @@ from gapmeter.records import RunFolder
 from gapmeter.records.excerpt import Growing
 from gapmeter.records.follow import RecordTail, follow_run
 from gapmeter.records.request import ISSUED, RequestRecord
-from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.model import Scenario
 from gapmeter.scenarios.plain_file import is_plain
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import LocustPage
