@@ -17,12 +17,11 @@ from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import evidence_of
 from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_steady, detect_warmup, throttled
 from gapmeter.analysis.judge.streaming import choices_warning, streaming_warnings
-from gapmeter.analysis.ledger.bursts import describe_bursts
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, shown_timelines
 from gapmeter.analysis.ledger.portions import asked_tokens
 from gapmeter.analysis.ledger.read import read_trace
-from gapmeter.analysis.ledger.tail import describe_bands
+from gapmeter.analysis.ledger.tail import describe_bands, describe_bursts
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.ledger.upgrade import describe_compute
 from gapmeter.analysis.provenance import made_by, provenance_of
