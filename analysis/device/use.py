@@ -12,8 +12,7 @@ import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Floats, distinct
 from gapmeter.analysis.ledger.critical_path import Times, covered, overlaps, union
-from gapmeter.analysis.ledger.device_time import DEVICE_WORK
-from gapmeter.analysis.ledger.launching import Forwards, busy_of, timed_forwards
+from gapmeter.analysis.ledger.device_time import DEVICE_WORK, Forwards, busy_of, timed_forwards
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results.device import DeviceUse, KernelUse
 from gapmeter.records import Span

@@ -16,9 +16,8 @@ from gapmeter.analysis.device.roofline import ratio, step_work
 from gapmeter.analysis.device.telemetry import describe_utilisation
 from gapmeter.analysis.device.use import describe_device
 from gapmeter.analysis.judge.warnings import device_warnings
-from gapmeter.analysis.ledger.device_time import anchors_of
+from gapmeter.analysis.ledger.device_time import anchors_of, host_bound, launch_waits, timed_forwards
 from gapmeter.analysis.ledger.interference import Interference, fit_interference
-from gapmeter.analysis.ledger.launching import host_bound, launch_waits, timed_forwards
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results.device import DeviceUse, PeakRate
 from gapmeter.records import RecordWriter, Span, read_records
