@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.cost import describe_cost, describe_tokens, describe_value, hardware_units, offered_rate
-from gapmeter.analysis.device.binding import binding_evidence, binding_of
+from gapmeter.analysis.device.use import binding_evidence, binding_of
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.lateness import ReportedLateness, without_refused
 from gapmeter.analysis.judge.words import not_judged
