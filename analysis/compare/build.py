@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
 
-from gapmeter.analysis.compare import claims, protocol
+from gapmeter.analysis.compare import claims
 from gapmeter.analysis.compare.claims import Claim, PairVerdict
 from gapmeter.analysis.compare.differences import Differences, compare_sides, why_refused
-from gapmeter.analysis.compare.sides import AnalysedRun, Side
+from gapmeter.analysis.compare.sides import AnalysedRun, Side, check_protocol, unsound_because
 from gapmeter.analysis.judge.evidence import floor_of
 from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.provenance import device_words, provenance_of_several
@@ -175,12 +175,12 @@ def _protocol(letter: str, baseline: Side, side: Side, factors: Sequence[str]) -
 
 
 def _check(a: AnalysedRun, b: AnalysedRun, factors: Sequence[str] = ()) -> Comparability:
-    return protocol.check(a.manifest, b.manifest, a.result.floor, b.result.floor, factors)
+    return check_protocol(a.manifest, b.manifest, a.result.floor, b.result.floor, factors)
 
 
 def _soundness(side: Side) -> str:
     """``valid``, or what is wrong with which of its runs."""
-    bad = [(each.run.name, protocol.unsound_because(each.manifest, each.result)) for each in side.runs]
+    bad = [(each.run.name, unsound_because(each.manifest, each.result)) for each in side.runs]
     several = len(side.runs) > 1
     return "; ".join(f"{name}: {why}" if several else why for name, why in bad if why) or VALID
 

@@ -122,7 +122,7 @@ def check_baseline(baseline: Baseline, scenario: Scenario) -> None:
     if scenario.sweep:
         raise UserError("--baseline compares one scenario with earlier runs of it; leave out the sweep", errors.USAGE)
     check_percentiles(scenario.slo)
-    from gapmeter.analysis.compare.protocol import asked_otherwise
+    from gapmeter.analysis.compare.sides import asked_otherwise
 
     # A comparison would take one key that differs for what is compared; but at half the rate no server is slower.
     # How long at most, which runs from several machines and locustfiles leave out, says nothing of what is asked.
