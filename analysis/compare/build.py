@@ -329,6 +329,7 @@ def _row(letter: str, side: Side) -> SideRow:
     series = {
         metric: pooled([each.run.series(metric) for each in side.runs]) for metric in {name for name, _ in _IN_TABLE}
     }
+    verdicts = Counter(each.result.verdict for each in side.runs).most_common()
     return SideRow(
         name=letter,
         runs=side.names,
@@ -336,7 +337,7 @@ def _row(letter: str, side: Side) -> SideRow:
         engine=result.provenance.engine,
         load=result.provenance.load,
         digest=manifest.scenario_digest,
-        verdict=_verdicts([each.result.verdict for each in side.runs]),
+        verdict=verdicts[0][0] if len(verdicts) == 1 else ", ".join(f"{many} {verdict}" for verdict, many in verdicts),
         requests=side.requests,
         figures={
             f"{metric}_{percentile_key(p)}": _estimate(side, series[metric], metric, p) for metric, p in _IN_TABLE
@@ -377,12 +378,6 @@ def _of_all(runs: Sequence[AnyCost | AnyEnergy], figure: str, why: str = "") -> 
     known = ((getattr(each, figure), getattr(each, f"{figure}_ci")) for each in runs)
     found = Interval.of_all([Interval(value=value, low=low, high=high) for value, (low, high) in known])
     return SidePart(value=found.value, ci=(found.low, found.high), why="")
-
-
-def _verdicts(verdicts: Sequence[str]) -> str:
-    """The runs' verdict; where they differ each with its number, the most frequent first."""
-    counts = Counter(verdicts).most_common()
-    return counts[0][0] if len(counts) == 1 else ", ".join(f"{many} {verdict}" for verdict, many in counts)
 
 
 def _spread(rows: Sequence[SideRow]) -> DeviceSpread:

@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 from gapmeter_probe.records import DEVICE_PARTS
-from numpy.typing import NDArray
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints, places
 from gapmeter.analysis.ledger.critical_path import covered, union
@@ -113,13 +112,9 @@ def device_spans(file: RecordFile, samplings: Table) -> Table:
         placed, half = anchors.place(base + rows[f"{part}_device_ns"])
         at[part] = np.where(host[part] > 0, placed, _UNKNOWN)
         width = np.maximum(width, np.where(host[part] > 0, half, 0))
-    return _parts(rows["seq"].astype(np.int64), host, at, width, _sampling_began(samplings, rows["seq"]))
-
-
-def _sampling_began(spans: Table, seqs: NDArray[Any]) -> Ints:
-    """When the host began to sample each step; unknown where it did not say."""
-    order = np.argsort(spans["ref"], kind="stable")
-    return np.append(spans["start_ns"][order], _UNKNOWN)[places(spans["ref"][order], seqs)]
+    samplings = samplings[np.argsort(samplings["ref"], kind="stable")]
+    began = np.append(samplings["start_ns"], _UNKNOWN)[places(samplings["ref"], rows["seq"])]
+    return _parts(rows["seq"].astype(np.int64), host, at, width, began)
 
 
 def _parts(step: Ints, host: Mapping[str, Ints], at: Mapping[str, Ints], width: Ints, sampling: Ints) -> Table:
