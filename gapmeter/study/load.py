@@ -191,13 +191,6 @@ class FrozenProcesses:
         return "; ".join(found)
 
 
-def _has_mapped(pid: str, path: Path) -> bool:
-    try:
-        return str(path.resolve()) in Path(f"/proc/{pid}/maps").read_text(errors="replace")
-    except OSError:  # it has ended, or is not ours to look at
-        return False
-
-
 class ServerLog:
     """What the server logs from now on, where its log lies in another folder than the load's."""
 
@@ -229,8 +222,8 @@ class ProbeFolder:
     def recording(self) -> tuple[int, ...]:
         """The local processes that record here now: ids in the files' names, of processes that have the file mapped."""
         named = [(path.name.split("-")[1:2], path) for path in (file.path for file in self._all())]
-        pids = {int(pid[0]) for pid, path in named if pid and pid[0].isdigit() and _has_mapped(pid[0], path)}
-        return tuple(sorted(pids))
+        known = [(pid[0], str(path.resolve())) for pid, path in named if pid and pid[0].isdigit()]
+        return tuple(sorted({int(pid) for pid, path in known if path in text_of(f"/proc/{pid}/maps")}))
 
     def settle(self, patience_s: float) -> bool:
         """Wait until no step has been recorded for a moment; False when there still are some at the end."""
