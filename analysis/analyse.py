@@ -31,14 +31,7 @@ from gapmeter.analysis.requests.metrics import limits_of, succeeded, window_s
 from gapmeter.analysis.results.manifest import Manifest, PlanFacts
 from gapmeter.analysis.results.run import CoreHolder, LedgerFacts, Ranks, RunResult, ShortenedLoad, StepFit
 from gapmeter.analysis.run_figures import RunTables, build_figures
-from gapmeter.analysis.tables import (
-    GeneratorFile,
-    cut_short_ns,
-    last_looks_ns,
-    read_requests,
-    steps_table,
-    write_table,
-)
+from gapmeter.analysis.tables import GeneratorFile, cut_short_ns, last_looks_ns, read_requests, steps_table, write_table
 from gapmeter.records import RunFolder
 from gapmeter.records.process import give_back_memory
 from gapmeter.scenarios.model import CHANGING_ARRIVALS

@@ -628,9 +628,7 @@ def failing_at_random(run: RunColumns, given_ns: float = 60e9) -> RunColumns:
 
 
 @pytest.mark.parametrize("given_ns", [2e9, 300e9])
-def test_a_server_that_only_fails_more_is_told_so_and_its_time_out_moves_no_other_percentile(
-    given_ns: float,
-) -> None:
+def test_a_server_that_only_fails_more_is_told_so_and_its_time_out_moves_no_other_percentile(given_ns: float) -> None:
     whole = virtual(1)
     failing = failing_at_random(whole, given_ns=given_ns)
     for one, other, word, said in (

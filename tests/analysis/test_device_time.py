@@ -127,10 +127,7 @@ def test_a_request_that_was_put_behind_anothers_step_on_the_device_has_waited_fo
 
 def lost(fails: bool = False, query_ns: int = 1000, since: int = 0, until: int = 1 << 62) -> Faults:
     """Queries that fail, or take long, for a while."""
-    return Faults(
-        lambda at: query_ns if since <= at < until else 1000,
-        lambda at: fails and since <= at < until,
-    )
+    return Faults(lambda at: query_ns if since <= at < until else 1000, lambda at: fails and since <= at < until)
 
 
 def test_a_step_whose_device_time_was_lost_is_unexplained_and_never_the_hosts_launch(tmp_path: Path) -> None:

@@ -120,8 +120,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_launched(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [(("--ui-keep", "soon"), "--ui-keep"), (("--ui-port", "99999"), "--ui-port 99999 is not a port")],
+    ("words", "said"), [(("--ui-keep", "soon"), "--ui-keep"), (("--ui-port", "99999"), "--ui-port 99999 is not a port")]
 )
 def test_a_mistake_about_the_page_is_a_sentence(words: tuple[str, str], said: str, tmp_path: Path) -> None:
     done = gapmeter(*STEADY, "--ui", *words, runs=tmp_path)

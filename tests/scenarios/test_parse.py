@@ -645,8 +645,7 @@ loads = st.one_of(
     ),
 )  # fmt: skip
 spans = st.one_of(
-    st.integers(1, 10**12).map(lambda ns: {"duration": ns / 1e9}),
-    st.integers(1, 20_000).map(lambda n: {"requests": n}),
+    st.integers(1, 10**12).map(lambda ns: {"duration": ns / 1e9}), st.integers(1, 20_000).map(lambda n: {"requests": n})
 )
 
 
