@@ -17,12 +17,11 @@ from gapmeter.analysis.judge import warnings as doubts
 from gapmeter.analysis.judge.evidence import evidence_of
 from gapmeter.analysis.judge.steady import Warmup, describe_drift, describe_steady, detect_warmup, throttled
 from gapmeter.analysis.judge.streaming import choices_warning, streaming_warnings
-from gapmeter.analysis.ledger.bursts import describe_bursts
 from gapmeter.analysis.ledger.explore import describe_pairs
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, shown_timelines
 from gapmeter.analysis.ledger.portions import asked_tokens
 from gapmeter.analysis.ledger.read import read_trace
-from gapmeter.analysis.ledger.tail import describe_bands
+from gapmeter.analysis.ledger.tail import describe_bands, describe_bursts
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.ledger.upgrade import describe_compute
 from gapmeter.analysis.provenance import made_by, provenance_of
@@ -32,14 +31,7 @@ from gapmeter.analysis.requests.metrics import limits_of, succeeded, window_s
 from gapmeter.analysis.results.manifest import Manifest, PlanFacts
 from gapmeter.analysis.results.run import CoreHolder, LedgerFacts, Ranks, RunResult, ShortenedLoad, StepFit
 from gapmeter.analysis.run_figures import RunTables, build_figures
-from gapmeter.analysis.tables import (
-    GeneratorFile,
-    cut_short_ns,
-    last_looks_ns,
-    read_requests,
-    steps_table,
-    write_table,
-)
+from gapmeter.analysis.tables import GeneratorFile, cut_short_ns, last_looks_ns, read_requests, steps_table, write_table
 from gapmeter.records import RunFolder
 from gapmeter.records.process import give_back_memory
 from gapmeter.scenarios.model import CHANGING_ARRIVALS

@@ -49,10 +49,7 @@ FIGURES = {
     "lag1000_p99_ms": ("generator lag at 1,000 requests/s, p99, ms", ""),
     "rate1000": ("delivered rate, 1,000 asked, requests/s", ""),
     "dispersion1000": ("… dispersion of delivered over that of planned arrivals", "1"),
-    "ttft20_busy_p50_ms": (
-        "TTFT error at 20 requests/s, a program that never sleeps on the same core, p50, ms",
-        "",
-    ),
+    "ttft20_busy_p50_ms": ("TTFT error at 20 requests/s, a program that never sleeps on the same core, p50, ms", ""),
     "ttft20_busy_p99_ms": ("… p99, ms", "<= 0.15"),
     "wait20_busy_p99_ms": ("… from the kernel's stamp to the read, p99, ms: in no latency", ""),
     "lag20_busy_p99_ms": ("… generator lag, p99, ms", ""),

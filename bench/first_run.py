@@ -21,7 +21,7 @@ from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.machine.instrument import NotMeasured
 from gapmeter.options import Options
-from gapmeter.scenarios import load_scenario
+from gapmeter.scenarios.read import load_scenario
 from gapmeter.study.study import run_scenario
 
 SCENARIO = "chat-p99"

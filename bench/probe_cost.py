@@ -60,10 +60,7 @@ def measure(
     switch.write_text("none")
     env = {"PYTHONPATH": str(CHECKOUT / "bench" / "unhook"), "GAPMETER_UNHOOK": str(switch.resolve())}
     env |= {} if native else {"GAPMETER_PYTHON_ONLY": "1"}
-    with (
-        running(name, folder, replace(setting, env={**setting.env, **env})) as engine,
-        kept_to(Cores.apart().client),
-    ):
+    with running(name, folder, replace(setting, env={**setting.env, **env})) as engine, kept_to(Cores.apart().client):
         pairs = asyncio.run(_pairs(engine, switch, seconds))
     found = {part: ratios(of_part) for part, of_part in pairs.items()}
     return {"engine": name, "version": engine.version, "native": native, "pairs": len(pairs["all"]), "parts": found}

@@ -12,10 +12,10 @@ import numpy as np
 from bench.queues import lindley
 from bench.virtual_server import Arrival, Settings, simulate
 from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.capacity.curve import pace_of
 from gapmeter.analysis.capacity.read import bunched, count_values
 from gapmeter.analysis.capacity.sample import served_by
 from gapmeter.analysis.capacity.search import Goal, next_trial, run_trial
-from gapmeter.analysis.capacity.speed import pace_of
 from gapmeter.analysis.capacity.trial import Ask, Enough, Oracle, Outcome, Promise, Trial
 from gapmeter.analysis.results.capacity import Ended
 from gapmeter.servers.simulated.scheduler import Limits

@@ -18,7 +18,7 @@ from typing import TextIO
 from gapmeter.analysis.numbers import duration, significant
 from gapmeter.loadgen.plan import Plan
 from gapmeter.records.follow import RATE_WINDOW_NS, Follower, phase
-from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.model import Scenario
 
 REDRAW_S = 0.25
 PLAIN_S = 10.0

@@ -199,11 +199,6 @@ class Connection(asyncio.Protocol):
         good = self._headed and _by_status(self._status()) is Outcome.OK
         return good and _END_MARK.search(b"".join(self._parts)) is not None
 
-    def _trusted(self) -> array[int]:
-        """The kernel's stamps of this answer; none where a packet overtook another, since a stamp may be too early."""
-        before, self._disordered = self._disordered, self.disorder() if self.disorder is not None else 0
-        return self._arrived if self._disordered <= before and self.disorder is not None else _NO_STAMPS
-
     def _is_stale(self, exchange: Exchange, now: int) -> bool:
         reused = Flag.REUSED in exchange.flags and exchange.attempt == 0
         return reused and not self._stamps and now - exchange.sent_ns < STALE_NS
@@ -227,7 +222,10 @@ class Connection(asyncio.Protocol):
         status = self._status()
         if self._stamps and (status >= 200 or status == _UPGRADED):  # an interim one is none of the answer
             exchange.status = status
-        exchange.keep(self._stamps, self._trusted(), self._marks, self._parts)
+        before, self._disordered = self._disordered, self.disorder() if self.disorder is not None else 0
+        trusted = self._disordered <= before and self.disorder is not None
+        # Where a packet overtook another, a stamp of the kernel may be too early.
+        exchange.keep(self._stamps, self._arrived if trusted else _NO_STAMPS, self._marks, self._parts)
         exchange.end(outcome, error, now)
         if keep:
             self._parts.clear()

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from gapmeter.loadgen.receive import WallClock
+from gapmeter.loadgen.transport import WallClock
 from gapmeter.records import Outcome
 from gapmeter.records.request import Flag, RequestRecord, traceparent
 

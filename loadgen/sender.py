@@ -15,8 +15,7 @@ from gapmeter.loadgen.client import Client, Pool
 from gapmeter.loadgen.connection import Connection
 from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.loadgen.plan import Plan
-from gapmeter.loadgen.receive import WallClock
-from gapmeter.loadgen.transport import SocketLoop
+from gapmeter.loadgen.transport import SocketLoop, WallClock
 from gapmeter.records import Outcome, RecordWriter
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
 from gapmeter.records.timer import Readers, Timer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,15 @@ from gapmeter.scenarios.plain_file import sha256_of
 PARTS = ("requests", "probe", "telemetry", "hdr", "logs")
 
 
-@dataclass(frozen=True, slots=True)
 class RunFolder:
     """The layout under ``runs/<time>-<scenario>-<short hash>/``."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.requests, self.probe, self.telemetry, self.hdr, self.logs = (path / part for part in PARTS)
+        self.manifest, self.summary, self.report = (
+            path / name for name in ("manifest.json", "summary.json", "report.html")
+        )
 
     @classmethod
     def create(cls, runs: Path, scenario: str, digest: str, parts: tuple[str, ...] = PARTS) -> RunFolder:
@@ -47,38 +50,6 @@ class RunFolder:
         for part in parts:
             (self.path / part).mkdir()
         return self
-
-    @property
-    def manifest(self) -> Path:
-        return self.path / "manifest.json"
-
-    @property
-    def requests(self) -> Path:
-        return self.path / "requests"
-
-    @property
-    def probe(self) -> Path:
-        return self.path / "probe"
-
-    @property
-    def telemetry(self) -> Path:
-        return self.path / "telemetry"
-
-    @property
-    def hdr(self) -> Path:
-        return self.path / "hdr"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
 
     def record_files(self, part: Path) -> list[Path]:
         """Compressed, or as they were written."""

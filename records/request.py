@@ -88,8 +88,7 @@ class RequestRecord:
     turn: Annotated[int, Stored("H", "place in its conversation, from 1; 0: in none", "turn")] = 0
     due_ns: Annotated[int, Stored("q", "when this attempt was due", "due_ns")] = 0
     connect_start_ns: Annotated[
-        int,
-        Stored("q", "it lacked a connection (0: one was open); if RESENT, the lost write", "connect_start_ns"),
+        int, Stored("q", "it lacked a connection (0: one was open); if RESENT, the lost write", "connect_start_ns")
     ] = 0
     connect_end_ns: Annotated[int, Stored("q", "it was open, its TLS handshake done", "connect_end_ns")] = 0
     write_ns: Annotated[int, Stored("q", "just before the last write call", "write_ns")] = 0

@@ -72,7 +72,9 @@ class Command:
         """For a sweep, or searches of several settings: the command of the point with ``settings`` by itself."""
         words = self.without("--over", "--resume", "--junit", "--markdown", "--json").words
         typed = [part for word in words for part in _parted(word)]
-        whole = [at for at, (flag, value) in enumerate(pairwise(typed)) if flag == "--set" and _is_of_points(value)]
+        points = ("sweep", "repeat")  # which there are, and how often each is visited
+        sets = [(at, value.lstrip()) for at, (flag, value) in enumerate(pairwise(typed)) if flag == "--set"]
+        whole = [at for at, setting in sets if setting.startswith(points)]
         kept = [word for at, word in enumerate(typed) if at not in whole and at - 1 not in whole]
         return Command(tuple(kept)).with_set("sweep=[]", "repeat=1", *settings)
 
@@ -104,8 +106,3 @@ def _parted(word: str) -> list[str]:
     """``--flag=value`` as two words."""
     name, equals, value = word.partition("=")
     return [name, value] if equals and name in _OF_THE_SCENARIO else [word]
-
-
-def _is_of_points(setting: str) -> bool:
-    """Whether it says which points there are, and how often each is visited."""
-    return setting.lstrip().startswith(("sweep", "repeat"))

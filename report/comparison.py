@@ -100,11 +100,7 @@ def _verdict(result: Comparison) -> doc.Verdict:
     if not result.comparable:
         trust = doc.Trust(sound=False, word="Not comparable.", words=remedy(result))
     return doc.Verdict(
-        word=result.verdict,
-        tone=tone(result.verdict),
-        sentence=as_sentence(first),
-        more=said,
-        trust=trust,
+        word=result.verdict, tone=tone(result.verdict), sentence=as_sentence(first), more=said, trust=trust
     )
 
 

@@ -43,7 +43,7 @@ _ENGINE_ROWS = {
     "running": ("running", 1.0),
     "waiting": ("waiting", 1.0),
     "kv_used_share": ("KV cache used, %", 100.0),
-}
+}  # fmt: skip
 _Sampled = tuple[str, str, str, float, float]  # column, title, unit, scale, what the axis reaches at least
 _GPU_LEVELS: Sequence[_Sampled] = (
     ("power_instant_mw", "power", "W", 1e-3, 0.0),

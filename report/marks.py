@@ -36,13 +36,9 @@ def ink(paint: str) -> str:
     """Black or white, whichever reads better on a color (WCAG relative luminance); on a hatch the page's own ink."""
     if paint.startswith("url("):
         return "var(--ink)"
-    return "#000" if _luminance(paint) > 0.179 else "#fff"
-
-
-def _luminance(hex_color: str) -> float:
-    channels = [int(hex_color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    channels = [int(paint[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return "#000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else "#fff"
 
 
 def definitions() -> Fragment:

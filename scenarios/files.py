@@ -12,25 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    Field,
-    RootModel,
-    TypeAdapter,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import BaseModel, Field, RootModel, TypeAdapter, ValidationError, ValidationInfo, model_validator
 
 from gapmeter.scenarios.errors import BadValue, quoted, unread
 from gapmeter.scenarios.plain_file import read_plain
-from gapmeter.scenarios.values import (
-    READ_FILES,
-    FilePath,
-    Tokens,
-    Wording,
-    bad_value,
-)
+from gapmeter.scenarios.values import READ_FILES, FilePath, Tokens, Wording, bad_value
 
 MOST_LINES = 2_000_000
 MOST_BYTES = 1 << 30

@@ -13,7 +13,7 @@ from gapmeter.cli import parser
 from gapmeter.commands.flags import address_of
 from gapmeter.commands.measure import workers_of
 from gapmeter.errors import UserError
-from gapmeter.scenarios import list_scenarios
+from gapmeter.scenarios.source import list_scenarios
 
 DEPLOY = Path(__file__).resolve().parent.parent / "docs" / "deploy"
 

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from gapmeter.cli import main
-from gapmeter.scenarios import list_scenarios
+from gapmeter.scenarios.source import list_scenarios
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "LICENSE"])

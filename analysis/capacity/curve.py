@@ -1,4 +1,4 @@
-"""Where the capacity lies by the shape of a queue: a percentile against load, with the server's ceiling.
+"""Where the capacity lies by the shape of a queue: a percentile against load, with the server's ceiling and speed.
 
 Near its ceiling a server's latencies grow as a queue's do. The curve, for one percentile at rate r:
 
@@ -16,10 +16,23 @@ that: less on M/D/1 queues, up to a quarter more on M/G/8 ones (80 trials each).
 
 All five are unknown. The posterior is taken over a grid of them; each trial's percentile counts by the error of its
 logarithm (Student's t, since that error was estimated) and of the server's speed, which differs between trials by a
-share s: a sixth unknown. What the pace of tokens says of s and of each trial (speed.py) moves its percentile by the
+share s: a sixth unknown. What the pace of tokens says of s and of each trial (below) moves its percentile by the
 curve's slope, and what all trials had in common moves the capacity. So both errors, and what is not known of the shape,
 are in the interval. The capacity is where the curve meets the limit; below it, what percentile to expect at a rate has
 its interval from the same posterior.
+
+The pace of tokens tells how much slower or faster a server was in one trial than in another. A machine's speed drifts
+from trial to trial, and percentiles are too noisy to tell by how much: each of the five or six
+of a search met bursts of its own. But a slower server takes longer over every token, and a thousand requests tell that
+within a per cent or two. With y the mean logarithm of the time per token after the first, in a trial that was served r
+requests per second,
+
+    y = y0 + e log(r / r0) + d + error
+
+where d, by how much the server was slower, is normal with standard deviation s (the drift), and e, how pace grows with
+load, is normal with ``_ELASTICITY``. Given s, y0 and every d follow by generalised least squares, and the likelihood of
+s by that of the residuals (REML: Patterson and Thompson 1971). What slowed all trials alike shows in no residual: it
+stays, as a variance of about s^2 / n that they have in common.
 """
 
 from __future__ import annotations
@@ -33,8 +46,12 @@ import numpy as np
 from scipy import special
 
 from gapmeter.analysis.arrays import Floats
-from gapmeter.analysis.capacity.speed import DRIFTS, Speeds, speeds_of
 
+DRIFTS: Final = np.array([0.005, 0.02, 0.04, 0.07, 0.12])  # each as likely as another before any trial
+_ELASTICITY = 1.0
+_PACE_UNTOLD = 0.02  # of a pace, beside its own error: no server follows the line exactly
+_UNKNOWN = 1e3  # the error of a trial without a pace
+_BATCHES, _FEWEST = 20, 40
 SHAPES: Final = np.array([0.0, 1.0, 2.0, 4.0, 8.0])
 _ALONE: Final = np.array([0.0, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1])  # a, as a share of the smallest percentile seen
 _LOADS: Final = 1 / (1 + np.exp(np.linspace(-2.5, 4.5, 57)))  # 1 - rho at the limit: flat in its logit, 0.92 to 0.011
@@ -49,6 +66,61 @@ _NODES: Final = special.ndtri((np.arange(7) + 0.5) / 7)
 _WRONG = 0.02  # the chance that a verdict is wrong
 _DRAWS = 8000
 _GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The mean logarithm of the time per token after the first, ns, with its standard error."""
+
+    log: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What the paces of n trials say, for each of ``DRIFTS`` (k).
+
+    ``odds``: log-likelihood, shape (k,). ``slower``: by how much each trial was slower than their mean, a logarithm,
+    and ``variance`` of that, shape (k, n). ``common``: variance of what slowed all of them alike, shape (k,).
+    """
+
+    odds: Floats
+    slower: Floats
+    variance: Floats
+    common: Floats
+
+
+def pace_of(times_ns: Floats) -> Pace | None:
+    """The pace of times per token, in due order; None of too few. The error is that of batches' means."""
+    known = times_ns[times_ns > 0]
+    if len(known) < _FEWEST:
+        return None
+    logs = np.log(known)
+    means = np.array([part.mean() for part in np.array_split(logs, _BATCHES)])
+    return Pace(float(logs.mean()), float(means.std(ddof=1)) / math.sqrt(_BATCHES))
+
+
+def speeds_of(paces: Sequence[Pace | None], served: Sequence[float]) -> Speeds:
+    """What each trial's pace (None: it has none) says, at the requests per second that it was ``served``."""
+    y = np.array([pace.log if pace else 0.0 for pace in paces])
+    errors = np.array([math.hypot(pace.error, _PACE_UNTOLD) if pace else _UNKNOWN for pace in paces])
+    load = np.log(np.array(served))
+    load -= load.mean()
+    known = np.diag(errors**2) + _ELASTICITY**2 * np.outer(load, load)
+    odds, slower, variance, common = [], [], [], []
+    for s in DRIFTS:
+        own = s**2 * np.eye(len(y))
+        inverse = np.linalg.inv(known + own)
+        ones = inverse.sum(axis=1)
+        residual = inverse - np.outer(ones, ones) / ones.sum()
+        odds.append(0.5 * (np.linalg.slogdet(inverse)[1] - math.log(ones.sum()) - y @ residual @ y))
+        slower.append(s**2 * residual @ y)
+        covariance = own - s**4 * residual
+        weights = 1 / (errors**2 + s**2)
+        weights /= weights.sum()
+        common.append(weights @ covariance @ weights)
+        variance.append(np.maximum(np.diag(covariance) - common[-1], 0.0))
+    return Speeds(*(np.array(each) for each in (odds, slower, variance, common)))
 
 
 @dataclass(frozen=True, slots=True)

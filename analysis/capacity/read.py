@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.capacity.curve import pace_of
 from gapmeter.analysis.capacity.sample import (
     bursts_of,
     chance_if_stable,
@@ -21,7 +22,6 @@ from gapmeter.analysis.capacity.sample import (
     worth_of_clusters,
 )
 from gapmeter.analysis.capacity.search import Goal
-from gapmeter.analysis.capacity.speed import pace_of
 from gapmeter.analysis.capacity.trial import Count, Look, Outcome, Promise, Trial, find, plan_looks
 from gapmeter.analysis.judge.arrivals import dispersion
 from gapmeter.analysis.judge.evidence import Evidence, evidence_of

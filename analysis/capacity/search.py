@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
-from gapmeter.analysis.capacity.speed import speeds_of
+from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least, speeds_of
 from gapmeter.analysis.capacity.trial import (
     FIRST_LOOK,
     MOST_SURE,

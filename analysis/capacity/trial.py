@@ -32,8 +32,8 @@ from typing import Literal, Protocol
 
 from scipy import special
 
+from gapmeter.analysis.capacity.curve import Pace
 from gapmeter.analysis.capacity.sample import Served
-from gapmeter.analysis.capacity.speed import Pace
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID_TRIAL, UNDECIDED, Leaning, TrialVerdict
 from gapmeter.analysis.stats.exact import FEWEST_FAR, HALF_TIMES, chance_far_below, chance_of_so_few, far_applies
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
 
-from gapmeter.analysis.compare import claims, protocol
+from gapmeter.analysis.compare import claims
 from gapmeter.analysis.compare.claims import Claim, PairVerdict
 from gapmeter.analysis.compare.differences import Differences, compare_sides, why_refused
-from gapmeter.analysis.compare.sides import AnalysedRun, Side
+from gapmeter.analysis.compare.sides import AnalysedRun, Side, check_protocol, unsound_because
 from gapmeter.analysis.judge.evidence import floor_of
 from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.provenance import device_words, provenance_of_several
@@ -175,12 +175,12 @@ def _protocol(letter: str, baseline: Side, side: Side, factors: Sequence[str]) -
 
 
 def _check(a: AnalysedRun, b: AnalysedRun, factors: Sequence[str] = ()) -> Comparability:
-    return protocol.check(a.manifest, b.manifest, a.result.floor, b.result.floor, factors)
+    return check_protocol(a.manifest, b.manifest, a.result.floor, b.result.floor, factors)
 
 
 def _soundness(side: Side) -> str:
     """``valid``, or what is wrong with which of its runs."""
-    bad = [(each.run.name, protocol.unsound_because(each.manifest, each.result)) for each in side.runs]
+    bad = [(each.run.name, unsound_because(each.manifest, each.result)) for each in side.runs]
     several = len(side.runs) > 1
     return "; ".join(f"{name}: {why}" if several else why for name, why in bad if why) or VALID
 
@@ -329,6 +329,7 @@ def _row(letter: str, side: Side) -> SideRow:
     series = {
         metric: pooled([each.run.series(metric) for each in side.runs]) for metric in {name for name, _ in _IN_TABLE}
     }
+    verdicts = Counter(each.result.verdict for each in side.runs).most_common()
     return SideRow(
         name=letter,
         runs=side.names,
@@ -336,7 +337,7 @@ def _row(letter: str, side: Side) -> SideRow:
         engine=result.provenance.engine,
         load=result.provenance.load,
         digest=manifest.scenario_digest,
-        verdict=_verdicts([each.result.verdict for each in side.runs]),
+        verdict=verdicts[0][0] if len(verdicts) == 1 else ", ".join(f"{many} {verdict}" for verdict, many in verdicts),
         requests=side.requests,
         figures={
             f"{metric}_{percentile_key(p)}": _estimate(side, series[metric], metric, p) for metric, p in _IN_TABLE
@@ -377,12 +378,6 @@ def _of_all(runs: Sequence[AnyCost | AnyEnergy], figure: str, why: str = "") -> 
     known = ((getattr(each, figure), getattr(each, f"{figure}_ci")) for each in runs)
     found = Interval.of_all([Interval(value=value, low=low, high=high) for value, (low, high) in known])
     return SidePart(value=found.value, ci=(found.low, found.high), why="")
-
-
-def _verdicts(verdicts: Sequence[str]) -> str:
-    """The runs' verdict; where they differ each with its number, the most frequent first."""
-    counts = Counter(verdicts).most_common()
-    return counts[0][0] if len(counts) == 1 else ", ".join(f"{many} {verdict}" for verdict, many in counts)
 
 
 def _spread(rows: Sequence[SideRow]) -> DeviceSpread:

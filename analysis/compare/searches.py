@@ -15,15 +15,7 @@ from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.pareto import interval, merged, pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import hardware_words, users_words
 from gapmeter.analysis.results import Manifest, RunResult
-from gapmeter.analysis.results.capacity import (
-    BUDGET,
-    CLIENT,
-    NOT_MEASURED,
-    UNMEETABLE,
-    CapacityResult,
-    Ended,
-    Fleet,
-)
+from gapmeter.analysis.results.capacity import BUDGET, CLIENT, NOT_MEASURED, UNMEETABLE, CapacityResult, Ended, Fleet
 from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, Fact
 from gapmeter.analysis.results.cost import Cost, Energy, Interval, Price
 from gapmeter.analysis.results.cost_table import HeldRate

@@ -238,6 +238,8 @@ def _gpus(telemetry: Samples, since: int, until: int) -> tuple[GpuSamples, ...]:
     gpus = []
     for about in telemetry.about("gpu").get("gpus", []):
         mine = rows[rows["gpu"] == about["gpu"]] if "gpu" in rows else rows
+        clock = _known(mine, "sm_mhz")
+        fifth = len(clock) // 5
         gpus.append(
             GpuSamples(
                 gpu=about["gpu"],
@@ -252,7 +254,7 @@ def _gpus(telemetry: Samples, since: int, until: int) -> tuple[GpuSamples, ...]:
                 busy_share=_spread(mine, "busy_percent", 0.01),
                 memory_busy_share=_spread(mine, "memory_busy_percent", 0.01),
                 throttled=_throttled(mine, bits),
-                sm_fell_share=_fell(_known(mine, "sm_mhz")),
+                sm_fell_share=float(1 - clock[-fifth:].mean() / clock[:fifth].mean()) if fifth >= 3 else None,
                 pcie=_pcie(pcie[pcie["gpu"] == about["gpu"]] if "gpu" in pcie else pcie, about),
             )
         )
@@ -266,12 +268,6 @@ def _throttled(rows: pd.DataFrame, bits: Mapping[str, int]) -> dict[str, float] 
         return None
     shares = {words: float(np.mean((mask & bit) != 0)) for words, bit in bits.items()}
     return {words: part for words, part in shares.items() if part > 0}
-
-
-def _fell(clock: Floats) -> float | None:
-    """By how much the mean clock of the window's last fifth lies below that of its first."""
-    fifth = len(clock) // 5
-    return float(1 - clock[-fifth:].mean() / clock[:fifth].mean()) if fifth >= 3 else None
 
 
 def _pcie(rows: pd.DataFrame, about: Mapping[str, Any]) -> PcieLink | None:

@@ -12,7 +12,7 @@ from gapmeter.analysis.arrays import distinct
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.judge.words import SHARED, STRANGERS, growth_text, held_by, outage_text, speed_words
 from gapmeter.analysis.ledger.cores import Culprit
-from gapmeter.analysis.ledger.launching import host_bound, timed_forwards
+from gapmeter.analysis.ledger.device_time import host_bound, timed_forwards
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.portions import answered
 from gapmeter.analysis.ledger.trace import Trace

@@ -11,9 +11,8 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints, changes, runs
+from gapmeter.analysis.arrays import AnyArray, Bools, Columns, Floats, Ints, changes, folded, runs
 from gapmeter.analysis.ledger.classes import CLASSES
-from gapmeter.analysis.ledger.columns import Columns, folded
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import with_holes
 from gapmeter.analysis.ledger.decoding import decoded, stretches_of

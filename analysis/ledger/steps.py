@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints, distinct, places
-from gapmeter.analysis.ledger.launching import launch_waits
+from gapmeter.analysis.ledger.device_time import launch_waits
 from gapmeter.analysis.ledger.trace import FIRST_PROCESS_CODE, FIRST_STEP_CODE, MISSING, Trace, filled
 from gapmeter.records import Span
 from gapmeter.records.reader import Table

@@ -275,9 +275,10 @@ class _Window:
     def _of_engine(self, pid: int) -> dict[str, Stretches]:
         threads = self.threads
         main, sender, receiver = [threads.main[pid]], threads.sender[pid], threads.receiver[pid]
-        python, stopped = self._python(main), self._stopped(pid)
+        rows = self._of(main) & ~self.forwards  # a forward leaves the interpreter to others
+        python, stopped = union(self.work.start[rows], self.work.end[rows]), self._stopped(pid)
         computing = [self._stopped(one) for one, tid in threads.main.items() if tid in threads.computing[pid]]
-        held = self._all_held(~self._of(main) | self.forwards, [*sender, *receiver] or main)
+        held = self._all_held(~rows, [*sender, *receiver] or main)
         return {
             "engine": self._join(stopped, self._preempted(main), lock=self._locked(main, [*sender, *receiver])),
             "forward": self._join(*computing, self._preempted(threads.computing[pid])),
@@ -316,11 +317,6 @@ class _Window:
     def _on_core(self, tids: Sequence[int]) -> Times:
         mine = np.isin(self.runs["tid"], tids)
         return union(self.runs["start"][mine], self.runs["end"][mine])
-
-    def _python(self, main: Sequence[int]) -> Times:
-        """When an engine's thread ran anything but a forward, which leaves the interpreter to others."""
-        rows = self._of(main) & ~self.forwards
-        return union(self.work.start[rows], self.work.end[rows])
 
     def _locked(self, tids: Sequence[int], holders: Sequence[int], python: Times | None = None) -> Times:
         """When one thread slept until ``holders`` of its interpreter, who ran Python, let it go.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from pydantic import AliasPath, Field
+
 from gapmeter.analysis.results.codec import Number, Result, ResultFile
 
 
@@ -12,13 +14,13 @@ class _Part(Result, extra="ignore"):
     """Some keys of a part."""
 
 
-class _File(ResultFile, extra="ignore"):
+class _File(ResultFile, extra="ignore", populate_by_name=False):
     """Some keys of a file."""
 
 
-class BriefServer(_Part):
-    engine: str
-    model: str
+def _within(*keys: str, default: Any = ...) -> Any:
+    """A value that lies deeper in the file. With a default, a part that is no object on the way there goes unseen."""
+    return Field(default, validation_alias=AliasPath(*keys))
 
 
 class BriefTarget(_Part):
@@ -37,14 +39,6 @@ class BriefWorkload(_Part):
     kind: str | None = None
 
 
-class BriefScenario(_Part):
-    name: str
-    server: BriefServer
-    load: BriefLoad
-    workload: BriefWorkload = BriefWorkload()
-    sweep: tuple[Mapping[str, Any], ...] | None = None
-
-
 class ManifestBrief(_File):
     """Of any kind of manifest."""
 
@@ -52,7 +46,12 @@ class ManifestBrief(_File):
 
     schema_version: Literal[1] = 1
     kind: Literal["run", "sweep", "capacity"] = "run"
-    scenario: BriefScenario
+    name: str = _within("scenario", "name")
+    engine: str = _within("scenario", "server", "engine")
+    model: str = _within("scenario", "server", "model")
+    load: BriefLoad = _within("scenario", "load")
+    workload: BriefWorkload = _within("scenario", "workload", default=BriefWorkload())
+    sweep: tuple[Mapping[str, Any], ...] | None = _within("scenario", "sweep", default=None)
     target: BriefTarget | None = None
     started_wall: str
     ended_because: str | None = None
@@ -70,10 +69,6 @@ class BriefMetric(_Part):
     late_ms: Mapping[str, float] = {}
 
 
-class BriefCounts(_Part):
-    measured: int
-
-
 class RunBrief(_File):
     """Of a run's summary."""
 
@@ -81,7 +76,7 @@ class RunBrief(_File):
 
     schema_version: Literal[2] = 2
     verdict: str
-    counts: BriefCounts
+    measured: int = _within("counts", "measured")
     metrics: Mapping[str, BriefMetric]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.cost import describe_cost, describe_tokens, describe_value, hardware_units, offered_rate
-from gapmeter.analysis.device.binding import binding_evidence, binding_of
+from gapmeter.analysis.device.use import binding_evidence, binding_of
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.lateness import ReportedLateness, without_refused
 from gapmeter.analysis.judge.words import not_judged
@@ -67,7 +67,8 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
     """What a sweep found, from its folder and those of its points. Raises NotReadable, OSError."""
     manifest = SweepManifest.read(folder.path)
     runs = [read_runs(folder.path / point.folder) for point in manifest.points]
-    used = [_used(own) for own in runs]
+    measured = [[run for run in own if isinstance(run, MeasuredRun)] for own in runs]
+    used = [[run for run in own if run.valid] or own for own in measured]  # where none is valid, all that have figures
     frames = [read_frames(own) if own else None for own in used]
     points: list[AnyPoint] = []
     for index, (point, found) in enumerate(zip(manifest.points, frames, strict=True)):
@@ -111,12 +112,6 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
         sweep=figures,
         provenance=_provenance(points, manifest, made_on),
     )  # fmt: skip
-
-
-def _used(runs: Sequence[MeasuredRun | LostRun]) -> list[MeasuredRun]:
-    """The runs of a point that count: those that are valid, or else all that have figures."""
-    measured = [run for run in runs if isinstance(run, MeasuredRun)]
-    return [run for run in measured if run.valid] or measured
 
 
 def common_level(points: Sequence[AnyPoint], metric: str) -> float | None:

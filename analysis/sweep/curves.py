@@ -25,14 +25,7 @@ import numpy as np
 
 from gapmeter.analysis.requests.figures import LEDGER_OF, mean_of_requests
 from gapmeter.analysis.results.distribution import figure_name
-from gapmeter.analysis.results.sweep import (
-    THROUGHPUT,
-    AnyPoint,
-    CurveKnee,
-    Point,
-    PointFacts,
-    ThroughputChange,
-)
+from gapmeter.analysis.results.sweep import THROUGHPUT, AnyPoint, CurveKnee, Point, PointFacts, ThroughputChange
 from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL
 from gapmeter.analysis.stats.series import Level, level_of, level_of_interval
 from gapmeter.analysis.sweep.read import Frames

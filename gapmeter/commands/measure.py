@@ -22,7 +22,7 @@ from gapmeter.options import Options
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.loadgen.fleet import Workers
     from gapmeter.runs.run import Conclusion
-    from gapmeter.scenarios import Scenario
+    from gapmeter.scenarios.model import Scenario
     from gapmeter.study.comparison import Baseline
 
 
@@ -274,7 +274,7 @@ def _add_scenarios(commands: Commands) -> None:
 
 
 def _scenarios(_: argparse.Namespace) -> int:
-    from gapmeter.scenarios import list_scenarios
+    from gapmeter.scenarios.source import list_scenarios
 
     for name, summary in list_scenarios():
         print(f"{name:<16} {summary}")

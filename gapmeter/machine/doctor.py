@@ -30,6 +30,7 @@ from gapmeter.machine.roofline import text_of
 from gapmeter.records.process import SPARE
 from gapmeter.records.timer import Timer
 from gapmeter.servers import vllm
+from gapmeter.servers.telemetry.sources import CONTROL_GROUPS, cpu_limit
 
 STREAMS = 10_000
 _FAST_CLOCKS = {"tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"}
@@ -206,12 +207,7 @@ async def _lateness(count: int) -> list[int]:
 def cores() -> Finding:
     """Whether load tester and server can each have cores of their own."""
     usable = tuple(sorted(os.sched_getaffinity(0)))
-    # The CPU limit of this process's cgroup, under version 2 or 1.
-    limit, _, period = text_of("/sys/fs/cgroup/cpu.max").partition(" ")
-    if not limit:
-        limit = text_of("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-        period = text_of("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
-    quota = int(limit) / int(period) if limit.isdigit() and period.isdigit() else None
+    quota = cpu_limit(CONTROL_GROUPS) or cpu_limit(CONTROL_GROUPS / "cpu")  # of this process's group, version 2 or 1
     topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     return judge_cores(usable, quota, [text_of(topology.format(core)) or str(core) for core in usable])
 

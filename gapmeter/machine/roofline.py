@@ -304,7 +304,7 @@ def _triad(a: Floats, b: Floats, c: Floats) -> None:
 def text_of(path: str | Path) -> str:
     """A kernel file's text, "" where it cannot be read."""
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text(errors="replace").strip()
     except OSError:
         return ""
 

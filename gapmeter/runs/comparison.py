@@ -164,7 +164,7 @@ def read_comparison(folder: Path) -> Comparison | CostTable:
 
 def check_factors(factors: Iterable[str]) -> None:
     """Raises UserError, before any load, for a word that no run could have differed in."""
-    from gapmeter.analysis.compare.protocol import OPEN_FACTORS, OWN_FACTORS
+    from gapmeter.analysis.compare.sides import OPEN_FACTORS, OWN_FACTORS
 
     names = (*KEYS, *SECTIONS, *OWN_FACTORS)
     for factor in factors:

@@ -14,7 +14,7 @@ from typing import Any
 from gapmeter import errors
 from gapmeter.analysis.numbers import DASH, counted, duration, rate, significant
 from gapmeter.analysis.results import NotReadable
-from gapmeter.analysis.results.brief import BriefScenario, ManifestBrief, RunBrief, StudyBrief
+from gapmeter.analysis.results.brief import ManifestBrief, RunBrief, StudyBrief
 from gapmeter.errors import UserError, reason_of
 from gapmeter.runs.lock import is_held
 from gapmeter.scenarios.plain_file import is_plain, read_json
@@ -160,7 +160,7 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
         if manifest.kind != "run":
             study = StudyBrief.read(path)
             validity = study.provenance.validity
-            if manifest.scenario.server.engine == "attach" and study.provenance.model:
+            if manifest.engine == "attach" and study.provenance.model:
                 listed = replace(listed, model=study.provenance.model)
             if (found := study.capacity) is not None and found.rate is not None:
                 ends = (DASH if end is None else significant(end) for end in (found.low, found.high))
@@ -170,7 +170,7 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
         result = RunBrief.read(path)
         p99_ms = {name: metric.p99_ms for name, metric in result.metrics.items()}
         return replace(
-            listed, verdict=result.verdict, measured=result.counts.measured,
+            listed, verdict=result.verdict, measured=result.measured,
             p99_at_most_ms={name: m.at_most["p99"].ms for name, m in result.metrics.items() if "p99" in m.at_most},
             p99_refused=tuple(name for name, m in result.metrics.items() if "p99" in m.late_ms),
             ttft_p99_ms=p99_ms.get("ttft"), itl_p99_ms=p99_ms.get("itl"), e2e_p99_ms=p99_ms.get("e2e"),
@@ -189,25 +189,24 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
 
 
 def _described(path: Path, manifest: ManifestBrief) -> ListedRun:
-    scenario, server = manifest.scenario, manifest.scenario.server
     asked = manifest.target.model if manifest.target else ""
-    model = asked if server.engine == "attach" else server.model  # which an attached server need not have
+    model = asked if manifest.engine == "attach" else manifest.model  # which an attached server need not have
     return ListedRun(
-        manifest.kind, str(path), manifest.started_wall, name=scenario.name, engine=server.engine,
-        model=model, load=_load(scenario, manifest.kind),
+        manifest.kind, str(path), manifest.started_wall, name=manifest.name, engine=manifest.engine,
+        model=model, load=_load(manifest),
     )  # fmt: skip
 
 
-def _load(scenario: BriefScenario, kind: str) -> str:
+def _load(manifest: ManifestBrief) -> str:
     """The rate or the users; of a sweep what it sweeps, of a search that it looks for one."""
-    load, points = scenario.load, scenario.sweep
-    if kind == "sweep" and points:
+    load, points = manifest.load, manifest.sweep
+    if manifest.kind == "sweep" and points:
         first, last = points[0], points[-1]
         return ", ".join(f"{key.rpartition('.')[2]} {first[key]} .. {last.get(key)}" for key in first)
-    if kind == "capacity":
+    if manifest.kind == "capacity":
         return "searched"
     if load.rate:
-        return f"{load.rate:g} {'conversations' if scenario.workload.kind == 'conversation' else 'req'}/s"
+        return f"{load.rate:g} {'conversations' if manifest.workload.kind == 'conversation' else 'req'}/s"
     users = load.concurrency
     return counted(users, "user") if users else load.arrivals or ""
 

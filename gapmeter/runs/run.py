@@ -32,6 +32,19 @@ R = TypeVar("R")
 STUDIES = {"sweep": ("a sweep", "points"), "capacity": ("a capacity search", "trials")}
 
 
+def _table(name: str, doc: str) -> cached_property[pd.DataFrame]:
+    def read(run: Run) -> pd.DataFrame:
+        from gapmeter.analysis.tables import read_table
+
+        path = run.folder.path / f"{name}.parquet"
+        if not path.exists():
+            raise UserError(f"{run.folder.path} has no {path.name}: nothing of that kind was recorded", errors.USAGE)
+        return read_table(path)
+
+    read.__doc__ = doc
+    return cached_property(read)
+
+
 class Run:
     """One analysed run. Tables are read when they are first asked for; docs/exports.md lists their columns."""
 
@@ -54,30 +67,11 @@ class Run:
         """PASS, FAIL, INCONCLUSIVE or INVALID."""
         return self.result.verdict
 
-    @cached_property
-    def requests(self) -> pd.DataFrame:
-        """A row an attempt, with the client's stamps, ns."""
-        return self._table("requests")
-
-    @cached_property
-    def ledger(self) -> pd.DataFrame:
-        """Two rows a request (to its first and last token), a column a stage, ns."""
-        return self._table("ledger")
-
-    @cached_property
-    def gaps(self) -> pd.DataFrame:
-        """A row a gap between two tokens, a column a stage, ns."""
-        return self._table("gaps")
-
-    @cached_property
-    def timeline(self) -> pd.DataFrame:
-        """A row a stretch of a request's wait: whose it was, from when to when, ns."""
-        return self._table("timeline")
-
-    @cached_property
-    def steps(self) -> pd.DataFrame:
-        """A row a step of the engine. Raises UserError where no probe recorded any."""
-        return self._table("steps")
+    requests = _table("requests", "A row an attempt, with the client's stamps, ns.")
+    ledger = _table("ledger", "Two rows a request (to its first and last token), a column a stage, ns.")
+    gaps = _table("gaps", "A row a gap between two tokens, a column a stage, ns.")
+    timeline = _table("timeline", "A row a stretch of a request's wait: whose it was, from when to when, ns.")
+    steps = _table("steps", "A row a step of the engine. Raises UserError where no probe recorded any.")
 
     def report(self) -> Report:
         """The report; a notebook shows it."""
@@ -122,16 +116,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<run {self.folder.path.name}: {self.verdict}>"
-
-    def _table(self, name: str) -> pd.DataFrame:
-        from gapmeter.analysis.tables import read_table
-
-        path = self.folder.path / f"{name}.parquet"
-        if not path.exists():
-            raise UserError(
-                f"{self.folder.path} has no {name}.parquet: nothing of that kind was recorded", errors.USAGE
-            )
-        return read_table(path)
 
 
 class Report:

@@ -36,8 +36,7 @@ from gapmeter.records import RunFolder
 from gapmeter.records.request import RequestRecord
 from gapmeter.report.command import Command
 from gapmeter.runs.run import Conclusion
-from gapmeter.scenarios import Scenario
-from gapmeter.scenarios.model import Cost
+from gapmeter.scenarios.model import Cost, Scenario
 from gapmeter.scenarios.slo import Slo
 from gapmeter.study.conclusion import STOPPED, conclude, describe, show
 from gapmeter.study.patience import RequestsSoFar

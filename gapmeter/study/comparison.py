@@ -24,7 +24,7 @@ from gapmeter.runs.comparison import (
     unless_unreadable,
 )
 from gapmeter.runs.run import Conclusion, require_one_run
-from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.model import Scenario
 from gapmeter.study.resolve import check_changeable, resolve
 
 RUNS_A_SIDE = 3  # with two, Student's t has 2 degrees of freedom and finds next to nothing
@@ -122,7 +122,7 @@ def check_baseline(baseline: Baseline, scenario: Scenario) -> None:
     if scenario.sweep:
         raise UserError("--baseline compares one scenario with earlier runs of it; leave out the sweep", errors.USAGE)
     check_percentiles(scenario.slo)
-    from gapmeter.analysis.compare.protocol import asked_otherwise
+    from gapmeter.analysis.compare.sides import asked_otherwise
 
     # A comparison would take one key that differs for what is compared; but at half the rate no server is slower.
     # How long at most, which runs from several machines and locustfiles leave out, says nothing of what is asked.

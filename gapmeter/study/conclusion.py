@@ -23,7 +23,7 @@ from gapmeter.records.reader import NotRecords
 from gapmeter.report.command import Command
 from gapmeter.runs.lock import hold
 from gapmeter.runs.run import Conclusion, manifest_of, unless_damaged
-from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.model import Scenario
 
 if TYPE_CHECKING:
     from gapmeter.report.document import Document

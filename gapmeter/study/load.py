@@ -28,7 +28,7 @@ from gapmeter.records.excerpt import Growing
 from gapmeter.records.follow import RecordTail, follow_run
 from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.runs.lock import is_asked_to_stop
-from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.model import Scenario
 from gapmeter.scenarios.plain_file import is_plain
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.conclusion import STOPPED
@@ -188,13 +188,6 @@ class FrozenProcesses:
         return "; ".join(found)
 
 
-def _has_mapped(pid: str, path: Path) -> bool:
-    try:
-        return str(path.resolve()) in Path(f"/proc/{pid}/maps").read_text(errors="replace")
-    except OSError:  # it has ended, or is not ours to look at
-        return False
-
-
 class ServerLog:
     """What the server logs from now on, where its log lies in another folder than the load's."""
 
@@ -226,8 +219,8 @@ class ProbeFolder:
     def recording(self) -> tuple[int, ...]:
         """The local processes that record here now: ids in the files' names, of processes that have the file mapped."""
         named = [(path.name.split("-")[1:2], path) for path in (file.path for file in self._all())]
-        pids = {int(pid[0]) for pid, path in named if pid and pid[0].isdigit() and _has_mapped(pid[0], path)}
-        return tuple(sorted(pids))
+        known = [(pid[0], str(path.resolve())) for pid, path in named if pid and pid[0].isdigit()]
+        return tuple(sorted({int(pid) for pid, path in known if path in text_of(f"/proc/{pid}/maps")}))
 
     def settle(self, patience_s: float) -> bool:
         """Wait until no step has been recorded for a moment; False when there still are some at the end."""

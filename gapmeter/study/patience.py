@@ -23,7 +23,7 @@ from gapmeter.analysis.stats.exact import values_needed
 from gapmeter.loadgen.sender import is_retryable
 from gapmeter.records import Outcome
 from gapmeter.records.request import FINISHED, RequestRecord
-from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.model import Scenario
 from gapmeter.scenarios.slo import LATENCIES, Slo
 
 LOOKS = 4

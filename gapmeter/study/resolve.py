@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from gapmeter import errors
 from gapmeter.analysis.device.devices import UnknownDevice, find_device
 from gapmeter.errors import UserError
-from gapmeter.scenarios import Point, Scenario, ScenarioError, Setting, load_points, load_scenario, place_of, provenance
-from gapmeter.scenarios.model import RATED_ARRIVALS, flat
+from gapmeter.scenarios.errors import ScenarioError
+from gapmeter.scenarios.model import RATED_ARRIVALS, Scenario, flat
+from gapmeter.scenarios.read import Point, Setting, load_points, load_scenario, place_of, provenance
 from gapmeter.scenarios.shapes import FixedPause
 
 _OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server.args")

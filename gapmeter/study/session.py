@@ -33,7 +33,7 @@ from gapmeter.records.workers import LocustWorkers
 from gapmeter.report.command import Command
 from gapmeter.runs.lock import hold
 from gapmeter.runs.run import Conclusion
-from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.model import Scenario
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import telemetry
 from gapmeter.study.conclusion import OpenManifest, conclude, describe

@@ -20,7 +20,7 @@ from gapmeter.report.capacity import can_go_on, headline
 from gapmeter.report.command import Command
 from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.run import Conclusion, manifest_of
-from gapmeter.scenarios import Point
+from gapmeter.scenarios.read import Point
 from gapmeter.study.capacity import CapacityGoal, begin_search, report_capacity, run_search
 from gapmeter.study.conclusion import show
 from gapmeter.study.resolve import point_overrides, resolve, searchable_points, settings_of

@@ -23,7 +23,7 @@ from gapmeter.records import RunFolder
 from gapmeter.report.command import Command
 from gapmeter.runs.lock import hold
 from gapmeter.runs.run import STUDIES, Conclusion, manifest_of
-from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.model import Scenario
 from gapmeter.study.companions import runs_page
 from gapmeter.study.patience import shortage
 from gapmeter.study.resolve import resolve

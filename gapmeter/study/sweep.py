@@ -26,7 +26,8 @@ from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.report.command import Command
 from gapmeter.runs.run import Conclusion
-from gapmeter.scenarios import Load, Point, Scenario
+from gapmeter.scenarios.model import Load, Scenario
+from gapmeter.scenarios.read import Point
 from gapmeter.study.conclusion import describe, show
 from gapmeter.study.resolve import resolve, resolve_points, settings_of
 from gapmeter.study.session import Session, Visit, open_session

@@ -27,7 +27,7 @@ from gapmeter.machine.hardware import CHECKOUT, gpus_here
 from gapmeter.machine.roofline import describe_weights, measure_peaks
 from gapmeter.options import Say, tell
 from gapmeter.records import RunFolder
-from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.model import Scenario
 from gapmeter.scenarios.plain_file import is_plain
 from gapmeter.servers import vllm
 from gapmeter.servers.http_get import HttpGet, NoAnswer

@@ -41,7 +41,7 @@ _LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{.*\})?[ \t]+(\S+)")
 _PATIENCE_S = 2.0
 _INTERPRETER = re.compile(r"python|pypy|node|ruby|perl|java|(ba|da|z)?sh$")
 _POWERCAP = Path("/sys/class/powercap")
-_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _LOOK_AGAIN_NS = 1_000_000_000  # for new processes and threads: walking the tree costs more than a sample
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)  # by SIGSTOP, by a debugger
 
@@ -294,11 +294,11 @@ class CpuLimits:
     name = "limits"
 
     def __init__(self, pids: Iterable[int]) -> None:
-        folders = {folder: limit for pid in pids for folder in _groups(pid) if (limit := _cpu_limit(folder))}
-        found = {str(folder.relative_to(_CONTROL_GROUPS)): limit for folder, limit in folders.items()}
+        folders = {folder: limit for pid in pids for folder in _groups(pid) if (limit := cpu_limit(folder))}
+        found = {str(folder.relative_to(CONTROL_GROUPS)): limit for folder, limit in folders.items()}
         if not found:
             raise Absent("no control group limits the server's CPU time")
-        self._stats = {name: _CONTROL_GROUPS / name / "cpu.stat" for name in found}
+        self._stats = {name: CONTROL_GROUPS / name / "cpu.stat" for name in found}
         self.about: About = {"cores": found}
 
     def read(self) -> list[Row]:
@@ -318,13 +318,13 @@ def _groups(pid: int) -> list[Path]:
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers and "cpu" not in controllers.split(","):
             continue
-        top = _CONTROL_GROUPS / controllers  # of version 2, there is one tree for all of them
+        top = CONTROL_GROUPS / controllers  # of version 2, there is one tree for all of them
         tops += [(top, top / path.strip("/"))]
     folders = [one for top, folder in tops for one in (folder, *folder.parents) if one.is_relative_to(top)]
     return list(dict.fromkeys(folders))
 
 
-def _cpu_limit(folder: Path) -> float | None:
+def cpu_limit(folder: Path) -> float | None:
     """The group's limit in cores; None where it has none."""
     try:
         if (folder / "cpu.max").exists():

@@ -95,7 +95,8 @@ def _shared(threads: Iterable[int], cpu: int, folder: Path) -> _Ring | None:
         return None
     ring = _Ring(events[0], folder / f"switches-{cpu}.bin")
     for event in events[1:]:
-        _set_output(event, events[0])
+        if _libc.ioctl(event, _SET_OUTPUT, events[0]) < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return ring
 
 
@@ -179,12 +180,6 @@ def _open_event(tid: int, cpu: int) -> int | None:
     if number == errno.ESRCH or (tid < 0 and number in _NOT_ALLOWED):
         return None
     raise OSError(number, os.strerror(number))
-
-
-def _set_output(event: int, to: int) -> None:
-    if _libc.ioctl(event, _SET_OUTPUT, to) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def _threads(pid: int) -> list[int]:

@@ -58,7 +58,9 @@ def main() -> int:
         print(f"cannot serve {args.model}: {error}", file=sys.stderr)
         return 1
     api = ApiOptions(args.host, args.port, args.served_model_name or args.model, length, "transformers")
-    values = vars(args) | {"model": str(folder), "max_model_len": length, "threads": _threads()}
+    named = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(named) if named.isdigit() and int(named) > 0 else len(os.sched_getaffinity(0))
+    values = vars(args) | {"model": str(folder), "max_model_len": length, "threads": threads}
     settings = json.dumps({field.name: values[field.name] for field in fields(TransformersSettings)})
     most = args.max_batch + args.max_queue
     return serve(EngineClient("gapmeter.servers.transformers.engine", settings, most, encode), text, api)
@@ -70,12 +72,6 @@ def encode(request: GenerationRequest) -> Message:
         list(request.prompt_ids), request.max_tokens, request.min_tokens, request.ignore_eos, request.temperature,
         request.seed, monotonic_ns(),
     )  # fmt: skip
-
-
-def _threads() -> int:
-    """Threads for torch: OMP_NUM_THREADS, else the cores that this process may use."""
-    named = os.environ.get("OMP_NUM_THREADS", "")
-    return int(named) if named.isdigit() and int(named) > 0 else len(os.sched_getaffinity(0))
 
 
 def _model_len(folder: Path, requested: int | None) -> int:

@@ -165,8 +165,7 @@ class TransformersEngine:
         self._end_tokens = _end_tokens(self._model)
         defaults: Any = GenerationConfig(do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]
         self._manager: Any = self._model.init_continuous_batching(
-            generation_config=defaults,
-            continuous_batching_config=batching_config(settings, self._model.device.type),
+            generation_config=defaults, continuous_batching_config=batching_config(settings, self._model.device.type)
         )
         manager = self._manager
         graphs = any(manager.continuous_batching_config.cuda_graph_booleans)

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.arrays import Bools
-from gapmeter.analysis.ledger.bursts import closest_together, describe_bursts
-from gapmeter.analysis.ledger.tail import slow_count
+from gapmeter.analysis.ledger.tail import closest_together, describe_bursts, slow_count
 from gapmeter.analysis.results.latency import Burst
 from gapmeter.report.why import burst_sentence
 from tests.kit.series import mm1_sojourns

@@ -19,7 +19,7 @@ from bench.virtual_trials import search
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity import search as capacity
 from gapmeter.analysis.capacity.build import build_search
-from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least
+from gapmeter.analysis.capacity.curve import Ceiling, Pace, Posterior, TrialLevel, fit, least, speeds_of
 from gapmeter.analysis.capacity.read import MeasuredTrial, count_all, count_good, count_values, goal_of, promises_of
 from gapmeter.analysis.capacity.sample import (
     Served,
@@ -31,7 +31,6 @@ from gapmeter.analysis.capacity.sample import (
     worth_of_clusters,
 )
 from gapmeter.analysis.capacity.search import Goal, held_rate, next_trial, posterior, requests_to_hold
-from gapmeter.analysis.capacity.speed import Pace, speeds_of
 from gapmeter.analysis.capacity.trial import (
     FIRST_LOOK,
     MOST_SURE,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.ledger.columns import Columns, folded
+from gapmeter.analysis.arrays import Columns, folded
 
 VALUES = st.sampled_from([0.0, 1.0, np.nan])
 

@@ -20,8 +20,7 @@ from gapmeter.analysis.compare.aligned import align
 from gapmeter.analysis.compare.build import compare, pair_of
 from gapmeter.analysis.compare.claims import FAMILY, PairVerdict, judge_pair, judge_regression
 from gapmeter.analysis.compare.differences import Differences, compare_sides
-from gapmeter.analysis.compare.protocol import check
-from gapmeter.analysis.compare.sides import RunColumns, Side, read_run, run_of
+from gapmeter.analysis.compare.sides import RunColumns, Side, check_protocol, read_run, run_of
 from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import RunResult
@@ -266,7 +265,7 @@ def test_only_what_is_meant_to_differ_may(case: str) -> None:
         "scenario__workload__file": "/a/mine.jsonl", "scenario__load__trace": {"file": "/a/t.csv", "speed": 1},
         "contents": {"workload.file": "x", "load.trace": "x"},
     }  # fmt: skip
-    found = check(manifest(**files), manifest(**files | changes), None, None, factors)
+    found = check_protocol(manifest(**files), manifest(**files | changes), None, None, factors)
     assert found.comparable is comparable, found.facts
     told = {fact.key: fact.meaning for fact in found.facts}
     assert {key: told.get(key) for key in meanings} == meanings
@@ -276,7 +275,7 @@ def test_only_what_is_meant_to_differ_may(case: str) -> None:
     ("env", "told"), [(None, "not recorded"), ({}, "none"), ({"A": "1", "B": "2"}, "A=1 B=2")], ids=str
 )
 def test_what_was_not_recorded_is_told_from_what_was_not_set(env: dict[str, str] | None, told: str) -> None:
-    (fact,) = check(manifest(target__env={"C": "3"}), manifest(target__env=env), None, None).facts
+    (fact,) = check_protocol(manifest(target__env={"C": "3"}), manifest(target__env=env), None, None).facts
     assert (fact.key, fact.a, fact.b) == ("engine.env", "C=3", told)
 
 
@@ -314,8 +313,8 @@ def test_another_floor_of_the_load_tester_is_told() -> None:
         tokens_per_s=1e5, requests_per_s=1e3, quick=False, measured="",
     )  # fmt: skip
     near, far = (floor.model_copy(update={"ttft_p99_ms": ms}) for ms in (0.2, 0.5))
-    assert blocking(check(about, about, near, far)) == ["floor"]
-    one = check(about, about, near, None)
+    assert blocking(check_protocol(about, about, near, far)) == ["floor"]
+    one = check_protocol(about, about, near, None)
     assert one.comparable
     assert [fact.meaning for fact in one.facts] == [NOTED]
 
@@ -346,7 +345,7 @@ def sides(paths: Sequence[Path]) -> list[Side]:
 )
 def test_sides_are_called_by_the_one_short_value_that_differs(changes: dict[str, Any], names: tuple[str, str]) -> None:
     other = manifest(**{f"scenario__server__{key}": value for key, value in changes.items()})
-    found = check(manifest(), other, None, None, ("server",))
+    found = check_protocol(manifest(), other, None, None, ("server",))
     assert build._names("A", found.model_copy(update={"side": "B"})) == names
 
 
@@ -629,9 +628,7 @@ def failing_at_random(run: RunColumns, given_ns: float = 60e9) -> RunColumns:
 
 
 @pytest.mark.parametrize("given_ns", [2e9, 300e9])
-def test_a_server_that_only_fails_more_is_told_so_and_its_time_out_moves_no_other_percentile(
-    given_ns: float,
-) -> None:
+def test_a_server_that_only_fails_more_is_told_so_and_its_time_out_moves_no_other_percentile(given_ns: float) -> None:
     whole = virtual(1)
     failing = failing_at_random(whole, given_ns=given_ns)
     for one, other, word, said in (

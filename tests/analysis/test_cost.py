@@ -296,9 +296,7 @@ def test_unmeasured_energy_is_none_and_says_so() -> None:
     assert energy_sentence(part).startswith("energy unmeasured")
 
 
-def test_a_search_for_capacity_has_a_cost_between_both_ends_and_the_value_of_its_best_trial(
-    passed: RunFigures,
-) -> None:
+def test_a_search_for_capacity_has_a_cost_between_both_ends_and_the_value_of_its_best_trial(passed: RunFigures) -> None:
     longest = Interval(value=10.0, low=9.0, high=11.0)
     counted = window(100.0, None, None, None, "a counter")
 

@@ -16,9 +16,8 @@ from gapmeter.analysis.device.roofline import ratio, step_work
 from gapmeter.analysis.device.telemetry import describe_utilisation
 from gapmeter.analysis.device.use import describe_device
 from gapmeter.analysis.judge.warnings import device_warnings
-from gapmeter.analysis.ledger.device_time import anchors_of
+from gapmeter.analysis.ledger.device_time import anchors_of, host_bound, launch_waits, timed_forwards
 from gapmeter.analysis.ledger.interference import Interference, fit_interference
-from gapmeter.analysis.ledger.launching import host_bound, launch_waits, timed_forwards
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results.device import DeviceUse, PeakRate
 from gapmeter.records import RecordWriter, Span, read_records
@@ -128,10 +127,7 @@ def test_a_request_that_was_put_behind_anothers_step_on_the_device_has_waited_fo
 
 def lost(fails: bool = False, query_ns: int = 1000, since: int = 0, until: int = 1 << 62) -> Faults:
     """Queries that fail, or take long, for a while."""
-    return Faults(
-        lambda at: query_ns if since <= at < until else 1000,
-        lambda at: fails and since <= at < until,
-    )
+    return Faults(lambda at: query_ns if since <= at < until else 1000, lambda at: fails and since <= at < until)
 
 
 def test_a_step_whose_device_time_was_lost_is_unexplained_and_never_the_hosts_launch(tmp_path: Path) -> None:

@@ -125,8 +125,7 @@ def test_warm_up_and_unsent_requests_are_in_no_figure() -> None:
 def test_generator_lag_leaves_out_the_time_of_a_new_connection() -> None:
     start = 3_600_000 * MS
     requests = table(
-        row(0, 10, 12, [40]),
-        row(1, 10, 15, [40], connect_start_ns=start + 11 * MS, connect_end_ns=start + 14 * MS),
+        row(0, 10, 12, [40]), row(1, 10, 15, [40], connect_start_ns=start + 11 * MS, connect_end_ns=start + 14 * MS)
     )
     assert metrics.generator_lag_ns(requests) == pytest.approx([2 * MS, 2 * MS])
 

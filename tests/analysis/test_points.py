@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.device.binding import BindingEvidence, binding_of
+from gapmeter.analysis.device.use import BindingEvidence, binding_of
 from gapmeter.analysis.numbers import DASH
 from gapmeter.analysis.results.sweep import FailedRun, Growth, Point
 from gapmeter.analysis.results.trust import Check

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.device.binding import binding_evidence
 from gapmeter.analysis.device.roofline import _pairs, describe_roofline, least_forwards, ratio, step_work
 from gapmeter.analysis.device.telemetry import describe_telemetry, describe_utilisation, read_telemetry
+from gapmeter.analysis.device.use import binding_evidence
 from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, STEP_SPAN, Trace
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.device import Experts, PeakRate

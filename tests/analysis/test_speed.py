@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from gapmeter.analysis.arrays import Floats
-from gapmeter.analysis.capacity.curve import Ceiling, TrialLevel, fit
+from gapmeter.analysis.capacity.curve import DRIFTS, Ceiling, Pace, TrialLevel, fit, pace_of, speeds_of
 from gapmeter.analysis.capacity.sample import Served
 from gapmeter.analysis.capacity.search import Goal, posterior
-from gapmeter.analysis.capacity.speed import DRIFTS, Pace, pace_of, speeds_of
 from gapmeter.analysis.capacity.trial import Count, Finding, Outcome, Promise, Trial
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.ledger import critical_path
 from gapmeter.analysis.ledger.critical_path import Intervals, at_least, overlaps, pieces, sweep, union, with_holes
-from gapmeter.loadgen import receive
+from gapmeter.loadgen import transport
 
 CLASSES = 5
 
@@ -66,7 +66,7 @@ _stretches = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_siz
 
 
 def test_the_module_in_c_is_there_wherever_others_were_built() -> None:
-    assert (critical_path.native is None) == (receive._native is None)
+    assert (critical_path.native is None) == (transport._native is None)
 
 
 @given(_rows, _stretches, st.sampled_from([1, 20, 100]))

@@ -142,10 +142,7 @@ def test_the_same_settings_give_the_same_outcomes_and_another_seed_others() -> N
     assert one != simulate(arrivals, Settings(times=StageTimes(jitter=0.1, seed=5)))
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [({"update_ns": -1}, "update_ns"), ({"jitter": -0.1}, "jitter")],
-)
+@pytest.mark.parametrize(("given", "message"), [({"update_ns": -1}, "update_ns"), ({"jitter": -0.1}, "jitter")])
 def test_times_that_cannot_be_are_refused_by_name(given: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StageTimes(**given)  # type: ignore[arg-type]

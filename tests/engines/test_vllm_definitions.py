@@ -208,9 +208,7 @@ def test_both_clients_had_every_answer_whole(found: Found) -> None:
         assert [record.outcome for record in both.records] == [Outcome.OK] * ROUNDS, both.asked.name
 
 
-def test_the_same_chunks_count_as_tokens_and_the_same_usage_as_their_number(
-    found: Found,
-) -> None:
+def test_the_same_chunks_count_as_tokens_and_the_same_usage_as_their_number(found: Found) -> None:
     for both in found.each:
         for told, ours, record in zip(both.theirs, both.ours, both.records, strict=True):
             assert len(told["itl"]) == len(ours.itl), both.asked.name
@@ -237,9 +235,7 @@ def test_the_last_counted_chunk_ends_a_request_and_tokens_after_the_first_share_
                 assert (told["tpot_ms"], ours.tpot) == (0, None)
 
 
-def test_the_role_alone_makes_its_first_token_early_and_is_none_of_ours(
-    found: Found,
-) -> None:
+def test_the_role_alone_makes_its_first_token_early_and_is_none_of_ours(found: Found) -> None:
     both = found.each[0]
     assert both.asked.name == "the null server's chat"
     assert len(both.theirs[0]["itl"]) == len(parse_answer(both.records[0]).token_ns) == TOKENS

@@ -46,7 +46,8 @@ from gapmeter.records.reader import NotRecords
 from gapmeter.records.request import FINISHED, Block, Ints
 from gapmeter.records.stream import events, parse_answer
 from gapmeter.runs.archive import archive, unpacked
-from gapmeter.scenarios import ScenarioError, load_points, load_scenario
+from gapmeter.scenarios.errors import ScenarioError
+from gapmeter.scenarios.read import load_points, load_scenario
 from gapmeter.study.target import served_models
 from tests.fuzz.feed import ENDED, feed
 from tests.kit.streams import comparable, read_together, same

@@ -15,7 +15,7 @@ import pytest
 from gapmeter.keys import Keys
 from gapmeter.records import RecordWriter, RunFolder, Span
 from gapmeter.report.command import Command
-from gapmeter.scenarios import load_scenario
+from gapmeter.scenarios.read import load_scenario
 from gapmeter.servers.launch import Service, free_port, launch
 from gapmeter.servers.models import resolve_model
 from gapmeter.servers.simulated import simulated_command

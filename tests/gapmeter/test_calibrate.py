@@ -37,7 +37,7 @@ def test_client_and_null_server_agree_about_every_token() -> None:
         (1e9, 1000.0, (1000, 1000, "server")),
         (1e9, 1e9, (1600, 1600, "search")),
     ],
-)
+)  # fmt: skip
 def test_the_highest_rate_is_bracketed_and_its_end_named(
     client: float, server: float, expected: tuple[float, float, str]
 ) -> None:

@@ -27,7 +27,7 @@ from gapmeter.report.command import Command as CommandLine
 from gapmeter.runs.archive import archive
 from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.run import Conclusion, open_run
-from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.model import Scenario
 from gapmeter.study.capacity import CapacityGoal, Trials, at_rate, begin_search
 from gapmeter.study.resolve import changes, check_searchable, resolve, searchable_points
 from gapmeter.study.settings import compared, find_capacities

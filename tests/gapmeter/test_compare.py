@@ -200,11 +200,7 @@ MISTAKES = {
     "damaged": (["three", "damaged"], 98, "is damaged: manifest.json: status is missing"),
     "two things differ": (["three", "stranger"], 98, "--factor"),
     "another version of the format": (["three", "future"], 2, "schema_version is 9, this gapmeter reads 1"),
-    "a run that was killed": (
-        ["eight", "killed"],
-        98,
-        "B is not valid as a",
-    ),
+    "a run that was killed": (["eight", "killed"], 98, "B is not valid as a"),
     "pairs of nothing": (["--run", "smoke", "--pairs", "2"], 2, "--a server.max_batch=4"),
     "a single pair": (["--run", "smoke", "--a", "server.max_batch=4", "--pairs", "1"], 2, "or add --force"),
     "no pairs": (["--run", "smoke", "--a", "server.max_batch=4", "--pairs", "0"], 2, "at least 1"),

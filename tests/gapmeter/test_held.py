@@ -48,9 +48,7 @@ def test_a_studys_folder_is_free_once_it_is_over_however_it_ended(study: str, tm
 
 
 @pytest.mark.whole_run
-def test_a_runs_folder_is_held_from_before_its_server_starts_until_its_report_is_there(
-    tmp_path: Path,
-) -> None:
+def test_a_runs_folder_is_held_from_before_its_server_starts_until_its_report_is_there(tmp_path: Path) -> None:
     command = Command(SIMULATED, tmp_path)
     seen = set()
     while command.process.poll() is None:

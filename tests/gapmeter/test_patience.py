@@ -14,7 +14,7 @@ import pytest
 from gapmeter.records import Outcome, RecordWriter
 from gapmeter.records.follow import RecordTail
 from gapmeter.records.request import FINISHED, ISSUED, RequestRecord, encode
-from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.model import Scenario
 from gapmeter.study.load import read_on
 from gapmeter.study.patience import LOOKS, Patience, shortage
 from gapmeter.study.resolve import resolve

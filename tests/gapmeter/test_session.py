@@ -21,7 +21,7 @@ from gapmeter.options import Options
 from gapmeter.records import RecordWriter, RunFolder, read_records
 from gapmeter.records.request import RequestRecord
 from gapmeter.runs.run import Conclusion
-from gapmeter.scenarios import Scenario
+from gapmeter.scenarios.model import Scenario
 from gapmeter.servers.launch import ServerFailed, ServerProcess, launch
 from gapmeter.study import target
 from gapmeter.study.resolve import resolve

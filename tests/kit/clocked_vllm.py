@@ -21,10 +21,7 @@ from gapmeter.records import RecordWriter
 from tests.kit.clocked import US, Api, Request, Run, virtual_time, wrapper
 from tests.kit.cuda import Device, Event, HostClock
 
-_RUNNER = {
-    1: "vllm.v1.worker.gpu_model_runner:GPUModelRunner.",
-    2: "vllm.v1.worker.gpu.model_runner:GPUModelRunner.",
-}
+_RUNNER = {1: "vllm.v1.worker.gpu_model_runner:GPUModelRunner.", 2: "vllm.v1.worker.gpu.model_runner:GPUModelRunner."}
 _OUTPUT = {
     1: "vllm.v1.worker.gpu_model_runner:AsyncGPUModelRunnerOutput.__init__",
     2: "vllm.v1.worker.gpu.async_utils:AsyncOutput.__init__",

@@ -19,9 +19,8 @@ from hdrh.log import HistogramLogReader
 
 from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.ledger.bursts import describe_bursts
 from gapmeter.analysis.ledger.explore import describe_pairs
-from gapmeter.analysis.ledger.tail import describe_bands
+from gapmeter.analysis.ledger.tail import describe_bands, describe_bursts
 from gapmeter.analysis.ledger.upgrade import describe_compute
 from gapmeter.analysis.requests.metrics import limits_of
 from gapmeter.analysis.results import Manifest, RunResult

@@ -14,7 +14,8 @@ from scipy import stats
 
 from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.arrivals import draw_arrivals, warmup_span
-from gapmeter.scenarios import Load, load_scenario
+from gapmeter.scenarios.model import Load
+from gapmeter.scenarios.read import load_scenario
 
 S = 1_000_000_000
 BASE = Load(arrivals="poisson", rate=20.0, duration="1000s", warmup=0)

@@ -67,7 +67,7 @@ async def test_what_is_no_answer_has_no_status_of_the_answer_before_it_on_the_sa
         ("garbage", NOT_JSON),
         ("error_event", "the server said: the engine has died"),
     ],
-)
+)  # fmt: skip
 async def test_an_answer_whole_on_the_wire_but_wrong_inside_says_so_when_it_is_read(fault: str, error: str) -> None:
     async with null_server(fault) as (_, url), asking(url) as one:
         record = await one.ask()

@@ -21,7 +21,7 @@ from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.records import Outcome, read_records
 from gapmeter.records.request import ISSUED, RequestRecord
-from gapmeter.scenarios import load_scenario
+from gapmeter.scenarios.read import load_scenario
 from tests.kit.loads import bed, plan
 
 MS = 1_000_000

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from gapmeter.loadgen.arrivals import Arrivals, Curve, count_dispersion, draw_arrivals
-from gapmeter.scenarios import Load
+from gapmeter.scenarios.model import Load
 from gapmeter.scenarios.shapes import Diurnal, OnOff, Ramp, Step
 from gapmeter.scenarios.trace import Trace
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.records import Outcome
-from gapmeter.scenarios import load_scenario
+from gapmeter.scenarios.read import load_scenario
 from tests.kit.loads import bed
 
 TOKENS = 32_000

@@ -13,9 +13,10 @@ from gapmeter.loadgen import PlanError
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer, load_tokenizer
-from gapmeter.scenarios import Scenario, ScenarioError, load_scenario
-from gapmeter.scenarios.errors import BadValue
+from gapmeter.scenarios.errors import BadValue, ScenarioError
 from gapmeter.scenarios.files import Prompts
+from gapmeter.scenarios.model import Scenario
+from gapmeter.scenarios.read import load_scenario
 from tests.kit.tokenizers import write_model
 
 CHAT = [

@@ -18,7 +18,8 @@ from gapmeter.loadgen.draws import draw_lengths
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer
-from gapmeter.scenarios import Scenario, load_scenario
+from gapmeter.scenarios.model import Scenario
+from gapmeter.scenarios.read import load_scenario
 from gapmeter.scenarios.shapes import Lognormal, Sampled, Uniform
 from tests.kit.loads import ids
 

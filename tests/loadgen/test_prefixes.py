@@ -11,7 +11,7 @@ import pytest
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer
-from gapmeter.scenarios import load_scenario
+from gapmeter.scenarios.read import load_scenario
 
 
 def planned(tokenizer: PromptTokenizer | None, name: str, *overrides: str, repeat: int = 0) -> Plan:

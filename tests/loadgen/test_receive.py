@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gapmeter.loadgen import receive
+from gapmeter.loadgen import transport
 from gapmeter.loadgen.connection import Connection
-from gapmeter.loadgen.receive import WallClock, stamp_arrivals
-from gapmeter.loadgen.transport import AsyncioLoop
+from gapmeter.loadgen.transport import AsyncioLoop, WallClock, stamp_arrivals
 from gapmeter.records.request import Flag, as_read, decode, encode
 from gapmeter.records.stream import parse_answer
 from tests.kit.loads import body
@@ -48,8 +47,8 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The read in C where it was built, and the same without it."""
     if request.param == "Python":
-        monkeypatch.setattr(receive, "_native", None)
-    elif receive._native is None:
+        monkeypatch.setattr(transport, "_native", None)
+    elif transport._native is None:
         pytest.skip("the C module is not built here")
 
 
@@ -60,7 +59,7 @@ async def test_a_read_has_the_bytes_when_the_kernel_had_them_and_when_we_did(
     one, other = pair
     came: asyncio.Queue[Any] = asyncio.Queue()
     loop = AsyncioLoop(asyncio.get_running_loop())
-    read = receive.reader(other, lambda *told: came.put_nowait(told), lambda error: came.put_nowait(error))
+    read = transport.reader(other, lambda *told: came.put_nowait(told), lambda error: came.put_nowait(error))
     loop.add_reader(other.fileno(), read)
     before = time.time_ns()
     one.sendall(b"abc")
@@ -81,10 +80,10 @@ async def test_a_read_has_the_bytes_when_the_kernel_had_them_and_when_we_did(
 
 
 def test_without_the_c_module_a_connection_has_no_buffer_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receive, "_native", None)
+    monkeypatch.setattr(transport, "_native", None)
     tracemalloc.start()
     with socket.socket() as sock:
-        readers = [receive.reader(sock, print, print) for _ in range(100)]
+        readers = [transport.reader(sock, print, print) for _ in range(100)]
         held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(readers) == 100 and held < 100 * 1024

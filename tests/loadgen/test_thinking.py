@@ -12,7 +12,7 @@ from scipy import stats
 from gapmeter.loadgen.draws import draw_pauses, mean_pause_ns
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
-from gapmeter.scenarios import load_scenario
+from gapmeter.scenarios.read import load_scenario
 from gapmeter.scenarios.shapes import ExponentialPause, FixedPause, LognormalPause, Pause, UniformPause
 
 S = 1_000_000_000

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapmeter.loadgen import receive
+from gapmeter.loadgen import transport
 from gapmeter.records import answers
 from gapmeter.records.request import Block, RequestRecord, encode
 from gapmeter.records.stream import parse_answer
@@ -110,7 +110,7 @@ def usual(record: RequestRecord) -> bool:
 
 
 def test_the_fast_way_is_there_wherever_modules_in_c_were_built() -> None:
-    assert (answers._read is None) == (receive._native is None)
+    assert (answers._read is None) == (transport._native is None)
 
 
 @pytest.mark.parametrize("name", USUAL)

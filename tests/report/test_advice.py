@@ -156,10 +156,7 @@ def test_an_overload_that_shows_in_failures_alone_is_sent_to_a_search_beneath_wh
     assert result.verdict == "FAIL"
     failures = tuple(
         each.model_copy(
-            update={
-                "name": kind,
-                "examples": tuple(one.model_copy(update={"status": status}) for one in each.examples),
-            }
+            update={"name": kind, "examples": tuple(one.model_copy(update={"status": status}) for one in each.examples)}
         )
         for each in result.failures
     )

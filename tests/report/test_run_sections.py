@@ -60,12 +60,7 @@ def test_the_terminal_shows_failures_with_their_first_examples_and_what_they_do_
 @pytest.mark.parametrize(
     ("cut", "served", "failed", "whose"),
     [
-        (
-            22,
-            "22 of 892 failed (2.5 %)",
-            "22 of 892: 22 cut off; also 8 aborted with the run",
-            "all 892",
-        ),
+        (22, "22 of 892 failed (2.5 %)", "22 of 892: 22 cut off; also 8 aborted with the run", "all 892"),
         (0, "none failed", "0 of 870 by the server; also 30 aborted with the run", "all 870"),
     ],
 )

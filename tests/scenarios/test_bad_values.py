@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gapmeter.scenarios import ScenarioError, load_scenario
-from gapmeter.scenarios.errors import BadValue
+from gapmeter.scenarios.errors import BadValue, ScenarioError
 from gapmeter.scenarios.files import Prompts
 from gapmeter.scenarios.model import KEYS, Scenario
+from gapmeter.scenarios.read import load_scenario
 from gapmeter.scenarios.trace import read_recording
 
 _LEAF = st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)

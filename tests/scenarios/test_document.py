@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gapmeter.scenarios import Scenario, load_points, load_scenario
+from gapmeter.scenarios.model import Scenario
+from gapmeter.scenarios.read import load_points, load_scenario
 
 DIGESTS = {
     "batch-size": ("8c5997814ae0", "168ab3e764d9 98d5355d9ec9 ce80a85f1b12 97fbab687865 94e165729f0d bf970fca0827"),
@@ -110,7 +111,7 @@ def test_a_document_with_a_key_that_there_is_not_is_refused() -> None:
 def test_a_list_of_scenarios_waits_for_no_model() -> None:
     code = (
         "import sys\n"
-        "from gapmeter.scenarios import list_scenarios\n"
+        "from gapmeter.scenarios.source import list_scenarios\n"
         "assert list_scenarios()\n"
         "assert 'pydantic' not in sys.modules"
     )

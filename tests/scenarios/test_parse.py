@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapmeter.scenarios import Scenario, ScenarioError, load_scenario, provenance
-from gapmeter.scenarios.model import KEYS
-from gapmeter.scenarios.read import environment_name
+from gapmeter.scenarios.errors import ScenarioError
+from gapmeter.scenarios.model import KEYS, Scenario
+from gapmeter.scenarios.read import environment_name, load_scenario, provenance
 from gapmeter.scenarios.shapes import Constant, Lognormal, Sampled, Uniform
 from gapmeter.scenarios.values import SECOND_NS
 
@@ -645,8 +645,7 @@ loads = st.one_of(
     ),
 )  # fmt: skip
 spans = st.one_of(
-    st.integers(1, 10**12).map(lambda ns: {"duration": ns / 1e9}),
-    st.integers(1, 20_000).map(lambda n: {"requests": n}),
+    st.integers(1, 10**12).map(lambda ns: {"duration": ns / 1e9}), st.integers(1, 20_000).map(lambda n: {"requests": n})
 )
 
 

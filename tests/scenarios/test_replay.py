@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gapmeter.scenarios import Scenario, ScenarioError, load_scenario
+from gapmeter.scenarios.errors import ScenarioError
+from gapmeter.scenarios.model import Scenario
+from gapmeter.scenarios.read import load_scenario
 from gapmeter.scenarios.trace import Recording
 
 S = 1_000_000_000

@@ -10,9 +10,10 @@ import jsonschema
 import pytest
 import yaml
 
-from gapmeter.scenarios import ScenarioError, load_scenario
 from gapmeter.scenarios import schema as schema_module
+from gapmeter.scenarios.errors import ScenarioError
 from gapmeter.scenarios.model import KEYS
+from gapmeter.scenarios.read import load_scenario
 
 FOLDER = Path(schema_module.__file__).parent
 VALIDATOR = jsonschema.Draft202012Validator(schema_module.schema())

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.scenarios import Slo
 from gapmeter.scenarios.errors import BadValue
-from gapmeter.scenarios.slo import LATENCIES, parse_slo
+from gapmeter.scenarios.slo import LATENCIES, Slo, parse_slo
 
 MISTAKES = {
     "ttft p99 <= 500": "the limit 500 lacks its unit; write 500 ms or 500 s",

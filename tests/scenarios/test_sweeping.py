@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.scenarios import ScenarioError, load_points, load_scenario
+from gapmeter.scenarios.errors import ScenarioError
+from gapmeter.scenarios.read import load_points, load_scenario
 
 PLAIN = """\
 workload: {prompt_tokens: 64, output_tokens: 16}

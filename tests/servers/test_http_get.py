@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from gapmeter import errors
 from gapmeter.errors import UserError
-from gapmeter.scenarios import Scenario, load_scenario
+from gapmeter.scenarios.model import Scenario
+from gapmeter.scenarios.read import load_scenario
 from gapmeter.servers.http_get import MOST_BYTES, HttpGet, NoAnswer
 from gapmeter.servers.telemetry import Absent, ReadFailed
 from gapmeter.servers.telemetry.sources import EngineMetrics

@@ -122,10 +122,7 @@ def test_a_client_that_goes_away_ends_its_stream(tmp_path: Path) -> None:
     assert ended == {"gone": Outcome.ABORTED, "next": Outcome.OK}
 
 
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [("not JSON", 400), ("{}", 200)],
-)
+@pytest.mark.parametrize(("text", "status"), [("not JSON", 400), ("{}", 200)])
 def test_requests_are_answered_by_what_they_say(text: str, status: int) -> None:
     with null_process("--first-ms", "1", "--gap-ms", "0") as (_, port):
         assert ask(port, path="/v1/completions", text=text)[0] == status

@@ -141,10 +141,7 @@ def test_a_target_that_cannot_be_wrapped_stays_as_it_is_and_the_import_goes_on(t
     class Broken(Watcher):
         def make_hooks(self) -> list[Hook]:
             at = f"{self.name}:Thing."
-            return [
-                self.after(f"{at}value", ("queue",), lambda *_: None),
-                Hook((f"{at}plain",), ("decode",), refuse),
-            ]
+            return [self.after(f"{at}value", ("queue",), lambda *_: None), Hook((f"{at}plain",), ("decode",), refuse)]
 
     probe = Broken(target)
     install([probe])
