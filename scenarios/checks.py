@@ -26,6 +26,9 @@ _SHAPE_EXAMPLES = {
     "trace": "trace: {file: trace.jsonl}",
 }
 _MOST_CHANGES = 1_000_000
+# What means nothing to a server that we do not launch.
+OF_LAUNCHED = ("server.max_batch", "server.precision", "server.args")
+UNCHANGEABLE = "cannot be changed on a server that runs already; launch it, or change the load"
 # By engine, the flags that keys become. None: a name that only our own requests use.
 _OF_ALL = {"model": "server.model", "max_model_len": "server.max_model_len"}
 _SAID_BY_KEYS: dict[str, dict[str, str | None]] = {

@@ -68,6 +68,9 @@ def overrides(arguments: argparse.Namespace) -> list[str]:
     for flag in ("engine", "url", "model", "tokenizer"):
         if getattr(arguments, flag) == "":
             raise UserError(f"--{flag} is empty; give it a value, or leave it out", errors.USAGE)
+    if arguments.url and arguments.engine not in (None, "attach"):
+        text = f"--engine {arguments.engine} launches a server, and --url names one that runs; leave out one"
+        raise UserError(text, errors.USAGE)
     written: list[str] = arguments.overrides
     named = [
         ("server.engine", "attach" if arguments.url else arguments.engine),
