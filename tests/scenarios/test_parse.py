@@ -174,6 +174,14 @@ FILE_MISTAKES = {
         "prompt_tokens: 64", "prompt_tokens: {lognormal: {median: 96, p95: 32}}",
         "mine.yaml:4:48 workload.prompt_tokens.lognormal.p95: 32 lies below the median, 96; write a p95 of 96 or more",
     ),
+    "a cap below the median": (
+        "prompt_tokens: 64", "prompt_tokens: {lognormal: {median: 96, p95: 256, max: 10}}",
+        "mine.yaml:4:58 workload.prompt_tokens.lognormal.max: 10 lies below the median, 96; write 96 or more",
+    ),
+    "a pause's cap below its median": (
+        "  rate: 8", "  rate: 8\n  think_time: {lognormal: {median: 4s, p95: 9s, max: 1s}}",
+        "mine.yaml:9:54 load.think_time.lognormal.max: it lies below the median; write a longer one",
+    ),
     "a missing part": (
         "prompt_tokens: 64", "prompt_tokens: {lognormal: {median: 96}}",
         "mine.yaml:4:30 workload.prompt_tokens.lognormal: p95 is missing; write for instance {median: 96, p95: 256}",
