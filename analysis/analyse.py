@@ -68,7 +68,7 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
         bands = beside.submit(describe_bands, ledgers)
         pairs = beside.submit(describe_pairs, measured, ledgers, limits_of(manifest.slo))
         server, one_engine = manifest.asked.server, trace is not None and len(trace.engine_steps) < 2
-        slots = None if server.engine == "attach" or "max_num_seqs" in server.flags else server.max_batch
+        slots = None if server.engine == "attach" else server.max_batch
         own_steps = steps if one_engine else None
         bursts = beside.submit(describe_bursts, measured, ledgers, tables.origin_ns, own_steps, slots)
         compute = beside.submit(describe_compute, ledgers, steps, manifest.device, trace.engine_steps if trace else ())

@@ -222,7 +222,7 @@ def vllm(folder: Path) -> Iterator[Finding]:
     if "vllm" not in installed(find_python(CHECKOUT)):
         yield Finding("vLLM", "its CUDA build is not installed here (make vllm)")
         return
-    args = {"load_format": "dummy", "max_model_len": 2048}
+    args = {"load_format": "dummy"}
     for runner in ("0", "1"):
         with environment(VLLM_USE_V2_MODEL_RUNNER=runner):
             for batch in (1, 32):

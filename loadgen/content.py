@@ -84,6 +84,8 @@ def _ask_once(
             f"together have up to {longest_both} tokens; they do not fit server.max_model_len {context}"
         )
     notes = []
+    if trace is not None and trace.recorded.blocks and workload.prompt_tokens is not None:
+        notes.append("the trace's hash_ids are not used: they fit its own prompt lengths, not workload.prompt_tokens")
     if int(prompts.tokens.sum()) > (1 + _LITTLE) * int(fitting.sum()):
         notes.append(
             f"{prompts.lengthened} of {count} prompts were asked shorter than the chat template's minimum; they have "
@@ -102,7 +104,7 @@ def _ask_once(
 def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, seeds: Seeds, say: Say) -> Content:
     """A user's own prompts, in the order of their file, again from its start when it ends.
 
-    Answers are as long as ``max_tokens`` says, or else as the workload does.
+    Answers are as long as the workload says, or else ``max_tokens``, or else a trace.
     """
     file, context = scenario.workload.file, scenario.server.max_model_len
     assert file is not None
@@ -119,7 +121,9 @@ def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
         asks = [{"prompt": text} for text in texts]
     _check_size(float(once[which].sum()), tokenizer, say)
     output = np.array([entry.max_tokens or 0 for entry in file.entries], np.int64)[which]
-    if not output.all():
+    if scenario.workload.output_tokens is not None:
+        output = _draw(scenario, "output_tokens", count, seeds)
+    elif not output.all():
         output = np.where(output > 0, output, _draw(scenario, "output_tokens", count, seeds))
     needed = once[which] + output
     if context is not None and int(needed.max(initial=0)) > context:

@@ -26,6 +26,21 @@ _SHAPE_EXAMPLES = {
     "trace": "trace: {file: trace.jsonl}",
 }
 _MOST_CHANGES = 1_000_000
+# What means nothing to a server that we do not launch.
+OF_LAUNCHED = ("server.max_batch", "server.precision", "server.args")
+UNCHANGEABLE = "cannot be changed on a server that runs already; launch it, or change the load"
+# By engine, the flags that keys become. None: a name that only our own requests use.
+_OF_ALL = {"model": "server.model", "max_model_len": "server.max_model_len"}
+_SAID_BY_KEYS: dict[str, dict[str, str | None]] = {
+    "transformers": {
+        **_OF_ALL, "max_batch": "server.max_batch", "precision": "server.precision", "served_model_name": None,
+    },
+    "vllm": {
+        **_OF_ALL, "max_num_seqs": "server.max_batch", "quantization": "server.precision", "dtype": "server.precision",
+        "served_model_name": None,
+    },
+    "simulated": {**_OF_ALL, "max_batch": "server.max_batch", "served_name": None},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +99,18 @@ def problems(scenario: Scenario) -> Iterator[tuple[str, str]]:
         yield "load.arrivals", "a trace has requests, no conversations; write for instance arrivals: poisson"
     if scenario.server.engine == "attach" and scenario.server.url is None:
         yield "server.url", "missing; engine attach needs an address, for instance http://127.0.0.1:8000"
-    for name in _precisions(scenario.server):
-        if scenario.server.flags.get(name) is not None:
-            yield "server.args", f"{name} is what server.precision says, and figures go by that; write it there"
+    yield from _args(scenario.server)
 
 
-def _precisions(server: Server) -> tuple[str, ...]:
-    """The flags that ``server.precision`` becomes."""
-    if server.engine == "transformers":
-        return ("precision",)
-    if server.engine == "vllm":
-        return ("quantization", "dtype") if server.precision in DTYPES else ("quantization",)
-    return ()
+def _args(server: Server) -> Iterator[tuple[str, str]]:
+    """Flags that say again, perhaps otherwise, what a key or another spelling says."""
+    if len(server.flags) < len(server.args):
+        yield "server.args", f"two of {', '.join(server.args)} are one flag; remove one"
+    for name, key in _SAID_BY_KEYS.get(server.engine, {}).items():
+        if name not in server.flags or (name == "dtype" and server.precision not in DTYPES):
+            continue
+        said = f"{key} says, and figures go by that; write it there" if key else "requests call the model; leave it out"
+        yield "server.args", f"{name} is what {said}"
 
 
 def _shape(load: Load) -> Iterator[tuple[str, str]]:
@@ -167,6 +182,9 @@ def _workload(workload: Workload, load: Load) -> Iterator[tuple[str, str]]:
         key = "prompt_tokens" if workload.prompt_tokens is not None else "shared_prefix"
         yield f"workload.{key}", "a prompt file already fixes this; remove it"
     if load.trace is not None:
+        if workload.shared_prefix and load.trace.recorded.blocks:
+            text = "the trace's hash_ids say which text repeats; remove it, or hash_ids from the trace"
+            yield "workload.shared_prefix", text
         return
     if own is not None:
         silent = next((entry.line for entry in own.entries if entry.max_tokens is None), None)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, Field, RootModel, TypeAdapter, ValidationError, ValidationInfo, model_validator
 
-from gapmeter.scenarios.errors import BadValue, quoted, unread
+from gapmeter.scenarios.errors import BadValue, either, quoted, unread
 from gapmeter.scenarios.plain_file import read_plain
 from gapmeter.scenarios.values import READ_FILES, FilePath, Tokens, Wording, bad_value
 
@@ -112,12 +112,21 @@ def _read_prompts(path: str) -> tuple[OwnPrompt, ...]:
 _Text = Annotated[str, Wording("a text", "it in quotes")]
 
 
-class _Message(BaseModel):
+class _Sent(BaseModel):
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, value: object) -> object:
+        if isinstance(value, dict) and (others := value.keys() - cls.model_fields.keys()):
+            raise BadValue(f"{quoted(min(others))} is not sent; remove it ({either(cls.model_fields)} are)")
+        return value
+
+
+class _Message(_Sent):
     role: Annotated[str, Wording("a text", "a role in quotes, for instance user")]
     content: Annotated[str, Wording("a text", "content as one text in quotes; lists of parts are not sent")]
 
 
-class _Line(BaseModel):
+class _Line(_Sent):
     prompt: Annotated[_Text, Field(min_length=1), Wording("a text", "what is asked, in quotes")] | None = None
     messages: Annotated[
         tuple[Annotated[_Message, Wording("a message", "{role: user, content: …} with texts")], ...],

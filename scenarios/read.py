@@ -15,7 +15,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from gapmeter.scenarios.checks import ONLY_WITH, problems, whole_trace
+from gapmeter.scenarios.checks import OF_LAUNCHED, ONLY_WITH, UNCHANGEABLE, problems, whole_trace
 from gapmeter.scenarios.errors import BadValue, Place, ScenarioError, nearest, quoted, unread
 from gapmeter.scenarios.model import KEYS, SECTIONS, Scenario, check_value, defaults, flat
 from gapmeter.scenarios.plain_file import read_plain
@@ -221,6 +221,9 @@ class _Draft:
                 "model_asked_for": model is not None and (model.layer > _FILE or of_its_server),
             }
         )
+        for key in OF_LAUNCHED if scenario.server.engine == "attach" else ():
+            if key in self.entries and _FILE < self.entries[key].layer < _POINT:
+                raise ScenarioError(f"{key} {UNCHANGEABLE}", place=self.entries[key].place)
         for key, text in problems(scenario):
             raise ScenarioError(text, place=self.place(key), key=key)
         return scenario
@@ -296,11 +299,13 @@ def _read_file(path: Path) -> Iterator[_Entry]:
 def _read_environment(environment: Mapping[str, str]) -> Iterator[_Entry]:
     """The keys that ``GAPMETER_LOAD_RATE`` and its like set; an empty one counts as unset."""
     names = {environment_name(key): key for key in KEYS}
-    groups = tuple(f"{environment_name(section)}_" for section in SECTIONS)
+    groups = tuple(f"{section.upper()}_" for section in SECTIONS)
+    words = (*SECTIONS, *(key for key in KEYS if "." not in key))
     for name, text in sorted(environment.items()):
+        word = name.removeprefix(ENVIRONMENT_PREFIX)
         if name in names and text.strip():
             yield from _of_text(names[name], text, Place(name), _ENVIRONMENT)
-        elif name not in names and name.startswith(groups):
+        elif name not in names and word != name and (word.startswith(groups) or nearest(word, words)):
             close = nearest(name, {known.lower(): known for known in names})
             hint = f"did you mean {close.upper()}?" if close else "`gapmeter config SCENARIO` lists the keys"
             raise ScenarioError(f"no key of a scenario has this name; {hint}", place=Place(name))

@@ -69,6 +69,9 @@ class LognormalTokens(Part):
             median = f"{self.median:.12g}"
             text = f"{self.p95:.12g} lies below the median, {median}; write a p95 of {median} or more"
             raise BadValue(text, ("p95",))
+        if self.max is not None and self.max < self.median:
+            median = f"{self.median:.12g}"
+            raise BadValue(f"{self.max} lies below the median, {median}; write {median} or more", ("max",))
         return self
 
 
@@ -146,6 +149,8 @@ class LognormalTimes(Part):
     def _check_order(self) -> Self:
         if self.p95_ns < self.median_ns:
             raise BadValue("p95 lies below the median; write a longer one", ("p95",))
+        if self.max_ns is not None and self.max_ns < self.median_ns:
+            raise BadValue("it lies below the median; write a longer one", ("max",))
         return self
 
 

@@ -46,6 +46,7 @@ def parse_slo(value: object) -> Slo:
     if words is None:
         raise BadValue(f"{quoted(value)} is not an SLO; write {_EXAMPLE}")
     metric, percentile, unit, limit = words["metric"].lower(), words["percentile"], words["unit"], words["limit"]
+    unit = unit.replace("\u03bc", "µ")  # the Greek letter, which looks like the sign
     if metric not in _METRICS:
         hint = did_you_mean(metric, _METRICS)
         raise BadValue(f"{quoted(words['metric'])} is not a metric; {hint}write {either(_METRICS)}")

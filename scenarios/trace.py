@@ -45,8 +45,9 @@ from gapmeter.scenarios.values import (
 )
 
 BLOCK_TOKENS = 512
-_MOST_NS = 10**18
+_MOST_NS = 4 * 10**18  # since 1970, until 2096; times are made relative to the first
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs"}
 _EXAMPLE = '{"timestamp": 0, "input_length": 96, "output_length": 32}'
 
 
@@ -158,14 +159,16 @@ class Trace(Part):
 
 
 def read_recording(path: str, format: str) -> Recording:
-    """The requests in a file; ``format`` auto: by the file's first character. Raises BadValue with file and line.
+    """The requests in a file; ``format`` auto: by its first character but blanks. Raises BadValue with file and line.
 
     Lines of the same time stay in the file's order.
     """
     try:
         with open_plain(path, MOST_BYTES, links=True) as raw, TextIOWrapper(raw, "utf-8-sig", newline="") as file:
-            first = file.read(1)
+            first = next((line.lstrip()[0] for line in file if line.strip()), "")
             file.seek(0)
+            if first == "[" and format != "azure":
+                raise BadValue(f"{path} is one list; write one object a line: {_EXAMPLE}")
             if format == "mooncake" or (format == "auto" and first == "{"):
                 found: Literal["mooncake", "azure"] = "mooncake"
                 rows = [row for _, row in checked(path, json_lines(path, file), _MOONCAKE)]
@@ -191,13 +194,18 @@ def read_recording(path: str, format: str) -> Recording:
 def _csv_rows(path: str, lines: Iterable[str]) -> Iterator[tuple[int, dict[str, str]]]:
     reader = csv.reader(lines)
     try:
-        head = [name.strip() for name in next(reader, [])]
+        head = next(([name.strip() for name in cells] for cells in reader if any(map(str.strip, cells))), [])
         for name in _COLUMNS:
             if name not in head:
-                raise at_line(path, 1, f"no column {name}; the first line must name {', '.join(_COLUMNS)}")
+                found = next((word for mark, word in _OTHER_SEPARATORS.items() if mark in "".join(head)), None)
+                problem = f"its columns are separated by {found}; write commas" if found else f"no column {name}"
+                raise at_line(path, reader.line_num, f"{problem}; the first line must name {', '.join(_COLUMNS)}")
         for cells in reader:
             if cells and len(cells) < len(head):
                 raise at_line(path, reader.line_num, f"{len(cells)} of {len(head)} columns")
+            if any(map(str.strip, cells[len(head) :])):
+                text = f"{len(cells)} cells for {len(head)} columns; quote a value that holds a comma"
+                raise at_line(path, reader.line_num, text)
             if cells:
                 row = dict(zip(head, cells, strict=False))
                 yield reader.line_num, {name: row[name].strip() for name in _COLUMNS}
@@ -217,7 +225,7 @@ def _stamp_ns(text: str) -> int:
 
 
 def _date_ns(text: str) -> int:
-    whole, _, rest = text.partition(".")
+    whole, _, rest = text.partition("." if "." in text else ",")
     digits = rest[: next((i for i, c in enumerate(rest) if not c.isdecimal()), len(rest))]
     try:
         at = datetime.fromisoformat(whole + rest[len(digits) :])
@@ -228,9 +236,9 @@ def _date_ns(text: str) -> int:
 
 
 def _milliseconds_ns(value: object) -> int:
-    if not is_number(value) or not 0 <= value * 1e6 <= _MOST_NS:
+    if not is_number(value) or not 0 <= value * 10**6 <= _MOST_NS:
         raise BadValue(f"{quoted(value)} is not a number of milliseconds from 0")
-    return round(value * 1e6)
+    return round(value * 10**6)
 
 
 def _tokens(value: object) -> int:

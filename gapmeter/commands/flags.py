@@ -68,6 +68,9 @@ def overrides(arguments: argparse.Namespace) -> list[str]:
     for flag in ("engine", "url", "model", "tokenizer"):
         if getattr(arguments, flag) == "":
             raise UserError(f"--{flag} is empty; give it a value, or leave it out", errors.USAGE)
+    if arguments.url and arguments.engine not in (None, "attach"):
+        text = f"--engine {arguments.engine} launches a server, and --url names one that runs; leave out one"
+        raise UserError(text, errors.USAGE)
     written: list[str] = arguments.overrides
     named = [
         ("server.engine", "attach" if arguments.url else arguments.engine),
@@ -174,6 +177,13 @@ def address_of(flag: str, text: str) -> tuple[str, int]:
     return host, int(port) if port else DEFAULT_PORT
 
 
+def folder_of(text: str) -> Path:
+    """A folder to write into; an empty text is none, though Python takes it for the current one."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; name a folder")
+    return Path(text)
+
+
 def cores_of(text: str) -> tuple[int, ...]:
     """Numbers of cores that this process may use, with commas between. Raises UserError."""
     usable = os.sched_getaffinity(0)
@@ -187,6 +197,9 @@ def check_files(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise UserError(f"{path} cannot be written: no such folder, or it is one itself", errors.USAGE)
+    given = [path.resolve() for path in paths if path is not None]
+    if len(set(given)) < len(given):
+        raise UserError(f"{given[0]} cannot be both files; write two names", errors.USAGE)
 
 
 def publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[Conclusion[Any]]]) -> int:

@@ -149,7 +149,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 def _add_export(commands: Commands) -> None:
     parser = commands.add_parser("export", help="export a run to other tools: CSV, Prometheus, Perfetto, OpenTelemetry")
     parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--csv", type=Path, metavar="FOLDER", help="every figure and table as CSV files")
+    parser.add_argument("--csv", type=flags.folder_of, metavar="FOLDER", help="every figure and table as CSV files")
     parser.add_argument("--prometheus", type=Path, metavar="FILE", help="the figures as a Prometheus text file")
     parser.add_argument("--perfetto", type=Path, metavar="FILE", help="the requests and steps as a trace (.json.gz)")
     parser.add_argument("--otlp", metavar="ADDRESS", help="the ledgers as spans, to an OTLP/HTTP collector")

@@ -83,7 +83,8 @@ def holds(condition: str, columns: dict[str, pd.Series]) -> Bools:
         connection.execute("SET lock_configuration = true")
         try:
             several = "it is more than one expression"
-            kind = select(connection, f"SELECT ({condition}\n) FROM requests LIMIT 0", several).description[0][1]
+            # Once without brackets around it, so that it closes none but its own.
+            kind = select(connection, f"SELECT {condition}\n FROM requests LIMIT 0", several).description[0][1]
             if kind != duckdb.sqltypes.BOOLEAN:
                 raise UserError(f"{condition!r} is not a condition; write one as: {_EXAMPLE}", errors.USAGE)
             found = select(connection, f"SELECT row_ FROM requests WHERE ({condition}\n)", several).fetchall()

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from gapmeter import errors
 from gapmeter.analysis.device.devices import UnknownDevice, find_device
 from gapmeter.errors import UserError
+from gapmeter.scenarios.checks import OF_LAUNCHED, UNCHANGEABLE
 from gapmeter.scenarios.errors import ScenarioError
 from gapmeter.scenarios.model import RATED_ARRIVALS, Scenario, flat
 from gapmeter.scenarios.read import Point, Setting, load_points, load_scenario, place_of, provenance
 from gapmeter.scenarios.shapes import FixedPause
 
-_OURS = ("server.max_batch", "server.precision", "server.max_model_len", "server.args")
+_OURS = (*OF_LAUNCHED, "server.max_model_len")
 
 
 def resolve(name: str, overrides: Sequence[str] = ()) -> Scenario:
@@ -43,8 +44,7 @@ def check_changeable(scenario: Scenario, keys: Sequence[str]) -> None:
     """Raises UserError for a key of a launched server's that is to differ on one that runs already: nothing would."""
     fixed = [key for key in keys if key.startswith(_OURS)]
     if scenario.server.engine == "attach" and fixed:
-        text = f"{fixed[0]} cannot be changed on a server that runs already; launch it, or change the load"
-        raise UserError(text, errors.BAD_SCENARIO)
+        raise UserError(f"{fixed[0]} {UNCHANGEABLE}", errors.BAD_SCENARIO)
 
 
 def searchable_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
@@ -61,13 +61,13 @@ def searchable_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
 
 def settings_of(point: Point) -> list[str]:
     """A point's own values as overrides."""
-    return [f"{key}={json.dumps(value)}" for key, value in point.values.items()]
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in point.values.items()]
 
 
 def changes(scenario: Scenario, other: Scenario) -> list[str]:
     """What makes one scenario the other, as overrides: null unsets a key wherever it was set."""
     before, after = flat(scenario.to_dict()), flat(other.to_dict())
-    return [f"{key}={json.dumps(value)}" for key, value in after.items() if value != before[key]]
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in after.items() if value != before[key]]
 
 
 def point_overrides(point: Point, overrides: Sequence[str]) -> list[str]:

@@ -289,6 +289,10 @@ def check_options(scenario: Scenario, options: Options) -> None:
         return
     if not path.is_file():
         raise UserError(f"--locustfile {path}: there is no such file", errors.USAGE)
+    try:
+        compile(path.read_bytes(), path, "exec")
+    except SyntaxError as error:
+        raise UserError(f"--locustfile: {path}:{error.lineno}: {error.msg}; correct it", errors.USAGE) from error
     if load.loop != "closed":
         problem = (
             f"its users wait for answers, but {scenario.name} is an open loop; write --set load.arrivals=closed --set "

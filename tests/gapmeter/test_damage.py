@@ -216,6 +216,22 @@ def test_a_probe_s_folder_is_for_servers_that_are_attached_to(
     assert not (tmp_path / "runs").exists()
 
 
+def test_two_files_of_one_name_and_an_unnamed_folder_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "smoke", "--engine", "simulated", "--junit", "a", "--markdown", f"{tmp_path}/a"]) == 2
+    assert f"{tmp_path}/a cannot be both files" in capsys.readouterr().err
+    assert main(["export", str(tmp_path), "--csv", ""]) == 2
+    assert "it is empty; name a folder" in capsys.readouterr().err
+
+
+def test_an_engine_to_launch_beside_an_address_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "smoke", "--engine", "simulated", "--url", "http://127.0.0.1:9"]) == 2
+    assert "--engine simulated launches a server, and --url names one" in capsys.readouterr().err
+    assert main(["run", "smoke", "--engine", "attach", "--url", "http://127.0.0.1:9"]) == 106
+
+
 def test_ports_that_there_are_not_are_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ui", "--runs", str(tmp_path), "--port", "70000"]) == 2
     assert "--port 70000 is not a port; write one from 1 to 65535" in capsys.readouterr().err

@@ -57,6 +57,15 @@ def test_what_it_cannot_be_combined_with_is_a_sentence(
     assert said in " ".join(done.err.split())
 
 
+def test_a_file_that_is_no_python_is_told_with_its_line_before_a_server_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("import locust\nclass Mine(\n")
+    words = ["run", "smoke", "--url", "http://127.0.0.1:9", "--locustfile", str(tmp_path / "mine.py"), *CLOSED]
+    assert main(words) == 2
+    assert f"{tmp_path}/mine.py:2: " in " ".join(capsys.readouterr().err.split())
+
+
 HELD = """
 from gevent.monkey import get_original
 from gapmeter.locust import GapmeterUser

@@ -145,7 +145,7 @@ def test_no_variable_of_make_is_a_command(tmp_path: Path, target: str, given_by:
         .replace(".venv/bin/python", str(stub))
         .replace(".venv-fuzz/bin/python", str(stub))
     )
-    names = ("SCENARIO", "ENGINE", "URL", "GENERATOR", "LOCUSTFILE", "UI", "RUN", "A", "B", "SOAK", "FUZZ")
+    names = ("SCENARIO", "ENGINE", "URL", "GENERATOR", "LOCUSTFILE", "OVER", "LIVE", "RUN", "A", "B", "SOAK", "FUZZ")
     for words in WORDS:
         given_values = dict.fromkeys(names, words)
         own = [f"{name}={value}" for name, value in given_values.items()] if given_by == "words" else []

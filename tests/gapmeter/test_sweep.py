@@ -28,7 +28,7 @@ from gapmeter.report.export.junit import annotations_of, suites_of_sweep
 from gapmeter.runs.explain import explain
 from gapmeter.runs.run import open_run
 from gapmeter.study.comparison import Baseline, check_baseline
-from gapmeter.study.resolve import resolve, resolve_points
+from gapmeter.study.resolve import changes, resolve, resolve_points, settings_of
 from gapmeter.study.study import is_finished
 from gapmeter.study.sweep import order_of, run_sweep
 from tests.kit.browser import Tab, opens_well
@@ -61,6 +61,12 @@ def test_every_point_is_visited_once_a_repeat_and_servers_follow_each_other(
         size = len(group) // repeats
         for repeat in range(repeats):
             assert {r for _, r in group[repeat * size : (repeat + 1) * size]} == {repeat}, "repeats are interleaved"
+
+
+def test_what_repeats_one_point_reads_back_whatever_its_letters() -> None:
+    (point,) = resolve_points("smoke", ['sweep=[{server.model: "models/🤖"}]'])
+    for words in (settings_of(point), changes(resolve("smoke"), point.scenario)):
+        assert resolve("smoke", words).server.model == "models/🤖"
 
 
 def test_points_are_not_run_in_the_order_of_their_values() -> None:

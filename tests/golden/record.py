@@ -100,7 +100,7 @@ def gpu(runs: Path) -> None:
         sys.exit("gpu is recorded on a machine with an NVIDIA GPU; --derive keeps its records")
     run("run", "chat-p99", "--engine", "vllm", *settings(
         "server.model=builtin:llama-1b", "server.precision=bfloat16", "server.max_batch=8",
-        "server.args={max_model_len: 2048, enforce_eager: true}", "load.arrivals=closed", "load.rate=null",
+        "server.args={enforce_eager: true}", "load.arrivals=closed", "load.rate=null",
         "load.duration=null", "load.concurrency=8", "load.requests=64", "load.warmup=auto",
         "workload.output_tokens={uniform: [100, 140]}", "slo=[]",
     ))(runs)  # fmt: skip

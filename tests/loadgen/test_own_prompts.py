@@ -21,7 +21,7 @@ from tests.kit.tokenizers import write_model
 
 CHAT = [
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why? – ¿por qué?"}]},
-    {"messages": [{"role": "user", "content": "one two"}], "max_tokens": 3, "id": "further keys are passed over"},
+    {"messages": [{"role": "user", "content": "one two"}], "max_tokens": 3},
 ]
 TEXT = [{"prompt": "Once upon"}, {"prompt": "a time\nthere", "max_tokens": 7}]
 
@@ -40,11 +40,11 @@ def planned(folder: Path, lines: list[Any], tokenizer: PromptTokenizer | None, *
 
 
 def test_messages_are_asked_as_they_stand_and_come_round_again(tmp_path: Path, tokenizer: PromptTokenizer) -> None:
-    plan = planned(tmp_path, CHAT, tokenizer)
+    plan = planned(tmp_path, CHAT, tokenizer)  # of which one has max_tokens, and the workload output_tokens
     assert plan.path == "/v1/chat/completions"
     asked = [json.loads(body) for body in plan.bodies]
     assert [body["messages"] for body in asked] == [CHAT[i % 2]["messages"] for i in range(5)]
-    assert [body["max_tokens"] for body in asked] == [5, 3, 5, 3, 5] == plan.output_tokens.tolist()
+    assert [body["max_tokens"] for body in asked] == [5] * 5 == plan.output_tokens.tolist()
     counts = [int(tokenizer.count_messages([body["messages"]])[0]) for body in asked]
     assert plan.prompt_tokens.tolist() == counts
     assert plan.prompt_tokens_exact
@@ -158,6 +158,11 @@ def test_a_prompt_that_does_not_fit_is_named_with_its_line(tmp_path: Path, token
             '[{"type": "text", "text": "x"}] is not a text; write content as one text in quotes; lists of',
         ),
         ({"messages": [{"role": 5, "content": "x"}]}, "messages 5 is not a text; write a role in quotes"),
+        ({"prompt": "x", "temperature": 1}, 'mine.jsonl:2: "temperature" is not sent; remove it'),
+        (
+            {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]},
+            'mine.jsonl:2: messages "tool_call_id" is not sent; remove it',
+        ),
         ({"prompt": ""}, 'mine.jsonl:2: prompt "" is not a text'),
         ({"prompt": "x"}, "mine.jsonl:2: prompt and messages in one file; write all lines the one way or the other"),
         ({"messages": CHAT[1]["messages"], "max_tokens": 0}, "mine.jsonl:2: max_tokens 0 is not a number of tokens"),

@@ -11,6 +11,7 @@ import pytest
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.planner import make_plan
 from gapmeter.loadgen.tokenizer import PromptTokenizer
+from gapmeter.scenarios.errors import ScenarioError
 from gapmeter.scenarios.read import load_scenario
 
 
@@ -103,6 +104,9 @@ def test_lengths_of_the_workload_come_before_the_traces(tokenizer: PromptTokeniz
     assert set(plan.prompt_tokens.tolist()) == {40}
     assert len(set(plan.output_tokens.tolist())) > 3
     assert plan.prefix_share == 0
+    assert "hash_ids are not used" in " ".join(plan.notes)
+    with pytest.raises(ScenarioError, match=r"workload\.shared_prefix: the trace's hash_ids say which text repeats"):
+        load_scenario("replay-chat", ["workload.shared_prefix=0.5"], {})
 
 
 def test_a_repeat_has_other_shared_texts(tokenizer: PromptTokenizer) -> None:

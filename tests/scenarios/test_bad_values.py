@@ -161,14 +161,27 @@ def test_a_value_that_a_key_does_not_take_keeps_nothing_alive_that_its_reader_ha
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("engine", "flag", "key"),
     [
-        ["server.engine=vllm", "server.args.dtype=bfloat16"],
-        ["server.engine=vllm", "server.precision=bfloat16", "server.args.quantization=fp8"],
-        ["server.engine=transformers", "server.args.precision=bfloat16"],
+        ("vllm", "dtype=bfloat16", "server.precision"),
+        ("vllm", "quantization=fp8", "server.precision"),
+        ("vllm", "--max-num-seqs=1", "server.max_batch"),
+        ("vllm", "max_num_seqs=null", "server.max_batch"),
+        ("vllm", "max-model-len=64", "server.max_model_len"),
+        ("vllm", "model=other", "server.model"),
+        ("transformers", "precision=bfloat16", "server.precision"),
+        ("transformers", "max_batch=1", "server.max_batch"),
+        ("simulated", "max-batch=1", "server.max_batch"),
+        ("simulated", "served_name=mine", "requests"),
+        ("transformers", "served-model-name=mine", "requests"),
     ],
 )
-def test_a_precision_is_said_where_figures_read_it(flags: list[str]) -> None:
-    with pytest.raises(ScenarioError, match=r"is what server\.precision says"):
-        load_scenario("smoke", flags, {})
+def test_what_a_key_says_is_said_where_figures_read_it(engine: str, flag: str, key: str) -> None:
+    with pytest.raises(ScenarioError, match=rf"server\.args: \w+ is what {key} "):
+        load_scenario("smoke", [f"server.engine={engine}", f"server.args.{flag}"], {})
+
+
+def test_a_flag_is_written_once_and_a_quantized_model_may_name_its_dtype() -> None:
+    with pytest.raises(ScenarioError, match="two of max-queue, max_queue are one flag"):
+        load_scenario("smoke", ["server.args={max-queue: 4, max_queue: 5}"], {})
     load_scenario("smoke", ["server.engine=vllm", "server.precision=awq", "server.args.dtype=float16"], {})

@@ -174,6 +174,14 @@ FILE_MISTAKES = {
         "prompt_tokens: 64", "prompt_tokens: {lognormal: {median: 96, p95: 32}}",
         "mine.yaml:4:48 workload.prompt_tokens.lognormal.p95: 32 lies below the median, 96; write a p95 of 96 or more",
     ),
+    "a cap below the median": (
+        "prompt_tokens: 64", "prompt_tokens: {lognormal: {median: 96, p95: 256, max: 10}}",
+        "mine.yaml:4:58 workload.prompt_tokens.lognormal.max: 10 lies below the median, 96; write 96 or more",
+    ),
+    "a pause's cap below its median": (
+        "  rate: 8", "  rate: 8\n  think_time: {lognormal: {median: 4s, p95: 9s, max: 1s}}",
+        "mine.yaml:9:54 load.think_time.lognormal.max: it lies below the median; write a longer one",
+    ),
     "a missing part": (
         "prompt_tokens: 64", "prompt_tokens: {lognormal: {median: 96}}",
         "mine.yaml:4:30 workload.prompt_tokens.lognormal: p95 is missing; write for instance {median: 96, p95: 256}",
@@ -448,11 +456,35 @@ def test_a_mistake_in_the_environment_names_the_variable(tmp_path: Path) -> None
     assert mistake(tmp_path, GOOD, GAPMETER_LOAD_RATE="fast") == says
     says = "GAPMETER_LOAD_RAET: no key of a scenario has this name; did you mean GAPMETER_LOAD_RATE?"
     assert mistake(tmp_path, GOOD, GAPMETER_LOAD_RAET="8") == says
+    for name in ("GAPMETER_LOAD", "GAPMETER_SERVER", "GAPMETER_SLOS", "GAPMETER_SEEDS"):
+        assert mistake(tmp_path, GOOD, **{name: "{}"}).startswith(f"{name}: no key of a scenario has this name; ")
 
 
 def test_other_variables_of_ours_and_empty_ones_are_no_mistake(tmp_path: Path) -> None:
-    scenario = parsed(tmp_path, GOOD, GAPMETER_PROBE_DIR="/tmp/x", GAPMETER_LOAD_RATE="", PATH="/bin")
+    scenario = parsed(tmp_path, GOOD, GAPMETER_LOAD_RATE="", PATH="/bin", LOAD="1")
     assert scenario.load.rate == 8
+    others = (
+        "API_KEY",
+        "CACHE",
+        "PROBE_DIR",
+        "PROBE_KERNELS",
+        "PYTHON_ONLY",
+        "TRUTH_DIR",
+        "VLLM_PYTHON",
+        "WORKER_SECRET",
+    )
+    parsed(tmp_path, GOOD, **{f"GAPMETER_{name}": "x" for name in others})
+
+
+def test_what_only_a_launched_server_heeds_is_refused_beside_an_address_but_in_the_file(tmp_path: Path) -> None:
+    url, says = "server.url=http://127.0.0.1:9", "cannot be changed on a server that runs already"
+    for key, value in {"server.max_batch": 1, "server.precision": "bfloat16", "server.args.max_queue": 4}.items():
+        assert f"{says}; " in mistake(tmp_path, GOOD, url, f"{key}={value}")
+    text = mistake(tmp_path, GOOD, url, GAPMETER_SERVER_MAX_BATCH="1")
+    assert text.startswith(f"GAPMETER_SERVER_MAX_BATCH: server.max_batch {says}")
+    launched = GOOD.replace("transformers", "transformers\n  max_batch: 1\n  precision: bfloat16")
+    assert parsed(tmp_path, launched, url).server.engine == "attach"
+    parsed(tmp_path, GOOD, url, "server.max_model_len=512", "cost.usd_per_hour=2")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,20 @@ def test_a_csv_may_have_dates_with_seven_decimals_or_seconds_and_further_columns
     assert trace(tmp_path, HEAD + "0.25,5,6\n1.5,7,8\n", "t.csv").at_ns == (0, 1_250_000_000)
     winter = "2024-10-27 02:00:00.5+01:00,5,6\n2024-10-27 02:59:59+02:00,7,8\n"  # the clocks were put back between them
     assert trace(tmp_path, HEAD + winter, "t.csv").at_ns == (0, 1_500_000_000)
+    commas = '"2024-05-10 00:00:01,137",600,40\n"2024-05-10 00:00:01,887",7,8\n'
+    assert trace(tmp_path, HEAD + commas, "t.csv").at_ns == (0, 750_000_000)
+    padded = trace(tmp_path, "\n" + HEAD + "0,600,40,\n1,7,8, ,\n", "t.csv")  # as spreadsheets write it
+    assert padded.prompt_tokens == (600, 7)
+
+
+def test_times_may_count_from_1970(tmp_path: Path) -> None:
+    assert trace(tmp_path, HEAD + "1715299200,5,6\n1715299201.5,7,8\n", "t.csv").at_ns == (0, 1_500_000_000)
+    lines = "".join(GOOD_JSON.replace("10", str(at), 1) for at in (1715299200000, 1715299200250))
+    assert trace(tmp_path, lines).at_ns == (0, 250_000_000)
+
+
+def test_blanks_before_the_first_line_do_not_change_a_format(tmp_path: Path) -> None:
+    assert trace(tmp_path, "\n  " + GOOD_JSON).format == "mooncake"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +83,13 @@ def test_a_csv_may_have_dates_with_seven_decimals_or_seconds_and_further_columns
         ("a,b\n1,2\n", "t.jsonl:1: no column TIMESTAMP; the first line must name TIMESTAMP, ContextTokens, "),
         (HEAD, "t.jsonl holds no requests"),
         (HEAD + "1,2,3\n4,5\n", "t.jsonl:3: 2 of 3 columns"),
+        (
+            HEAD + "2024-05-10 00:00:01,137,600,40\n",
+            "t.jsonl:2: 4 cells for 3 columns; quote a value that holds a comma",
+        ),
+        (HEAD.replace(",", ";"), "t.jsonl:1: its columns are separated by semicolons; write commas"),
+        (HEAD.replace(",", "\t"), "t.jsonl:1: its columns are separated by tabs; write commas"),
+        (f"[{GOOD_JSON}]", "t.jsonl is one list; write one object a line: {"),
         (HEAD + "1,2,many\n", 't.jsonl:2: GeneratedTokens "many" is not a number of tokens'),
         (HEAD + "yesterday,2,3\n", 't.jsonl:2: TIMESTAMP "yesterday" is not a time; write 2024-05-10 00:00:00.009930'),
         (HEAD + "-1,2,3\n", 't.jsonl:2: TIMESTAMP "-1" is not a time'),

@@ -65,6 +65,10 @@ def test_a_limit_of_any_size_can_be_read_back(text: str) -> None:
     assert parse_slo(parse_slo(text).text) == parse_slo(text)
 
 
+def test_micro_may_be_the_greek_letter() -> None:
+    assert parse_slo("itl p50 <= 500 \u03bcs") == parse_slo("itl p50 <= 500 \u00b5s")
+
+
 def test_errors_are_a_share() -> None:
     assert parse_slo("errors <= 0.5%") == Slo(
         metric="errors", percentile=None, limit_ns=None, limit_share=0.005, text="errors <= 0.5 %"
