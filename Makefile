@@ -77,13 +77,15 @@ doctor:  ## check what works on this machine, and how to fix the rest
 
 # NumPy's threads wait for each other at every sum of products, most of all beside other tests: four times the work.
 test test-fast: export OPENBLAS_NUM_THREADS = 1
+# Where Python may keep nothing compiled (containers often forbid it), every process that a test starts compiles all anew.
+compiled = unset PYTHONDONTWRITEBYTECODE;
 test:  ## all tests, both engines included (some twenty minutes on two cores)
 	$(setup) core dev transformers locust otel vllm
-	@$(own) -m pytest --lanes 3 $(ARGS)
+	@$(compiled) $(own) -m pytest --lanes 3 $(ARGS)
 
 test-fast:  ## the tests that need no engine and no whole run (a few minutes)
 	$(setup) core dev transformers locust otel
-	@$(own) -m pytest -n auto --maxprocesses=4 --dist loadfile -m 'not transformers and not vllm and not whole_run and not environment' $(ARGS)
+	@$(compiled) $(own) -m pytest -n auto --maxprocesses=4 --dist loadfile -m 'not transformers and not vllm and not whole_run and not environment' $(ARGS)
 
 lint:  ## ruff and mypy --strict
 	$(setup) core dev transformers locust otel

@@ -397,6 +397,38 @@ def test_the_curve_tells_what_to_expect_at_a_rate_and_is_as_unsure_of_it_as_of_t
     assert math.isinf(known.grid.levels([130.0], 0.95)[0, 0]), "beyond the ceiling"
 
 
+@pytest.mark.parametrize("off", [1.0, -1.0])
+def test_one_trial_that_is_far_off_moves_the_answer_by_little(off: float) -> None:
+    """Its percentile is 2.7 times what the others tell, or as much too small."""
+    rates = (50.0, 60.0, 70.0, 75.0, 80.0, 85.0, 90.0)
+    levels = queue_levels(80.0, rates, 0.02)
+    levels[3] = dataclasses.replace(levels[3], log=levels[3].log + off)
+    known = fit(levels, [Ceiling(100.0, 0.01)], 0.01, 200.0, speeds_of([Pace(2.0, 0.01)] * len(rates), rates))
+    low, high = known.interval(0.95)
+    assert low < 80.0 < high
+    assert known.quantile(0.5) == pytest.approx(80.0, rel=0.02)
+    assert known.spread(0.95) < 0.04
+
+
+def test_percentiles_that_are_known_exactly_do_not_tell_the_capacity_exactly() -> None:
+    """No server follows the curve to a percent or two."""
+    rates = (50.0, 60.0, 70.0, 75.0, 80.0, 85.0, 90.0)
+    levels = queue_levels(80.0, rates, 0.0005)
+    known = fit(levels, [Ceiling(100.0, 0.01)], 0.01, 200.0, speeds_of([Pace(2.0, 0.01)] * len(rates), rates))
+    assert known.spread(0.95) > 0.01
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_a_verdict_on_one_rate_is_wrong_in_one_case_of_some_fifty(side: int) -> None:
+    """By so much it lowers the odds that the capacity is on the other side of the rate, the speed's drift aside."""
+    odds = []
+    for told in (0, side):
+        known = fit([TrialLevel(60.0, 0.0, math.inf, 1000, told)], [Ceiling(100.0, 0.01)], 0.01, 200.0)
+        below = float(np.interp(math.log(60.0), known.edges, np.concatenate([[0.0], np.cumsum(known.masses)])))
+        odds.append(below / (1 - below))
+    assert 25 < (odds[1] / odds[0]) ** side < 60
+
+
 def test_trials_that_disagree_about_the_speed_widen_the_interval_and_are_told() -> None:
     rates = (50.0, 60.0, 70.0, 75.0, 80.0, 85.0)
     calm = queue_levels(80.0, rates, 0.02)
@@ -424,11 +456,14 @@ def test_an_overload_that_was_served_unevenly_tells_the_ceiling_less_exactly(err
 
 def test_the_least_of_two_capacities_has_the_lower_quantiles() -> None:
     edges = np.log(np.array([50.0, 100.0]))
-    one, other = (Posterior(edges + shift, np.array([1.0]), 0.01, 120.0) for shift in (0.0, 0.3))
+    one, other = (
+        Posterior(edges + shift, np.array([1.0]), drift, 120.0) for shift, drift in ((0.0, 0.01), (0.3, 0.03))
+    )
     for pair in ([one, other], [other, one]):
         both = least(pair)
         assert both.quantile(0.5) == pytest.approx(one.quantile(0.5))
         assert both.masses.sum() == pytest.approx(1.0)
+        assert both.drift == 0.03, "the server's speed differs by as much as either tells"
 
 
 def test_arrivals_in_bursts_tell_a_percentile_less_exactly() -> None:

@@ -26,11 +26,11 @@ from gapmeter.analysis.cost import (
     searched_rate,
 )
 from gapmeter.analysis.judge.evidence import Evidence
-from gapmeter.analysis.results.cost import Interval, NoEnergy, Price, SloRate, TokensPerRequest
+from gapmeter.analysis.results.cost import Economy, Interval, NoEnergy, Price, SloRate, TokensPerRequest
 from gapmeter.analysis.results.device import EnergyWindow
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import Goodput
-from gapmeter.analysis.results.run import RunFigures, RunResult, Verdict
+from gapmeter.analysis.results.run import RunFigures, Verdict
 from gapmeter.analysis.results.trust import Steady
 from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.analysis.stats.exact import rate_at_least
@@ -154,6 +154,11 @@ def test_the_price_is_the_scenario_s_own_or_the_catalogue_s_for_the_named_or_rec
 def test_a_model_that_is_split_over_gpus_costs_all_of_them(flags: dict[str, Any], gpus: int) -> None:
     assert price_of(manifest({"gpus_per_replica": None}, (H100,), args=flags)).units == gpus
     assert price_of(manifest({"gpus_per_replica": 3}, (H100,))).units == 3
+
+
+def test_a_price_for_a_machine_without_a_gpu_is_for_all_of_it_however_a_model_is_split() -> None:
+    split = manifest({"usd_per_hour": 1.5, "gpus_per_replica": None}, args={"tensor_parallel_size": 2})
+    assert price_of(split).usd_per_hour == 1.5
 
 
 def test_pricing_another_device_than_the_one_measured_is_said() -> None:
@@ -285,6 +290,7 @@ def test_energy_is_spread_over_requests_and_tokens_and_its_idle_share_is_stated(
     part = describe_energy(window(3000.0, 2970.0, 3030.0, 900.0, "NVML's counter"), 40, 1000.0)
     assert (part.per_request_j, part.per_request_j_ci) == (75.0, (74.25, 75.75))
     assert (part.per_output_token_j, part.tokens_per_watt) == (3.0, 1 / 3)
+    assert (part.per_output_token_j_ci, part.tokens_per_watt_ci) == ((2.97, 3.03), (1000 / 3030, 1000 / 2970))
     assert (part.idle_share, part.watts) == (0.3, 300.0)
     said = "75.0 J a request, 0.333 output tokens per joule (30 % of it idle power; NVML's counter)"
     assert energy_sentence(part) == said
@@ -296,37 +302,79 @@ def test_unmeasured_energy_is_none_and_says_so() -> None:
     assert energy_sentence(part).startswith("energy unmeasured")
 
 
-def test_a_search_for_capacity_has_a_cost_between_both_ends_and_the_value_of_its_best_trial(passed: RunFigures) -> None:
-    longest = Interval(value=10.0, low=9.0, high=11.0)
+LONGEST = Interval(value=10.0, low=9.0, high=11.0)
+
+
+@pytest.fixture
+def trials(passed: RunFigures) -> list[SearchTrial]:
+    """Two that held, and an overload, which refused most requests. Each took 100 J in 10 s."""
     counted = window(100.0, None, None, None, "a counter")
 
-    def trial(n: int, good: float, per_s: float, total: Interval | None) -> RunResult:
-        return kit.result(
-            passed.model_copy(
-                update={
-                    "counts": passed.counts.model_copy(update={"measured": n}),
-                    "goodput": Goodput(per_s=None, share=good, share_ci=(good, 1.0), limits_ms={}),
-                }
-            ),
-            tokens_per_request=tokens(10.0, 1.0, total),
-            energy=describe_energy(counted, round(10 * per_s), 90.0),
+    def trial(per_s: float, held: bool, n: int, good: float, total: Interval | None) -> SearchTrial:
+        figures = passed.model_copy(
+            update={
+                "counts": passed.counts.model_copy(update={"measured": n}),
+                "goodput": Goodput(per_s=None, share=good, share_ci=(good, 1.0), limits_ms={}),
+            }
         )
+        energy = describe_energy(counted, round(10 * per_s), 90.0)
+        found = kit.result(figures, tokens_per_request=tokens(10.0, 1.0, total), energy=energy)
+        return SearchTrial(per_s, held, found)
 
-    trials = [
-        SearchTrial(4.0, True, trial(100, 0.99, 4.0, None)),
-        SearchTrial(7.0, True, trial(900, 0.97, 7.0, longest)),
-        SearchTrial(9.0, False, trial(2000, 0.5, 9.0, None)),  # an overload, which refused most of them
-    ]
-    found = describe_search(6.5, 8.0, manifest({"usd_per_hour": 3.6}), trials)
+    return [
+        trial(4.0, True, 100, 0.99, None), trial(7.0, True, 900, 0.97, LONGEST), trial(9.0, False, 2000, 0.5, None),
+    ]  # fmt: skip
+
+
+def searched(low: float | None, high: float | None, trials: list[SearchTrial]) -> Economy:
+    return describe_search(low, high, manifest({"usd_per_hour": 3.6}), trials)
+
+
+def undecided(trials: list[SearchTrial]) -> list[SearchTrial]:
+    """Those that held are."""
+    return [SearchTrial(trial.rate, trial.held and None, trial.result) for trial in trials]
+
+
+def test_a_search_for_capacity_has_a_cost_between_both_ends(trials: list[SearchTrial]) -> None:
+    found = searched(6.5, 8.0, trials)
     assert found.cost.per_request_usd_ci == (3.6 / (3600 * 8.0 * 0.8), 3.6 / (3600 * 6.5 * 0.8))
+
+
+def test_tokens_of_a_search_s_requests_are_those_of_the_longest_trial_that_held(trials: list[SearchTrial]) -> None:
+    assert searched(6.5, 8.0, trials).tokens_per_request.total == LONGEST
+
+
+def test_value_and_energy_of_a_search_are_those_of_the_highest_rate_that_held(trials: list[SearchTrial]) -> None:
+    found = searched(6.5, 8.0, trials)
     assert found.value.good_requests_per_usd == 0.97 / found.cost.per_request_usd
     assert (found.energy.per_request_j, found.energy.source) == (100 / 70, "a counter, at 7 req/s")
-    assert found.tokens_per_request.total == longest
-    undecided = [SearchTrial(trial.rate, trial.held and None, trial.result) for trial in trials]
-    nearest = describe_search(6.5, 8.0, manifest({"usd_per_hour": 3.6}), undecided)
-    assert (nearest.energy, nearest.value) == (found.energy, found.value)
-    below = describe_search(7.5, 8.0, manifest({"usd_per_hour": 3.6}), undecided[:2])
-    assert below.energy == found.energy
-    assert below.value.good_requests_per_usd is None, "at the rate that is paid for, fewer may be within their limits"
-    missed = describe_search(None, 3.0, manifest({"usd_per_hour": 3.6}), undecided)
+
+
+def test_a_trial_that_held_beyond_a_search_s_answer_tells_neither_its_value_nor_its_energy(
+    trials: list[SearchTrial],
+) -> None:
+    low, middle, high = trials
+    lucky = [low, middle, SearchTrial(high.rate, True, high.result)]
+    one, other = (searched(6.5, 8.0, each) for each in (lucky, trials))
+    assert (one.value, one.energy) == (other.value, other.energy)
+
+
+def test_where_no_trial_held_the_undecided_one_nearest_to_the_answer_tells_value_and_energy(
+    trials: list[SearchTrial],
+) -> None:
+    nearest, held = searched(6.5, 8.0, undecided(trials)), searched(6.5, 8.0, trials)
+    assert (nearest.energy, nearest.value) == (held.energy, held.value)
+
+
+def test_an_undecided_trial_below_the_rate_that_is_paid_for_tells_energy_and_no_value(
+    trials: list[SearchTrial],
+) -> None:
+    """At that rate fewer requests may be within their limits."""
+    below = searched(7.5, 8.0, undecided(trials)[:2])
+    assert below.energy.source == "a counter, at 7 req/s"
+    assert below.value.good_requests_per_usd is None
+
+
+def test_a_search_without_an_answer_has_no_energy(trials: list[SearchTrial]) -> None:
+    missed = searched(None, 3.0, undecided(trials))
     assert missed.energy.reason == "unmeasured: no trial's load is known to lie near the answer"

@@ -171,6 +171,48 @@ def test_a_gap_runs_from_arrival_to_arrival_and_names_its_steps(tmp_path: Path) 
     assert gap["decode_ns"] == 1500
 
 
+# Between the two tokens: the other's step (its engine's code and loop are scheduling, its worker's stay other_step), a
+# pause in which nothing was stamped, and the request's own.
+GAP = {
+    "other_step": 2800, "scheduling": 1000 + 600 + 600, "unexplained": 14_900 - 13_800, "input_prep": 500,
+    "decode": 1500, "sampling": 500, "output": 100 + 300 + 100, "detokenize": 200, "egress": 400, "network_out": 300,
+}  # fmt: skip
+
+
+def test_a_gap_is_split_into_the_steps_of_others_its_own_and_what_nothing_stamped(tmp_path: Path) -> None:
+    gap = _ledger(tmp_path).gaps.iloc[0]
+    found = {name.removesuffix("_ns"): gap[name] for name in gap.index if name.removesuffix("_ns") in {*FIRST, *GAP}}
+    assert {name: ns for name, ns in found.items() if ns} == GAP
+    assert sum(GAP.values()) == gap["gap_ns"] == 10_000
+
+
+@pytest.mark.parametrize(
+    ("also", "takes"),
+    [
+        ((Span.INPUT_PREP, 3, 15_500, 16_400), {}),
+        ((Span.SAMPLING, 3, 17_100, 18_000), {}),
+        ((Span.FORWARD, 2, 11_000, 15_800), {"scheduling": 600 + 600, "unexplained": 1100}),  # from 13_200 to 15_500
+        ((Span.SAMPLING, 2, 12_500, 16_600), {"scheduling": 600 + 600, "unexplained": 1100}),
+    ],
+    ids=["own preparation", "own sampling", "another's forward", "another's sampling"],
+)
+def test_what_goes_on_beside_an_own_forward_or_its_preparation_takes_none_of_their_time(
+    tmp_path: Path, also: tuple[int, ...], takes: dict[str, int]
+) -> None:
+    """A device, or another worker, that is still at what came before, takes engine code's and idle time alone."""
+    gap = _ledger(tmp_path, core=_and(_core, *also)).gaps.iloc[0]
+    expected = {name: ns - takes.get(name, 0) for name, ns in GAP.items()}
+    expected["other_step"] += sum(takes.values())
+    assert {name: gap[f"{name}_ns"] for name in GAP} == expected
+
+
+def test_a_later_step_s_scheduling_delays_a_token_until_it_has_left_and_no_longer(tmp_path: Path) -> None:
+    """An engine that schedules ahead: from 8550 to 8750, while the token leaves between 8600 and 8700."""
+    row = _row(tmp_path, "first_token", core=functools.partial(_core, early=1450))
+    assert row["output_ns"] == FIRST["output"] - (8700 - 8600)
+    assert row["scheduling_ns"] == FIRST["scheduling"] + (8700 - 8600)
+
+
 def test_scheduling_that_a_forward_hides_costs_nothing_but_is_known_as_hidden(tmp_path: Path) -> None:
     # The second step is scheduled while the first one computes.
     row = _row(tmp_path, "last_token", core=functools.partial(_core, early=3800))

@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.device.roofline import _pairs, describe_roofline, least_forwards, ratio, step_work
-from gapmeter.analysis.device.telemetry import describe_telemetry, describe_utilisation, read_telemetry
+from gapmeter.analysis.device.telemetry import describe_telemetry, describe_utilisation
 from gapmeter.analysis.device.use import binding_evidence
 from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, STEP_SPAN, Trace
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.device import Experts, PeakRate
-from gapmeter.records import EntryFlag, RunFolder, Span
+from gapmeter.records import EntryFlag, Span
 from gapmeter.report.device import roofline, roofline_sentence
 from tests.analysis.test_telemetry import GPU, started, write
 from tests.kit.results import PEAKS, WEIGHTS, manifest
+from tests.kit.telemetry import read
 
 PROMPT, LAST = int(EntryFlag.PROMPT), int(EntryFlag.PROMPT | EntryFlag.LAST_CHUNK)
 
@@ -187,7 +188,7 @@ def test_what_has_no_roofline_says_why(engine: str, why: str) -> None:
 def test_the_evidence_for_what_binds_is_read_from_the_result_and_none_where_unmeasured(tmp_path: Path) -> None:
     started(tmp_path, [GPU])
     write(tmp_path, "pcie", [{"at_ns": t, "gpu": 0, "pcie_rx_kb_s": 12_601_600, "pcie_tx_kb_s": 0} for t in range(9)])
-    telemetry = describe_telemetry(read_telemetry(RunFolder(tmp_path)), None, about(), (0, 10), None)
+    telemetry = describe_telemetry(read(tmp_path), None, about(), (0, 10), None)
     roofline = describe_roofline(decode_steps(580), about(), (0, 10**9))
     found = binding_evidence(roofline, telemetry)
     assert (found.decode_bound, found.prefill_bound) == ("memory bandwidth", None)
@@ -240,6 +241,6 @@ def test_the_link_of_a_strangers_gpu_binds_nothing(tmp_path: Path) -> None:
     write(tmp_path, "processes", [{"at_ns": 0, "pid": 7}])
     rows = [{"at_ns": t, "gpu": g, "pcie_rx_kb_s": 60_000_000 * g, "pcie_tx_kb_s": 0} for t in range(9) for g in (0, 1)]
     write(tmp_path, "pcie", rows)
-    telemetry = describe_telemetry(read_telemetry(RunFolder(tmp_path)), None, about(), (0, 10), None)
+    telemetry = describe_telemetry(read(tmp_path), None, about(), (0, 10), None)
     roofline = describe_roofline(decode_steps(580), about(), (0, 10**9))
     assert binding_evidence(roofline, telemetry).pcie_share == 0

@@ -13,18 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.device.energy import energy_of, unwrapped
-from gapmeter.analysis.device.telemetry import (
-    _throttled,
-    describe_telemetry,
-    measured_window,
-    read_telemetry,
-    servers_gpus,
-)
+from gapmeter.analysis.device.telemetry import _throttled, describe_telemetry, measured_window, servers_gpus
 from gapmeter.analysis.judge.warnings import telemetry_warnings
 from gapmeter.analysis.results.device import EngineSamples, PageTime, Telemetry
-from gapmeter.records import RunFolder
 from gapmeter.report.device import utilisation_sentence
 from tests.kit.results import manifest
+from tests.kit.telemetry import read
 
 S = 1_000_000_000
 GPU = {"gpu": 0, "name": "NVIDIA H100 80GB HBM3", "pids": [7], "pcie_generation": 5, "pcie_width": 16}
@@ -52,10 +46,6 @@ def samples(until_s: float, watts_idle: float, watts: float, load_s: float, **mo
         now = watts if at >= load_s else watts_idle
         rows.append({"at_ns": int(at * S), "gpu": 0, "energy_mj": round(joules * 1e3), "power_mw": now * 1e3, **more})
     return rows
-
-
-def read(folder: Path) -> Any:
-    return read_telemetry(RunFolder(folder))
 
 
 def test_energy_is_the_counters_difference_and_its_idle_share_is_from_before_the_load(tmp_path: Path) -> None:
@@ -168,7 +158,7 @@ def test_missed_deadlines_and_failed_reads_are_gaps(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_samples_has_no_telemetry(tmp_path: Path) -> None:
-    assert read_telemetry(RunFolder(tmp_path)) is None
+    assert read(tmp_path) is None
     assert describe_telemetry(None, None, MANIFEST, (0, S), None) is None
 
 

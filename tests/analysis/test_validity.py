@@ -218,11 +218,18 @@ SOMETIMES_HELD = np.append(np.zeros(900), np.linspace(0.3, 30, 100) * MS)  # for
     ("chunks", "stamped", "refused"),
     [
         ([1] * 31, 0.0, {"p95 ITL", "p99 ITL", "p99.9 ITL", "p99 TPOT", "p99.9 TPOT"}),
-        ([1] * 31, 0.9, {"p95 ITL", "p99 ITL", "p99.9 ITL", "p99 TPOT", "p99.9 TPOT"}),
+        ([1] * 31, 0.985, {"p95 ITL", "p99 ITL", "p99.9 ITL", "p99 TPOT", "p99.9 TPOT"}),
+        ([1] * 31, 0.995, set()),
         ([1] * 31, 1.0, set()),
         ([1] * 15 + [6] + [1] * 15, 1.0, {"p99 ITL", "p99.9 ITL"}),
     ],
-    ids=["our own stamps", "too few of the kernel's", "the kernel's", "the kernel's, with one read of six tokens"],
+    ids=[
+        "our own stamps",
+        "too few of the kernel's",
+        "nearly all of the kernel's",
+        "the kernel's",
+        "the kernel's, with one read of six tokens",
+    ],
 )
 def test_late_reading_refuses_the_figures_that_it_can_have_spoilt_and_no_others(
     chunks: list[int], stamped: float, refused: set[str]
@@ -510,6 +517,61 @@ def test_a_trial_is_refused_where_errors_alone_came_that_no_load_explains(
     assert outcome(requests, POISSON, slo("ttft", 99, 300)).refused_all is refused
 
 
+@pytest.mark.parametrize(
+    ("rule", "of", "expected"),
+    [
+        ("client_cpu", {"client_cpu_share": 0.69}, OK),
+        ("client_cpu", {"client_cpu_share": 0.71}, WARN),
+        ("client_cpu", {"client_cpu_share": 0.89}, WARN),
+        ("client_cpu", {"client_cpu_share": 0.91}, BROKEN),
+        ("machine", {"canary_spread": 1.24}, OK),
+        ("machine", {"canary_spread": 1.26}, WARN),
+        ("loop_lag", {"client_loop_lag_ns": np.append(np.full(500, 0.1 * MS), 99 * MS)}, OK),
+        ("loop_lag", {"client_loop_lag_ns": np.append(np.full(500, 0.1 * MS), 101 * MS)}, WARN),
+    ],
+)
+def test_the_load_tester_is_warned_of_and_refused_from_its_limits_on(
+    rule: str, of: dict[str, Any], expected: str
+) -> None:
+    assert states(poisson_run(), replace(POISSON, **of))[rule] == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "first_ms", "late_ms", "expected"),
+    [
+        # Of a quick answer too little to speak of.
+        ("lag", 5, 0.9, OK),
+        ("lag", 5, 1.1, WARN),
+        ("lag", 5, 1.9, WARN),
+        ("lag", 5, 2.1, BROKEN),
+        ("loop_lag", 5, 0.45, OK),
+        ("loop_lag", 5, 0.55, WARN),
+        ("loop_lag", 5, 0.95, WARN),
+        ("loop_lag", 5, 1.05, BROKEN),
+        # Of a slow one 2 % and 10 %.
+        ("lag", 500, 9.5, OK),
+        ("lag", 500, 11, WARN),
+        ("lag", 500, 54, WARN),
+        ("lag", 500, 57, BROKEN),
+        ("loop_lag", 500, 9.5, OK),
+        ("loop_lag", 500, 11, WARN),
+        ("loop_lag", 500, 49, WARN),
+        ("loop_lag", 500, 51, BROKEN),
+    ],
+)
+def test_lateness_is_warned_of_from_a_fiftieth_and_refused_from_a_tenth_of_a_figure(
+    rule: str, first_ms: float, late_ms: float, expected: str
+) -> None:
+    requests, evidence = poisson_run(lag_ms=late_ms if rule == "lag" else 0.05), POISSON
+    requests["first_token_ns"] = requests["sent_ns"] + first_ms * MS
+    requests["last_token_ns"] = requests["first_token_ns"] + 250 * MS
+    if rule == "loop_lag":
+        evidence = replace(POISSON, client_loop_lag_ns=np.full(500, late_ms * MS))
+    answers = judge([slo("ttft", 99.0, 1)], requests, {})
+    unjudged = [answer.model_copy(update={"status": "INVALID", "late": late_ms}) for answer in answers]
+    assert checked(rule, requests, evidence, unjudged).status == expected
+
+
 @pytest.mark.parametrize(("lag_ms", "expected"), [(0.9, OK), (1.5, WARN), (2.5, WARN), (6, BROKEN)])
 def test_lag_is_judged_against_what_was_measured(lag_ms: float, expected: str) -> None:
     """TTFT is 50 ms and the lag: a warning from 1 ms, invalid from a tenth of it."""
@@ -678,7 +740,7 @@ def test_a_closed_loop_has_no_rate_to_keep() -> None:
 
 @pytest.mark.parametrize(
     ("failed", "slo_on_errors", "expected"),
-    [(0, False, OK), (10, False, OK), (40, False, WARN), (200, False, BROKEN), (200, True, WARN)],
+    [(0, False, OK), (14, False, OK), (16, False, WARN), (150, False, WARN), (151, False, BROKEN), (200, True, WARN)],
 )
 def test_many_failures_spoil_a_run_unless_an_slo_judges_them(failed: int, slo_on_errors: bool, expected: str) -> None:
     requests = poisson_run()
@@ -696,7 +758,8 @@ def test_of_failures_the_most_frequent_class_is_said_with_how_many_it_has() -> N
 
 @pytest.mark.parametrize("side", ["output", "prompt"])
 @pytest.mark.parametrize(
-    ("wrong", "enforced", "expected"), [(0, True, OK), (5, True, WARN), (50, True, BROKEN), (50, False, WARN)]
+    ("wrong", "enforced", "expected"),
+    [(0, True, OK), (1, True, WARN), (15, True, WARN), (16, True, BROKEN), (50, False, WARN)],
 )
 def test_lengths_other_than_asked_for_spoil_a_run_that_enforced_them(
     side: str, wrong: int, enforced: bool, expected: str

@@ -205,6 +205,7 @@ def test_a_median_is_missed_where_all_of_a_growing_queue_exceeds_it(over: int, s
     waits[over:] = 10.0
     found = verdict.decide(Series(waits), 50.0, 400.0)
     assert (found.status, found.sure) == (status, None)
+    assert verdict.decide(Series(waits[:100]), 50.0, 400.0).status == FAIL
     assert verdict.decide(Series(waits[:99]), 50.0, 400.0).status == INCONCLUSIVE, "which may be one burst"
 
 

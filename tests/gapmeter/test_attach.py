@@ -5,7 +5,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from gapmeter.servers.models import resolve_model
 from gapmeter.servers.simulated import simulated_command
 from gapmeter.study.conclusion import describe
 from gapmeter.study.load import ProbeFolder
-from tests.kit.command import SHORT, Done, at_once, gapmeter
+from tests.kit.command import SHORT, Done, Scenes, at_once, gapmeter
 from tests.kit.servers import answering, faulty, passing_on
 
 pytestmark = pytest.mark.whole_run
@@ -124,20 +123,18 @@ REFUSALS: dict[str, tuple[Callable[[Path], Done], int, str]] = {
 
 
 @pytest.fixture(scope="module")
-def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Done]]]:
+def scenes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Scenes]:
     tmp = tmp_path_factory.mktemp("attach")
     every = {"bare": bare, "probed": probed, "uncounted": uncounted, "met": met_before} | {
         name: scene for name, (scene, _, _) in REFUSALS.items()
     }
     scenes = {name: partial(scene, tmp / f"runs-{number}") for number, (name, scene) in enumerate(every.items())}
-    with at_once(scenes) as futures:
+    with at_once(scenes, request) as futures:
         yield futures
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_server_that_cannot_be_measured_is_refused_before_anything_is_recorded(
-    name: str, scenes: dict[str, Future[Done]]
-) -> None:
+def test_a_server_that_cannot_be_measured_is_refused_before_anything_is_recorded(name: str, scenes: Scenes) -> None:
     done = scenes[name].result()
     _, code, says = REFUSALS[name]
     assert (done.code, done.out, done.left) == (code, "", []), done.err
@@ -146,7 +143,7 @@ def test_a_server_that_cannot_be_measured_is_refused_before_anything_is_recorded
     assert not list(done.runs.glob("*"))
 
 
-def test_prompts_that_the_server_has_met_in_an_earlier_run_are_told(scenes: dict[str, Future[Done]]) -> None:
+def test_prompts_that_the_server_has_met_in_an_earlier_run_are_told(scenes: Scenes) -> None:
     done = scenes["met"].result()
     (told,) = [warning for warning in done.summary["warnings"] if warning["code"] == "cached"]
     assert done.summary["load"]["cached_share"] > 0.5 > 0.1 > done.summary["load"]["prefix_share"]
@@ -157,7 +154,7 @@ def ledger(done: Done) -> pd.DataFrame:
     return pd.read_parquet(done.folder.path / "ledger.parquet").set_index("request_id")
 
 
-def test_without_probe_and_tokenizer_the_report_has_what_the_client_can_know(scenes: dict[str, Future[Done]]) -> None:
+def test_without_probe_and_tokenizer_the_report_has_what_the_client_can_know(scenes: Scenes) -> None:
     done = scenes["bare"].result()
     assert done.code in (0, 98), done.err
     assert done.summary["counts"]["succeeded"] == 30
@@ -172,7 +169,7 @@ def test_without_probe_and_tokenizer_the_report_has_what_the_client_can_know(sce
     assert (done.requests["prompt_tokens"] > 0).all(), "usage tells the prompt's length"
 
 
-def test_a_server_that_counts_no_tokens_has_every_figure_that_needs_no_count(scenes: dict[str, Future[Done]]) -> None:
+def test_a_server_that_counts_no_tokens_has_every_figure_that_needs_no_count(scenes: Scenes) -> None:
     done = scenes["uncounted"].result()
     assert done.code in (0, 98), done.err
     summary = done.summary
@@ -184,7 +181,7 @@ def test_a_server_that_counts_no_tokens_has_every_figure_that_needs_no_count(sce
     assert summary["throughput"]["prompt_tokens_per_s"] is None
 
 
-def test_with_the_probe_folder_and_the_tokenizer_every_stage_is_measured(scenes: dict[str, Future[Done]]) -> None:
+def test_with_the_probe_folder_and_the_tokenizer_every_stage_is_measured(scenes: Scenes) -> None:
     done = scenes["probed"].result()
     assert done.code in (0, 98), done.err
     table = ledger(done)
@@ -197,7 +194,7 @@ def test_with_the_probe_folder_and_the_tokenizer_every_stage_is_measured(scenes:
     assert done.manifest["plan"]["prompt_tokens_exact"]
 
 
-def test_a_local_server_says_itself_where_its_probe_writes(scenes: dict[str, Future[Done]]) -> None:
+def test_a_local_server_says_itself_where_its_probe_writes(scenes: Scenes) -> None:
     scenes["probed"].result()
     (found,) = (scenes["probed"].result().runs.parent / "found").iterdir()
     table = pd.read_parquet(found / "ledger.parquet")
@@ -229,7 +226,7 @@ def test_records_of_a_server_that_ran_earlier_are_left_where_they_are(tmp_path: 
     new.close()
 
 
-def test_an_api_key_is_nowhere_in_the_runs_folder(scenes: dict[str, Future[Done]]) -> None:
+def test_an_api_key_is_nowhere_in_the_runs_folder(scenes: Scenes) -> None:
     done = scenes["bare"].result()
     files = [file for file in done.folder.path.rglob("*") if file.is_file()]
     assert len(files) > 5

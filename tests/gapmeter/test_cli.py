@@ -7,7 +7,6 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from gapmeter.cli import main, parser
 from gapmeter.records import RunFolder
-from tests.kit.command import SIMULATED, SLOW, Command, Done, at_once, gapmeter
+from tests.kit.command import SIMULATED, SLOW, Command, Done, Scenes, at_once, gapmeter
 
 pytestmark = pytest.mark.whole_run
 
@@ -126,20 +125,21 @@ def missed(tmp: Path) -> Done:
 
 
 @pytest.fixture(scope="module")
-def commands(places: dict[str, str]) -> Iterator[dict[str, Future[Done]]]:
+def commands(places: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Scenes]:
     """Everything that is typed."""
     tmp = Path(places["tmp"])
     typed = {
         name: partial(gapmeter, *(word.format(**places) for word in case.words), runs=tmp / f"runs-{number}")
         for number, (name, case) in enumerate(MISTAKES.items())
     }
-    with at_once({"repeats": partial(repeats, tmp), "missed": partial(missed, tmp), **typed}) as futures:
+    every = {"repeats": partial(repeats, tmp), "missed": partial(missed, tmp), **typed}
+    with at_once(every, request) as futures:
         yield futures
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_ends_with_a_sentence_that_names_it_and_its_exit_code(
-    name: str, commands: dict[str, Future[Done]], places: dict[str, str]
+    name: str, commands: Scenes, places: dict[str, str]
 ) -> None:
     done, case = commands[name].result(), MISTAKES[name]
     assert done.code == case.code, done.err
@@ -170,9 +170,7 @@ def test_an_error_shows_its_traceback_where_that_is_wanted(tmp_path: Path) -> No
     assert "UserError" in done.err
 
 
-def test_a_missed_slo_is_99_in_the_json_document_the_junit_file_and_the_markdown(
-    commands: dict[str, Future[Done]],
-) -> None:
+def test_a_missed_slo_is_99_in_the_json_document_the_junit_file_and_the_markdown(commands: Scenes) -> None:
     done = commands["missed"].result()
     assert done.code == 99, done.err
     assert json.loads(done.out) == done.summary
@@ -188,7 +186,7 @@ def test_a_missed_slo_is_99_in_the_json_document_the_junit_file_and_the_markdown
 
 @pytest.mark.parametrize(("name", "code"), [("missed", 99), ("repeats", 2)])
 def test_a_file_that_cannot_be_written_spoils_only_what_was_well(
-    name: str, code: int, commands: dict[str, Future[Done]], tmp_path: Path
+    name: str, code: int, commands: Scenes, tmp_path: Path
 ) -> None:
     run = next(commands[name].result().runs.iterdir())
     done = gapmeter("report", str(run), "--junit", "/dev/full", "--markdown", str(tmp_path / "told.md"), runs=tmp_path)
@@ -197,9 +195,7 @@ def test_a_file_that_cannot_be_written_spoils_only_what_was_well(
     assert (tmp_path / "told.md").read_text()
 
 
-def test_repeats_that_hold_their_slos_are_0_and_print_a_line_and_leave_a_folder_each(
-    commands: dict[str, Future[Done]],
-) -> None:
+def test_repeats_that_hold_their_slos_are_0_and_print_a_line_and_leave_a_folder_each(commands: Scenes) -> None:
     done = commands["repeats"].result()
     assert (done.code, done.last_line, done.left) == (0, "exit=0 every SLO met", []), done.err
     folders = [RunFolder(Path(line)) for line in done.out.splitlines()]
@@ -211,7 +207,7 @@ def test_repeats_that_hold_their_slos_are_0_and_print_a_line_and_leave_a_folder_
     assert len(list(ET.parse(done.runs.parent / "repeats.xml").iter("testsuite"))) == 2
 
 
-def test_repeats_are_the_same_trace_with_other_prompts(commands: dict[str, Future[Done]]) -> None:
+def test_repeats_are_the_same_trace_with_other_prompts(commands: Scenes) -> None:
     folders = [RunFolder(Path(line)) for line in commands["repeats"].result().out.splitlines()]
     first, second = (json.loads(folder.manifest.read_text()) for folder in folders)
     assert (first["repeat"], second["repeat"]) == (0, 1)

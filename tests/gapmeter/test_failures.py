@@ -13,7 +13,7 @@ from tests.kit.servers import faulty
 pytestmark = pytest.mark.whole_run
 
 FAULTS = ("none", "none", "status_500", "status_404", "cut", "stall", "silent", "close_unanswered", "garbage", "none")
-PATIENCE = settings("load.timeout=1s", "load.stall=300ms")
+PATIENCE = settings("load.timeout=5s", "load.stall=2s")  # far more than any good answer takes
 
 
 def run(runs: Path, *words: str, faults: tuple[str, ...] = FAULTS, lasting: int = 100) -> Done:
@@ -34,7 +34,7 @@ def test_every_class_is_counted_and_told_with_its_first_requests(failing: Done) 
     assert {name: part["count"] for name, part in found.items()} == failing.summary["counts"]["failed"]
     assert [e["request_id"].rpartition("-")[2] for e in found["stalled"]["examples"]] == ["000005", "000015", "000025"]
     assert {(e["status"], e["tokens"], e["error"]) for e in found["stalled"]["examples"]} == {
-        (200, 2, "no token for 0.3 s")
+        (200, 2, "no token for 2 s")
     }
     assert found["http_5xx"]["examples"][0]["status"] == 500
     assert "out of luck" in found["http_5xx"]["examples"][0]["error"]
@@ -43,10 +43,10 @@ def test_every_class_is_counted_and_told_with_its_first_requests(failing: Done) 
 def test_with_failures_counted_the_tail_is_beyond_the_time_out(failing: Done) -> None:
     alone, with_them = (failing.summary[part]["e2e"] for part in ("metrics", "metrics_censored"))
     assert (alone["count"], with_them["count"]) == (9, 30)
-    assert with_them["censored_at_ms"] >= 1000
+    assert with_them["censored_at_ms"] >= 5000
     assert with_them["over_ms"].keys() >= {"p50"}, "two thirds failed"
     assert "timed out" in failing.err
-    assert "counting failures as at least 1" in failing.err
+    assert "counting failures as at least 5" in failing.err
 
 
 def test_the_same_run_can_be_read_by_other_tools_definitions(failing: Done, tmp_path: Path) -> None:

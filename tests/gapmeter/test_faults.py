@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 
 from gapmeter.runs.lock import is_held
 from gapmeter.servers.null.server import Schedule
-from tests.kit.command import SHORT, SIMULATED, Command, Done, at_once, gapmeter, settings
+from tests.kit.command import SHORT, SIMULATED, Command, Done, Scenes, at_once, gapmeter, settings
 from tests.kit.servers import faulty
 
 pytestmark = pytest.mark.whole_run
@@ -38,6 +37,8 @@ WIRE = {
     "close_delimited": "ok",
     "status_404": "http_4xx",
 }
+# Only what is never answered runs into it: a good answer may take its time on a busy machine.
+PATIENCE = settings("load.timeout=5s")
 LONG = settings("load.requests=400", "load.rate=20")
 SLOW_START = ("--set", "server.args.fault_start_s=60")
 
@@ -52,12 +53,13 @@ def wrong_flag(runs: Path) -> Done:
 
 
 def dies(runs: Path) -> Done:
-    return gapmeter(*SIMULATED, "--set", "server.args.fault_die_at=9", runs=runs)
+    """At a rate that lets it answer some before the ninth."""
+    return gapmeter(*SIMULATED, *settings("server.args.fault_die_at=9", "load.rate=6"), runs=runs)
 
 
 def wire(runs: Path) -> Done:
     with faulty(tuple(WIRE)) as url:
-        return gapmeter("run", "smoke", *SHORT, "--set", "load.timeout=1s", "--url", url, runs=runs)
+        return gapmeter("run", "smoke", *SHORT, *PATIENCE, "--url", url, runs=runs)
 
 
 def only_errors(runs: Path) -> Done:
@@ -133,21 +135,21 @@ SCENES: dict[str, Callable[[Path], Done]] = {
 
 
 @pytest.fixture(scope="module")
-def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[Done]]]:
+def scenes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Scenes]:
     """All that goes wrong."""
     tmp = tmp_path_factory.mktemp("faults")
-    with at_once({name: partial(scene, tmp / name) for name, scene in SCENES.items()}) as futures:
+    with at_once({name: partial(scene, tmp / name) for name, scene in SCENES.items()}, request) as futures:
         yield futures
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_no_process_is_left_and_no_traceback_shown(name: str, scenes: dict[str, Future[Done]]) -> None:
+def test_no_process_is_left_and_no_traceback_shown(name: str, scenes: Scenes) -> None:
     done = scenes[name].result()
     assert done.left == []
     assert "Traceback" not in done.err
 
 
-def test_a_server_that_is_never_ready_is_106_and_its_folder_says_why(scenes: dict[str, Future[Done]]) -> None:
+def test_a_server_that_is_never_ready_is_106_and_its_folder_says_why(scenes: Scenes) -> None:
     done = scenes["never_ready"].result()
     assert (done.code, done.out, done.last_line) == (106, "", "exit=106 target unreachable or never ready")
     assert "the server was not ready within 2 s: GET http://127.0.0.1:" in done.err
@@ -155,7 +157,7 @@ def test_a_server_that_is_never_ready_is_106_and_its_folder_says_why(scenes: dic
     assert done.manifest["status"] == "incomplete"
 
 
-def test_a_server_that_cannot_start_is_106_with_the_reason_from_its_log(scenes: dict[str, Future[Done]]) -> None:
+def test_a_server_that_cannot_start_is_106_with_the_reason_from_its_log(scenes: Scenes) -> None:
     done = scenes["wrong_flag"].result()
     assert done.code == 106
     assert "exit code 2: " in done.err
@@ -163,18 +165,14 @@ def test_a_server_that_cannot_start_is_106_with_the_reason_from_its_log(scenes: 
     assert "unrecognized arguments" in (done.folder.logs / "server.log").read_text()
 
 
-def test_a_run_that_never_began_cannot_be_reported_and_the_reason_is_said(
-    scenes: dict[str, Future[Done]], tmp_path: Path
-) -> None:
+def test_a_run_that_never_began_cannot_be_reported_and_the_reason_is_said(scenes: Scenes, tmp_path: Path) -> None:
     folder = scenes["never_ready"].result().folder
     again = gapmeter("report", str(folder.path), runs=tmp_path)
     assert again.code == 98
     assert "no request was recorded: the server was not ready within 2 s" in again.err
 
 
-def test_a_server_that_dies_makes_the_run_invalid_and_what_was_answered_is_kept(
-    scenes: dict[str, Future[Done]],
-) -> None:
+def test_a_server_that_dies_makes_the_run_invalid_and_what_was_answered_is_kept(scenes: Scenes) -> None:
     done = scenes["dies"].result()
     assert done.code == 98
     assert "the server ended with " in done.manifest["ended_because"]
@@ -186,16 +184,14 @@ def test_a_server_that_dies_makes_the_run_invalid_and_what_was_answered_is_kept(
 
 
 @pytest.mark.parametrize(("number", "fault"), list(enumerate(WIRE)))
-def test_what_a_server_does_to_a_request_is_recorded_as_its_outcome(
-    number: int, fault: str, scenes: dict[str, Future[Done]]
-) -> None:
+def test_what_a_server_does_to_a_request_is_recorded_as_its_outcome(number: int, fault: str, scenes: Scenes) -> None:
     requests = scenes["wire"].result().requests
     for row in (requests.loc[number], requests.loc[number + len(WIRE)]):
         assert row["outcome"] == WIRE[fault], row["error"]
         assert bool(row["error"]) == (WIRE[fault] != "ok")
 
 
-def test_requests_beside_bad_ones_are_measured_as_ever(scenes: dict[str, Future[Done]]) -> None:
+def test_requests_beside_bad_ones_are_measured_as_ever(scenes: Scenes) -> None:
     done = scenes["wire"].result()
     good = done.requests[done.requests["outcome"] == "ok"]
     assert len(good) == 8
@@ -206,7 +202,7 @@ def test_requests_beside_bad_ones_are_measured_as_ever(scenes: dict[str, Future[
     assert done.manifest["status"] == "complete"
 
 
-def test_a_run_without_a_single_success_is_reported(scenes: dict[str, Future[Done]]) -> None:
+def test_a_run_without_a_single_success_is_reported(scenes: Scenes) -> None:
     done = scenes["only_errors"].result()
     assert done.code in (98, 99), done.err
     assert [row["status"] for row in done.summary["slo"]] == ["FAIL"]
@@ -215,7 +211,7 @@ def test_a_run_without_a_single_success_is_reported(scenes: dict[str, Future[Don
     assert done.folder.report.stat().st_size
 
 
-def test_ctrl_c_reports_what_there_is_and_aborts_what_was_in_flight(scenes: dict[str, Future[Done]]) -> None:
+def test_ctrl_c_reports_what_there_is_and_aborts_what_was_in_flight(scenes: Scenes) -> None:
     done = scenes["pressed_once"].result()
     assert (done.code, done.last_line) == (105, "exit=105 interrupted")
     assert done.out == f"{done.folder.path}\n"
@@ -226,7 +222,7 @@ def test_ctrl_c_reports_what_there_is_and_aborts_what_was_in_flight(scenes: dict
     assert done.summary["verdict"] == "INVALID"
 
 
-def test_ctrl_c_twice_leaves_at_once_and_says_how_to_report_the_run_later(scenes: dict[str, Future[Done]]) -> None:
+def test_ctrl_c_twice_leaves_at_once_and_says_how_to_report_the_run_later(scenes: Scenes) -> None:
     done = scenes["pressed_twice"].result()
     assert (done.code, done.out, done.last_line) == (105, "", "exit=105 interrupted")
     assert f"gapmeter report {done.folder.path}" in done.err
@@ -235,16 +231,14 @@ def test_ctrl_c_twice_leaves_at_once_and_says_how_to_report_the_run_later(scenes
     assert len(list(done.folder.requests.glob("*.gap"))) == 1
 
 
-def test_a_signal_while_the_server_starts_ends_it(scenes: dict[str, Future[Done]]) -> None:
+def test_a_signal_while_the_server_starts_ends_it(scenes: Scenes) -> None:
     done = scenes["told_to_end"].result()
     assert (done.code, done.out) == (105, "")
     assert "interrupted before the load had begun" in done.err
     assert done.manifest["ended_because"] == "interrupted"
 
 
-def test_a_run_that_was_killed_is_reported_with_what_had_happened_by_then(
-    scenes: dict[str, Future[Done]], tmp_path: Path
-) -> None:
+def test_a_run_that_was_killed_is_reported_with_what_had_happened_by_then(scenes: Scenes, tmp_path: Path) -> None:
     done = scenes["killed"].result()
     assert done.code == -signal.SIGKILL
     assert done.manifest["status"] == "running"
@@ -256,14 +250,14 @@ def test_a_run_that_was_killed_is_reported_with_what_had_happened_by_then(
     assert done.summary["stages"], "the ledger of what was answered is missing"
 
 
-def test_a_generator_process_that_was_killed_is_named(scenes: dict[str, Future[Done]]) -> None:
+def test_a_generator_process_that_was_killed_is_named(scenes: Scenes) -> None:
     done = scenes["generator_killed"].result()
     assert done.code == 98
     assert done.manifest["ended_because"].startswith("generator process 0 ")
     assert len(done.requests) >= 5
 
 
-def test_a_run_ends_with_a_generator_process_that_somebody_else_told_to_end(scenes: dict[str, Future[Done]]) -> None:
+def test_a_run_ends_with_a_generator_process_that_somebody_else_told_to_end(scenes: Scenes) -> None:
     done = scenes["generator_ended"].result()
     assert done.code == 98
     assert done.manifest["ended_because"].endswith("was told to end (SIGTERM or SIGINT)")
@@ -271,7 +265,7 @@ def test_a_run_ends_with_a_generator_process_that_somebody_else_told_to_end(scen
     assert set(done.requests["worker"]) == {0, 1}
 
 
-def test_a_generator_process_that_is_held_does_not_hold_the_run(scenes: dict[str, Future[Done]]) -> None:
+def test_a_generator_process_that_is_held_does_not_hold_the_run(scenes: Scenes) -> None:
     done = scenes["held"].result()
     assert done.code == 98
     assert "was stopped (SIGSTOP) for 5 s" in done.manifest["ended_because"]

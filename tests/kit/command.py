@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
 
 from gapmeter.records import RunFolder
 from gapmeter.records.follow import RecordTail
@@ -180,11 +181,30 @@ def crew(command: Command, before: Sequence[Sequence[str]] = ((), (), ())) -> It
             process.wait()
 
 
+class Scenes(dict[str, Future[Done]]):
+    """Commands by name, each begun when it is first asked for."""
+
+    def __init__(self, scenes: Mapping[str, Callable[[], Done]], pool: ThreadPoolExecutor) -> None:
+        super().__init__()
+        self._scenes, self._pool = scenes, pool
+
+    def __missing__(self, name: str) -> Future[Done]:
+        self.begin(name)
+        return self[name]
+
+    def begin(self, name: str) -> None:
+        self[name] = self._pool.submit(self._scenes[name])
+
+
 @contextlib.contextmanager
-def at_once(scenes: Mapping[str, Callable[[], Done]]) -> Iterator[dict[str, Future[Done]]]:
-    """Several commands, three at a time: most of each is waiting."""
+def at_once(scenes: Mapping[str, Callable[[], Done]], request: pytest.FixtureRequest) -> Iterator[Scenes]:
+    """Several commands, three at a time, since most of each is waiting; of a few tests only those that they need."""
     with ThreadPoolExecutor(3) as pool:
-        yield {name: pool.submit(scene) for name, scene in scenes.items()}
+        begun = Scenes(scenes, pool)
+        if sum(item.path == request.path for item in request.session.items) >= len(scenes):
+            for name in scenes:
+                begun.begin(name)
+        yield begun
 
 
 def marked(mark: str) -> dict[int, str]:

@@ -148,12 +148,14 @@ async def test_models_and_metrics_say_what_is_served(client: aiohttp.ClientSessi
 async def test_a_client_that_goes_away_frees_its_place_in_the_engine(server: Server, stream: bool) -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 500, "stream": stream}).encode()
     head = f"POST {COMPLETION} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    before = await server.metric("generation_tokens_total")
     port = int(server.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head + body)
     await server.until("requests_running", lambda running: running > 0)
     writer.close()
-    await server.until("requests_running", lambda running: not running, 0.4)  # 500 tokens would take at least a second
+    await server.until("requests_running", lambda running: not running)
+    assert await server.metric("generation_tokens_total") < before + 500, "it was served to its end"
     del reader
 
 

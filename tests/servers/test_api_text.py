@@ -8,22 +8,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gapmeter.servers.api.text import StopFinder, TemplateRefused, TextModel, TextUnusable
-from gapmeter.servers.models import builtin_model
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return builtin_model("tiny", tmp_path_factory.mktemp("models"))
+def text(model: Path) -> TextModel:
+    return TextModel(model)
 
 
-@pytest.fixture(scope="module")
-def text(folder: Path) -> TextModel:
-    return TextModel(folder)
-
-
-def _changed(folder: Path, target: Path, **config: object) -> TextModel:
+def _changed(model: Path, target: Path, **config: object) -> TextModel:
     target.mkdir()
-    (target / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    (target / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
     (target / "tokenizer_config.json").write_text(json.dumps(config))
     return TextModel(target)
 
@@ -105,21 +99,21 @@ TEMPLATES = [
 
 @pytest.mark.parametrize(("template", "rendered"), TEMPLATES)
 def test_templates_get_what_they_expect_of_their_surroundings(
-    folder: Path, tmp_path: Path, template: object, rendered: str
+    model: Path, tmp_path: Path, template: object, rendered: str
 ) -> None:
-    model = _changed(folder, tmp_path / "m", chat_template=template, bos_token={"content": "<s>"})
-    assert model.template([{"role": "user", "content": "<b>'é'</b>"}]) == rendered
+    other = _changed(model, tmp_path / "m", chat_template=template, bos_token={"content": "<s>"})
+    assert other.template([{"role": "user", "content": "<b>'é'</b>"}]) == rendered
 
 
-def test_a_template_file_wins_over_the_configuration(folder: Path, tmp_path: Path) -> None:
-    _changed(folder, tmp_path / "m", chat_template="from the configuration")
+def test_a_template_file_wins_over_the_configuration(model: Path, tmp_path: Path) -> None:
+    _changed(model, tmp_path / "m", chat_template="from the configuration")
     (tmp_path / "m" / "chat_template.jinja").write_text("from the file")
     assert TextModel(tmp_path / "m").template([]) == "from the file"
 
 
-def test_files_that_cannot_be_read_are_a_typed_error(folder: Path, tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_a_typed_error(model: Path, tmp_path: Path) -> None:
     with pytest.raises(TextUnusable, match=r"chat template .* cannot be read"):
-        _changed(folder, tmp_path / "m", chat_template="{% for %}")
+        _changed(model, tmp_path / "m", chat_template="{% for %}")
     (tmp_path / "m" / "tokenizer_config.json").write_text("{")
     with pytest.raises(TextUnusable, match=r"tokenizer_config\.json cannot be read"):
         TextModel(tmp_path / "m")
@@ -138,8 +132,8 @@ def test_files_that_cannot_be_read_are_a_typed_error(folder: Path, tmp_path: Pat
     ],
 )
 def test_a_template_that_refuses_is_a_typed_error(
-    folder: Path, tmp_path: Path, template: str | None, reason: str
+    model: Path, tmp_path: Path, template: str | None, reason: str
 ) -> None:
-    model = _changed(folder, tmp_path / "m", chat_template=template)
+    other = _changed(model, tmp_path / "m", chat_template=template)
     with pytest.raises(TemplateRefused, match=reason):
-        model.template([{"role": "user", "content": "x"}])
+        other.template([{"role": "user", "content": "x"}])

@@ -8,10 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 from gapmeter_probe.vllm.worker import _COPY_STREAMS, WorkerProbe
-from torch._C._autograd import _KinetoEvent
-from torch.autograd.profiler import profile
 
 from gapmeter.servers.vllm import find_python
 
@@ -26,6 +23,10 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def test_torch_has_the_events_the_streams_and_the_profiler_that_are_used() -> None:
+    import torch  # it takes seconds, in every process that collects the tests
+    from torch._C._autograd import _KinetoEvent
+    from torch.autograd.profiler import profile
+
     assert {"record", "query", "elapsed_time"} <= set(dir(torch.cuda.Event))
     assert all(callable(getattr(torch.cuda, name)) for name in ("Stream", "current_device", "set_device"))
     assert {"use_cpu", "use_device", "use_kineto"} <= set(inspect.signature(profile).parameters)

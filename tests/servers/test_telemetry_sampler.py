@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from gapmeter.analysis.device.telemetry import Samples, read_telemetry
-from gapmeter.records import RunFolder
 from gapmeter.servers.telemetry.sampler import SamplerSettings
 from tests.kit.simulated import Server, simulated
+from tests.kit.telemetry import read
 from tests.kit.wait import until
 
 EVERY_NS = 50_000_000
@@ -45,10 +44,6 @@ def sampler(folder: Path, url: str, pids: tuple[int, ...]) -> Iterator[subproces
         finally:
             process.stdin.close()
             process.wait(60)
-
-
-def read(folder: Path) -> Samples:
-    return read_telemetry(RunFolder(folder))
 
 
 def await_rows(folder: Path, source: str, rows: int) -> None:

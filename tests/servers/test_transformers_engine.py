@@ -5,14 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from transformers.generation.continuous_batching.requests import RequestStatus
-
-from gapmeter.servers.transformers.engine import OpenRequest, TransformersEngine
 from gapmeter.servers.transformers.probe import EngineProbe, _Request
 
 
 def test_a_cancelled_request_lets_others_in_and_is_passed_over_by_the_step_in_flight() -> None:
     """An eviction lets nobody in until a request finishes; where the others are cancelled, none would."""
+    # Here, since Transformers takes seconds to import, in every process that collects the tests.
+    from transformers.generation.continuous_batching.requests import RequestStatus
+
+    from gapmeter.servers.transformers.engine import OpenRequest, TransformersEngine
+
     state = SimpleNamespace(status=RequestStatus.DECODING)
     scheduler = SimpleNamespace(active_requests={"a": state}, block_new_requests=True)
     engine: Any = object.__new__(TransformersEngine)

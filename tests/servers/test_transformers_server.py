@@ -24,7 +24,6 @@ import pytest
 from gapmeter.records import EntryFlag, Outcome, RecordFile, Span, read_records
 from gapmeter.servers.api.text import TextModel
 from gapmeter.servers.launch import Service, free_port, launch
-from gapmeter.servers.models import builtin_model
 from gapmeter.servers.transformers import transformers_command
 from tests.kit.simulated import Asked, Server, ask, session
 
@@ -48,11 +47,6 @@ def _launch(folder: Path, model: Path, **args: Any) -> Run:
     url = f"http://127.0.0.1:{port}"
     process = launch(spec.command, env, (), folder / "server.log", f"{url}/health", 180)
     return Run(url, folder, process)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return builtin_model("tiny", tmp_path_factory.mktemp("models"))
 
 
 async def _ask(client: aiohttp.ClientSession, run: Run, name: str, prompt: str, tokens: int) -> None:

@@ -13,7 +13,7 @@ from scipy import stats
 
 from gapmeter.analysis.stats.estimate import Estimate
 from gapmeter.analysis.stats.exact import interval_ranks, values_needed
-from gapmeter.analysis.stats.series import Series, Worth, time_blocks
+from gapmeter.analysis.stats.series import Series, Worth, bursts_in, pooled, share_of, time_blocks
 from tests.kit.series import mm1_sojourns
 
 
@@ -190,3 +190,47 @@ def test_the_largest_of_enough_values_bounds_a_percentile_unless_it_never_came(
     assert (bound is not None) is bounded
     if bound is not None:
         assert (bound.value, bound.confidence) == (count, pytest.approx(1 - 0.99**count))
+
+
+def test_a_percentile_rests_on_what_its_part_of_the_series_is_worth() -> None:
+    series = Series(np.arange(400.0), known=Worth(10.0, 20.0, 30.0, 40.0, plain_body=100.0, plain_tail=60.0))
+    percentiles = (50.0, 74.9, 75.0, 94.9, 95.0, 98.9, 99.0, 99.9)
+    assert [series.n_eff(p) for p in percentiles] == [10, 10, 20, 20, 30, 30, 40, 40]
+    assert Series(np.arange(400.0), known=Worth(10.0, 20.0, 30.0)).n_eff(99.0) == 30, "as the tail"
+    assert [series.plain(p) for p in (50.0, 94.9, 95.0, 99.0)] == [60, 60, 36, 40], "three fifths of it, or n_eff"
+
+
+def test_runs_together_are_worth_what_each_is() -> None:
+    runs = [Series(np.arange(100.0), known=Worth(1.0, 2.0, 3.0, far)) for far in (40.0, None)]
+    together = pooled(runs)
+    assert (together.count, together.worth) == (200, Worth(2.0, 4.0, 6.0, 43.0))
+
+
+def test_what_bounds_a_percentile_is_as_sure_as_its_interval_s_end() -> None:
+    series = Series(np.arange(1.0, 1001), known=Worth(1000.0, 1000.0, 1000.0))
+    bound = series.at_most(99.0)
+    assert bound is not None
+    assert (bound.value, bound.confidence) == (series.percentile(99.0).high, pytest.approx(0.975))
+
+
+def test_a_body_that_drifts_is_below_the_largest_value_as_surely_as_its_tail() -> None:
+    """Its median alone would be so with a chance of one half."""
+    drifting = Series(np.arange(1.0, 201), known=Worth(1.0, 1.0, 60.0))
+    bound = drifting.at_most(50.0)
+    assert bound is not None
+    assert (bound.value, bound.confidence) == (200, pytest.approx(1 - 0.95**60))
+    assert Series(np.arange(1.0, 201), known=Worth(1.0, 1.0, 1.0)).at_most(50.0) is None
+
+
+def test_a_share_is_worth_no_more_than_is_known_of_its_time_from_elsewhere() -> None:
+    flags = np.random.default_rng(1).random(400) < 0.1
+    alone, known = share_of(flags), share_of(flags, 8.0)
+    assert (alone.value, known.n_eff) == (known.value, 50.0)
+    assert alone.high < known.high and known.low < alone.low
+
+
+@pytest.mark.parametrize(("n_eff", "bursts"), [(100.0, 10.0), (10.0, 2 * 20 / 11)])
+def test_flagged_requests_that_are_not_quite_in_a_row_are_one_burst(n_eff: float, bursts: float) -> None:
+    """Ten pairs among a hundred, which may be worth ten values."""
+    flags = np.tile([True, True, *[False] * 8], 10)
+    assert bursts_in(flags, n_eff) == pytest.approx(min(bursts, 10.0))
