@@ -8,57 +8,24 @@ A run is looked at some seconds at a time: all at once would fill the memory, an
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
 import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints, distinct
-from gapmeter.analysis.ledger.cores import CORE, LIMIT, LOCK, NOBODY, STOPPED, WORK, CoreUse, Culprit, Reason, Stretches
-from gapmeter.analysis.ledger.critical_path import (
-    FAR,
-    Intervals,
-    Times,
-    at_least,
-    covered,
-    outside,
-    overlaps,
-    pieces,
-    union,
-)
+from gapmeter.analysis.ledger.cores import CORE, LOCK, STOPPED, WORK, CoreUse, Culprit, Reason, Stretches
+from gapmeter.analysis.ledger.critical_path import Intervals, Times, at_least, covered, outside, overlaps, pieces, union
 from gapmeter.analysis.ledger.processes import RecordedProcess, loop_work, pool_full
-from gapmeter.analysis.ledger.switches import ANOTHER, Watched
+from gapmeter.analysis.ledger.switches import Watched
+from gapmeter.analysis.ledger.threads import BESIDE, MAIN, Threads, spans_of
 from gapmeter.records import Span
 from gapmeter.records.process import give_back_memory
-from gapmeter.records.reader import Table
 
-_RUNS = 20_000  # that begin within a window
 _AT_ONCE = 2  # windows that are looked at side by side
 _WAKES_NS = 100_000_000  # within this a thread that was woken gets a core; what it slept before that had another cause
 _LETS_GO_NS = 100_000  # within this a thread runs again that waited for its interpreter
-_LONGEST_HOLD_NS = 1_000_000_000  # of an interpreter, that is followed beyond a window's end
-_MOST_STAMPS, _STRAY_STAMPS = 5_000, 0.02  # looked at for whose they are; the share that may be nobody's
-_TELLING_STAMPS, _LEAST_ON_CORE = 100, 0.1  # of a process: where fewer of so many were on a core, it is another one
-
-# What a thread was at, in the order in which overlapping spans own it, and whose stage that is: an API server's event
-# loop and its pool, an engine's stepping thread and those that receive and send.
-_MAIN: dict[str, dict[Span, str]] = {
-    "api": {
-        Span.DETOKENIZE: "detokenize", Span.EGRESS: "egress", Span.TEMPLATE: "template", Span.TOKENIZE: "tokenize",
-        Span.OUTPUT_RECEIVE: "output", Span.HANDOFF: "handoff", Span.INGRESS: "ingress",
-    },
-    "engine": {
-        Span.FORWARD: "forward", Span.HOST_LAUNCH: "forward", Span.SAMPLING: "sampling", Span.INPUT_PREP: "input_prep",
-        Span.OUTPUT_PUT: "output",
-        Span.LOOP: "scheduling",
-    },
-}  # fmt: skip
-_BESIDE: dict[str, dict[Span, str]] = {
-    "api": {Span.TEMPLATE: "template", Span.TOKENIZE: "tokenize"},
-    "engine": {Span.OUTPUT_SEND: "output", Span.CORE_RECEIVE: "handoff"},
-}
-_POOLED = tuple(_BESIDE["api"].values())
 
 
 def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Sequence[int]) -> CoreUse | None:
@@ -66,7 +33,7 @@ def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Seque
 
     None where the kernel's records name other processes by these ids: the server is in a container of its own.
     """
-    threads = _Threads(watched, processes, cores)
+    threads = Threads(watched, processes, cores)
     if not all(map(threads.knows, threads.kind)):
         return None
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -96,140 +63,10 @@ def _one_after_the_other(parts: Sequence[Stretches]) -> Stretches:
     )
 
 
-class _Threads:
-    """Of the whole run: which threads do what, who may have a core, and the windows in which that is looked at."""
-
-    def __init__(self, watched: Watched, processes: Sequence[RecordedProcess], cores: Sequence[int]) -> None:
-        self.watched, self.runs, self.processes = watched, watched.runs, processes
-        self.cores = sorted(set(cores) or set(self.runs["cpu"].tolist()))
-        self.kind = {process.pid: process.kind for process in processes}
-        self.main = {pid: pid if kind == "api" else self._busiest(pid) for pid, kind in self.kind.items()}
-        self.pool = {process.pid: self._beside(process.pid, *_POOLED) for process in processes if process.kind == "api"}
-        engines = {process.pid for process in processes if process.role in ("core", "engine")}
-        self.sender, self.receiver = (
-            {pid: self._beside(pid, stage) for pid in self.kind if pid in engines} for stage in ("output", "handoff")
-        )
-        self.computing = {pid: self._computing(pid) for pid in self.sender}
-        self.helping = [tid for pid, kind in self.kind.items() if kind == "engine" for tid in self._helping(pid)]
-        whose = {int(pid): self._whose(int(pid)) for pid in distinct(self.runs["pid"])}
-        stages = [(kind, name) for of in (_MAIN, _BESIDE) for kind, codes in of.items() for name in codes.values()]
-        every = [Culprit(STOPPED), *(Culprit(kind, stage) for kind, stage in stages), *whose.values()]
-        known = list(dict.fromkeys(every))  # of several at a time the first counts
-        self.number = {who: number for number, who in enumerate(known)}
-        self.limit, self.unknown = len(known), len(known) + 1  # the last: known ones come before them
-        self.culprits = (*known, Culprit(LIMIT), Culprit(NOBODY if watched.whole else ANOTHER))
-        self.idle_at = {pid: self.number[who] for pid, who in whose.items()}  # where a process is at no stage
-        self.forwards = [number for number, who in enumerate(self.culprits) if who.stage == "forward"]
-        self._begun = np.ascontiguousarray(self.runs["start"])
-        beside = itertools.chain(*self.pool.values(), *self.sender.values(), *self.receiver.values())
-        self._by_thread = self._by("tid", {*self.main.values(), *beside})
-        self._by_core = self._by("cpu", set(self.runs["cpu"].tolist()))
-
-    def windows(self) -> Iterator[tuple[int, int]]:
-        """From when to when each is; together they are all time."""
-        return itertools.pairwise([-FAR, *self._begun[_RUNS::_RUNS].tolist(), FAR])
-
-    def near(self, low: int, high: int) -> tuple[int, Ints]:
-        """Until when to look, to say what kept a thread in a window, and at which runs.
-
-        A thread that sleeps at the window's end may wait for an interpreter that is held beyond it. Of each thread and
-        core the run before is among them, and of each thread the next.
-        """
-        following = [begun[np.searchsorted(begun, high) :][:1] for _, begun in self._by_thread]
-        until = min(high + _LONGEST_HOLD_NS, int(np.concatenate([[high], *following]).max()))
-        rows = [np.arange(*np.searchsorted(self._begun, (low, until)))]
-        for own, begun in (*self._by_thread, *self._by_core):
-            rows.append(own[: np.searchsorted(begun, low)][-1:])
-        for own, begun in self._by_thread:
-            rows.append(own[np.searchsorted(begun, until) :][:1])
-        return until, distinct(np.concatenate(rows))
-
-    def _by(self, name: str, values: Iterable[int]) -> list[tuple[Ints, Ints]]:
-        """The runs of each, in order, and when they began."""
-        rows = [np.flatnonzero(self.runs[name] == value) for value in sorted(values)]
-        return [(own, self._begun[own]) for own in rows]
-
-    def _whose(self, pid: int) -> Culprit:
-        of, name = self.watched.programs.get(pid, (ANOTHER, ""))
-        process = self.kind.get(pid, of)
-        return Culprit(process, "", name if process == ANOTHER else "")
-
-    def _busiest(self, pid: int) -> int:
-        """The thread of a process that ran the longest: the one that steps an engine."""
-        mine = self.runs[self.runs["pid"] == pid]
-        tids, at = np.unique(mine["tid"], return_inverse=True)
-        return int(tids[np.argmax(np.bincount(at, mine["end"] - mine["start"]))]) if len(tids) else pid
-
-    def knows(self, pid: int) -> bool:
-        """Whether the kernel's records are of the process that recorded as ``pid``: it was on a core at its stamps."""
-        mine = [process.thinned(_MOST_STAMPS) for process in self.processes if process.pid == pid]
-        moments = _stamps(mine, _MAIN[self.kind[pid]], own=True)
-        moments = moments[(moments >= self.runs["start"].min()) & (moments <= self.runs["end"].max())]
-        then = self._on_core_at(pid, moments).get(self.main[pid])
-        return len(moments) < _TELLING_STAMPS or (then is not None and float(then.mean()) > _LEAST_ON_CORE)
-
-    def _on_core_at(self, pid: int, moments: Ints) -> dict[int, Bools]:
-        """Of each of a process's threads, at which moments it was on a core."""
-        mine, on_core = np.flatnonzero(self.runs["pid"] == pid), dict[int, Bools]()
-        whose = self.runs["tid"][mine]
-        for tid in distinct(whose).tolist():
-            start, end = (self.runs[side][mine[whose == tid]] for side in ("start", "end"))
-            run = np.maximum(np.searchsorted(start, moments, side="right") - 1, 0)
-            on_core[tid] = (start[run] <= moments) & (moments <= end[run])
-        return on_core
-
-    def _computing(self, engine: int) -> list[int]:
-        """The threads that compute an engine's forwards: of several ranks that of the one that answers."""
-        every = [process for process in self.processes if process.role == "worker"]
-        answering = [process for process in every if len(process.spans(Span.WORKER))] or every
-        of = next((p.engine for p in self.processes if p.pid == engine and p.role == "core"), None)
-        return [self.main[pid] for pid in sorted({p.pid for p in answering if p.engine == of})] or [self.main[engine]]
-
-    def _helping(self, pid: int) -> list[int]:
-        """A process's threads that compute forwards beside its main one: some were on a core in the middle of them."""
-        every = [process.spans(Span.FORWARD) for process in self.processes if process.pid == pid]
-        middle = np.concatenate([(spans["start_ns"] + spans["end_ns"]) // 2 for spans in every])
-        middle = middle[:: len(middle) // _MOST_STAMPS + 1]
-        least = _LEAST_ON_CORE * len(middle)
-        on_core = self._on_core_at(pid, middle)
-        return [tid for tid, then in on_core.items() if tid != self.main[pid] and int(then.sum()) > least]
-
-    def _beside(self, pid: int, *stages: str) -> list[int]:
-        """A process's threads other than the main one that stamped these stages: fewest that were on a core then."""
-        codes = [code for code, stage in _BESIDE[self.kind[pid]].items() if stage in stages]
-        moments = _stamps([process for process in self.processes if process.pid == pid], codes, own=False)
-        on_core = self._on_core_at(pid, moments)
-        on_core.pop(self.main[pid], None)
-        found, left = list[int](), np.ones(len(moments), np.bool_)
-        while on_core and left.sum() > _STRAY_STAMPS * len(moments):
-            best = max(on_core, key=lambda tid: int((on_core[tid] & left).sum()))
-            if not (on_core[best] & left).any():
-                break
-            left &= ~on_core.pop(best)
-            found.append(best)
-        return sorted(found)
-
-
-def _stamps(processes: Sequence[RecordedProcess], codes: Iterable[Span], *, own: bool) -> Ints:
-    """When spans of these kinds began and ended, of main threads or of the others: some of the moments."""
-    spans = [_spans_of(process, code, own=own) for process in processes for code in codes]
-    none = np.empty(0, np.int64)
-    moments = np.concatenate([none, *(span[f"{side}_ns"] for span in spans for side in ("start", "end"))])
-    return moments[:: len(moments) // _MOST_STAMPS + 1]
-
-
-def _spans_of(process: RecordedProcess, code: Span, *, own: bool) -> Table:
-    """A process's spans of one kind: of its main thread, or of the others."""
-    spans = process.spans(code)
-    if code in (Span.TEMPLATE, Span.TOKENIZE):  # in the event loop, or handed to the pool
-        return np.asarray(spans[(spans["queued_ns"] == spans["start_ns"]) == own])
-    return spans
-
-
 class _Window:
     """Who was at what on which core in a part of the run, and from it what kept each thread then."""
 
-    def __init__(self, threads: _Threads, low: int, high: int) -> None:
+    def __init__(self, threads: Threads, low: int, high: int) -> None:
         until, near = threads.near(low, high)
         self.threads, self.low, self.high, self.watched = threads, low, high, threads.watched
         runs = threads.runs[near]
@@ -294,15 +131,15 @@ class _Window:
         parts = [Intervals(np.arange(len(at)), runs["start"], runs["end"], idle[at])]
         for process in self.processes:
             own = runs["pid"] == process.pid
-            for stages_of, rows in ((_MAIN, np.flatnonzero(own & main)), (_BESIDE, np.flatnonzero(own & ~main))):
+            for stages_of, rows in ((MAIN, np.flatnonzero(own & main)), (BESIDE, np.flatnonzero(own & ~main))):
                 for code, stage in stages_of[process.kind].items():
                     number = self.threads.number[Culprit(process.kind, stage)]
-                    parts.append(self._within(process, code, rows, own=stages_of is _MAIN, number=number))
+                    parts.append(self._within(process, code, rows, own=stages_of is MAIN, number=number))
         return pieces(Intervals.join(parts), len(at), len(self.threads.culprits))
 
     def _within(self, process: RecordedProcess, code: Span, rows: Ints, *, own: bool, number: int) -> Intervals:
         """Parts of these runs, of a process's main thread (or of its others), that lie in its spans of one kind."""
-        spans = _spans_of(process, code, own=own)
+        spans = spans_of(process, code, own=own)
         begun = spans["start_ns"] if code == Span.OUTPUT_SEND or not own else spans["queued_ns"]
         stretches = union(np.where(begun > 0, begun, spans["start_ns"]), spans["end_ns"])
         run, _, low, high = overlaps(self.runs["start"][rows], self.runs["end"][rows], *stretches)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from gapmeter.analysis.judge.warnings import lost_switches_warning
-from gapmeter.analysis.ledger import who_ran
 from gapmeter.analysis.ledger.core_use import core_use
 from gapmeter.analysis.ledger.cores import CORE, CoreUse
 from gapmeter.analysis.ledger.processes import RecordedProcess
@@ -335,7 +334,7 @@ def test_a_run_that_is_looked_at_in_many_windows_says_the_same(tmp_path: Path, m
     forwards = [(Span.FORWARD, at + 1, at + 4) for at in begun]
     files = [_probe(tmp_path, "api", API, *api), _probe(tmp_path, "core", ENGINE, *steps, *forwards)]
     whole = core_use(tmp_path, files, [0, 1])
-    monkeypatch.setattr(who_ran, "_RUNS", 7)
+    monkeypatch.setattr("gapmeter.analysis.ledger.threads._RUNS", 7)
     cut = core_use(tmp_path, files, [0, 1])
     assert cut.reasons == whole.reasons
     assert {key for key, kept in whole.of.items() if len(kept.start)} >= {("loop", API), ("engine woken", ENGINE)}
