@@ -76,8 +76,9 @@ class Index:
         request, n = events.request.copy(), events.n.copy()
         whose, so_far, writes = self._writes
         same, found = _reaching(as_key(whose, so_far), request, n)
-        n[same] += writes["n"][found] - so_far[found]
-        request[same] = writes["request"][found]
+        alone = self._leave_with[found] == found
+        n[same] = np.where(alone, n[same] + writes["n"][found] - so_far[found], writes["n"][self._leave_with[found]])
+        request[same] = writes["request"][self._leave_with[found]]
         return Events(request, n, events.start, events.end)
 
     def written(self, row: Ints, at_ns: Ints) -> Ints:
@@ -165,9 +166,18 @@ class Index:
         new = np.diff(spans["n"], prepend=0)
         first = changes(spans["request"])
         new[first] = spans["n"][first]
-        order = np.lexsort((spans["start"], self.rows[spans["request"]]))
+        choice = Events(spans["request"], spans["n"].astype(np.int64), spans["start"], spans["end"])
+        order = np.lexsort((self.of_token(Span.DETOKENIZE, choice)["end"], spans["start"], self.rows[spans["request"]]))
         whose = self.rows[spans["request"][order]]
         return whose, running_sums(whose, new[order]), spans[order]
+
+    @cached_property
+    def _leave_with(self) -> Ints:
+        """Of each write, the last of those that are one: choices of an answer that came whole leave with the last."""
+        whose, _, writes = self._writes
+        new = changes(whose, writes["start"].astype(np.int64))
+        ends = np.append(np.flatnonzero(new)[1:], len(new)) - 1
+        return ends[np.cumsum(new) - 1]
 
     @cached_property
     def first_step(self) -> Ints:

@@ -254,7 +254,7 @@ def _unmeasured(trace: Trace | None) -> frozenset[str]:
     if not trace.has_api:
         missing |= _API_STAGES | {"handoff", "output"}
     if not trace.has_engine:
-        missing |= engine
+        missing |= engine - {"core_wait", "lock_wait"}
     known = trace.cores.known_from
     missing |= {"switches": set[str](), "sums": {"lock_wait"}, "spans": {"core_wait", "lock_wait"}}[known]
     if trace.on_device and not (trace.spans_of(Span.FORWARD)["n"] == 1).any():  # it did not tell its own times

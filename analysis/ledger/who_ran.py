@@ -96,13 +96,14 @@ class _Window:
         called, full = loop_work(process, (Span.DETOKENIZE,)), pool_full(process, len(pool))
         stopped = self._stopped(process.pid)
         at_work = union(*map(np.concatenate, zip(running, called, strict=True)))
+        locked_out = outside(*pooled, *running)[1:]  # a loop that runs itself has the interpreter
         busy = outside(*running, *full)[1:]
         return {
             "loop": self._join(stopped, preempted, lock=locked),
             "loop turn": self._join(stopped, preempted, lock=locked, work=loop_work(process)),
             "pool": self._join(stopped, pool_preempted, lock=self._locked(pool, main)),
             "loop woken": self._join(
-                stopped, preempted, self._all_held(others, main).outside(*called), lock=pooled, work=at_work
+                stopped, preempted, self._all_held(others, main).outside(*called), lock=locked_out, work=at_work
             ),
             "pool woken": self._join(
                 stopped, pool_preempted, self._all_held(others, pool).outside(*full), lock=busy, work=full

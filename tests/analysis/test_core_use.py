@@ -17,7 +17,7 @@ from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.ledger.switches import TooManyLost, read_watched
 from gapmeter.records import RecordWriter, Span
 
-API, ENGINE, SENDER, WORKER, TESTER, OTHER_PID = 10, 20, 21, 25, 30, 40
+API, POOL, ENGINE, SENDER, WORKER, TESTER, OTHER_PID = 10, 11, 20, 21, 25, 30, 40
 MS = 1_000_000
 Row = tuple[int, int, str]
 
@@ -25,7 +25,7 @@ Row = tuple[int, int, str]
 def _switches(folder: Path, *rows: Row, whole: bool = False, torn: bytes = b"", core: int = 0) -> None:
     """Records of one core as the kernel writes them: (ms, thread, what) with in, out (it sleeps) or off (preempted)."""
     misc = {"in": 0, "out": 0x2000, "off": 0x6000}
-    process = {SENDER: ENGINE}
+    process = {SENDER: ENGINE, POOL: API}
     records = [
         struct.pack("<IHH", 15 if whole else 14, misc[what], 40 if whole else 32)
         + (bytes(8) if whole else b"")
@@ -188,6 +188,18 @@ def test_a_workers_forward_waits_when_the_worker_does(tmp_path: Path) -> None:
     use = core_use(tmp_path, files, [0])
     assert _said(use, "forward", ENGINE) == [(5, 9, "engine scheduling")]
     assert _said(use, "engine", ENGINE) == []
+
+
+def test_a_loop_that_runs_does_not_wait_for_the_interpreter_whatever_its_pool_does(tmp_path: Path) -> None:
+    process = RecordWriter(str(tmp_path / "api.gap"), {"role": "api", "pid": API})
+    process.span(Span.TOKENIZE, 1, 10 * MS, 30 * MS, queued_ns=9 * MS)
+    for at in range(12, 28):
+        process.span(Span.EGRESS, 1, at * MS, (at + 1) * MS)
+    process.close()
+    _switches(tmp_path, (5, API, "in"), (40, API, "out"))
+    _switches(tmp_path, (10, POOL, "in"), (30, POOL, "out"), core=1)
+    use = core_use(tmp_path, [RecordedProcess.read(tmp_path / "api.gap")], [0, 1])
+    assert _said(use, "loop woken", API) == [(5, 40, "at work")]
 
 
 def test_a_thread_that_sleeps_for_long_waits_for_a_core_at_its_end_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gapmeter.analysis.ledger.cores import CORE, CoreUse, Culprit, Reason, Stretches
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.read import read_trace
+from gapmeter.analysis.stages import STAGES, column
 from gapmeter.analysis.tables import GeneratorFile, last_looks_ns, steps_table
 from gapmeter.records import EntryFlag, RecordWriter, Span, StepFlag
 
@@ -612,3 +615,55 @@ def test_each_prompt_of_a_list_is_tokenized_in_its_own_time(tmp_path: Path) -> N
     assert row["tokenize_ns"] == FIRST["tokenize"] + 50 + 100
     assert row["ingress_ns"] == FIRST["ingress"] - 150
     assert row["template_ns"] == FIRST["template"]
+
+
+def _two_choices(longer: int) -> tuple[Api, Api]:
+    """Of an answer that is not streamed: one choice ends with step 1, the longer one with step 2; then both leave."""
+
+    def api(writer: RecordWriter) -> None:
+        for number in (0, 1):
+            ref = writer.request(f"{number}_engine-r1", "r1")
+            writer.span(Span.INGRESS, ref, 1300, 2000)
+            writer.span(Span.HANDOFF, ref, 2000, 2100)
+            for n, base in ((1, 9000), (2, 19_000))[: 1 + (number == longer)]:
+                writer.span(Span.OUTPUT_RECEIVE, ref, base, base + 100, n=n)
+                writer.span(Span.DETOKENIZE, ref, base + 200, base + 300, n=n, queued_ns=base + 100)
+            writer.span(Span.EGRESS, ref, 19_500, 19_700, n=1 + (number == longer))
+
+    def core(writer: RecordWriter) -> None:
+        both = [writer.request(f"{number}_engine-r1") for number in (0, 1)]
+        for ref in both:
+            writer.span(Span.CORE_RECEIVE, ref, 2300, 2400)
+            writer.span(Span.CORE_ADD, ref, 3000, 3100)
+        for seq, base, refs in ((1, 5000, both), (2, 15_000, [both[longer]])):
+            writer.span(Span.LOOP, seq, base - 100, base + 3800)
+            writer.span(Span.SCHEDULE, seq, base, base + 200)
+            entries = [(ref, 10, 0, 0, PROMPT) if seq == 1 else (ref, 1, 10, 0, 0) for ref in refs]
+            writer.step(0, seq, entries, running=len(refs), waiting=0, free_blocks=9, schedule_ns=base)
+            writer.span(Span.EXECUTE, seq, base + 300, base + 3300)
+            writer.span(Span.FORWARD, seq, base + 1000, base + 2500)
+            writer.emit(seq, base + 3400, [(ref, 1) for ref in refs])
+            writer.span(Span.OUTPUT_PUT, seq, base + 3600, base + 3700)
+
+    return api, core
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_choices_of_an_answer_that_came_whole_have_waited_for_the_longest(tmp_path: Path, longer: int) -> None:
+    came = {"first_token_ns": 20_000, "token_ns": [20_000] * 3, "output_tokens": 3}
+    rows = _ledger(tmp_path, *_two_choices(longer), **came).rows
+    assert rows["decode_ns"].tolist() == [1500, 1500]
+    assert rows["egress_ns"].tolist() == [400, 400]
+
+
+def test_waits_that_the_kernel_told_of_count_where_no_engine_recorded(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "api.gap", {"role": "api", "pid": 10})
+    _api(writer)
+    writer.close()
+    waits = Stretches(*(np.array([at]) for at in (1850, 1950, 0)))
+    use = CoreUse((Reason(CORE, Culprit("load tester")),), {("loop turn", 10): waits}, "switches")
+    trace = replace(read_trace([tmp_path / "api.gap"], ["r1"]), cores=use)
+    rows = make_ledger(LedgerInputs.of(_requests(), trace)).rows
+    stages = rows[[column(stage.name) for stage in STAGES]].sum(axis=1)
+    assert rows["core_wait_ns"].tolist() == [100, 100]
+    assert (stages + rows["unexplained_ns"] == rows["total_ns"]).all()
