@@ -1,9 +1,10 @@
 """A run in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 A track a request, in the order of due times, with its whole wait and, inside it, the stages that own it; a track for
-each part of an engine's steps; counters of what it had running and waiting; and arrows from the step that made a
-request's first and last token to that request. Times are microseconds from the first due time. A viewer is of no use
-with ten thousand tracks: 500 requests are in it (``ledger.chosen``), and of many steps those of the slowest.
+each part of an engine's steps, and a second one where steps overlap; counters of what it had running and waiting; and
+arrows from the step that made a request's first and last token to that request. Times are microseconds from the first
+due time. A viewer is of no use with ten thousand tracks: 500 requests are in it (``ledger.chosen``), and of many steps
+those of the slowest.
 
 The format: Trace Event Format, Google, 2016 revision (phases X, M, C, s, f).
 """
@@ -52,6 +53,7 @@ def trace(run: ReportedRun) -> dict[str, Any]:
     if len(run.steps):
         run = replace(run, steps=run.steps.assign(engine=ENGINE + run.engine_of_step))
     run = replace(run, steps=_steps_shown(run), timeline=timeline)
+    run = replace(run, steps=run.steps.assign(**{_lane(part): _lanes(run.steps, part) for part in _known_parts(run)}))
     tracks = {name: number for number, name in enumerate(shown.sort_values("due_ns")["request_id"], start=1)}
     timed = [*_requests(run, shown, tracks), *_stages(run, tracks), *_steps(run), *_counters(run), *_flows(run, tracks)]
     timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
@@ -88,8 +90,10 @@ def _names(run: ReportedRun, shown: pd.DataFrame, tracks: Mapping[str, int]) -> 
         yield _meta("thread_name", REQUESTS, track, name=f"{name} {waited:.1f} ms")
         yield _meta("thread_sort_index", REQUESTS, track, sort_index=track)
     for pid, (number, part) in itertools.product(engines, enumerate(_known_parts(run), start=1)):
-        yield _meta("thread_name", pid, number, name=part.replace("_", " "))
-        yield _meta("thread_sort_index", pid, number, sort_index=number)
+        for lane in range(1 + max(run.steps.loc[run.steps["engine"] == pid, _lane(part)], default=0)):
+            tid = _tid(number, lane)
+            yield _meta("thread_name", pid, tid, name=part.replace("_", " ") + f" {lane + 1}" * (lane > 0))
+            yield _meta("thread_sort_index", pid, tid, sort_index=100 * number + lane)
 
 
 def _meta(kind: str, pid: int, tid: int, **args: Any) -> Event:
@@ -115,15 +119,38 @@ def _known_parts(run: ReportedRun) -> list[str]:
     return [part for part in _PARTS if f"{part}_start_ns" in run.steps.columns]
 
 
+def _lane(part: str) -> str:
+    return f"{part}_lane"
+
+
+def _tid(number: int, lane: int) -> int:
+    return number + lane * len(_PARTS)
+
+
+def _lanes(steps: pd.DataFrame, part: str) -> list[int]:
+    """For each step the track of this part, from 0, on which it overlaps no other: Perfetto would discard it there."""
+    start_ns, end_ns = (steps[f"{part}_{edge}_ns"].to_numpy() for edge in ("start", "end"))
+    engines, lanes = steps["engine"].tolist(), [0] * len(steps)
+    free_ns: dict[int, list[int]] = {}  # an engine's lanes: when the last slice of each ends
+    for at in np.argsort(start_ns, kind="stable"):
+        if end_ns[at] > start_ns[at]:
+            ends = free_ns.setdefault(engines[at], [])
+            lane = next((lane for lane, end in enumerate(ends) if end <= start_ns[at]), len(ends))
+            ends[lane : lane + 1] = [end_ns[at]]
+            lanes[at] = lane
+    return lanes
+
+
 def _steps(run: ReportedRun) -> Iterator[Event]:
+    of_step = ["engine", "step", "requests", "prompt_tokens", "decode_tokens"]
     for number, part in enumerate(_known_parts(run), start=1):
-        wanted = ["engine", "step", "requests", "prompt_tokens", "decode_tokens", f"{part}_start_ns", f"{part}_end_ns"]
-        known = run.steps[wanted].dropna(subset=wanted[-2:])
-        for engine, step, requests, prompt, decode, start, end in known.itertuples(index=False):
+        stamps = [f"{part}_start_ns", f"{part}_end_ns"]
+        known = run.steps[[*of_step, _lane(part), *stamps]].dropna(subset=stamps)
+        for engine, step, requests, prompt, decode, lane, start, end in known.itertuples(index=False):
             args = {"step": int(step), "requests": whole(requests)}
             args |= {"prompt tokens": whole(prompt), "decode tokens": whole(decode)}
             if end > start:
-                yield _slice(run, part.replace("_", " "), "step", (start, end), (engine, number), args)
+                yield _slice(run, part.replace("_", " "), "step", (start, end), (engine, _tid(number, lane)), args)
 
 
 def _counters(run: ReportedRun) -> Iterator[Event]:
@@ -149,7 +176,8 @@ def _flows(run: ReportedRun, tracks: Mapping[str, int]) -> Iterator[Event]:
         arrow = {"cat": "token", "name": name, "id": number}
         arrives = int(due[row.request_id]) + int(row.total_ns) - 1  # inside the request's slice, not on its end
         starts, ends = _us(run.origin_ns, began[row.last_step]), _us(run.origin_ns, arrives)
-        source = {"pid": int(steps.at[row.last_step, "engine"]), "tid": parts.index("forward") + 1}
+        lane = int(steps.at[row.last_step, _lane("forward")])
+        source = {"pid": int(steps.at[row.last_step, "engine"]), "tid": _tid(parts.index("forward") + 1, lane)}
         yield {"ph": "s", **arrow, **source, "ts": starts}
         yield {"ph": "f", "bp": "e", **arrow, "pid": REQUESTS, "tid": tracks[row.request_id], "ts": ends}
 
