@@ -27,7 +27,7 @@ from gapmeter.analysis.capacity.search import Goal, held_rate, posterior
 from gapmeter.analysis.capacity.trial import Promise, Trial
 from gapmeter.analysis.results.capacity import FOUND, Ended
 from gapmeter.analysis.stats.exact import share_bounds
-from gapmeter.study.capacity import CapacityGoal
+from gapmeter.options import CapacityGoal
 
 START = 16.0
 SERVERS: dict[str, Queue | Engine] = {

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gapmeter.errors import UserError
-    from gapmeter.options import Options
+    from gapmeter.options import CapacityGoal, Options
     from gapmeter.runs.archive import archive
     from gapmeter.runs.comparison import compare_folders as compare
     from gapmeter.runs.explain import explain
     from gapmeter.runs.listing import list_runs
     from gapmeter.runs.run import open_run as open
     from gapmeter.runs.sql import ask as sql
-    from gapmeter.study.capacity import CapacityGoal
     from gapmeter.study.capacity import find_capacity as capacity
     from gapmeter.study.comparison import compare_in_turn
     from gapmeter.study.conclusion import report_again
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 # Where each public name is: imported when it is first used, since some take a second.
 _PLACES = {
-    "CapacityGoal": ("study.capacity", "CapacityGoal"),
+    "CapacityGoal": ("options", "CapacityGoal"),
     "Options": ("options", "Options"),
     "UserError": ("errors", "UserError"),
     "archive": ("runs.archive", "archive"),

@@ -27,9 +27,9 @@ class Command:
     words: tuple[str, ...]
 
     @classmethod
-    def of(cls, verb: str, scenario: str, overrides: Iterable[str] = ()) -> Command:
-        """``gapmeter VERB SCENARIO --set KEY=VALUE …``."""
-        return cls(("gapmeter", verb, scenario)).with_set(*overrides)
+    def of(cls, verb: str, scenario: str | Path, overrides: Iterable[str] = (), flags: Iterable[str] = ()) -> Command:
+        """``gapmeter VERB SCENARIO --set KEY=VALUE … FLAGS``."""
+        return cls((*cls(("gapmeter", verb, str(scenario))).with_set(*overrides).words, *flags))
 
     @classmethod
     def parse(cls, text: str) -> Command:

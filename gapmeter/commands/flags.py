@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gapmeter import errors
 from gapmeter.errors import UserError, reason_of, say_exit
-from gapmeter.options import tell
+from gapmeter.options import check_rate, check_seconds, check_share, tell
 from gapmeter.report.command import Command
 
 if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes have been reported
@@ -132,9 +132,7 @@ def seconds_of(flag: str, text: str, *, least_s: float = 0.0, most_s: float = ma
         value_ns = read_duration(float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else text)
     except BadValue as error:
         raise UserError(f"{flag} {error}", errors.USAGE) from error
-    if not least_s <= value_ns / 1e9 <= most_s:
-        upto = "" if math.isinf(most_s) else f" to {most_s / 3600:g}h"
-        raise UserError(f"{flag} {text}: write a time from {least_s:g}s{upto}", errors.USAGE)
+    check_seconds(flag, value_ns / 1e9, text, (least_s, most_s))
     return float(value_ns / 1e9)
 
 
@@ -142,8 +140,7 @@ def share_of(flag: str, text: str, least: float, most: float) -> float:
     """Per cent as a fraction. Raises UserError."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
     value = float(f"{found[1]}e-2") if found else math.nan  # 99.9 over 100 is more than 0.999
-    if not least <= value <= most:
-        raise UserError(f"{flag} {text}: write a percentage from {100 * least:g}% to {100 * most:g}%", errors.USAGE)
+    check_share(flag, value, text, (least, most))
     return value
 
 
@@ -153,8 +150,7 @@ def rate_of(flag: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < 1e9:
-        raise UserError(f"{flag} {text}: not a rate; write requests per second above 0, for instance 50", errors.USAGE)
+    check_rate(flag, value, text)
     return value
 
 

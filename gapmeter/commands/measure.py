@@ -17,7 +17,7 @@ from gapmeter import errors
 from gapmeter.commands import flags
 from gapmeter.commands.flags import Commands
 from gapmeter.errors import UserError, say_exit
-from gapmeter.options import Options
+from gapmeter.options import BUDGET_S, SHARES, CapacityGoal, Options
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.loadgen.fleet import Workers
@@ -158,14 +158,14 @@ def _capacity(arguments: argparse.Namespace) -> int:
     changed, spare = flags.overrides(arguments), arguments.spare or 0
     if arguments.target_rps is None and (arguments.headroom is not None or arguments.spare is not None):
         raise UserError("--headroom and --spare go with --target-rps N", errors.USAGE)
-    if spare < 0:
-        raise UserError(f"--spare {spare}: no fewer than 0 servers; write 1 for N+1", errors.USAGE)
     target_rps = None if arguments.target_rps is None else flags.rate_of("--target-rps", arguments.target_rps)
     free = arguments.headroom
-    headroom = None if free is None else flags.share_of("--headroom", free, 0.0, 0.95)
-    confidence = flags.share_of("--confidence", arguments.confidence, 0.5, 0.999)
-    within = flags.share_of("--within", arguments.within, 0.005, 1.0)
-    budget_s = flags.seconds_of("--budget", arguments.budget, least_s=30.0, most_s=86400.0)
+    headroom = None if free is None else flags.share_of("--headroom", free, *SHARES["--headroom"])
+    confidence = flags.share_of("--confidence", arguments.confidence, *SHARES["--confidence"])
+    within = flags.share_of("--within", arguments.within, *SHARES["--within"])
+    budget_s = flags.seconds_of("--budget", arguments.budget, least_s=BUDGET_S[0], most_s=BUDGET_S[1])
+    goal = CapacityGoal(target_rps, headroom, spare, confidence, within, budget_s)
+    goal.check()
     resumed = [Path(part) for part in (arguments.resume or "").split(",") if part]
     # A mistake is reported before a second goes into imports.
     if arguments.over:
@@ -175,7 +175,7 @@ def _capacity(arguments: argparse.Namespace) -> int:
         check_searchable(resolve(arguments.scenario, changed), arguments.scenario)
         if len(resumed) > 1:
             raise UserError("--resume: one search, unless --over is given", errors.USAGE)
-    from gapmeter.study.capacity import CapacityGoal, find_capacity
+    from gapmeter.study.capacity import find_capacity
     from gapmeter.study.settings import find_capacities
 
     options = Options(
@@ -185,7 +185,6 @@ def _capacity(arguments: argparse.Namespace) -> int:
         quiet=arguments.quiet,
         command=flags.command_of(arguments),
     )
-    goal = CapacityGoal(target_rps, headroom, spare, confidence, within, budget_s)
     found: Conclusion[Any]
     if arguments.over:
         found = find_capacities(arguments.scenario, changed, options, goal, resumed)

@@ -8,7 +8,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas as pd
@@ -31,12 +31,12 @@ from gapmeter.analysis.results.capacity import (
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, TrialNote, TrialPlace
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.keys import Keys
-from gapmeter.options import Options, tell
+from gapmeter.options import CapacityGoal, Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.records.request import RequestRecord
 from gapmeter.report.command import Command
 from gapmeter.runs.run import Conclusion
-from gapmeter.scenarios.model import Cost, Scenario
+from gapmeter.scenarios.model import Scenario
 from gapmeter.scenarios.slo import Slo
 from gapmeter.study.conclusion import STOPPED, conclude, describe, show
 from gapmeter.study.patience import RequestsSoFar
@@ -52,29 +52,8 @@ _LONGEST = 40_000
 _GONE = 3  # requests that failed at a trial's end: the server may have died
 
 
-@dataclass(frozen=True, slots=True)
-class CapacityGoal:
-    """What to find, and how exactly. ``target_rps``: a load to plan servers for; None: no plan.
-
-    ``headroom`` and ``within`` are shares of 1; ``budget_s`` is how long all trials may take together. ``start``: the
-    first rate. None: the scenario's, and as much headroom as its ``cost.utilisation`` leaves.
-    """
-
-    target_rps: float | None = None
-    headroom: float | None = None
-    spare: int = 0
-    confidence: float = 0.95
-    within: float = 0.2
-    budget_s: float = 240.0
-    start: float | None = None
-
-    def headroom_of(self, cost: Cost) -> float:
-        """The share of each server that is to stay free."""
-        return round(1 - cost.utilisation, 9) if self.headroom is None else self.headroom
-
-
 def find_capacity(
-    name: str, overrides: Sequence[str] = (), options: Options = Options(), goal: CapacityGoal = CapacityGoal(),
+    name: str | Path, overrides: Sequence[str] = (), options: Options = Options(), goal: CapacityGoal = CapacityGoal(),
     resume: Path | None = None,
 ) -> Conclusion[CapacityResult]:  # fmt: skip
     """Search for the highest rate at which a scenario's SLOs hold. Raises UserError for mistakes that the user can fix.
@@ -82,6 +61,7 @@ def find_capacity(
     If it is interrupted or its server dies, it reports what is known by then. ``resume``: the folder of an earlier
     search of the same scenario; its trials count, also against the budget.
     """
+    goal.check()
     scenario = resolve(name, overrides)
     check_searchable(scenario, name)
     with begin_search(name, overrides, scenario, options, goal, resume) as study:
@@ -273,11 +253,17 @@ def _warmup_ns(scenario: Scenario, ask: Ask | None = None) -> int:
 
 @contextlib.contextmanager
 def begin_search(
-    name: str, overrides: Sequence[str], scenario: Scenario, options: Options, goal: CapacityGoal, resume: Path | None
+    name: str | Path,
+    overrides: Sequence[str],
+    scenario: Scenario,
+    options: Options,
+    goal: CapacityGoal,
+    resume: Path | None,
 ) -> Iterator[Study[SearchManifest]]:
     """A new search, or an earlier one that goes on with this goal. Raises UserError."""
     rate = scenario.load.trace.rate if scenario.load.trace else scenario.load.rate
     assert rate is not None
+    command = options.command or Command.of("capacity", name, overrides, (*options.flags, *goal.flags))
     goal = replace(goal, headroom=goal.headroom_of(scenario.cost))
     with study_folder(options.runs, scenario, SearchManifest, resume) as (path, manifest):
         if manifest is not None:
@@ -295,7 +281,6 @@ def begin_search(
                     shutil.rmtree(earlier)
         else:
             keys = Keys.within(scenario.to_dict(), options.api_key)
-            command = options.command or Command.of("capacity", name, overrides)
             facts = SearchFacts(
                 **asdict(replace(goal, start=goal.start or rate)), longest=_LONGEST,
                 trace_rate=rate if scenario.load.trace else None,

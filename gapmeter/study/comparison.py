@@ -31,7 +31,7 @@ RUNS_A_SIDE = 3  # with two, Student's t has 2 degrees of freedom and finds next
 
 
 def compare_in_turn(
-    scenario: str, a: Sequence[str], b: Sequence[str], pairs: int = RUNS_A_SIDE, overrides: Sequence[str] = (),
+    scenario: str | Path, a: Sequence[str], b: Sequence[str], pairs: int = RUNS_A_SIDE, overrides: Sequence[str] = (),
     options: Options = Options(), *, factors: Sequence[str] = (), force: bool = False, command: str = "",
 ) -> Conclusion[Comparison]:  # fmt: skip
     """Run a scenario under two sets of overrides in the order A B B A …, so that a drift affects both sides alike.
@@ -62,7 +62,8 @@ def compare_in_turn(
         for number, side in enumerate(order, 1):
             options.say(f"run {number} of {len(order)}: {'AB'[side]}, {' '.join((a, b)[side]) or 'as it is'}")
             texts = first[side] + number if scenarios[side].server.engine == "attach" else 0
-            yield Visit(scenarios[side], texts, command=Command.of("run", scenario, [*common, *(a, b)[side]]))
+            alone = Command.of("run", scenario, [*common, *(a, b)[side]], quiet.flags)
+            yield Visit(scenarios[side], texts, command=alone)
 
     for side, conclusion in zip(order, visit_in_turn(visits(), quiet), strict=False):
         if conclusion.exit_code == errors.INTERRUPTED:

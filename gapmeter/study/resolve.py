@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from gapmeter import errors
 from gapmeter.analysis.device.devices import UnknownDevice, find_device
@@ -19,7 +20,7 @@ from gapmeter.scenarios.shapes import FixedPause
 _OURS = (*OF_LAUNCHED, "server.max_model_len")
 
 
-def resolve(name: str, overrides: Sequence[str] = ()) -> Scenario:
+def resolve(name: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario (a name or a file) with overrides applied. Raises UserError."""
     with _as_user_errors():
         scenario = load_scenario(name, overrides)
@@ -31,7 +32,7 @@ def resolve(name: str, overrides: Sequence[str] = ()) -> Scenario:
     return scenario
 
 
-def resolve_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
+def resolve_points(name: str | Path, overrides: Sequence[str]) -> tuple[Point, ...]:
     """The points of the scenario's sweep, none for no sweep. Raises UserError."""
     with _as_user_errors():
         points = load_points(name, overrides)
@@ -47,7 +48,7 @@ def check_changeable(scenario: Scenario, keys: Sequence[str]) -> None:
         raise UserError(f"{fixed[0]} {UNCHANGEABLE}", errors.BAD_SCENARIO)
 
 
-def searchable_points(name: str, overrides: Sequence[str]) -> tuple[Point, ...]:
+def searchable_points(name: str | Path, overrides: Sequence[str]) -> tuple[Point, ...]:
     """Settings whose capacity is to be compared: the points of the scenario's sweep. Raises UserError."""
     points = resolve_points(name, overrides)
     if len(points) < 2:
@@ -76,7 +77,7 @@ def point_overrides(point: Point, overrides: Sequence[str]) -> list[str]:
     return [*kept, "sweep=[]", "repeat=1", *settings_of(point)]
 
 
-def explain_config(name: str, overrides: Sequence[str]) -> tuple[Setting, ...]:
+def explain_config(name: str | Path, overrides: Sequence[str]) -> tuple[Setting, ...]:
     """Each key of the resolved scenario with its value and where that came from. Raises UserError."""
     with _as_user_errors():
         return provenance(name, overrides)
@@ -90,7 +91,7 @@ def _as_user_errors() -> Iterator[None]:
         raise UserError(str(error), errors.BAD_SCENARIO) from error
 
 
-def check_searchable(scenario: Scenario, name: str) -> None:
+def check_searchable(scenario: Scenario, name: str | Path) -> None:
     """Raises UserError for a scenario whose load has no rate to search, or without SLOs."""
     load = scenario.load
     single = f"gapmeter capacity {name}" + " --set 'sweep=[]'" * bool(scenario.sweep)

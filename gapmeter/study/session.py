@@ -33,11 +33,14 @@ from gapmeter.records.workers import LocustWorkers
 from gapmeter.report.command import Command
 from gapmeter.runs.lock import hold
 from gapmeter.runs.run import Conclusion
+from gapmeter.scenarios.errors import ScenarioError
 from gapmeter.scenarios.model import Scenario
+from gapmeter.scenarios.read import load_scenario
 from gapmeter.servers.launch import ServerProcess
 from gapmeter.study.companions import telemetry
 from gapmeter.study.conclusion import OpenManifest, conclude, describe
 from gapmeter.study.load import Load, ProbeFolder, ServerLog, StopWhen
+from gapmeter.study.resolve import changes
 from gapmeter.study.target import Target, find_probe_folder, listeners, prepare_target, running
 
 # How long a server is waited for until it does nothing more; others may be asking one that is not ours all the time.
@@ -184,7 +187,7 @@ class Session:
                 folder = RunFolder.create(self.options.runs, scenario.name, scenario.digest())
             else:
                 folder = RunFolder.at(into)
-        command = visit.command or self.options.command or Command.of("run", scenario.name)
+        command = visit.command or self.options.command or _alone(scenario, self.options)
         if sweep is not None:
             sweep = sweep.model_copy(update={"values": self.keys.out_of_value(sweep.values)})
         own = OwnUsers(name=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest()) if path else None
@@ -339,6 +342,15 @@ def open_session(scenario: Scenario, options: Options = Options(), *, home: Path
             yield session
     finally:
         shutil.rmtree(folder.probe, ignore_errors=True)
+
+
+def _alone(scenario: Scenario, options: Options) -> Command:
+    """What runs a scenario by itself: one of its name, changed to be it."""
+    try:
+        named = load_scenario(scenario.name, environment={})
+    except ScenarioError:  # its file lies elsewhere
+        return Command.of("run", scenario.name, flags=options.flags)
+    return Command.of("run", scenario.name, changes(named, scenario), options.flags)
 
 
 def placed(scenario: Scenario) -> Placement:

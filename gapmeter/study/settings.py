@@ -14,21 +14,21 @@ from gapmeter.analysis.results.cost_table import CostTable
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.errors import UserError
 from gapmeter.keys import Keys
-from gapmeter.options import Options
+from gapmeter.options import CapacityGoal, Options
 from gapmeter.report import cost_table
 from gapmeter.report.capacity import can_go_on, headline
 from gapmeter.report.command import Command
 from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.run import Conclusion, manifest_of
 from gapmeter.scenarios.read import Point
-from gapmeter.study.capacity import CapacityGoal, begin_search, report_capacity, run_search
+from gapmeter.study.capacity import begin_search, report_capacity, run_search
 from gapmeter.study.conclusion import show
 from gapmeter.study.resolve import point_overrides, resolve, searchable_points, settings_of
 from gapmeter.study.study import is_of
 
 
 def find_capacities(
-    name: str, overrides: Sequence[str], options: Options = Options(), goal: CapacityGoal = CapacityGoal(),
+    name: str | Path, overrides: Sequence[str], options: Options = Options(), goal: CapacityGoal = CapacityGoal(),
     resume: Sequence[Path] = (),
 ) -> Conclusion[CostTable]:  # fmt: skip
     """Search every point of a scenario's sweep ``repeat`` times, each with ``goal``, and put them into one table.
@@ -37,13 +37,14 @@ def find_capacities(
     that the one before found. ``resume``: earlier searches of these settings that count; unfinished ones are resumed.
     A setting that cannot be served is a row without a rate. Raises UserError for mistakes that the user can fix.
     """
+    goal.check()
     scenario, points = resolve(name, overrides), searchable_points(name, overrides)
     earlier = _by_point(resume, points)
     rng = random.Random(f"settings {scenario.seed}")
     order = [at for _ in range(scenario.repeat) for at in rng.sample(range(len(points)), len(points))]
     found: list[list[Conclusion[CapacityResult]]] = [[] for _ in points]
     rate, unseen = goal.start, list[Path]()
-    whole = options.command or Command.of("capacity", name, overrides)
+    whole = options.command or Command.of("capacity", name, overrides, (*options.flags, *goal.flags))
     options.say(f"capacity of {len(points)} settings: {len(order)} searches, {goal.budget_s:g} s of trials each")
     for number, at in enumerate(order, 1):
         point, resumable = points[at], earlier[at]

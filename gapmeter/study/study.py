@@ -140,7 +140,9 @@ def server_key(scenario: Scenario) -> str:
     return json.dumps([scenario.to_dict()["server"], placed(scenario).server], sort_keys=True, default=str)
 
 
-def run_scenario(name: str, overrides: Sequence[str] = (), options: Options = Options()) -> Conclusion[RunResult]:
+def run_scenario(
+    name: str | Path, overrides: Sequence[str] = (), options: Options = Options()
+) -> Conclusion[RunResult]:
     """Run a scenario (a name or a file) once, whatever its ``repeat`` says, and analyse it.
 
     An interrupted run, or one that lost its server, is still analysed. Raises UserError for mistakes that the user can
@@ -151,7 +153,7 @@ def run_scenario(name: str, overrides: Sequence[str] = (), options: Options = Op
 
 
 def run_repeats(
-    name: str, overrides: Sequence[str] = (), options: Options = Options(), repeats: int | None = None, *,
+    name: str | Path, overrides: Sequence[str] = (), options: Options = Options(), repeats: int | None = None, *,
     again: bool = False,
 ) -> Iterator[Conclusion[RunResult]]:  # fmt: skip
     """Runs of a scenario, one after the other, each with a folder of its own and fresh prompts.
@@ -162,7 +164,7 @@ def run_repeats(
     scenario = resolve(name, overrides)
     count = scenario.repeat if repeats is None else repeats
     check_options(scenario, options)
-    command, say = options.command or Command.of("run", name, overrides), options.say
+    command, say = options.command or Command.of("run", name, overrides, options.flags), options.say
     first = new_texts(scenario) if again else 0
     if short := shortage(scenario):
         say(short)

@@ -54,7 +54,7 @@ def order_of(servers: Sequence[Hashable], repeats: int, seed: int) -> list[list[
 
 
 def run_sweep(
-    name: str, overrides: Sequence[str] = (), options: Options = Options(), resume: Path | None = None
+    name: str | Path, overrides: Sequence[str] = (), options: Options = Options(), resume: Path | None = None
 ) -> Conclusion[SweepResult]:
     """Run all points of a scenario's sweep, each ``repeat`` times, and put them side by side.
 
@@ -188,7 +188,7 @@ def _takes(loads: Sequence[Load], repeats: int) -> str:
 
 
 @contextlib.contextmanager
-def _prepared(name: str, overrides: tuple[str, ...], options: Options, resume: Path | None) -> Iterator[_Sweep]:
+def _prepared(name: str | Path, overrides: tuple[str, ...], options: Options, resume: Path | None) -> Iterator[_Sweep]:
     scenario, points = resolve(name, overrides), resolve_points(name, overrides)
     order = order_of([server_key(point.scenario) for point in points], scenario.repeat, scenario.seed)
     with study_folder(options.runs, scenario, SweepManifest, resume) as (path, manifest):
@@ -205,7 +205,7 @@ def _prepared(name: str, overrides: tuple[str, ...], options: Options, resume: P
                 )
                 for number, point in enumerate(points)
             )
-            command = options.command or Command.of("run", name, overrides)
+            command = options.command or Command.of("run", name, overrides, options.flags)
             manifest = SweepManifest(
                 **dict(describe(scenario, command, keys)), repeat=scenario.repeat, points=described,
                 order=tuple(map(tuple, order)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import shutil
@@ -22,13 +23,13 @@ from gapmeter.cli import main, parser
 from gapmeter.commands import flags
 from gapmeter.errors import UserError
 from gapmeter.machine.instrument import Cores, Timing, null_server
-from gapmeter.options import Options
+from gapmeter.options import SHARES, CapacityGoal, Options
 from gapmeter.report.command import Command as CommandLine
 from gapmeter.runs.archive import archive
 from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.run import Conclusion, open_run
 from gapmeter.scenarios.model import Scenario
-from gapmeter.study.capacity import CapacityGoal, Trials, at_rate, begin_search
+from gapmeter.study.capacity import Trials, at_rate, begin_search, find_capacity
 from gapmeter.study.resolve import changes, check_searchable, resolve, searchable_points
 from gapmeter.study.settings import compared, find_capacities
 from gapmeter.study.study import Study, study_folder
@@ -374,6 +375,39 @@ def test_a_trial_that_was_no_measurement_twice_is_run_again_when_its_search_is_t
     path = taken_up(tmp_path, ended)
     with begin_search("smoke", [], resolve("smoke"), Options(), CapacityGoal(), path) as study:
         assert len(study.manifest.capacity.trials) == kept
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"target_rps": -5.0}, {"headroom": 1.0}, {"spare": -1}, {"confidence": 1.5}, {"within": 0.0}, {"budget_s": -1.0},
+     {"start": 0.0}, {"target_rps": math.nan}],
+    ids=str,
+)  # fmt: skip
+def test_a_goal_that_no_search_can_have_is_refused_before_there_is_a_folder(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    options, goal = Options(runs=tmp_path / "runs", quiet=True), CapacityGoal(**wrong)
+    words = ["server.engine=simulated", "sweep={server.max_batch: [1, 2]}"]
+    for begin in (lambda: find_capacity("smoke", words[:1], options, goal),
+                  lambda: find_capacities("smoke", words, options, goal)):  # fmt: skip
+        with pytest.raises(UserError, match=next(iter(wrong)).partition("_")[0]) as refused:
+            begin()
+        assert refused.value.exit_code == 2
+    assert not options.runs.exists()
+
+
+def test_the_command_of_a_search_from_python_asks_for_the_same_goal(tmp_path: Path) -> None:
+    asked, options = ["load.rate=3"], Options(runs=tmp_path, probe_dir=Path("probe"))
+    goal = CapacityGoal(50.0, headroom=0.07, spare=1, confidence=0.999, within=0.005, budget_s=90.5)
+    with begin_search("smoke", asked, resolve("smoke", asked), options, goal, None) as study:
+        words = study.command.words
+    assert words[:5] == ("gapmeter", "capacity", "smoke", "--set", "load.rate=3")
+    read = parser().parse_args(words[1:])
+    assert read.probe_dir == Path("probe")
+    shares = (flags.share_of(name, getattr(read, name[2:]), *SHARES[name]) for name in SHARES)
+    budget_s = flags.seconds_of("--budget", read.budget)
+    assert goal == CapacityGoal(flags.rate_of("", read.target_rps), next(shares), read.spare, *shares, budget_s)
+    assert not CapacityGoal().flags
 
 
 def test_why_no_server_was_there_when_a_search_was_taken_up_is_told(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 import gapmeter
+from gapmeter.cli import parser
+from gapmeter.commands.measure import workers_of
+from gapmeter.loadgen.fleet import Workers
+from gapmeter.options import Options
+from gapmeter.scenarios.source import scenario_file
 from tests.kit.command import SHORT
 
 SETTINGS = ["server.engine=simulated", *(word for word in SHORT if word != "--set")]
@@ -19,13 +25,21 @@ def test_every_public_name_is_there_and_no_other() -> None:
         gapmeter.nothing  # noqa: B018
 
 
+def test_options_are_read_back_from_their_flags() -> None:
+    workers = Workers(3, "::1", 6000, 45.0)
+    read = parser().parse_args(["run", "smoke", *Options(workers=workers, locustfile=Path("users.py")).flags])
+    assert workers_of(read.workers, read.listen, read.patience) == workers and read.locustfile == Path("users.py")
+
+
 @pytest.mark.whole_run
 def test_a_run_is_made_opened_asked_and_compared_in_a_line_each(tmp_path: Path) -> None:
     options = gapmeter.Options(runs=str(tmp_path), quiet=True)  # type: ignore[arg-type] # a notebook's user writes a text
-    first, second = (gapmeter.run("smoke", SETTINGS, options) for _ in range(2))
+    scenario = tmp_path / "mine.yaml"
+    shutil.copy(scenario_file("smoke"), scenario)
+    first, second = (gapmeter.run(scenario, SETTINGS, options) for _ in range(2))
     assert first.exit_code in (0, 98, 99)
     run = gapmeter.open(first.folder)
-    assert run.result == first.result and run.manifest.command.startswith("gapmeter run smoke --set ")
+    assert run.result == first.result and run.manifest.command.startswith(f"gapmeter run {scenario} --set ")
     assert len(run.requests) == first.result.counts.measured == 30
     assert gapmeter.compare([[first.folder], [str(second.folder)]], runs=tmp_path).result.sides[1].runs == (
         second.folder.name,

@@ -20,6 +20,7 @@ from gapmeter.errors import UserError
 from gapmeter.options import Options
 from gapmeter.records import RecordWriter, RunFolder, read_records
 from gapmeter.records.request import RequestRecord
+from gapmeter.report.command import Command
 from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios.model import Scenario
 from gapmeter.servers.launch import ServerFailed, ServerProcess, launch
@@ -65,6 +66,14 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 def probe_files(result: Conclusion[RunResult]) -> list[Path]:
     folder = RunFolder(result.folder)
     return folder.record_files(folder.probe)
+
+
+def test_the_command_of_each_load_repeats_it(loaded: Loaded) -> None:
+    for load in (*loaded.results, loaded.shortened):
+        manifest = Manifest.read(load.folder)
+        command = Command.parse(manifest.command)
+        assert command.words[:3] == ("gapmeter", "run", "smoke")
+        assert resolve("smoke", command.settings).digest() == manifest.scenario_digest
 
 
 def test_the_third_loads_ledgers_balance_and_hold_no_strangers_requests(loaded: Loaded) -> None:
