@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 
 
 def compare_folders(
-    sides: Sequence[Sequence[str | Path]], factors: Sequence[str] = (), *, force: bool = False, in_turn: bool = False,
-    runs: str | Path = "runs", command: str = "",
+    sides: Sequence[str | Path | Sequence[str | Path]], factors: Sequence[str] = (), *, force: bool = False,
+    in_turn: bool = False, runs: str | Path = "runs", command: str = "",
 ) -> Conclusion[Comparison] | Conclusion[CostTable]:  # fmt: skip
     """Compare what lies in folders, or in archives of some, and write ``compare.json`` and ``report.html``.
 
-    Runs by their latencies; where a search for capacity or a sweep is among them, all by what a request costs: there a
-    side of several searches is one row, since they are searches of one and the same thing.
+    A side is a list of them, or a single one. Runs by their latencies; where a search for capacity or a sweep is among
+    them, all by what a request costs: there a side of several searches is one row, since they are searches of one and
+    the same thing.
 
     Raises UserError for a folder that was not analysed, for one that is given twice, and for versions that cannot be
     read together.
@@ -83,9 +84,9 @@ def _write(folder: Path, result: Comparison | CostTable) -> Comparison | CostTab
     return cost_table.write(folder, result) if isinstance(result, CostTable) else comparison.write(folder, result)
 
 
-def distinct(sides: Sequence[Sequence[str | Path]]) -> list[list[Path]]:
-    """The sides' paths. Raises UserError for one that is named twice."""
-    paths = [[Path(path) for path in side] for side in sides]
+def distinct(sides: Sequence[str | Path | Sequence[str | Path]]) -> list[list[Path]]:
+    """The sides' paths; a side may be a single one. Raises UserError for one that is named twice."""
+    paths = [[Path(path) for path in ([side] if isinstance(side, str | Path) else side)] for side in sides]
     seen: set[Path] = set()
     for path in (path for side in paths for path in side):
         if path.resolve() in seen:

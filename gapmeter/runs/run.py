@@ -74,7 +74,10 @@ class Run:
     steps = _table("steps", "A row a step of the engine. Raises UserError where no probe recorded any.")
 
     def report(self) -> Report:
-        """The report; a notebook shows it."""
+        """The report; a notebook shows it. Raises UserError where there is none."""
+        if not self.folder.report.exists():
+            path = self.folder.path
+            raise UserError(f"{path} has no {self.folder.report.name}; gapmeter report {path}", errors.USAGE)
         return Report(self.folder.report)
 
     def export(

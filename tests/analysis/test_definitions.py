@@ -138,6 +138,15 @@ def test_an_answer_without_text_has_no_figures_for_those_who_look_for_it() -> No
     assert measured("genai_bench", silent, 1) == {}
 
 
+def test_genai_bench_has_no_tpot_of_an_answer_that_came_almost_at_once() -> None:
+    at_once, slower = (
+        answer((200, chat("a", 1)), (end, chat("b", 2, finish_reason="stop")), (end, "[DONE]"))
+        for end in (200.9, 201)
+    )  # fmt: skip
+    assert measured("genai_bench", at_once, 2) == {"ttft": 100, "e2e": 100.9}
+    assert measured("genai_bench", slower, 2) == {"ttft": 100, "e2e": 101, "tpot": 1}
+
+
 def test_a_part_of_a_tool_call_is_a_token_for_guidellm_and_aiperf() -> None:
     call = chat(None, 1)
     call["choices"][0]["delta"] = {"tool_calls": [{"index": 0}]}

@@ -304,6 +304,17 @@ def test_the_span_of_a_request_that_failed_after_some_tokens_ends_when_it_failed
     assert span.end_time - span.start_time == row["end_ns"] - row["due_ns"] > 1
 
 
+def test_the_span_of_an_attempt_that_failed_is_as_long_as_the_attempt() -> None:
+    folder = RunFolder(golden("failures"))
+    requests = pd.read_parquet(folder.path / "requests.parquet").set_index("request_id")
+    length_ns = {span.attributes["gapmeter.request_id"]: span.end_time - span.start_time for span in spans(folder)
+                 if "gapmeter.request_id" in span.attributes}  # fmt: skip
+    again = requests[(requests["outcome"] != "ok") & (requests["retry"] > 0) & requests["sent_ns"].notna()]
+    assert len(again)
+    for name, row in again.iterrows():
+        assert length_ns[name] == row["end_ns"] - row["attempt_due_ns"] < row["end_ns"] - row["due_ns"]
+
+
 def test_a_collector_that_is_not_there_is_one_sentence(run: Any, tmp_path: Path) -> None:
     done = command("export", str(run.folder.path), "--otlp", "http://127.0.0.1:9", runs=tmp_path, env=SOON)
     assert done.code == 2 and "127.0.0.1:9 did not take spans" in done.err

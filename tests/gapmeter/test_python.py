@@ -41,7 +41,7 @@ def test_a_run_is_made_opened_asked_and_compared_in_a_line_each(tmp_path: Path) 
     run = gapmeter.open(first.folder)
     assert run.result == first.result and run.manifest.command.startswith(f"gapmeter run {scenario} --set ")
     assert len(run.requests) == first.result.counts.measured == 30
-    assert gapmeter.compare([[first.folder], [str(second.folder)]], runs=tmp_path).result.sides[1].runs == (
+    assert gapmeter.compare([[first.folder], str(second.folder)], runs=tmp_path).result.sides[1].runs == (
         second.folder.name,
     )
     assert gapmeter.explain(str(first.folder), "rank_percent > 50").difference.a_count == 15
@@ -50,4 +50,7 @@ def test_a_run_is_made_opened_asked_and_compared_in_a_line_each(tmp_path: Path) 
     assert gapmeter.sql("SELECT count(*) FROM requests", tmp_path)[1] == [(60,)]
     assert gapmeter.archive(first.folder, tmp_path / "run.tar.gz").exists()
     assert list(run.export(csv=tmp_path / "figures"))
+    (first.folder / "report.html").unlink()
+    with pytest.raises(gapmeter.UserError, match=f"gapmeter report {first.folder}"):
+        run.report()
     assert gapmeter.report_again(str(first.folder), quiet=True).result == first.result
