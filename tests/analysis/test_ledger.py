@@ -125,6 +125,13 @@ def test_what_lies_between_processes_is_transit_and_counts_as_strict(tmp_path: P
     assert row["transit_ns"] == row["strict_ns"] == between
 
 
+def test_what_an_engine_does_in_a_call_that_returns_before_its_answer_is_no_transit(tmp_path: Path) -> None:
+    """The call to its executor returns after 100 ns, when the worker begins."""
+    row = _row(tmp_path, "first_token", core=_and(_core, Span.EXECUTE, 1, 5300, 8300, n=100))
+    assert row["transit_ns"] == 200 + 50 + 200 + 100 + 300 + 300  # of the executor its answer's way alone
+    assert row["scheduling_ns"] == FIRST["scheduling"]
+
+
 def test_another_requests_step_between_own_steps_is_other_step(tmp_path: Path) -> None:
     row = _row(tmp_path, "last_token")
     assert row["other_step_ns"] == 2800  # the worker's whole stay: nothing of ours ran
@@ -192,7 +199,7 @@ def test_a_gap_is_split_into_the_steps_of_others_its_own_and_what_nothing_stampe
         ((Span.INPUT_PREP, 3, 15_500, 16_400), {}),
         ((Span.SAMPLING, 3, 17_100, 18_000), {}),
         ((Span.FORWARD, 2, 11_000, 15_800), {"scheduling": 600 + 600, "unexplained": 1100}),  # from 13_200 to 15_500
-        ((Span.SAMPLING, 2, 12_500, 16_600), {"scheduling": 600 + 600, "unexplained": 1100}),
+        ((Span.SAMPLING, 2, 12_500, 17_800), {"scheduling": 600 + 600, "unexplained": 1100}),
     ],
     ids=["own preparation", "own sampling", "another's forward", "another's sampling"],
 )
