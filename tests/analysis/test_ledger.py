@@ -44,8 +44,11 @@ def _api(writer: RecordWriter) -> None:
         writer.span(Span.EGRESS, ref, base + 500, base + 700, n=n)
 
 
-def _steps(writer: RecordWriter, ref: int, early: int = 0, *, worker: bool = True) -> None:
-    """Two steps of the request's own: 5..8 µs and 15..18 µs, one of another's between them."""
+def _steps(writer: RecordWriter, ref: int, early: int = 0, *, worker: bool = True, timed: bool = True) -> None:
+    """Two steps of the request's own: 5..8 µs and 15..18 µs, one of another's between them.
+
+    Unless ``timed``, the device did not tell when it computed the last one, which was put on it at 15.9 µs.
+    """
     other = writer.request("engine-x")
     for seq, base, entry in (
         (1, 5000, (ref, 10, 0, 0, PROMPT)), (2, 10_000, (other, 1, 5, 0, 0)), (3, 15_000, (ref, 1, 10, 0, 0)),
@@ -58,7 +61,10 @@ def _steps(writer: RecordWriter, ref: int, early: int = 0, *, worker: bool = Tru
         if worker:
             writer.span(Span.WORKER, seq, base + 400, base + 3200)
             writer.span(Span.INPUT_PREP, seq, base + 500, base + 1000)
-            writer.span(Span.FORWARD, seq, base + 1000, base + 2500)
+            if timed or seq != 3:
+                writer.span(Span.FORWARD, seq, base + 1000, base + 2500)
+            else:
+                writer.span(Span.HOST_LAUNCH, seq, base + 900, base + 1100)
             writer.span(Span.SAMPLING, seq, base + 2500, base + 3000)
         writer.span(Span.UPDATE, seq, base + 3300, base + 3500)
         writer.emit(seq, base + 3400, [(entry[0], 1)])
@@ -211,6 +217,13 @@ def test_what_goes_on_beside_an_own_forward_or_its_preparation_takes_none_of_the
     expected = {name: ns - takes.get(name, 0) for name, ns in GAP.items()}
     expected["other_step"] += sum(takes.values())
     assert {name: gap[f"{name}_ns"] for name in GAP} == expected
+
+
+def test_from_its_launch_on_nothing_is_known_of_a_step_whose_device_told_no_times(tmp_path: Path) -> None:
+    """Until the engine has its tokens, at 18_300: what the host did meanwhile may have waited for the device."""
+    gap = _ledger(tmp_path, core=lambda writer: _steps(writer, _taken_in(writer), timed=False)).gaps.iloc[0]
+    assert (gap["input_prep_ns"], gap["sampling_ns"]) == (15_900 - 15_500, 0)
+    assert gap["unexplained_ns"] == GAP["unexplained"] + 18_300 - 15_900
 
 
 def test_a_later_step_s_scheduling_delays_a_token_until_it_has_left_and_no_longer(tmp_path: Path) -> None:
