@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable, RunResult
+from gapmeter.analysis.results.sweep import FailedRun
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
@@ -129,9 +130,10 @@ def is_of(manifest: ManifestBase, scenario: Scenario) -> bool:
 
 
 def is_finished(run: Path) -> bool:
-    """Whether a run lies there that went to its end and was analysed."""
+    """Whether a run lies there that went to its end, with a server that lived, and was analysed."""
     with contextlib.suppress(OSError, NotReadable):
-        return (run / RunResult.FILE).exists() and Manifest.read(run).status == "complete"
+        is_measured = (run / RunResult.FILE).exists() and not (run / FailedRun.FILE).exists()
+        return is_measured and Manifest.read(run).status == "complete"
     return False
 
 

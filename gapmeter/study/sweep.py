@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter import errors
+from gapmeter.analysis.judge.words import outage_text
 from gapmeter.analysis.numbers import counted
 from gapmeter.analysis.results.manifest import SweepManifest, SweepPlace, SweepPoint
 from gapmeter.analysis.results.sweep import FailedRun, SweepResult
@@ -31,6 +32,7 @@ from gapmeter.study.conclusion import describe, show
 from gapmeter.study.resolve import resolve, resolve_points, settings_of
 from gapmeter.study.session import Session, Visit, open_session
 from gapmeter.study.study import Study, afresh, is_finished, new_texts, server_key, study_folder
+from gapmeter.study.target import why_gone
 
 Place = tuple[int, int]  # a point and a repeat, both from 0
 
@@ -139,7 +141,7 @@ class _Sweep:
                 return
 
     def _run(self, session: Session, place: Place) -> None:
-        """One run. Raises KeyboardInterrupt when it was interrupted."""
+        """One run. Raises KeyboardInterrupt when it was interrupted, UserError when a server that is not ours is gone."""
         point = self.points[place[0]]
         self.study.options.say(self._title(place, ended=False))
         of = SweepPlace(folder=str(self.study.path), point=place[0], values=dict(point.values))
@@ -153,6 +155,16 @@ class _Sweep:
             return
         if result.exit_code == errors.INTERRUPTED:
             raise KeyboardInterrupt
+        url, outage = session.target.about.url, result.result.outage
+        if session.process is None and (outage or not result.result.counts.succeeded):
+            gone = why_gone(url, self.study.options.api_key)
+            away = outage_text(outage) if outage and "refused" in outage.failed else ""  # started again since
+            if why := gone or away:
+                error = UserError(f"the server at {url} was gone: {why}", errors.UNREACHABLE)
+                self._note_failure(place, error)
+                if gone:
+                    raise error
+                return
         if result.result.verdict == "INVALID":
             why = "; ".join(result.result.invalid_reasons)
             self.study.options.say(f"{self._title(place, ended=True)} is not valid: {why}; going on")

@@ -34,6 +34,7 @@ from gapmeter.study.sweep import order_of, run_sweep
 from tests.kit.browser import Tab, opens_well
 from tests.kit.command import SHORT, Command, Done, gapmeter, settings
 from tests.kit.results import figure_at
+from tests.kit.servers import faulty
 from tests.kit.wait import until
 
 REQUESTS = 100  # of a point: fewer seldom support any percentile
@@ -239,6 +240,21 @@ def test_an_interrupted_sweep_is_taken_up_where_it_was_left(tmp_path: Path) -> N
     assert [bool(point["metrics"]) for point in resumed.summary["sweep"]["points"]] == [True] * 3
     assert {path: (path / "manifest.json").stat().st_mtime_ns for path in done} == before, "finished runs are kept"
     assert json.loads(RunFolder(folder).manifest.read_text())["status"] == "complete"
+
+
+@pytest.mark.whole_run
+def test_a_point_in_which_somebody_elses_server_died_is_measured_again_by_resuming(tmp_path: Path) -> None:
+    """Also where a proxy before it goes on."""
+    points = sweep_of({"load.rate": [50, 60, 70]})
+    with faulty(dies_at=45) as url:
+        words = ("run", "smoke", "--url", url, *SHORT, *points)
+        died = gapmeter(*words, runs=tmp_path)
+    assert died.code == 98, died.err
+    assert [point["verdict"] for point in died.summary["sweep"]["points"]].count("FAILED") == 2
+    assert len(list(died.folder.path.glob("points/*/r1/requests"))) == 2, "no third point was begun"
+    with faulty(port=int(url.rpartition(":")[2])):
+        resumed = gapmeter(*words, "--resume", str(died.folder.path), runs=tmp_path)
+    assert [point["metrics"]["ttft"]["count"] for point in resumed.summary["sweep"]["points"]] == [30] * 3
 
 
 @pytest.mark.whole_run
