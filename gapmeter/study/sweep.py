@@ -141,7 +141,7 @@ class _Sweep:
                 return
 
     def _run(self, session: Session, place: Place) -> None:
-        """One run. Raises KeyboardInterrupt when it was interrupted, UserError when a server that is not ours is gone."""
+        """One run. Raises KeyboardInterrupt when it was interrupted, UserError when somebody else's server is gone."""
         point = self.points[place[0]]
         self.study.options.say(self._title(place, ended=False))
         of = SweepPlace(folder=str(self.study.path), point=place[0], values=dict(point.values))
@@ -160,10 +160,10 @@ class _Sweep:
             gone = why_gone(url, self.study.options.api_key)
             away = outage_text(outage) if outage and "refused" in outage.failed else ""  # started again since
             if why := gone or away:
-                error = UserError(f"the server at {url} was gone: {why}", errors.UNREACHABLE)
-                self._note_failure(place, error)
+                lost = UserError(f"the server at {url} was gone: {why}", errors.UNREACHABLE)
+                self._note_failure(place, lost)
                 if gone:
-                    raise error
+                    raise lost
                 return
         if result.result.verdict == "INVALID":
             why = "; ".join(result.result.invalid_reasons)

@@ -19,7 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.results.sweep import SweepResult
+from gapmeter.analysis.results import Manifest
+from gapmeter.analysis.results.manifest import SweepManifest
+from gapmeter.analysis.results.sweep import FailedRun, SweepResult
 from gapmeter.errors import UNREACHABLE, UserError
 from gapmeter.loadgen.arrivals import warmup_span
 from gapmeter.options import Options
@@ -30,10 +32,11 @@ from gapmeter.runs.run import open_run
 from gapmeter.study.comparison import Baseline, check_baseline
 from gapmeter.study.resolve import resolve, resolve_points
 from gapmeter.study.study import is_finished
-from gapmeter.study.sweep import order_of, run_sweep
+from gapmeter.study.sweep import order_of, report_sweep, run_sweep
+from gapmeter.study.verify import check_all
 from tests.kit.browser import Tab, opens_well
 from tests.kit.command import SHORT, Command, Done, gapmeter, settings
-from tests.kit.results import figure_at
+from tests.kit.results import figure_at, manifest_document
 from tests.kit.servers import faulty
 from tests.kit.wait import until
 
@@ -317,6 +320,44 @@ def test_servers_that_die_as_soon_as_they_are_ready_end_a_sweep_all_the_same(
     result = run_sweep("smoke", overrides, Options(runs=tmp_path, quiet=True))
     assert (started, result.exit_code) == (["1.0", "1.1"], UNREACHABLE)
     assert [point.verdict for point in result.result.sweep.points] == ["FAILED"] * 2
+
+
+def unmeasured_sweep(home: Path, **fields: Any) -> RunFolder:
+    """A sweep's folder with one point, of which no run was measured."""
+    (home / "points" / "001" / "r1").mkdir(parents=True)
+    shared = {name: value for name, value in manifest_document().items() if name in SweepManifest.model_fields}
+    point = {"values": {}, "resolved": {}, "digest": "a", "folder": "points/001"}
+    SweepManifest.model_validate({**shared, "repeat": 1, "points": [point], "order": [[[0, 0]]], **fields}).write(home)
+    return RunFolder(home)
+
+
+@pytest.mark.parametrize(("status", "code"), [("running", 105), ("interrupted", 105), ("complete", 98)])
+def test_a_sweep_of_which_nothing_was_measured_does_not_blame_the_server(
+    tmp_path: Path, status: str, code: int
+) -> None:
+    """It was killed, was interrupted, or lost its points' figures."""
+    folder = unmeasured_sweep(tmp_path, status=status)
+    assert report_sweep(folder.path, quiet=True).exit_code == code
+
+
+def test_a_sweep_all_of_whose_points_failed_has_figures_that_are_checked(tmp_path: Path) -> None:
+    folder = unmeasured_sweep(tmp_path, status="complete")
+    FailedRun(reason="no such model", exit_code=104).write(tmp_path / "points" / "001" / "r1")
+    assert report_sweep(tmp_path, quiet=True).exit_code == 104
+    assert [check.name for check in check_all(tmp_path) if check.ok] == ["summary.json", "report.html"]
+    document = json.loads(folder.summary.read_text())
+    document["sweep"]["points"][0]["reason"] = "nothing"
+    folder.summary.write_text(json.dumps(document))
+    assert "sweep.points[0].reason" in next(check.seen for check in check_all(tmp_path) if not check.ok)
+
+
+def test_a_run_whose_load_never_began_is_checked_in_words(tmp_path: Path) -> None:
+    document = manifest_document()
+    document["plan"]["t0_ns"] = None
+    run = RunFolder.at(tmp_path / "run")
+    Manifest.model_validate({**document, "ended_because": "the server was not ready"}).write(run.path)
+    seen = {check.name: check.seen for check in check_all(run.path)}
+    assert seen["figures"] == "no request was recorded: the server was not ready"
 
 
 def test_the_settings_of_a_server_that_runs_already_cannot_be_swept_over(tmp_path: Path) -> None:
