@@ -31,7 +31,7 @@ from gapmeter.scenarios import Load, Point, Scenario
 from gapmeter.study.conclusion import describe, show
 from gapmeter.study.resolve import resolve, resolve_points, settings_of
 from gapmeter.study.session import Session, Visit, open_session
-from gapmeter.study.study import Study, afresh, is_finished, new_texts, server_key, study_folder
+from gapmeter.study.study import Study, is_finished, new_texts, server_key, study_folder
 from gapmeter.study.target import why_gone
 
 Place = tuple[int, int]  # a point and a repeat, both from 0
@@ -130,6 +130,8 @@ class _Sweep:
         while left:
             home = self.study.path / "servers" / f"{number}.{attempts}"
             attempts += 1
+            with self.study.writing():
+                home.mkdir(parents=True, exist_ok=True)
             try:
                 with open_session(self.points[left[0][0]].scenario, self.study.options, home=home) as session:
                     self._run(session, left.pop(0))  # even on a dead one: each start takes a run off the list
@@ -148,7 +150,7 @@ class _Sweep:
         alone = self.study.command.of_one_point(*settings_of(point))
         visit = Visit(point.scenario, self.texts + self.places.index(place), self.path(place), alone, sweep=of)
         try:
-            with afresh(visit):
+            with self.study.afresh(self.path(place)):
                 result = session.visit(visit)
         except UserError as error:
             self._note_failure(place, error)
@@ -174,8 +176,9 @@ class _Sweep:
         if error.exit_code == errors.USAGE:
             raise error
         path = self.path(place)
-        path.mkdir(parents=True, exist_ok=True)
-        FailedRun(reason=str(error), exit_code=error.exit_code).write(path)
+        with self.study.writing():
+            path.mkdir(parents=True, exist_ok=True)
+            FailedRun(reason=str(error), exit_code=error.exit_code).write(path)
         self.study.options.say(f"{self._title(place, ended=False)} failed: {error}")
 
     def _title(self, place: Place, *, ended: bool) -> str:
@@ -221,8 +224,9 @@ def _prepared(name: str, overrides: tuple[str, ...], options: Options, resume: P
                 **dict(describe(scenario, command, keys)), repeat=scenario.repeat, points=described,
                 order=tuple(map(tuple, order)),
             )  # fmt: skip
-            manifest.write(path)
-        yield _Sweep(new_texts(scenario) if resume else 0, scenario, points, order, Study(path, manifest, options))
+        study = Study(path, manifest, options)
+        study.note()
+        yield _Sweep(new_texts(scenario) if resume else 0, scenario, points, order, study)
 
 
 def _mention_unfinished(options: Options, scenario: Scenario, own: Path) -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.results.manifest import SweepManifest
 from gapmeter.analysis.results.sweep import FailedRun, SweepResult
-from gapmeter.errors import UNREACHABLE, UserError
+from gapmeter.errors import NOT_VALID, UNREACHABLE, UserError
 from gapmeter.loadgen.arrivals import warmup_span
 from gapmeter.options import Options
 from gapmeter.records import RunFolder, read_records
@@ -31,7 +31,7 @@ from gapmeter.runs.explain import explain
 from gapmeter.runs.run import open_run
 from gapmeter.study.comparison import Baseline, check_baseline
 from gapmeter.study.resolve import resolve, resolve_points
-from gapmeter.study.study import is_finished
+from gapmeter.study.study import Study, is_finished
 from gapmeter.study.sweep import order_of, report_sweep, run_sweep
 from gapmeter.study.verify import check_all
 from tests.kit.browser import Tab, opens_well
@@ -358,6 +358,39 @@ def test_a_run_whose_load_never_began_is_checked_in_words(tmp_path: Path) -> Non
     Manifest.model_validate({**document, "ended_because": "the server was not ready"}).write(run.path)
     seen = {check.name: check.seen for check in check_all(run.path)}
     assert seen["figures"] == "no request was recorded: the server was not ready"
+
+
+def test_a_sweep_whose_folder_is_renamed_ends_and_makes_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rename(_: Any) -> None:
+        (folder,) = tmp_path.iterdir()
+        folder.rename(tmp_path / "renamed")
+        raise UserError("the run's folder was renamed", NOT_VALID)
+
+    @contextlib.contextmanager
+    def living(*_: Any, **__: Any) -> Iterator[Any]:
+        yield SimpleNamespace(alive=lambda: True, visit=rename)
+
+    monkeypatch.setattr("gapmeter.study.sweep.open_session", living)
+    overrides = ("server.engine=simulated", f"sweep={json.dumps({'load.rate': [30, 40]})}")
+    with pytest.raises(UserError, match="was deleted or renamed during the run") as ended:
+        run_sweep("smoke", overrides, Options(runs=tmp_path, quiet=True))
+    assert ended.value.exit_code == NOT_VALID
+    assert [path.name for path in tmp_path.iterdir()] == ["renamed"]
+
+
+def test_a_study_that_cannot_write_says_why_and_how_it_goes_on(tmp_path: Path) -> None:
+    folder = unmeasured_sweep(tmp_path, command="gapmeter run smoke")
+    study = Study(tmp_path, SweepManifest.read(tmp_path), Options())
+    folder.manifest.with_suffix(".json.part").mkdir()
+    with pytest.raises(UserError) as ended:
+        study.note(status="complete")
+    assert str(ended.value) == (
+        f"{tmp_path} cannot be written: Is a directory; fix that, then continue with: "
+        f"gapmeter run smoke --resume {tmp_path}"
+    )
+    assert ended.value.exit_code == NOT_VALID
 
 
 def test_the_settings_of_a_server_that_runs_already_cannot_be_swept_over(tmp_path: Path) -> None:
