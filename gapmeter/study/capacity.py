@@ -282,9 +282,10 @@ def begin_search(
     goal = replace(goal, headroom=goal.headroom_of(scenario.cost))
     with study_folder(options.runs, scenario, SearchManifest, resume) as (path, manifest):
         if manifest is not None:
-            # A trial that was interrupted, or whose server died, is run again, and so is one that was no measurement
-            # twice.
-            trials = tuple(trial for trial in manifest.capacity.trials if not (trial.interrupted or trial.died))
+            # A trial that was interrupted, whose server died or that could not be recorded is run again, and so is one
+            # that was no measurement twice.
+            kept = (each for each in manifest.capacity.trials if not (each.interrupted or each.died or each.reason))
+            trials = tuple(kept)
             if manifest.capacity.ended == NOT_MEASURED and manifest.ended_because is None:
                 trials = trials[:-1]
             start = manifest.capacity.start
