@@ -225,7 +225,7 @@ def _why(search: Search) -> str:
     return {
         FOUND: "found",
         BUDGET: "the budget ran out",
-        NOT_MEASURED: f"a trial was not valid as a measurement twice{reason}",
+        NOT_MEASURED: f"what it measured was not valid{reason}",
         DIED: f"the server died{reason}",
         INTERRUPTED: "interrupted; this is what is known so far",
     }[search.ended]

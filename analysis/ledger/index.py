@@ -177,7 +177,7 @@ class Index:
         whose, _, writes = self._writes
         new = changes(whose, writes["start"].astype(np.int64))
         ends: Ints = np.append(np.flatnonzero(new)[1:], len(new)) - 1
-        return ends[np.cumsum(new) - 1]
+        return ends.take(np.cumsum(new) - 1)
 
     @cached_property
     def first_step(self) -> Ints:

@@ -42,6 +42,7 @@ _TELL_EVERY_S = 10
 _GRACE_S, _AT_ONCE_S = 10.0, 1.0  # for a server to leave by itself
 _ANSWER_S = 10.0
 _ASK_AGAIN_S = (1.0, 2.0)
+_OUR_LACK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE)  # here, for a server's log, records and sockets
 _NO_SERVER = (502, 503)  # of a proxy that reaches none
 _LONGEST_NAME, _MOST_NAMED = 500, 8
 _OPENAI = "the address of an OpenAI-compatible server"
@@ -122,8 +123,8 @@ def running(
             on_wait=lambda s: say(f"waiting for the server, {s:.0f} s") if int(s) % _TELL_EVERY_S == 0 else None,
         )  # fmt: skip
     except ServerFailed as error:
-        is_full = os.strerror(errno.ENOSPC) in str(error)  # of our disk, which holds its log and its records
-        raise UserError(str(error), errors.NOT_VALID if is_full else errors.UNREACHABLE) from error
+        is_ours = any(os.strerror(code) in str(error) for code in _OUR_LACK)
+        raise UserError(str(error), errors.NOT_VALID if is_ours else errors.UNREACHABLE) from error
 
     def end(grace_s: float) -> None:
         try:

@@ -7,6 +7,8 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +36,7 @@ from gapmeter.study.settings import compared, find_capacities
 from gapmeter.study.study import Study, study_folder
 from gapmeter.study.verify import verify
 from tests.kit.browser import Tab, opens_well
-from tests.kit.command import Command, Done, gapmeter, settings
+from tests.kit.command import ROOT, Command, Done, gapmeter, settings
 from tests.kit.searches import write_search
 from tests.kit.servers import faulty
 from tests.kit.wait import until
@@ -416,6 +418,16 @@ def test_a_server_that_dies_behind_a_proxy_ends_the_search_too(tmp_path: Path) -
     assert done.code == 106, done.err
     assert done.summary["capacity"]["ended"] == "died"
     assert "the server died: it answers 502 Bad Gateway" in " ".join(done.err.split())
+
+
+@pytest.mark.whole_run
+def test_a_server_that_lacks_something_of_this_machine_is_not_one_that_cannot_be_reached(tmp_path: Path) -> None:
+    few = ["bash", "-c", 'ulimit -n 16; exec "$@"', "few", sys.executable, "-P", "-m", "gapmeter"]
+    command = [*few, *SMALL, "--runs", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "Too many open files" in ended.stderr) == (98, True), ended.stderr
+    (folder,) = tmp_path.iterdir()
+    assert gapmeter("report", str(folder), runs=tmp_path).code == 98
 
 
 @pytest.mark.whole_run

@@ -129,5 +129,5 @@ def test_constant_short_or_alternating_series_count_as_independent(series: list[
 
 
 def test_pooled_values_that_are_all_on_one_side_are_worth_their_clusters() -> None:
-    found = exceedances(np.ones(6), 2.0, np.array([0, 0, 0, 2, 2, 2]))
+    found = dependence.exceedances(np.ones(6), 2.0, np.array([0, 0, 0, 2, 2, 2]))
     assert (found.short(), found.long(), found.plain()) == (2, 2, 2)

@@ -7,13 +7,7 @@ import pytest
 
 from gapmeter.analysis.stats.dependence import autocorrelation_time, first_cosines
 from gapmeter.analysis.stats.estimate import t_quantile
-from gapmeter.analysis.stats.series import (
-    Series,
-    level_of,
-    level_of_interval,
-    ratio_of_geometric_means,
-    spread_of_mean,
-)
+from gapmeter.analysis.stats.series import Series, level_of, level_of_interval, ratio_of_geometric_means, spread_of_mean
 from tests.kit.series import ar1
 
 
