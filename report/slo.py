@@ -52,7 +52,7 @@ def verdict_sentence(result: RunResult) -> str:
         return f"{said}: {_needed(result, telling)}."
     if telling.outage is not None:
         return as_sentence(f"{outage_text(telling.outage)}: {said}")
-    excess = "" if through_failures(result, telling) else excess_sentence(result, telling.metric)
+    excess = "" if through_failures(result, telling) else excess_sentence(result, telling)
     return f"{said}{f': {excess}' if excess else ''}."
 
 
@@ -64,6 +64,8 @@ def brief_answer(answer: SloAnswer) -> str:
         value += f" ({count(_failed(answer))} of {count(answer.count)})"
     elif answer.among_failures:
         value = f"has {value} ({_failures(answer)})"
+    elif answer.status == PASS and answer.basis == "far" and answer.late is None:
+        limit += f" ({share(answer.sure)} sure)"  # by how far below it all are, not by a bound
     elif answer.status == PASS and answer.at_most is not None and (answer.value is None or answer.late is not None):
         value = at_most(answer.at_most)
     elif answer.status == FAIL and answer.value is None and answer.low is not None:
