@@ -10,7 +10,15 @@ from gapmeter.analysis.results.distribution import AtMost, figure_name
 from gapmeter.analysis.results.latency import explained_by
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, RunResult, SloAnswer
 from gapmeter.report.document import BRIEF, Code, Column, Figure, Gauge, Headers, Mark, Paragraph, Row, Section, Table
-from gapmeter.report.why import deciding, excess_sentence, is_unmeasured, tail_sentence, through_failures, whose
+from gapmeter.report.why import (
+    deciding,
+    excess_sentence,
+    is_probable,
+    is_unmeasured,
+    tail_sentence,
+    through_failures,
+    whose,
+)
 from gapmeter.report.words import about_minutes, as_sentence, how_much_more, more_requests, of_all
 
 _MOST_DIGITS = 9
@@ -308,12 +316,13 @@ def _needed(result: RunResult, slo: SloAnswer, *, leans: bool = True) -> str:
 
 
 def explained(result: RunResult, slo: SloAnswer) -> str:
-    """The owner of the extra time of slow ones, where one clearly leads, or nothing measured it."""
+    """The owner of the extra time of slow ones, where one clearly leads, or probably; or that nothing measured it."""
     slow = result.tail.of(explained_by(slo.metric))
     if slow is None or result.verdict == INVALID:
         return ""
-    known = slow.leading is not None or is_unmeasured(slow)
-    return whose(slow.owners[0], result.device) if known else "no single cause"
+    known, probably = slow.leading is not None or is_unmeasured(slow), is_probable(slow)
+    named = f"{'probably ' * probably}{whose(slow.owners[0], result.device)}"
+    return named if known or probably else "no single cause"
 
 
 def _bar(slo: SloAnswer) -> str:

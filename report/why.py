@@ -63,7 +63,7 @@ def tail_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = 
         of_that = ("it", _name(first, device)) if listed else ("that", whose(first, device))
         return f"{more}; {_part_of(first, *of_that)}"
     named = [part for part in anatomy.owners if (part.share or 0.0) >= _NOTABLE][:_MOST_NAMED] or [first]
-    if len(named) == 1 and None in first.share_ci:
+    if is_probable(anatomy):
         few = f"mostly {whose(first, device)}; there are too few to be sure"
         return f"{more}, {f'probably {_name(first, device)}' if listed else few}"
     parts = [f"{whose(part, device)} {signed(part.ms)}" for part in named]
@@ -181,6 +181,12 @@ def _payer(anatomy: Anatomy) -> OwnerPart:
     mine = [(-ms, stage) for stage, ms in anatomy.typical.stages_ms.items() if owner_of(stage) == first.owner]
     stages = tuple(stage for ms, stage in sorted(mine) if -ms > _NOTABLE * first.typical_ms)
     return first.model_copy(update={"stages": stages})
+
+
+def is_probable(anatomy: Anatomy) -> bool:
+    """Whether one owner has most of the difference, by too few slow ones to be sure."""
+    first, *others = anatomy.owners
+    return anatomy.leading is None and None in first.share_ci and all((p.share or 0.0) < _NOTABLE for p in others)
 
 
 def is_unmeasured(anatomy: Anatomy) -> bool:
