@@ -9,14 +9,14 @@ from gapmeter.analysis.numbers import bounds, duration, share, significant
 from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.latency import Anatomy, Burst, OwnerPart, UpgradeBracket, explained_by
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import FAIL, INVALID, RunFigures, RunResult, SloAnswer
+from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunFigures, RunResult, SloAnswer
 from gapmeter.analysis.stages import UNEXPLAINED, UNEXPLAINED_OWNER, owner_of, owner_words
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.command import Command
 from gapmeter.report.document import BRIEF, Block, Column, Figure, Row, Section, Table
 from gapmeter.report.words import WHOLE, as_sentence, part_of, signed
-from gapmeter.scenarios.model import MOST_BATCH
+from gapmeter.scenarios.model import MOST_BATCH, RATED_ARRIVALS
 
 _NOTABLE = 0.15  # of the difference: such an owner is named beside the first
 _MOST_NAMED = 3
@@ -244,11 +244,11 @@ def _explained(result: RunResult) -> tuple[str, Anatomy] | None:
 
 
 def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
-    """A row an owner: its time at the limit's percentile and beyond typical requests; None where nobody is to be named.
+    """A row an owner: its time at the limit's percentile and beyond typical requests; None where nobody can be named.
 
     ``in_letters``: with bars, for the terminal and for Markdown.
     """
-    if (explained := _explained(result)) is None:
+    if (explained := _explained(result)) is None or is_unmeasured(explained[1]):
         return None
     metric, anatomy = explained
     name = metric.upper()
@@ -284,12 +284,25 @@ def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
 
 def section(result: RunResult, manifest: Manifest) -> Section | None:
     """In short: owners at the limit's percentile and beyond typical requests, what that says, and what to try."""
-    table, tried = owners(result, in_letters=True), advice(result, manifest)
+    table, tried, step = owners(result, in_letters=True), advice(result, manifest), next_step(result, manifest)
+    # One command is enough here; the page has both.
+    tried = [*(tried if not step or not any(isinstance(one, doc.Pre) for one in tried) else []), *step]
     if table is None:
-        return Section("why", "", tried, on=BRIEF) if tried else None
+        known = [doc.Paragraph(text)] if (text := _unprobed(result)) else []
+        return Section("why", "", [*known, *tried], on=BRIEF) if known or tried else None
     said = [*said_of(result, listed=True), most_an_upgrade_brings(result, listed=True)]
     lead = doc.Paragraph(" ".join(as_sentence(one) for one in said if one))
     return Section("why", "", [table, lead, *tried], on=BRIEF)
+
+
+def _unprobed(result: RunResult) -> str:
+    """What is known where no probe stamped the server's stages, in short; else ""."""
+    if (explained := _explained(result)) is None or not is_unmeasured(explained[1]):
+        return ""
+    metric, anatomy = explained
+    usual, at = (duration(ms) for ms in (anatomy.owners[0].typical_ms, anatomy.owners[0].at_ms))
+    name, what = figure_name(metric, anatomy.percentile), _SLOW.get(metric, "requests")
+    return f"No probe: server and network {at} at {name}, {usual} of typical {what}."
 
 
 def said_of(result: RunResult, *, listed: bool = False) -> list[str]:
@@ -377,6 +390,15 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
             words = f"Try {key}={other} (now {now}) to shorten {marks.words(stage)}. To test it:"
             return [doc.Paragraph(words), doc.Pre(str(command))]
     return []
+
+
+def next_step(result: RunResult, manifest: Manifest) -> list[Block]:
+    """After a run at a rate that met its SLOs: the command that finds the highest such rate."""
+    rated = manifest.asked.load.arrivals in RATED_ARRIVALS and manifest.asked.workload.kind != "conversation"
+    if result.verdict != PASS or not rated or manifest.capacity_of is not None:
+        return []
+    search = Command.parse(manifest.command).as_search()
+    return [doc.Paragraph("To find how much it can take:"), doc.Pre(str(search))] if search else []
 
 
 def _more_cores(result: RunResult) -> str:

@@ -95,6 +95,5 @@ def _row(run: ListedRun) -> dict[str, str]:
 
 def _page(title: str, body: Markup) -> str:
     facts = dict.fromkeys(Provenance.model_fields, UNKNOWN)
-    about = Provenance(**facts | {"validity": "each run's own", "command": "gapmeter ui"})
-    document = Document(title, Header(title), None, [Section("runs", "", [Html(body)])], about)
+    document = Document(title, Header(title), None, [Section("runs", "", [Html(body)])], Provenance(**facts))
     return html.page(document, policy="form-action 'self'")

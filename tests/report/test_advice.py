@@ -20,7 +20,7 @@ from gapmeter.report import html, run
 from gapmeter.report.command import Command
 from gapmeter.report.slo import objectives, verdict_sentence
 from gapmeter.report.waits import where
-from gapmeter.report.why import advice, most_an_upgrade_brings, owners, setting, tail_sentence
+from gapmeter.report.why import advice, most_an_upgrade_brings, next_step, owners, setting, tail_sentence
 from gapmeter.scenarios.model import KEYS
 from tests.kit.runs import write_run
 
@@ -234,6 +234,28 @@ def test_a_limit_that_typical_requests_miss_is_not_blamed_on_the_tail(tmp_path: 
     assert f"{duration(payer.typical_ms)} of it {owner_words(payer.owner, result.device)}" in verdict_sentence(result)
     assert setting("queue", manifest) is not None
     assert advice(result, manifest) == []
+
+
+def test_a_run_that_met_its_slos_is_told_how_to_find_how_much_the_server_can_take(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", count=400, rate=8.0, slos=("ttft p50 <= 9 s",))
+    result, manifest = read(folder)
+    assert result.verdict == "PASS"
+    shown = next(section for section in run.brief(result, manifest).sections if section and section.key == "why")
+    assert shown.blocks[-1] == doc.Pre("gapmeter capacity chat-p99")
+    assert next_step(result, manifest.model_copy(update={"capacity_of": "chat"})) == []
+    closed = dict(manifest.scenario) | {"load": {"arrivals": "closed", "concurrency": 2}}
+    assert next_step(result, read(folder)[1].model_copy(update={"scenario": closed})) == []
+
+
+def test_what_failed_leads_where_failures_alone_missed_an_slo(tmp_path: Path) -> None:
+    """Not what a faster device would bring."""
+    folder = write_run(tmp_path / "r", count=900, rate=12.0, failures=30, slos=("errors <= 1 %",))
+    result = RunResult.read(folder.path)
+    assert result.verdict == "FAIL"
+    (first,) = result.failures
+    said = [str(one.words) for one in run.document(folder).verdict.more]
+    assert any(f"{first.count} of the {first.count} that failed answered 5xx" in words for words in said)
+    assert not any("would cut" in words for words in said)
 
 
 def test_what_no_probe_measured_is_not_called_without_a_single_cause(queueing: Told) -> None:
