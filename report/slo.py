@@ -17,6 +17,7 @@ from gapmeter.report.why import (
     is_unmeasured,
     tail_sentence,
     through_failures,
+    typical_misses,
     whose,
 )
 from gapmeter.report.words import about_minutes, as_sentence, how_much_more, more_requests, of_all
@@ -42,6 +43,8 @@ def headline(result: RunResult) -> str:
     if result.verdict == PASS:
         text = f"{len(result.slo)} of {len(result.slo)} SLOs met; {text}"
     slow = None if through_failures(result, telling) else result.tail.of(telling.metric)
+    if slow and result.verdict == FAIL and typical_misses(slow, telling):
+        text = f"{text}. {as_sentence(excess_sentence(result, telling)).removesuffix('.')}"
     return f"{text}. {as_sentence(tail_sentence(slow, telling.metric, result.device))}" if slow else f"{text}."
 
 

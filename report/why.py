@@ -160,7 +160,7 @@ def most_an_upgrade_brings(result: RunFigures, *, listed: bool = False) -> str:
 def excess_sentence(result: RunFigures, missed: SloAnswer) -> str:
     """For a missed limit: whose most of the excess is, in a clause; "" where nobody is to be named."""
     anatomy, what = result.tail.of(explained_by(missed.metric)), _SLOW.get(explained_by(missed.metric), "requests")
-    if anatomy is not None and _typical_miss(anatomy, missed):
+    if anatomy is not None and typical_misses(anatomy, missed):
         first, said = _payer(anatomy), f"typical {what} already take {duration(anatomy.typical.total_ms)}"
         named = f", {duration(first.typical_ms)} of it {whose(first, result.device)}"
         return said if first.owner == UNEXPLAINED_OWNER else f"{said}{named}"
@@ -170,7 +170,7 @@ def excess_sentence(result: RunFigures, missed: SloAnswer) -> str:
     return _part_of(first, f"the extra time of slow {what}", whose(first, result.device))
 
 
-def _typical_miss(anatomy: Anatomy, missed: SloAnswer) -> bool:
+def typical_misses(anatomy: Anatomy, missed: SloAnswer) -> bool:
     """Whether not only slow requests (or token gaps) are beyond a limit of latency, but typical ones too."""
     return missed.percentile is not None and anatomy.typical.total_ms > missed.limit
 
@@ -316,7 +316,7 @@ def said_of(result: RunResult, *, listed: bool = False) -> list[str]:
     burst = (result.bursts or {}).get(metric)
     decided = deciding(result) if result.verdict == FAIL else None
     told = decided is not None and bool(excess_sentence(result, decided))
-    all_miss = decided is not None and _typical_miss(anatomy, decided)
+    all_miss = decided is not None and typical_misses(anatomy, decided)
     pays = "" if all_miss or (listed and not told) else pays_sentence(anatomy, metric, result.device, listed=listed)
     brief = listed and not all_miss
     slow = tail_sentence(anatomy, metric, result.device, listed=brief, told=told and not all_miss)
@@ -373,7 +373,7 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
         return []
     all_pay = anatomy.typical.total_ms >= _BASE * anatomy.at.total_ms and result.verdict == FAIL
     parts, decided = anatomy.owners, deciding(result)
-    if decided is not None and result.verdict == FAIL and _typical_miss(anatomy, decided):
+    if decided is not None and result.verdict == FAIL and typical_misses(anatomy, decided):
         parts, all_pay = (_payer(anatomy),), True  # what others could save would not meet the limit
     gains = [(part.at_ms if all_pay else part.ms, part.stages) for part in parts if part.owner != UNEXPLAINED_OWNER]
     first = sorted((-gain, stages) for gain, stages in gains if gain >= _WORTH * anatomy.at.total_ms)

@@ -18,7 +18,7 @@ from gapmeter.records import RunFolder
 from gapmeter.report import document as doc
 from gapmeter.report import html, run
 from gapmeter.report.command import Command
-from gapmeter.report.slo import objectives, verdict_sentence
+from gapmeter.report.slo import headline, objectives, verdict_sentence
 from gapmeter.report.waits import where
 from gapmeter.report.why import advice, most_an_upgrade_brings, next_step, owners, setting, tail_sentence
 from gapmeter.scenarios.model import KEYS
@@ -232,6 +232,7 @@ def test_a_limit_that_typical_requests_miss_is_not_blamed_on_the_tail(tmp_path: 
     assert told.typical.total_ms > missed.limit
     assert f"typical requests already take {duration(told.typical.total_ms)}, " in verdict_sentence(result)
     assert f"{duration(payer.typical_ms)} of it {owner_words(payer.owner, result.device)}" in verdict_sentence(result)
+    assert " Typical requests already take " in headline(result)
     assert setting("queue", manifest) is not None
     assert advice(result, manifest) == []
 
