@@ -64,7 +64,7 @@ def recording_warnings(
     yield from emulation_warning(manifest)
     if trace is None:
         text = "the server's stages are unmeasured"
-        cause = "no server process wrote probe records; only a vLLM with gapmeter's probe installed does"
+        cause = "no server process wrote probe records; only gapmeter's own and a vLLM with its probe do"
         flag = "GAPMETER_PROBE_DIR=DIR when that starts, and --probe-dir DIR"
         yield _warning("no-probe", text, cause, flag, ("stages",))
         return
