@@ -52,6 +52,7 @@ _FILES = {
     "telemetry": "samples of the device, the server's processes and its /metrics",
     "logs": "the server's own log",
 }
+_CAUSE_SEEN = ("telemetry-gaps",)  # warnings whose cause was seen, not concluded
 _WHOSE = {
     "transformers": "Transformers' own continuous batching, behind gapmeter's own HTTP server (not transformers serve)",
     "simulated": "gapmeter's simulated engine: its times are set, and do not represent a real engine",
@@ -175,7 +176,7 @@ def _warnings(result: RunResult, told: Sequence[str] = ()) -> list[doc.Block]:
     items = [
         doc.Warned(
             as_sentence(one.code.replace("_", " ") if one.text in told else one.text),
-            stopped(f"Likely: {one.cause}") if one.cause else "",
+            stopped(f"{'' if one.code in _CAUSE_SEEN else 'Likely: '}{one.cause}") if one.cause else "",
             one.flag,
         )
         for one in result.warnings

@@ -313,7 +313,7 @@ def telemetry_warnings(telemetry: Telemetry | None, manifest: Manifest) -> Itera
             missed = min(source.missed, source.expected)
             text = f"telemetry of {name}: {missed} of {source.expected} samples are missing"
             longest = duration(1e3 * source.longest_gap_s) if source.longest_gap_s else "all of it"
-            yield _warning("telemetry-gaps", f"{text} ({source.why}; the longest gap is {longest})", "")
+            yield _warning("telemetry-gaps", text, f"{source.why}; the longest gap is {longest}")
     engine, asked = telemetry.engine, telemetry.sources["engine"].expected
     if engine and asked and engine.took_ms.p50 / 1e3 * asked > _DEAR_METRICS * telemetry.window_s:
         text = f"each scrape of /metrics took {duration(engine.took_ms.p50)}"
