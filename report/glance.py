@@ -32,7 +32,8 @@ def glance(result: RunResult, manifest: Manifest) -> list[Section]:
     latency: Block = Table("Percentiles at a glance", headers, rows, css="compact")
     if (owners := why.owners(result)) is not None:
         latency = doc.Columns([[Heading("What was served"), latency], [Heading(owners.name), owners]])
-    page: list[Block] = [Facts([*served, *length]), latency, *why.advice(result, manifest)]
+    tried = [*why.advice(result, manifest), *why.next_step(result, manifest)]
+    page: list[Block] = [Facts([*served, *length]), latency, *tried]
     return [
         Section("glance", "", [Facts([*served, *latencies])], on=TERMINAL, joined=True),
         Section("glance", "", [Facts(length)], on=doc.DETAILS, joined=True),

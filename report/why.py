@@ -9,14 +9,14 @@ from gapmeter.analysis.numbers import bounds, duration, share, significant
 from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.latency import Anatomy, Burst, OwnerPart, UpgradeBracket, explained_by
 from gapmeter.analysis.results.manifest import Manifest
-from gapmeter.analysis.results.run import FAIL, INVALID, RunFigures, RunResult, SloAnswer
-from gapmeter.analysis.stages import UNEXPLAINED_OWNER, owner_of, owner_words
+from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunFigures, RunResult, SloAnswer
+from gapmeter.analysis.stages import UNEXPLAINED, UNEXPLAINED_OWNER, owner_of, owner_words
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.command import Command
 from gapmeter.report.document import BRIEF, Block, Column, Figure, Row, Section, Table
 from gapmeter.report.words import WHOLE, as_sentence, part_of, signed
-from gapmeter.scenarios.model import MOST_BATCH
+from gapmeter.scenarios.model import MOST_BATCH, RATED_ARRIVALS
 
 _NOTABLE = 0.15  # of the difference: such an owner is named beside the first
 _MOST_NAMED = 3
@@ -42,23 +42,28 @@ def whose(part: OwnerPart, device: str) -> str:
     return _name(part, device) + (f" ({stages})" if stages else "")
 
 
-def tail_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = False) -> str:
+def tail_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = False, told: bool = False) -> str:
     """What slow requests (or token gaps) wait for beyond typical ones, and whose it is where that is clear.
 
-    ``listed``: owners and stages stand beside it, so they are not told again.
+    ``listed``: owners and stages stand beside it, so they are not told again. ``told``: the verdict says whose it is.
     """
     what, first = _SLOW.get(metric, "requests"), anatomy.owners[0]
     typical, longer = duration(anatomy.typical.total_ms), f"{duration(anatomy.difference_ms)} longer"
     more = f"slow {what} take {longer} than typical ones"
     if listed:
-        more = f"typical {what} take {typical}, slow ones {longer}"
+        stage, ms = _most_of_typical(anatomy) or ("", 0.0)
+        # What forward passes take, the sentence after it says.
+        most = f" ({duration(ms)} {marks.words(stage)})" if stage and stage not in ("prefill", "decode") else ""
+        more = f"typical {what} take {typical}{most}, slow ones {longer}"
+    if told:
+        return more
     if is_unmeasured(anatomy):
         return f"{more}; {_part_of(first, 'that', _NO_PROBE)}"
     if anatomy.leading is not None:
         of_that = ("it", _name(first, device)) if listed else ("that", whose(first, device))
         return f"{more}; {_part_of(first, *of_that)}"
     named = [part for part in anatomy.owners if (part.share or 0.0) >= _NOTABLE][:_MOST_NAMED] or [first]
-    if len(named) == 1 and None in first.share_ci:
+    if is_probable(anatomy):
         few = f"mostly {whose(first, device)}; there are too few to be sure"
         return f"{more}, {f'probably {_name(first, device)}' if listed else few}"
     parts = [f"{whose(part, device)} {signed(part.ms)}" for part in named]
@@ -77,18 +82,28 @@ def around_sentence(anatomy: Anatomy, metric: str) -> str:
     )
 
 
+def _most_of_typical(anatomy: Anatomy) -> tuple[str, float] | None:
+    """The stage that is most of what typical requests wait, and its ms; None without one."""
+    stage, ms = max(anatomy.typical.stages_ms.items(), key=lambda each: each[1])
+    return None if stage == UNEXPLAINED or ms <= anatomy.typical.total_ms / 2 else (stage, ms)
+
+
 def pays_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = False) -> str:
-    """What every request pays, where that is most of what those at the percentile wait; "" where it is not.
+    """What every request pays, where that is most of what those at the percentile wait, or one stage; "" else.
 
     ``listed`` as in ``tail_sentence``.
     """
-    if anatomy.typical.total_ms < _BASE * anatomy.at.total_ms or _unstamped(anatomy):
+    all_pay, most = anatomy.typical.total_ms >= _BASE * anatomy.at.total_ms, _most_of_typical(anatomy)
+    if _unstamped(anatomy) or not (all_pay or most):
         return ""
     name = figure_name(metric, anatomy.percentile)
     typical, at = duration(anatomy.typical.total_ms), duration(anatomy.at.total_ms)
-    said = f"typical {_SLOW.get(metric, 'requests')} already take {typical} of the {at} around {name}"
-    if listed or typical == at:  # where p50 is asked for, they are the same requests
-        said = f"typical {_SLOW.get(metric, 'requests')} take {typical}"
+    said = f"typical {_SLOW.get(metric, 'requests')} take {typical}"
+    if all_pay and not listed and typical != at:  # where p50 is asked for, they are the same requests
+        said = f"typical {_SLOW.get(metric, 'requests')} already take {typical} of the {at} around {name}"
+    if most is not None:
+        stage, ms = most
+        return f"{said}, {duration(ms)} of it {marks.words(stage)} ({marks.owner(stage, device)})"
     ranked = sorted(anatomy.owners, key=lambda part: -part.typical_ms)
     least = _SMALL * anatomy.typical.total_ms
     ranked = [part for part in ranked[:2] if part.typical_ms >= least]
@@ -142,13 +157,36 @@ def most_an_upgrade_brings(result: RunFigures, *, listed: bool = False) -> str:
     return as_sentence(upgrade_sentence(brackets[shown], shown, result.device, asked, listed=listed))
 
 
-def excess_sentence(result: RunFigures, metric: str) -> str:
+def excess_sentence(result: RunFigures, missed: SloAnswer) -> str:
     """For a missed limit: whose most of the excess is, in a clause; "" where nobody is to be named."""
-    anatomy = result.tail.of(explained_by(metric))
+    anatomy, what = result.tail.of(explained_by(missed.metric)), _SLOW.get(explained_by(missed.metric), "requests")
+    if anatomy is not None and typical_misses(anatomy, missed):
+        first, said = _payer(anatomy), f"typical {what} already take {duration(anatomy.typical.total_ms)}"
+        named = f", {duration(first.typical_ms)} of it {whose(first, result.device)}"
+        return said if first.owner == UNEXPLAINED_OWNER else f"{said}{named}"
     if anatomy is None or anatomy.leading is None:
         return ""
-    first, slow = anatomy.owners[0], _SLOW.get(explained_by(metric), "requests")
-    return _part_of(first, f"the extra time of slow {slow}", whose(first, result.device))
+    first = anatomy.owners[0]
+    return _part_of(first, f"the extra time of slow {what}", whose(first, result.device))
+
+
+def typical_misses(anatomy: Anatomy, missed: SloAnswer) -> bool:
+    """Whether not only slow requests (or token gaps) are beyond a limit of latency, but typical ones too."""
+    return missed.percentile is not None and anatomy.typical.total_ms > missed.limit
+
+
+def _payer(anatomy: Anatomy) -> OwnerPart:
+    """The owner with most of what typical requests wait, with the stages that make it, the largest first."""
+    first = max(anatomy.owners, key=lambda part: part.typical_ms)
+    mine = [(-ms, stage) for stage, ms in anatomy.typical.stages_ms.items() if owner_of(stage) == first.owner]
+    stages = tuple(stage for ms, stage in sorted(mine) if -ms > _NOTABLE * first.typical_ms)
+    return first.model_copy(update={"stages": stages})
+
+
+def is_probable(anatomy: Anatomy) -> bool:
+    """Whether one owner has most of the difference, by too few slow ones to be sure."""
+    first, *others = anatomy.owners
+    return anatomy.leading is None and None in first.share_ci and all((p.share or 0.0) < _NOTABLE for p in others)
 
 
 def is_unmeasured(anatomy: Anatomy) -> bool:
@@ -206,11 +244,11 @@ def _explained(result: RunResult) -> tuple[str, Anatomy] | None:
 
 
 def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
-    """A row an owner: its time at the limit's percentile and beyond typical requests; None where nobody is to be named.
+    """A row an owner: its time at the limit's percentile and beyond typical requests; None where nobody can be named.
 
     ``in_letters``: with bars, for the terminal and for Markdown.
     """
-    if (explained := _explained(result)) is None:
+    if (explained := _explained(result)) is None or is_unmeasured(explained[1]):
         return None
     metric, anatomy = explained
     name = metric.upper()
@@ -246,29 +284,46 @@ def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
 
 def section(result: RunResult, manifest: Manifest) -> Section | None:
     """In short: owners at the limit's percentile and beyond typical requests, what that says, and what to try."""
-    table, tried = owners(result, in_letters=True), advice(result, manifest)
+    table, tried, step = owners(result, in_letters=True), advice(result, manifest), next_step(result, manifest)
+    # One command is enough here; the page has both.
+    tried = [*(tried if not step or not any(isinstance(one, doc.Pre) for one in tried) else []), *step]
     if table is None:
-        return Section("why", "", tried, on=BRIEF) if tried else None
+        known = [doc.Paragraph(text)] if (text := _unprobed(result)) else []
+        return Section("why", "", [*known, *tried], on=BRIEF) if known or tried else None
     said = [*said_of(result, listed=True), most_an_upgrade_brings(result, listed=True)]
     lead = doc.Paragraph(" ".join(as_sentence(one) for one in said if one))
     return Section("why", "", [table, lead, *tried], on=BRIEF)
 
 
+def _unprobed(result: RunResult) -> str:
+    """What is known where no probe stamped the server's stages, in short; else ""."""
+    if (explained := _explained(result)) is None or not is_unmeasured(explained[1]):
+        return ""
+    metric, anatomy = explained
+    usual, at = (duration(ms) for ms in (anatomy.owners[0].typical_ms, anatomy.owners[0].at_ms))
+    name, what = figure_name(metric, anatomy.percentile), _SLOW.get(metric, "requests")
+    return f"No probe: server and network {at} at {name}, {usual} of typical {what}."
+
+
 def said_of(result: RunResult, *, listed: bool = False) -> list[str]:
     """What every request pays, and what slow ones wait for beyond that; nothing where nobody is to be named.
 
-    ``listed``: the owners' table and a verdict stand above it, and what to try beneath, which say some of this.
+    ``listed``: the owners' table stands above it, and what to try beneath, which say some of this; so does the verdict.
     """
     if (explained := _explained(result)) is None:
         return []
     metric, anatomy = explained
     burst = (result.bursts or {}).get(metric)
     decided = deciding(result) if result.verdict == FAIL else None
-    told = listed and decided is not None and excess_sentence(result, decided.metric)
+    told = decided is not None and bool(excess_sentence(result, decided))
+    all_miss = decided is not None and typical_misses(anatomy, decided)
+    pays = "" if all_miss or (listed and not told) else pays_sentence(anatomy, metric, result.device, listed=listed)
+    brief = listed and not all_miss
+    slow = tail_sentence(anatomy, metric, result.device, listed=brief, told=told and not all_miss)
     said = (
         "" if listed else around_sentence(anatomy, metric),
-        "" if listed and not told else pays_sentence(anatomy, metric, result.device, listed=listed),
-        "" if told else tail_sentence(anatomy, metric, result.device, listed=listed),
+        pays,
+        "" if brief and told else slow,
         burst_sentence(burst, result.device) if burst else "",
         "" if listed else cores_sentence(result, anatomy),
     )
@@ -317,9 +372,10 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
     if anatomy is None:
         return []
     all_pay = anatomy.typical.total_ms >= _BASE * anatomy.at.total_ms and result.verdict == FAIL
-    gains = [
-        (part.at_ms if all_pay else part.ms, part.stages) for part in anatomy.owners if part.owner != UNEXPLAINED_OWNER
-    ]
+    parts, decided = anatomy.owners, deciding(result)
+    if decided is not None and result.verdict == FAIL and typical_misses(anatomy, decided):
+        parts, all_pay = (_payer(anatomy),), True  # what others could save would not meet the limit
+    gains = [(part.at_ms if all_pay else part.ms, part.stages) for part in parts if part.owner != UNEXPLAINED_OWNER]
     first = sorted((-gain, stages) for gain, stages in gains if gain >= _WORTH * anatomy.at.total_ms)
     for stage in (stage for _, stages in first[:2] for stage in stages):
         if stage == "core_wait":
@@ -334,6 +390,15 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
             words = f"Try {key}={other} (now {now}) to shorten {marks.words(stage)}. To test it:"
             return [doc.Paragraph(words), doc.Pre(str(command))]
     return []
+
+
+def next_step(result: RunResult, manifest: Manifest) -> list[Block]:
+    """After a run at a rate that met its SLOs: the command that finds the highest such rate."""
+    rated = manifest.asked.load.arrivals in RATED_ARRIVALS and manifest.asked.workload.kind != "conversation"
+    if result.verdict != PASS or not rated or manifest.capacity_of is not None:
+        return []
+    search = Command.parse(manifest.command).as_search()
+    return [doc.Paragraph("To find how much it can take:"), doc.Pre(str(search))] if search else []
 
 
 def _more_cores(result: RunResult) -> str:

@@ -279,6 +279,7 @@ def begin_search(
     rate = scenario.load.trace.rate if scenario.load.trace else scenario.load.rate
     assert rate is not None
     goal = replace(goal, headroom=goal.headroom_of(scenario.cost))
+    keys, command = Keys.within(scenario.to_dict(), options.api_key), options.command
     with study_folder(options.runs, scenario, SearchManifest, resume) as (path, manifest):
         if manifest is not None:
             # A trial that was interrupted, whose server died or that could not be recorded is run again, and so is one
@@ -290,13 +291,13 @@ def begin_search(
             start = manifest.capacity.start
             asked = {**asdict(goal), "start": start, "trials": trials, "ended": None}
             facts = manifest.capacity.model_copy(update=asked)
-            manifest = manifest.model_copy(update={"capacity": facts, "ended_because": None})
+            told = str(keys.out_of_command(command.without("--resume"))) if command else manifest.command
+            manifest = manifest.model_copy(update={"capacity": facts, "ended_because": None, "command": told})
             for earlier in (path / "trials").glob("*"):
                 if f"trials/{earlier.name}" not in {trial.folder for trial in trials}:
                     shutil.rmtree(earlier)
         else:
-            keys = Keys.within(scenario.to_dict(), options.api_key)
-            command = options.command or Command.of("capacity", name, overrides)
+            command = command or Command.of("capacity", name, overrides)
             facts = SearchFacts(
                 **asdict(replace(goal, start=goal.start or rate)), longest=_LONGEST,
                 trace_rate=rate if scenario.load.trace else None,

@@ -187,7 +187,8 @@ def _launch_spec(
 def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[str]]:
     """The address without a final slash or ``/v1``, and the models that the server there lists.
 
-    Raises UserError when nothing answers there, or it does not list its models.
+    Of a server that has no such list, the one that was asked for. Raises UserError when nothing answers there, or it
+    does not list its models.
     """
     base = (scenario.server.url or "").rstrip("/").removesuffix("/v1")
     url = f"{base}/v1/models"
@@ -206,10 +207,14 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
     except NoAnswer as error:
         hint = error.hint or "is it running, and is the address right?"
         raise UserError(f"no server answers at {url}: {error}; {hint}", errors.UNREACHABLE) from error
+    if answer.status == 404 and scenario.model_asked_for:
+        return base, [scenario.server.model]
     if answer.status != 200:
         hint = f"is it {_OPENAI} that is ready?"
         if answer.location:
             hint = "redirects are not followed: if that is the server, give its address"
+        elif answer.status == 404:
+            hint = f"if it is {_OPENAI} that lists no models, name its model with --model"
         elif answer.status in (401, 403):
             hint = "that is not the key it takes" if api_key else "pass --api-key or set GAPMETER_API_KEY"
         raise UserError(f"{url} answered {answer}; {hint}", errors.UNREACHABLE)

@@ -378,6 +378,13 @@ def test_a_trial_that_was_no_measurement_twice_is_run_again_when_its_search_is_t
         assert len(study.manifest.capacity.trials) == kept
 
 
+def test_what_repeats_a_search_that_was_taken_up_has_the_goal_that_it_was_taken_up_with(tmp_path: Path) -> None:
+    path = taken_up(tmp_path, "budget")
+    options = Options(command=CommandLine.parse(f"gapmeter capacity smoke --budget 9m --resume {path}"))
+    with begin_search("smoke", [], resolve("smoke"), options, CapacityGoal(budget_s=540.0), path) as study:
+        assert study.manifest.command == "gapmeter capacity smoke --budget 9m"
+
+
 def test_why_no_server_was_there_when_a_search_was_taken_up_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
