@@ -24,6 +24,7 @@ from gapmeter.analysis.run_figures import RunTables
 from gapmeter.records import RunFolder
 from gapmeter.report import compute, cost, device, explore, glance, percentiles, slo, timeline, trust, waits, why
 from gapmeter.report import document as doc
+from gapmeter.report.advice import why_and_advice
 from gapmeter.report.document import DETAILS, MARKDOWN, PAGE, TERMINAL, Facts, Figure, Name, Row, Said, Section
 from gapmeter.report.failures import commonest, failed, failed_in_short
 from gapmeter.report.requests import one_request, picked
@@ -64,7 +65,7 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
 
     ``regression``: how it compares with its baseline, where it was held against one.
     """
-    answers, why_slow = slo.objectives_in_short(result), why.section(result, manifest)
+    answers, why_slow = slo.objectives_in_short(result), why_and_advice(result, manifest)
     failures = failed_in_short(result)
     explains = why_slow if why.main_metric(result) else failures
     first = explains if result.verdict == FAIL else None

@@ -17,10 +17,11 @@ from gapmeter.analysis.stages import UNEXPLAINED_OWNER, owner_words
 from gapmeter.records import RunFolder
 from gapmeter.report import document as doc
 from gapmeter.report import html, run
+from gapmeter.report.advice import advice, next_step, setting
 from gapmeter.report.command import Command
 from gapmeter.report.slo import headline, objectives, verdict_sentence
 from gapmeter.report.waits import where
-from gapmeter.report.why import advice, most_an_upgrade_brings, next_step, owners, setting, tail_sentence
+from gapmeter.report.why import most_an_upgrade_brings, owners, tail_sentence
 from gapmeter.scenarios.model import KEYS
 from tests.kit.runs import write_run
 
