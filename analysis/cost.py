@@ -38,7 +38,7 @@ import pandas as pd
 from gapmeter.analysis import numbers
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.device.devices import CPU, UnknownDevice, catalogue, find_device, recognize
-from gapmeter.analysis.requests.metrics import ended_by_us, numbers_of, succeeded
+from gapmeter.analysis.requests.metrics import ended_by_us, measured_requests, numbers_of, succeeded
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import (
     Cost,
@@ -79,20 +79,35 @@ class NoPrice(ValueError):
 
 
 def describe_economics(
-    figures: RunFigures, steady: Steady, manifest: Manifest, measured: pd.DataFrame, energy: EnergyWindow | None
+    figures: RunFigures, steady: Steady, manifest: Manifest, requests: pd.DataFrame, energy: EnergyWindow | None
 ) -> Economy:
-    """Cost, efficiency and value of a run; ``measured``: its requests."""
+    """Cost, efficiency and value of a run; ``requests``: all of it."""
+    measured = measured_requests(requests)
     tokens = describe_tokens(measured)
     rate = offered_rate(figures.verdict, figures.slo, figures.load, figures.counts.measured, steady)
     cost = describe_cost(rate, tokens, manifest)
-    output = numbers_of(measured[succeeded(measured)], "output_tokens")
-    output_tokens = None if np.isnan(output).any() else float(output.sum())
     return Economy(
         tokens_per_request=tokens,
         cost=cost,
-        energy=describe_energy(energy, figures.counts.succeeded, output_tokens),
+        energy=describe_energy(energy, *_answered(requests, measured)),
         value=describe_value(cost, figures.goodput.share_ci),
     )
+
+
+def _answered(requests: pd.DataFrame, measured: pd.DataFrame) -> tuple[float, float | None]:
+    """Requests and output tokens of the time that the energy is of: from the first due time to the last answer's end.
+
+    Of a request of the warm-up that was in flight then, as much of it as came in that time.
+    """
+    good = requests[succeeded(requests)]
+    others = ~good["measured"].to_numpy(bool)
+    share, output = np.where(others, 0.0, 1.0), numbers_of(good, "output_tokens")
+    if len(measured) and others.any():
+        since, until = measured["due_ns"].min(), measured["end_ns"].max()
+        came = [np.asarray(at) for at in good["token_ns"][others]]
+        share[others] = [((since < at) & (at <= until)).mean() if len(at) else 0.0 for at in came]
+    used = share > 0
+    return float(share.sum()), None if np.isnan(output[used]).any() else float(output[used] @ share[used])
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +320,7 @@ def _cores(manifest: Manifest) -> int:
     return len(manifest.placement.server) or manifest.hardware.cores
 
 
-def describe_energy(window: EnergyWindow | None, requests: int, tokens: float | None) -> Energy | NoEnergy:
+def describe_energy(window: EnergyWindow | None, requests: float, tokens: float | None) -> Energy | NoEnergy:
     """Energy spread over the ``requests`` that succeeded, and their output ``tokens`` (None where one did not tell).
 
     What failed requests took is included, however long they were waited for.

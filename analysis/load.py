@@ -236,8 +236,8 @@ def describe_throughput(requests: pd.DataFrame, window_ns: tuple[int, int] | Non
     begin, end = window_ns or (int(measured["due_ns"].min()), int(measured["due_ns"].max()))
     weight, span = ours.astype(np.float64), (max(int(done[ours].max()), end) - begin) / 1e9
     if end - begin >= np.median((done - stamps_ns(good, "due_ns"))[ours]):
-        in_time, in_flight = (done > begin) & (done <= end), int((done[ours] > end).sum())
-        warming = in_time & ~ours
+        in_time, ended = (done > begin) & (done <= end), stamps_ns(measured, "end_ns")
+        warming, in_flight = in_time & ~ours, int(((ended > end) | (ended < 0)).sum())
         share, lasted = min(in_flight / max(int(warming.sum()), 1), 1.0), (end - begin) / 1e9
         while_due = np.where(warming, share, ours & in_time)
         if while_due.sum() * span > weight.sum() * lasted:

@@ -11,9 +11,12 @@ from typing import Any, NoReturn
 
 from gapmeter import errors
 from gapmeter.commands import measure, recorded
-from gapmeter.errors import UserError, reason_of, say_exit
+from gapmeter.errors import UserError, reason_of, remedy_of, say_exit
 from gapmeter.options import tell
 from gapmeter.signals import LossyOutput
+
+# Of a file system, where a write that finds it out names no file.
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE)
 
 
 def main(words: Sequence[str], output: LossyOutput | None = None) -> int:
@@ -43,11 +46,10 @@ def main(words: Sequence[str], output: LossyOutput | None = None) -> int:
         print("gapmeter: not enough memory; use a smaller run, or a larger machine", file=sys.stderr)
         code = say_exit(errors.NOT_VALID)
     except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # a write that finds that out names no file
-        if arguments.debug or not (error.filename or is_full):
+        if arguments.debug or not (error.filename or error.errno in _DISK):
             raise
         if not error.filename:
-            tell(f"{reason_of(error)}; free some space")
+            tell(f"{reason_of(error)}; {remedy_of(error)}")
             return say_exit(errors.NOT_VALID)
         # A disk, a name or a right that no command foresaw: about the user's file, if it names one.
         tell(f"{str(error.filename)[:200]}: {reason_of(error)}; choose another, or fix that")

@@ -15,8 +15,9 @@ _ONCE_NS = 1_000_000_000  # a terminal that is closed says so twice: the kernel,
 _RETRY_S = 0.02
 _IMPORT = "<frozen importlib._bootstrap>"
 # A destructor, where an exception is shown and forgotten; pydantic's, where it is reported as a mistake in the model;
-# and subprocess's, where a process has been started that nobody could end yet.
-_UNBROKEN = ("__del__", "complete_model_class", "_execute_child")
+# subprocess's, where a process has been started that nobody could end yet; and where the command leaves already.
+_UNBROKEN = ("__del__", "complete_model_class", "_execute_child", "ignore_signals")
+_OUTERMOST = "program"  # what it does by itself is to begin and to leave
 
 
 def interrupt_on_signals() -> None:
@@ -103,6 +104,8 @@ class LossyOutput(io.FileIO):
 
 def _must_not_break(frame: FrameType | None) -> bool:
     """Whether an exception raised here would not end the command, or not cleanly."""
+    if frame is not None and frame.f_code.co_name == _OUTERMOST:
+        return True
     while frame is not None:
         if frame.f_code.co_filename == _IMPORT or frame.f_code.co_name in _UNBROKEN:
             return True

@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic_ns
 from typing import Any, Literal
 
@@ -49,6 +49,7 @@ def numeric(address: Sequence[Any]) -> str:
 
 # A body that ends behind its answer does so at once; 20 ms once a server has been found not to end any.
 _AWAIT_END_NS, _AWAIT_NO_END_NS = 1_000_000_000, 20_000_000
+FIRST_S = 10.0  # for the first connection, at each of the server's addresses
 AHEAD_S = 2.0  # for all connections opened ahead but the first: a server with one thread shakes hands on one at a time
 
 
@@ -177,10 +178,14 @@ class Pool:
         for family, _, _, _, address in await self._look_up():
             self._family, self._host = family, numeric(address)
             try:
-                return await self._open()
+                return await self._in_time(self._open())
             except OSError as error:
                 failure = error
         raise failure
+
+    async def _in_time(self, opening: Coroutine[Any, Any, Connection]) -> Connection:
+        """The connection. Raises OSError (ETIMEDOUT) where it takes longer than ``FIRST_S``, and as ``opening``."""
+        raise NotImplementedError
 
     async def _try_open(self) -> Connection | OSError:
         try:
@@ -319,6 +324,13 @@ class Client(Pool):
 
     async def _look_up(self) -> Sequence[Any]:
         return await self._asyncio.getaddrinfo(self._address.host, self._address.port, type=socket.SOCK_STREAM)
+
+    async def _in_time(self, opening: Coroutine[Any, Any, Connection]) -> Connection:
+        try:
+            async with asyncio.timeout(FIRST_S):
+                return await opening
+        except TimeoutError as error:  # which asyncio raises without a number
+            raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
 
     async def _until(self, fd: int, what: Literal["readable", "writable"]) -> None:
         loop, ready = self._asyncio, asyncio.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from gapmeter.records.process import allow_many_files
 _START_AHEAD_NS = 200_000_000
 _WORKERS_AHEAD_NS = 3_000_000_000  # the start must have reached every worker before it comes
 _LEAVE_S = 5.0
+_STOPPED_NS = 5_000_000_000
+_LOOK_MS = 250
 _MOST_WARM = 64
 
 
@@ -81,6 +84,32 @@ class Fleet:
         ]
 
 
+class FrozenProcesses:
+    """Generator processes that somebody has stopped (SIGSTOP) and not continued."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        self._processes = processes
+        self._since_ns: dict[int, int] = {}
+
+    def release(self) -> str:
+        """Continue those that have been stopped for five seconds, so that they can be asked to end; says which."""
+        now_ns, found = time.monotonic_ns(), []
+        for number, process in enumerate(self._processes):
+            if process.poll() is not None or not _is_stopped(process.pid):
+                self._since_ns.pop(number, None)
+            elif now_ns - self._since_ns.setdefault(number, now_ns) > _STOPPED_NS:
+                process.send_signal(signal.SIGCONT)
+                found.append(f"generator process {number} was stopped (SIGSTOP) for {_STOPPED_NS // 10**9} s")
+        return "; ".join(found)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
 @contextlib.contextmanager
 def make_fleet(
     plan: Plan, url: str, api_key: str | None, folder: Path, cores: Sequence[int], processes: int,
@@ -114,8 +143,9 @@ def make_fleet(
             spec = Spec(url, str(plan_path), str(record), mine, warmed, generator, locustfile)
             spec.write(record.with_suffix(".json"))
             started.append(_spawn("gapmeter.loadgen.worker", record.with_suffix(".json"), log, environment))
+        frozen = FrozenProcesses(started)
         for process, log in zip(started, logs, strict=True):
-            _await_ready(process, log)
+            _await_ready(process, log, frozen)
         yield Fleet(tuple(started), tuple(records), tuple(logs))
     finally:
         end_processes(started)
@@ -174,7 +204,7 @@ def make_cluster(
     MasterSpec(url, str(plan_path), str(folder), generator, workers).write(spec_path)
     master = _spawn("gapmeter.loadgen.locust.master", spec_path, log)
     try:
-        _await_ready(master, log, say)
+        _await_ready(master, log, FrozenProcesses([master]), say)
         records = tuple(folder / f"worker-{k}.gap" for k in range(workers.count))
         yield Fleet((master,), records, (log,), _WORKERS_AHEAD_NS)
     finally:
@@ -191,13 +221,25 @@ def _spawn(module: str, spec: Path, log: Path, environment: Mapping[str, str] | 
         )  # fmt: skip
 
 
-def _await_ready(process: subprocess.Popen[bytes], log: Path, say: Callable[[str], None] = lambda _: None) -> None:
-    """``say`` is called with each line before ``ready``."""
+def _await_ready(
+    process: subprocess.Popen[bytes], log: Path, frozen: FrozenProcesses, say: Callable[[str], None] = lambda _: None
+) -> None:
+    """``say`` is called with each line before ``ready``. Raises as ``make_fleet``, also where one is in ``frozen``."""
     assert process.stdout is not None
-    for line in process.stdout:
-        if line == b"ready\n":
-            return
-        say(line.decode(errors="replace").strip())
+    poll, text = select.poll(), b""
+    poll.register(process.stdout, select.POLLIN)
+    while True:
+        if trouble := frozen.release():
+            raise NotStarted(trouble)
+        if not poll.poll(_LOOK_MS):
+            continue
+        if not (read := os.read(process.stdout.fileno(), 4096)):
+            break
+        *lines, text = (text + read).split(b"\n")
+        for line in lines:
+            if line == b"ready":
+                return
+            say(line.decode(errors="replace").strip())
     code = process.wait()
     reason = last_line(log)
     if code == Exit.UNREACHABLE:

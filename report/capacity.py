@@ -225,7 +225,7 @@ def _why(search: Search) -> str:
     return {
         FOUND: "found",
         BUDGET: "the budget ran out",
-        NOT_MEASURED: f"a trial was not valid as a measurement twice{reason}",
+        NOT_MEASURED: f"what it measured was not valid{reason}",
         DIED: f"the server died{reason}",
         INTERRUPTED: "interrupted; this is what is known so far",
     }[search.ended]
@@ -294,9 +294,10 @@ def _goodput(search: Search) -> Section:
         for at, p in enumerate(search.curve)
     ]  # fmt: skip
     table = Table("Goodput against rate", ["rate", "SLOs", "goodput", "95 % interval", "good", "n"], rows, words=2)
+    shaded = "where every SLO holds (light: may hold)" if search.held else "the interval in which the capacity lies"
     lead = (
-        "Goodput: requests per second that met every limit. Dashed: the offered rate. Shaded: where "
-        "every SLO holds (light: may hold). Green: every SLO held; red: one failed; hollow: undecided."
+        f"Goodput: requests per second that met every limit. Dashed: the offered rate. Shaded: {shaded}. "
+        "Green: every SLO held; red: one failed; hollow: undecided."
     )
     chart = Chart("goodput", Goodput(search), table=table, margin="levels")
     return Section("curve", table.name, [chart], lead, "goodput")
@@ -330,9 +331,10 @@ def _economy(result: CapacityResult, manifest: SearchManifest) -> list[Section]:
         return []
     worth, each = economy.value.good_requests_per_usd, economy.cost.per_request_usd
     least = None if worth is None or each is None else worth * each  # the share of good requests that it rests on
-    lines = cost.lines(economy, (least, None), simulated=manifest.asked.server.engine == "simulated")
+    simulated, proven = manifest.asked.server.engine == "simulated", result.capacity.held is not None
+    lines = cost.lines(economy, (least, None), simulated=simulated, proven=proven)
     brief = lines[: 2 if economy.energy.per_request_j is not None else 1]
-    whole = cost.section(economy, lines, result.capacity.confidence)
+    whole = cost.section(economy, lines, result.capacity.confidence, proven=proven)
     return [Section("cost", "", [doc.Facts(brief)], on=TERMINAL), whole]
 
 

@@ -112,28 +112,31 @@ def measured(search: Search, curve: LatencyCurve) -> Iterator[tuple[TrialResult,
 class Goodput:
     """Goodput against rate; dashed, what was asked for.
 
-    Shaded: up to the rate that was held, lighter to the interval's upper end, where the SLOs may hold.
+    Shaded: up to the rate that was held, lighter to the interval's upper end, where the SLOs may hold. The line is
+    broken where trials begin to fail: nobody measured how goodput falls between.
     """
 
     search: Search
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
-        curve, low, high = self.search.curve, self.search.held or self.search.low, self.search.high
+        curve, held, high = self.search.curve, self.search.held, self.search.high
+        low = held or self.search.low
         known = [(p, p.goodput_per_s) for p in curve if p.goodput_per_s is not None]
         ends = [end for p, _ in known for end in p.goodput_ci or () if end is not None]
         x = Axis(Scale.log([p.rate for p in curve]), "", "offered requests per second (log scale)")
         y = Axis(Scale.linear([*ends, *(p.rate for p in curve[:-1])] or [1.0]), "req/s")
         plot = Plot(x, y, 260)
-        holds = [] if low is None else [shade(plot, x.scale.low, low, title="every SLO holds")]
+        holds = [] if held is None else [shade(plot, x.scale.low, held, title="every SLO holds")]
         if low is not None and high is not None and low < high:
             holds.append(shade(plot, low, high, "band maybe", "every SLO may hold"))
         steps = [x.scale.low * (x.scale.high / x.scale.low) ** (i / 60) for i in range(61)]
         dots = [_dot(p.rate, p.verdict, value, both(p.goodput_ci)) for p, value in known]
+        failing = next((at for at, (p, _) in enumerate(known) if p.verdict == FAILS), len(known))
         listed = "; ".join(f"{rate(p.rate)} {rate(value)}" for p, value in known)
         return plot.chart(
             name, "Goodput against rate", f"Goodput by rate: {listed}", *holds,
             line(plot, [(at, at) for at in steps if at <= y.scale.high], "curve thin", "4 4"),
-            line(plot, [(dot.x, dot.y) for dot in dots]),
+            *(line(plot, [(dot.x, dot.y) for dot in part]) for part in (dots[:failing], dots[failing:]) if part),
             points(plot, dots), _answer(self.search, plot), stamp=stamp,
         )  # fmt: skip
 

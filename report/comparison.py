@@ -15,6 +15,7 @@ from gapmeter.analysis.results.comparison import (
     Comparison,
     ComparisonWords,
     PairWords,
+    SideFacts,
     SideRow,
     SideTable,
 )
@@ -26,6 +27,7 @@ from gapmeter.analysis.results.regression import (
     Regression,
     RegressionRow,
 )
+from gapmeter.analysis.results.run import INVALID
 from gapmeter.records import RunFolder
 from gapmeter.report import differences, html
 from gapmeter.report import document as doc
@@ -141,9 +143,18 @@ def not_comparable(result: Comparison) -> str:
             if fact.key == VALIDITY:
                 invalid |= {side for side, said in ((first, fact.a), (each.side, fact.b)) if said != VALID}
     if invalid:
-        are = "is" if len(invalid) == 1 else "are"
-        parts.append(f"{' and '.join(sorted(invalid))} {are} not valid as a measurement (validity)")
+        are, named = (
+            "is" if len(invalid) == 1 else "are",
+            (_invalid(one) for one in result.sides if one.name in invalid),
+        )
+        parts.append(f"{' and '.join(named)} {are} not valid as a measurement (validity)")
     return ". ".join(parts)
+
+
+def _invalid(side: SideFacts) -> str:
+    """``B``; where some of its runs are valid, with those that are not: ``B (20260102-…-a1b2c3)``."""
+    bad = [run for run, verdict in zip(side.runs, side.verdicts, strict=True) if verdict == INVALID]
+    return f"{side.name} ({', '.join(bad)})" if 0 < len(bad) < len(side.runs) else side.name
 
 
 def _short(value: str) -> str:

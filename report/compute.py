@@ -48,7 +48,8 @@ def compute(result: RunResult) -> Section | None:
     found = {metric: each for metric, each in known.items() if each is not None}
     if not found or device is None:
         return None
-    title, short = f"How much of the wait was the {device} computing?", f"the {device}'s share"
+    who = "the forward pass" if device == "CPU" else f"the {device} computing"  # a CPU computes all the time
+    title, short = f"How much of the wait was {who}?", f"the {device}'s share"
     first = list(found)[-1]
     if not (lead := compute_sentence(found[first], first, device)):
         return Section("compute", title, [Paragraph(_UNKNOWN, "empty")], short=short)

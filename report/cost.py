@@ -17,8 +17,11 @@ from gapmeter.report.words import Interval, low_to_high
 _CHEAP_USD = 0.001  # from which a request's own cost is shown
 
 
-def cost_sentence(cost: Cost | NoCost, *, simulated: bool = False) -> str:
-    """The figure with what it rests on, or why there is none. ``simulated``: no real engine served."""
+def cost_sentence(cost: Cost | NoCost, *, simulated: bool = False, proven: bool = True) -> str:
+    """The figure with what it rests on, or why there is none. ``simulated``: no real engine served.
+
+    ``proven``: its rate was held by a trial; else it is the lower end of a search's interval.
+    """
     if isinstance(cost, NoCost):
         return f"no cost: {cost.reason}"
     price, rate = cost.price, cost.rate
@@ -27,8 +30,9 @@ def cost_sentence(cost: Cost | NoCost, *, simulated: bool = False) -> str:
     said = f"at most {usd(None if dearest is None else many * dearest)} {who}"
     if output is not None:
         said += f" and {usd(output[1])} for a million output tokens"
-    more = " or more" if rate.basis == "capacity" else ""
-    basis = f"the SLOs hold at {significant(rate.low)} req/s{more}, {share(price.utilisation)} of it planned"
+    held = f"the SLOs hold at {significant(rate.low)} req/s{' or more' if rate.basis == 'capacity' else ''}"
+    held = held if proven else f"at the interval's lower end, {significant(rate.low)} req/s"
+    basis = f"{held}, {share(price.utilisation)} of it planned"
     unsearched = (
         ""
         if rate.basis == "capacity"
@@ -86,14 +90,14 @@ def value_sentence(value: Value, goodput_ci: Interval) -> str:
 Lines = Sequence[tuple[str, str]]
 
 
-def lines(economy: Economy, goodput_ci: Interval, *, simulated: bool) -> Lines:
+def lines(economy: Economy, goodput_ci: Interval, *, simulated: bool, proven: bool = True) -> Lines:
     """Three (name, sentence) of a run, or of a search for capacity: the figure, or why there is none.
 
-    ``goodput_ci``: the share of requests within their own limits; ``simulated``: no real engine served.
+    ``goodput_ci``: the share of requests within their own limits; the others as ``cost_sentence`` takes them.
     """
     cost, energy, value = economy.cost, economy.energy, economy.value
     said = [
-        ("cost", cost_sentence(cost, simulated=simulated), cost.reason),
+        ("cost", cost_sentence(cost, simulated=simulated, proven=proven), cost.reason),
         ("energy", energy_sentence(energy), energy.reason),
         ("value", value_sentence(value, goodput_ci), value.reason),
     ]
@@ -103,7 +107,7 @@ def lines(economy: Economy, goodput_ci: Interval, *, simulated: bool) -> Lines:
     ]
 
 
-def section(economy: Economy, said: Lines, confidence: float = CONFIDENCE) -> Section:
+def section(economy: Economy, said: Lines, confidence: float = CONFIDENCE, *, proven: bool = True) -> Section:
     """A row each for cost (with that of tokens beneath), efficiency and value; ``said`` as ``lines`` gives it."""
     cost, energy, value = economy.cost, economy.energy, economy.value
     how = {name: line.removeprefix(DASH).strip() for name, line in said}  # the figure beside it has the dash
@@ -126,7 +130,7 @@ def section(economy: Economy, said: Lines, confidence: float = CONFIDENCE) -> Se
     rows.append(["value: good requests for $1", how["value"], worth, DASH])
     name, interval = "Cost, efficiency and value", Column(f"{100 * confidence:g} % interval", "interval")
     table = Table(name, ["what", Column("how, or why not", "how"), "figure", interval], rows, words=2)
-    blocks: list[Block] = [table, _chart(cost)] if isinstance(cost, Cost) else [table]
+    blocks: list[Block] = [table, _chart(cost, proven=proven)] if isinstance(cost, Cost) else [table]
     return Section("cost", name, blocks, short="cost")
 
 
@@ -138,7 +142,7 @@ def between(ends: Ends | None, many: float = 1.0) -> str:
     return f"up to {usd(many * high)}" if low is None else f"{usd(many * low)} .. {usd(many * high)}"
 
 
-def _chart(cost: Cost) -> Chart:
+def _chart(cost: Cost, *, proven: bool) -> Chart:
     rate, price = cost.rate, cost.price
     many, who = many_requests(cost.per_request_usd)
     low, high = (None if end is None else many * end for end in cost.per_request_usd_ci)
@@ -150,5 +154,6 @@ def _chart(cost: Cost) -> Chart:
     default = f" It is {price.source}; set yours with cost.usd_per_hour." if price.is_default else ""
     held, hour = f"{significant(rate.low)} req/s", f"{usd(price.usd_per_unit_hour)} an hour"
     formula = f"{price.units} x {hour} / (3600 x {held} x {price.utilisation:g})"
-    caption = f"USD {who}, logarithmic. {lower}A request: {formula}. The SLOs hold at {held} or more{upper}.{default}"
+    where = f"The SLOs hold at {held} or more" if proven else f"The interval's lower end is {held}"
+    caption = f"USD {who}, logarithmic. {lower}A request: {formula}. {where}{upper}.{default}"
     return Chart("cost-of-a-request", picture, caption)

@@ -97,7 +97,8 @@ def _holds(row: CostRow, result: CostTable) -> str:
     else:
         held = f"{_one_end(capacity.low, capacity.high, 'below')} req/s"
     cost = _money(row.per_request_usd, None if row.per_request_usd else row.per_request_usd_ci, 1e6)
-    return f"{_called(row, result)} holds {held}{'' if cost == DASH else f' for {cost} a million'}"
+    holds = "serves about" if capacity.rate and not capacity.held else "holds"
+    return f"{_called(row, result)} {holds} {held}{'' if cost == DASH else f' for {cost} a million'}"
 
 
 def _answer(result: CostTable) -> str:
@@ -203,8 +204,8 @@ def method(result: CostTable) -> str:
         "Cost of a request: price of a replica over 3600 x rate x planned utilisation. A ratio's 95 % interval "
         "combines both rates' own on the logarithmic scale (MOVER), for a single search with what two searches of one "
         f"server differ by (a standard deviation of {share(result.search_spread)} each), and is widened for the number "
-        "of pairs of rows. The interval of k searches named as one side has that in it: Student's t with k degrees of "
-        f"freedom, of what they lie apart and {share(result.search_spread)} once. A row that has passed at its rate "
+        "of pairs of rows. For several searches a side, the interval is from how far they differ, with "
+        f"{share(result.search_spread)} as one difference more (Student's t). A row that has passed at its rate "
         "and was not searched has one end: it may hold more."
     )
 

@@ -54,7 +54,8 @@ class Curve:
     sent_ms: Floats | None = None
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
-        deepest, height = float(self.p[-1]), 190
+        supported = [one.p for one in self.named if one.low_ms is not None and one.high_ms is not None]
+        deepest, height = max(float(self.p[-1]), *supported, 0.0), 190
         x = Axis(Scale.hdr(deepest, *(p for p, _, _ in self.limits if p < 1)))
         known = [float(v) for v in (*self.low_ms, *self.value_ms, *self.high_ms) if math.isfinite(v)]
         known += [ms for _, ms, _ in self.limits if ms <= 2.5 * max(known)]

@@ -67,6 +67,16 @@ def failed_in_short(result: RunResult) -> Section | None:
     return Section("failed", "", [Facts([("failed", *lines)])], on=BRIEF)
 
 
+def commonest(result: RunResult) -> str:
+    """How most of those failed that the server failed, and what the first of them was told; "" where none did."""
+    found = next((each for each in result.failures if each.name not in ENDED_BY_US), None)
+    if found is None:
+        return ""
+    first = f"; the first: {' '.join(said_by_server(found.examples[0]).split())}" if found.examples else ""
+    how = _FAILED.get(found.name, found.name)
+    return f"{count(found.count)} of the {count(result.counts.failed_by_server)} that failed {how}{first}"
+
+
 def _how_many(result: RunResult) -> str:
     def classes(*, ours: bool) -> str:
         of_kind = (found for found in result.failures if (found.name in ENDED_BY_US) is ours)

@@ -8,6 +8,7 @@ from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.report import document as doc
 from gapmeter.report import why
+from gapmeter.report.advice import advice, next_step
 from gapmeter.report.document import MARKDOWN, TERMINAL, Block, Facts, Figure, Heading, Row, Section, Table, in_ms
 from gapmeter.report.percentiles import figure
 from gapmeter.report.words import of_answered
@@ -32,7 +33,8 @@ def glance(result: RunResult, manifest: Manifest) -> list[Section]:
     latency: Block = Table("Percentiles at a glance", headers, rows, css="compact")
     if (owners := why.owners(result)) is not None:
         latency = doc.Columns([[Heading("What was served"), latency], [Heading(owners.name), owners]])
-    page: list[Block] = [Facts([*served, *length]), latency, *why.advice(result, manifest)]
+    tried = [*advice(result, manifest), *next_step(result, manifest)]
+    page: list[Block] = [Facts([*served, *length]), latency, *tried]
     return [
         Section("glance", "", [Facts([*served, *latencies])], on=TERMINAL, joined=True),
         Section("glance", "", [Facts(length)], on=doc.DETAILS, joined=True),

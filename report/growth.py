@@ -107,7 +107,8 @@ def _best(met: Sequence[Point], pareto: Pareto | None) -> str:
         cheapest = [label for usd_each, label in priced if math.isclose(usd_each, least)]
         if len(cheapest) == len(priced) > 1:  # asked at one rate, all cost the same
             return ""
-        return f" Cheapest: {_listed(cheapest)}, at most {usd(1e6 * least)} for a million requests."
+        which = f"{met[0].label} costs" if len(met) == 1 else f"Cheapest: {_listed(cheapest)},"
+        return f" {which} at most {usd(1e6 * least)} for a million requests."
     costs = {each.folder: each.usd_per_million_output_tokens for each in pareto.points} if pareto else {}
     known = [(paid, point) for point in met if (paid := costs.get(point.folder)) is not None]
     if not known or len(known) < len(met):
@@ -116,7 +117,8 @@ def _best(met: Sequence[Point], pareto: Pareto | None) -> str:
     alike = [point.label for other, point in known if point is not best and not _below(least_paid, other)]
     also = f"; {_listed(alike)} may be as cheap" if alike else ""
     tokens = significant(best.tokens_per_s or 0)
-    return f" Cheapest: {best.label}, {tokens} output tokens/s at {usd(least_paid.value)} a million{also}."
+    which = f"{best.label} serves" if len(met) == 1 else f"Cheapest: {best.label},"
+    return f" {which} {tokens} output tokens/s at {usd(least_paid.value)} a million{also}."
 
 
 def _below(one: Interval, other: Interval) -> bool:

@@ -56,8 +56,8 @@ def page(document: Document, scripts: Sequence[str] = (), policy: str = "") -> s
 
 
 def origin(provenance: Provenance) -> Fragment:
-    """The small line beneath every picture, which may be cut out of the page."""
-    return el("p", provenance.line(), class_="origin")
+    """The small line beneath every picture, which may be cut out of the page; none of what is of no one run."""
+    return el("p", line, class_="origin") if (line := provenance.line()) else NOTHING
 
 
 def fill(template: str, **context: Any) -> Fragment:

@@ -131,11 +131,14 @@ def section(pareto: Pareto | None, where: str, sides: Mapping[str, str] | None =
 
 def _lead(pareto: Pareto) -> str:
     mean = "" if pareto.statistic == "median" else " (some point's sample supports no median)"
+    priced = (
+        " $: a million of them at this throughput and the planned utilisation; points that miss their SLOs have it "
+        "too, unlike a cost at the SLO."
+    )
     return (
         f"Further right answers faster, further up serves more on the same hardware. Per user: 1000 / "
         f"{pareto.statistic} TPOT in ms{mean}. Per {pareto.unit}: output tokens of all requests that succeeded, within "
-        f"their SLOs or not. $: a million of them at this throughput and the planned utilisation; points that miss "
-        f"their SLOs have it too, unlike a cost at the SLO."
+        f"their SLOs or not.{priced if any(point.usd_per_million_output_tokens for point in pareto.points) else ''}"
     )
 
 

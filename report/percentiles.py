@@ -56,7 +56,8 @@ def percentiles(run: ReportedRun) -> Section:
             metric.upper(), values, named_of(figures, key), limits_of(result, metric), sent, late_ns=late_ns
         )
         if curve is None:
-            none = f"{counted(values.count, 'sample')}: too few for any percentile."
+            few = f"{counted(values.count, 'sample')}: too few for any percentile"
+            none = f"{values.percentile(50.0).why or few}."
             if not np.isfinite(values.ordered).any():
                 none = "No request succeeded, so there is nothing to draw." if values.count else "Nothing to count."
             if (late := late_ns(50.0)) is not None:

@@ -19,6 +19,7 @@ Limit = tuple[float, str]  # ms, the objective in words
 _FAR = 1.8  # times the longest bar: an objective farther off is told in words, so that bars stay long
 _BEHIND = 0.16  # of the longest bar, kept free for the number behind it
 _LIMIT_AT = 0.78  # of a gauge's width; beyond it is what breaks the objective
+_SEEN = 0.002  # of the longest bar: a stage with less is no pixel wide
 _ONE_ROW = Axis(Scale.categories([("",)]), labels=False)
 
 
@@ -45,6 +46,14 @@ def stages_in(ledgers: Iterable[Mapping[str, float]]) -> list[str]:
     known = list(ledgers)
     names = dict.fromkeys(stage for ledger in known for stage in ledger)
     return [s for s in names if s == UNEXPLAINED or any(ledger.get(s, 0) > 0 for ledger in known)]
+
+
+def visible_in(bands: Iterable[Band]) -> list[str]:
+    """Those of the stages that can be seen in some bar, on the axis that all share; the residual always can."""
+    known = list(bands)
+    least = _SEEN * max((band.total_ms for band in known), default=0.0)
+    shown = stages_in(band.stages_ms for band in known)
+    return [s for s in shown if s == UNEXPLAINED or any(band.stages_ms.get(s, 0.0) > least for band in known)]
 
 
 @dataclass(frozen=True, slots=True)

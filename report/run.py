@@ -24,8 +24,9 @@ from gapmeter.analysis.run_figures import RunTables
 from gapmeter.records import RunFolder
 from gapmeter.report import compute, cost, device, explore, glance, percentiles, slo, timeline, trust, waits, why
 from gapmeter.report import document as doc
+from gapmeter.report.advice import why_and_advice
 from gapmeter.report.document import DETAILS, MARKDOWN, PAGE, TERMINAL, Facts, Figure, Name, Row, Said, Section
-from gapmeter.report.failures import failed, failed_in_short
+from gapmeter.report.failures import commonest, failed, failed_in_short
 from gapmeter.report.requests import one_request, picked
 from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.words import as_sentence, reproduce, stopped, tone
@@ -52,6 +53,7 @@ _FILES = {
     "telemetry": "samples of the device, the server's processes and its /metrics",
     "logs": "the server's own log",
 }
+_CAUSE_SEEN = ("telemetry-gaps",)  # warnings whose cause was seen, not concluded
 _WHOSE = {
     "transformers": "Transformers' own continuous batching, behind gapmeter's own HTTP server (not transformers serve)",
     "simulated": "gapmeter's simulated engine: its times are set, and do not represent a real engine",
@@ -63,7 +65,7 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
 
     ``regression``: how it compares with its baseline, where it was held against one.
     """
-    answers, why_slow = slo.objectives_in_short(result), why.section(result, manifest)
+    answers, why_slow = slo.objectives_in_short(result), why_and_advice(result, manifest)
     failures = failed_in_short(result)
     explains = why_slow if why.main_metric(result) else failures
     first = explains if result.verdict == FAIL else None
@@ -143,6 +145,7 @@ def _verdict(result: RunResult, regression: Regression | None) -> doc.Verdict:
     metric, valid, known, paid = why.main_metric(result), result.trust.valid, result.cost, ""
     anatomy = result.tail.of(metric) if metric else None
     owner = " ".join(map(as_sentence, why.said_of(result)))
+    failing = result.verdict == FAIL and metric is None  # by failures, which no faster device would change
     if isinstance(known, Cost):
         each, output = known.per_request_usd, known.per_million_output_tokens_usd_ci
         tokens = f", a million output tokens {usd(output[1])}" if output else ""
@@ -151,7 +154,7 @@ def _verdict(result: RunResult, regression: Regression | None) -> doc.Verdict:
         paid = f"At these SLOs {who} at most {usd(many * each)}{tokens}."
     more = [
         Said(owner, on=PAGE, stage=(anatomy.stage if anatomy and anatomy.leading else ""), strong=True),
-        Said(why.most_an_upgrade_brings(result), on=PAGE),
+        Said(as_sentence(commonest(result)) if failing else why.most_an_upgrade_brings(result), on=PAGE),
         Said(_unsteady(result) if valid else "", on=PAGE | MARKDOWN),
         Said(paid, on=PAGE),
     ]
@@ -174,7 +177,7 @@ def _warnings(result: RunResult, told: Sequence[str] = ()) -> list[doc.Block]:
     items = [
         doc.Warned(
             as_sentence(one.code.replace("_", " ") if one.text in told else one.text),
-            stopped(f"Likely: {one.cause}") if one.cause else "",
+            stopped(f"{'' if one.code in _CAUSE_SEEN else 'Likely: '}{one.cause}") if one.cause else "",
             one.flag,
         )
         for one in result.warnings

@@ -10,7 +10,16 @@ from gapmeter.analysis.results.distribution import AtMost, figure_name
 from gapmeter.analysis.results.latency import explained_by
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, RunResult, SloAnswer
 from gapmeter.report.document import BRIEF, Code, Column, Figure, Gauge, Headers, Mark, Paragraph, Row, Section, Table
-from gapmeter.report.why import deciding, excess_sentence, is_unmeasured, tail_sentence, through_failures, whose
+from gapmeter.report.why import (
+    deciding,
+    excess_sentence,
+    is_probable,
+    is_unmeasured,
+    tail_sentence,
+    through_failures,
+    typical_misses,
+    whose,
+)
 from gapmeter.report.words import about_minutes, as_sentence, how_much_more, more_requests, of_all
 
 _MOST_DIGITS = 9
@@ -34,6 +43,8 @@ def headline(result: RunResult) -> str:
     if result.verdict == PASS:
         text = f"{len(result.slo)} of {len(result.slo)} SLOs met; {text}"
     slow = None if through_failures(result, telling) else result.tail.of(telling.metric)
+    if slow and result.verdict == FAIL and typical_misses(slow, telling):
+        text = f"{text}. {as_sentence(excess_sentence(result, telling)).removesuffix('.')}"
     return f"{text}. {as_sentence(tail_sentence(slow, telling.metric, result.device))}" if slow else f"{text}."
 
 
@@ -52,7 +63,7 @@ def verdict_sentence(result: RunResult) -> str:
         return f"{said}: {_needed(result, telling)}."
     if telling.outage is not None:
         return as_sentence(f"{outage_text(telling.outage)}: {said}")
-    excess = "" if through_failures(result, telling) else excess_sentence(result, telling.metric)
+    excess = "" if through_failures(result, telling) else excess_sentence(result, telling)
     return f"{said}{f': {excess}' if excess else ''}."
 
 
@@ -64,6 +75,8 @@ def brief_answer(answer: SloAnswer) -> str:
         value += f" ({count(_failed(answer))} of {count(answer.count)})"
     elif answer.among_failures:
         value = f"has {value} ({_failures(answer)})"
+    elif answer.status == PASS and answer.basis == "far" and answer.late is None:
+        limit += f" ({share(answer.sure)} sure)"  # by how far below it all are, not by a bound
     elif answer.status == PASS and answer.at_most is not None and (answer.value is None or answer.late is not None):
         value = at_most(answer.at_most)
     elif answer.status == FAIL and answer.value is None and answer.low is not None:
@@ -306,12 +319,13 @@ def _needed(result: RunResult, slo: SloAnswer, *, leans: bool = True) -> str:
 
 
 def explained(result: RunResult, slo: SloAnswer) -> str:
-    """The owner of the extra time of slow ones, where one clearly leads, or nothing measured it."""
+    """The owner of the extra time of slow ones, where one clearly leads, or probably; or that nothing measured it."""
     slow = result.tail.of(explained_by(slo.metric))
     if slow is None or result.verdict == INVALID:
         return ""
-    known = slow.leading is not None or is_unmeasured(slow)
-    return whose(slow.owners[0], result.device) if known else "no single cause"
+    known, probably = slow.leading is not None or is_unmeasured(slow), is_probable(slow)
+    named = f"{'probably ' * probably}{whose(slow.owners[0], result.device)}"
+    return named if known or probably else "no single cause"
 
 
 def _bar(slo: SloAnswer) -> str:

@@ -106,7 +106,7 @@ def _at_level(sweep: SweepFigures, point: Point, metric: str) -> tuple[Figure, s
     found = point.metrics[metric].at_level(level)
     key = f"sweep.points.{point.index}.metrics.{metric}.{level_key(level)}_ms"
     if found.value_ms is None and (late_ms := found.late_ms or point.metrics[metric].mean_late_ms) is not None:
-        return Figure(None, "ms", key, late_words(late_ms), "refused"), f"{duration(late_ms)} late"
+        return Figure(None, "ms", key, late_words(late_ms), "refused"), f"up to {duration(late_ms)} the load tester's"
     return Figure(found.value_ms, "ms", key), interval(found.ci_ms)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from gapmeter.analysis.numbers import DASH, bounds, duration, share, significant
@@ -42,6 +43,10 @@ class PointByPoint:
     def interval(self, point: Point) -> tuple[float, float] | None:
         return both(point.metrics[self.metric].at_level(self.level).ci_ms)
 
+    def _has_mean(self, point: Point) -> bool:
+        """Whether its mean was not refused."""
+        return point.metrics[self.metric].mean_ms is not None
+
     def stages(self, point: Point) -> dict[str, float]:
         """The mean ledger, in ms."""
         found = point.stages.get(self.metric)
@@ -68,7 +73,7 @@ class PointByPoint:
     def _latency(self, name: str, stamp: str | None) -> Fragment:
         sweep, metric, level, places = self.result.sweep, self.metric, self.level, self._places()
         shown = [point for point in self.points if self._height(point) is not None]
-        middles = {point.index: point.metrics[metric].p50_ms for point in shown}
+        middles = {point.index: point.metrics[metric].p50_ms for point in self.points}
         ends = [end for point in shown for end in (self._height(point), *(self.interval(point) or ()))]
         # The objective on the highest percentile.
         slos = [slo for slo in self.result.slo if slo.metric == metric and slo.limit_ms is not None]
@@ -82,11 +87,11 @@ class PointByPoint:
         for series in sweep.series if sweep.key is not None else ():  # else the points have no order
             own = [one for at in series.points if isinstance(one := sweep.points[at], Point) and one.on_curves]
             for css, values in (
-                ("curve thin faint", [(p.index, middles.get(p.index)) for p in own]),
+                ("curve thin faint", [(p.index, middles[p.index]) for p in own]),
                 ("curve", [(p.index, self.value(p)) for p in own]),
             ):
-                known = [(places[index], value) for index, value in values if value is not None]
-                drawn.append(line(plot, known, css) if len(known) > 1 else NOTHING)
+                at = [(places[index], math.nan if value is None else value) for index, value in values]
+                drawn.append(line(plot, at, css) if sum(not math.isnan(y) for _, y in at) > 1 else NOTHING)
         repeats = [  # the lowest and the highest of the repeats' own values
             Dot(places[point.index], end, css="dot", size=2)
             for point in shown if point.between
@@ -138,8 +143,10 @@ class PointByPoint:
             pieces = [replace(one, least_px=None, data={**one.data, "data_point": point.index}) for one in pieces]
             top = plot.down(sum(max(ms, 0.0) for ms in stages.values())) - 5
             drawn.append(bar(plot, place, pieces, thick))
-            drawn.append(el("text", duration(total), x=percent(plot.across(place)), y=top, class_="tick middle"))
-        said = "; ".join(f"{point.label} {duration(sum(stages.values()))}" for point, stages in ledgers)
+            if self._has_mean(point):
+                drawn.append(el("text", duration(total), x=percent(plot.across(place)), y=top, class_="tick middle"))
+        means = {point.label: sum(stages.values()) if self._has_mean(point) else None for point, stages in ledgers}
+        said = "; ".join(f"{label} {duration(mean)}" for label, mean in means.items())
         metric = self.metric.upper()
         return plot.chart(
             name, f"Mean {metric} by stage", f"Mean {metric} by stage, point by point: {said}", *drawn, stamp=stamp

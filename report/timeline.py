@@ -29,6 +29,7 @@ from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
 
 _DOTS, _COLUMNS, _FAILED = 2000, 500, 5000
 _ROWS = 20  # of a table
+_STEP_ENDS = ("forward_end_ns", "sampling_end_ns", "update_end_ns")
 _SEEN = 0.006  # of the time axis: a mark is at least so wide
 _FROM_TO = (Column("from", "from (s)"), Column("to", "to (s)"))
 _OPEN = "Larger dots open: click one, or reach them with Tab, move with the arrows, and press Enter."
@@ -129,12 +130,31 @@ def _counts(run: ReportedRun, requests: pd.DataFrame, span: Span) -> dict[str, C
         return Counts(title, unit, span, at[order], np.cumsum(change[order]), note)
 
     found["waiting"] = counts("Waiting in the scheduler's queue", "req", of("waiting"))
-    found["running"] = counts("Batch: requests in a step", "req", of("running"))
+    found["running"] = Counts("Batch: requests in a step", "req", span, *_in_steps(run, at, of("running"), begins))
     if "free_blocks" in run.steps and of("free_blocks").any():
         most = np.maximum.reduceat(of("free_blocks"), begins)
         note = f"of {most.sum():,.0f} that were ever free at once"
         found["kv"] = counts("KV cache: blocks in use", "blocks", np.repeat(most, each) - of("free_blocks"), note)
     return found
+
+
+def _in_steps(run: ReportedRun, at: Floats, running: Floats, begins: Ints) -> tuple[Floats, Floats]:
+    """Seconds and the requests in steps from then on, of all engines together: none while an engine has no step.
+
+    An engine is between two steps, not without one, for as long as the step before took, and where no step tells its
+    end. ``at``: when steps begin; ``begins``: each engine's first.
+    """
+    end = np.full(len(at), np.nan)
+    for name in (name for name in _STEP_ENDS if name in run.steps):
+        end = np.fmax(end, (run.steps[name].to_numpy(dtype=np.float64, na_value=np.nan) - run.origin_ns) / 1e9)
+    after = np.append(at[1:], np.inf)
+    after[begins[1:] - 1] = np.inf
+    idle = after - end > end - at
+    before = np.roll(np.where(idle, 0.0, running), 1)
+    before[begins] = 0.0
+    times, change = np.concatenate([at, end[idle]]), np.concatenate([running - before, -running[idle]])
+    order = np.argsort(times, kind="stable")
+    return times[order], np.cumsum(change[order])
 
 
 # --- requests

@@ -12,7 +12,7 @@ from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Chart, Figure, Panel, Paragraph, Row, Section, Stage, Table, Words, in_ms
 from gapmeter.report.percentiles import main_limit
-from gapmeter.report.pictures import Ranks, Stacks, stages_in
+from gapmeter.report.pictures import Ranks, Stacks, stages_in, visible_in
 from gapmeter.report.why import most_an_upgrade_brings
 from gapmeter.report.words import UNTIL
 
@@ -141,7 +141,7 @@ def _stacks(result: RunResult, metric: str, percentile: float, slow: Band) -> li
     table = Table(f"{name} by stage", headers, rows, words=3)
     key = f"stack-{event}" + ("" if percentile == _MAIN else f"-{percentile_key(percentile)}")
     said = [] if result.verdict == INVALID else [Paragraph(picture.sentence(), "quiet")]
-    return [*said, Chart(key, picture, "", table, stages=stages_in([usual.stages_ms, slow.stages_ms]))]
+    return [*said, Chart(key, picture, "", table, stages=visible_in([usual, slow]))]
 
 
 def _everyone(result: RunResult, metric: str) -> list[Block]:
@@ -158,7 +158,8 @@ def _everyone(result: RunResult, metric: str) -> list[Block]:
     table = Table(f"{metric.upper()} by rank and stage", headers, rows, words=2)
     picture = Ranks(f"{metric.upper()} of all {what} by rank", slices, result.device)
     said = f"All {what}, ordered by what they waited and cut into slices; each bar is the mean of its slice."
-    return [Paragraph(said, "quiet"), Chart(f"spread-{event}", picture, "", table, "levels", shown)]
+    chart = Chart(f"spread-{event}", picture, "", table, "levels", visible_in(slices.values()))
+    return [Paragraph(said, "quiet"), chart]
 
 
 def _missing(result: RunResult, metric: str) -> list[Block]:

@@ -1,32 +1,24 @@
-"""Why slow requests are slow, by who could make them faster; and the one setting to try, with what proves it."""
+"""Why slow requests are slow, by who could make them faster."""
 
 from __future__ import annotations
 
-from gapmeter.analysis.judge.words import SHARED, STRANGERS, held_by
-from gapmeter.analysis.ledger.cores import UNKNOWN
-from gapmeter.analysis.ledger.switches import ANOTHER
+from gapmeter.analysis.judge.words import held_by
 from gapmeter.analysis.numbers import bounds, duration, share, significant
 from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.latency import Anatomy, Burst, OwnerPart, UpgradeBracket, explained_by
-from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import FAIL, INVALID, RunFigures, RunResult, SloAnswer
-from gapmeter.analysis.stages import UNEXPLAINED_OWNER, owner_of, owner_words
+from gapmeter.analysis.stages import UNEXPLAINED, UNEXPLAINED_OWNER, owner_of, owner_words
 from gapmeter.report import document as doc
 from gapmeter.report import marks
-from gapmeter.report.command import Command
-from gapmeter.report.document import BRIEF, Block, Column, Figure, Row, Section, Table
+from gapmeter.report.document import Column, Figure, Row, Table
 from gapmeter.report.words import WHOLE, as_sentence, part_of, signed
-from gapmeter.scenarios.model import MOST_BATCH
 
-_NOTABLE = 0.15  # of the difference: such an owner is named beside the first
+NOTABLE = 0.15  # of the difference: such an owner is named beside the first
 _MOST_NAMED = 3
 _SHOWN = 3  # owners; what the others have is summed
-_BASE = 0.5  # of what requests at the percentile wait, when typical ones wait that much, all requests pay it
-_NOTABLE_CPU = 0.5  # of a core, of a load tester that more processes would help
-_WORTH = 0.05  # of the wait at the percentile: an owner who could save less gets no advice
+BASE = 0.5  # of what requests at the percentile wait, when typical ones wait that much, all requests pay it
 _SLOW = {"itl": "token gaps"}
 _NO_PROBE = "in the server and the network, and unmeasured: no probe timestamps the server's stages"
-_BUSY = {429, 503}  # what a server answers that takes no more
 _BARS = 6
 _SMALL = 0.01  # of what typical requests wait: nobody with less is named for it
 _ROW = 0.05  # of the wait at the percentile: less is no row
@@ -42,23 +34,28 @@ def whose(part: OwnerPart, device: str) -> str:
     return _name(part, device) + (f" ({stages})" if stages else "")
 
 
-def tail_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = False) -> str:
+def tail_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = False, told: bool = False) -> str:
     """What slow requests (or token gaps) wait for beyond typical ones, and whose it is where that is clear.
 
-    ``listed``: owners and stages stand beside it, so they are not told again.
+    ``listed``: owners and stages stand beside it, so they are not told again. ``told``: the verdict says whose it is.
     """
     what, first = _SLOW.get(metric, "requests"), anatomy.owners[0]
     typical, longer = duration(anatomy.typical.total_ms), f"{duration(anatomy.difference_ms)} longer"
     more = f"slow {what} take {longer} than typical ones"
     if listed:
-        more = f"typical {what} take {typical}, slow ones {longer}"
+        stage, ms = _most_of_typical(anatomy) or ("", 0.0)
+        # What forward passes take, the sentence after it says.
+        most = f" ({duration(ms)} {marks.words(stage)})" if stage and stage not in ("prefill", "decode") else ""
+        more = f"typical {what} take {typical}{most}, slow ones {longer}"
+    if told:
+        return more
     if is_unmeasured(anatomy):
         return f"{more}; {_part_of(first, 'that', _NO_PROBE)}"
     if anatomy.leading is not None:
         of_that = ("it", _name(first, device)) if listed else ("that", whose(first, device))
         return f"{more}; {_part_of(first, *of_that)}"
-    named = [part for part in anatomy.owners if (part.share or 0.0) >= _NOTABLE][:_MOST_NAMED] or [first]
-    if len(named) == 1 and None in first.share_ci:
+    named = [part for part in anatomy.owners if (part.share or 0.0) >= NOTABLE][:_MOST_NAMED] or [first]
+    if is_probable(anatomy):
         few = f"mostly {whose(first, device)}; there are too few to be sure"
         return f"{more}, {f'probably {_name(first, device)}' if listed else few}"
     parts = [f"{whose(part, device)} {signed(part.ms)}" for part in named]
@@ -77,18 +74,28 @@ def around_sentence(anatomy: Anatomy, metric: str) -> str:
     )
 
 
+def _most_of_typical(anatomy: Anatomy) -> tuple[str, float] | None:
+    """The stage that is most of what typical requests wait, and its ms; None without one."""
+    stage, ms = max(anatomy.typical.stages_ms.items(), key=lambda each: each[1])
+    return None if stage == UNEXPLAINED or ms <= anatomy.typical.total_ms / 2 else (stage, ms)
+
+
 def pays_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = False) -> str:
-    """What every request pays, where that is most of what those at the percentile wait; "" where it is not.
+    """What every request pays, where that is most of what those at the percentile wait, or one stage; "" else.
 
     ``listed`` as in ``tail_sentence``.
     """
-    if anatomy.typical.total_ms < _BASE * anatomy.at.total_ms or _unstamped(anatomy):
+    all_pay, most = anatomy.typical.total_ms >= BASE * anatomy.at.total_ms, _most_of_typical(anatomy)
+    if _unstamped(anatomy) or not (all_pay or most):
         return ""
     name = figure_name(metric, anatomy.percentile)
     typical, at = duration(anatomy.typical.total_ms), duration(anatomy.at.total_ms)
-    said = f"typical {_SLOW.get(metric, 'requests')} already take {typical} of the {at} around {name}"
-    if listed or typical == at:  # where p50 is asked for, they are the same requests
-        said = f"typical {_SLOW.get(metric, 'requests')} take {typical}"
+    said = f"typical {_SLOW.get(metric, 'requests')} take {typical}"
+    if all_pay and not listed and typical != at:  # where p50 is asked for, they are the same requests
+        said = f"typical {_SLOW.get(metric, 'requests')} already take {typical} of the {at} around {name}"
+    if most is not None:
+        stage, ms = most
+        return f"{said}, {duration(ms)} of it {marks.words(stage)} ({marks.owner(stage, device)})"
     ranked = sorted(anatomy.owners, key=lambda part: -part.typical_ms)
     least = _SMALL * anatomy.typical.total_ms
     ranked = [part for part in ranked[:2] if part.typical_ms >= least]
@@ -142,13 +149,36 @@ def most_an_upgrade_brings(result: RunFigures, *, listed: bool = False) -> str:
     return as_sentence(upgrade_sentence(brackets[shown], shown, result.device, asked, listed=listed))
 
 
-def excess_sentence(result: RunFigures, metric: str) -> str:
+def excess_sentence(result: RunFigures, missed: SloAnswer) -> str:
     """For a missed limit: whose most of the excess is, in a clause; "" where nobody is to be named."""
-    anatomy = result.tail.of(explained_by(metric))
+    anatomy, what = result.tail.of(explained_by(missed.metric)), _SLOW.get(explained_by(missed.metric), "requests")
+    if anatomy is not None and typical_misses(anatomy, missed):
+        first, said = payer(anatomy), f"typical {what} already take {duration(anatomy.typical.total_ms)}"
+        named = f", {duration(first.typical_ms)} of it {whose(first, result.device)}"
+        return said if first.owner == UNEXPLAINED_OWNER else f"{said}{named}"
     if anatomy is None or anatomy.leading is None:
         return ""
-    first, slow = anatomy.owners[0], _SLOW.get(explained_by(metric), "requests")
-    return _part_of(first, f"the extra time of slow {slow}", whose(first, result.device))
+    first = anatomy.owners[0]
+    return _part_of(first, f"the extra time of slow {what}", whose(first, result.device))
+
+
+def typical_misses(anatomy: Anatomy, missed: SloAnswer) -> bool:
+    """Whether not only slow requests (or token gaps) are beyond a limit of latency, but typical ones too."""
+    return missed.percentile is not None and anatomy.typical.total_ms > missed.limit
+
+
+def payer(anatomy: Anatomy) -> OwnerPart:
+    """The owner with most of what typical requests wait, with the stages that make it, the largest first."""
+    first = max(anatomy.owners, key=lambda part: part.typical_ms)
+    mine = [(-ms, stage) for stage, ms in anatomy.typical.stages_ms.items() if owner_of(stage) == first.owner]
+    stages = tuple(stage for ms, stage in sorted(mine) if -ms > NOTABLE * first.typical_ms)
+    return first.model_copy(update={"stages": stages})
+
+
+def is_probable(anatomy: Anatomy) -> bool:
+    """Whether one owner has most of the difference, by too few slow ones to be sure."""
+    first, *others = anatomy.owners
+    return anatomy.leading is None and None in first.share_ci and all((p.share or 0.0) < NOTABLE for p in others)
 
 
 def is_unmeasured(anatomy: Anatomy) -> bool:
@@ -206,11 +236,11 @@ def _explained(result: RunResult) -> tuple[str, Anatomy] | None:
 
 
 def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
-    """A row an owner: its time at the limit's percentile and beyond typical requests; None where nobody is to be named.
+    """A row an owner: its time at the limit's percentile and beyond typical requests; None where nobody can be named.
 
     ``in_letters``: with bars, for the terminal and for Markdown.
     """
-    if (explained := _explained(result)) is None:
+    if (explained := _explained(result)) is None or is_unmeasured(explained[1]):
         return None
     metric, anatomy = explained
     name = metric.upper()
@@ -244,31 +274,35 @@ def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
     return Table(f"Why: {name} by who could shorten it", headers, rows, words=1, css="compact")
 
 
-def section(result: RunResult, manifest: Manifest) -> Section | None:
-    """In short: owners at the limit's percentile and beyond typical requests, what that says, and what to try."""
-    table, tried = owners(result, in_letters=True), advice(result, manifest)
-    if table is None:
-        return Section("why", "", tried, on=BRIEF) if tried else None
-    said = [*said_of(result, listed=True), most_an_upgrade_brings(result, listed=True)]
-    lead = doc.Paragraph(" ".join(as_sentence(one) for one in said if one))
-    return Section("why", "", [table, lead, *tried], on=BRIEF)
+def unprobed_sentence(result: RunResult) -> str:
+    """What is known where no probe stamped the server's stages, in short; else ""."""
+    if (explained := _explained(result)) is None or not is_unmeasured(explained[1]):
+        return ""
+    metric, anatomy = explained
+    usual, at = (duration(ms) for ms in (anatomy.owners[0].typical_ms, anatomy.owners[0].at_ms))
+    name, what = figure_name(metric, anatomy.percentile), _SLOW.get(metric, "requests")
+    return f"No probe: server and network {at} at {name}, {usual} of typical {what}."
 
 
 def said_of(result: RunResult, *, listed: bool = False) -> list[str]:
     """What every request pays, and what slow ones wait for beyond that; nothing where nobody is to be named.
 
-    ``listed``: the owners' table and a verdict stand above it, and what to try beneath, which say some of this.
+    ``listed``: the owners' table stands above it, and what to try beneath, which say some of this; so does the verdict.
     """
     if (explained := _explained(result)) is None:
         return []
     metric, anatomy = explained
     burst = (result.bursts or {}).get(metric)
     decided = deciding(result) if result.verdict == FAIL else None
-    told = listed and decided is not None and excess_sentence(result, decided.metric)
+    told = decided is not None and bool(excess_sentence(result, decided))
+    all_miss = decided is not None and typical_misses(anatomy, decided)
+    pays = "" if all_miss or (listed and not told) else pays_sentence(anatomy, metric, result.device, listed=listed)
+    brief = listed and not all_miss
+    slow = tail_sentence(anatomy, metric, result.device, listed=brief, told=told and not all_miss)
     said = (
         "" if listed else around_sentence(anatomy, metric),
-        "" if listed and not told else pays_sentence(anatomy, metric, result.device, listed=listed),
-        "" if told else tail_sentence(anatomy, metric, result.device, listed=listed),
+        pays,
+        "" if brief and told else slow,
         burst_sentence(burst, result.device) if burst else "",
         "" if listed else cores_sentence(result, anatomy),
     )
@@ -291,109 +325,8 @@ def burst_sentence(burst: Burst, device: str) -> str:
 
 def cores_sentence(result: RunResult, anatomy: Anatomy) -> str:
     """Who had the cores, where waiting for one is among the causes; "" where it is not, or that is not known."""
-    held = [one for one in result.ledger.core_held or () if one.share >= _NOTABLE][:_MOST_NAMED]
-    if not held or anatomy.at.stages_ms.get("core_wait", 0.0) < _NOTABLE * anatomy.at.total_ms:
+    held = [one for one in result.ledger.core_held or () if one.share >= NOTABLE][:_MOST_NAMED]
+    if not held or anatomy.at.stages_ms.get("core_wait", 0.0) < NOTABLE * anatomy.at.total_ms:
         return ""
     names = ", ".join(f"{held_by(one.process, one.stage, one.program)} ({share(one.share)})" for one in held)
     return f"the cores that the server waited for were used by {names}"
-
-
-# --- what to try
-
-
-def advice(result: RunResult, manifest: Manifest) -> list[Block]:
-    """One setting for the stage that has most of the difference (or of what everybody pays), and what proves it."""
-    if result.verdict == INVALID:
-        return []
-    metric = main_metric(result)
-    anatomy = result.tail.of(metric) if metric else None
-    if anatomy is not None and (stranger := _stranger(result, anatomy)):
-        return [doc.Paragraph(stranger)]
-    searchable = manifest.asked.workload.kind != "conversation" and manifest.capacity_of is None
-    if result.verdict == FAIL and searchable and (overload := _overload(result)):
-        search = Command.parse(manifest.command).as_search()
-        words = f"{overload}. To find the rate that it can sustain:"
-        return [] if search is None else [doc.Paragraph(words), doc.Pre(str(search))]
-    if anatomy is None:
-        return []
-    all_pay = anatomy.typical.total_ms >= _BASE * anatomy.at.total_ms and result.verdict == FAIL
-    gains = [
-        (part.at_ms if all_pay else part.ms, part.stages) for part in anatomy.owners if part.owner != UNEXPLAINED_OWNER
-    ]
-    first = sorted((-gain, stages) for gain, stages in gains if gain >= _WORTH * anatomy.at.total_ms)
-    for stage in (stage for _, stages in first[:2] for stage in stages):
-        if stage == "core_wait":
-            return [doc.Paragraph(_more_cores(result))]
-        if stage == "generator_lag" and (result.trust.client_cpu_share or 0.0) < _NOTABLE_CPU:
-            continue  # it waited for something else than its own work
-        if (tried := setting(stage, manifest)) is not None:
-            key, now, other = tried
-            command = Command.parse(manifest.command).as_comparison(f"{key}={other}")
-            if command is None:
-                return []
-            words = f"Try {key}={other} (now {now}) to shorten {marks.words(stage)}. To test it:"
-            return [doc.Paragraph(words), doc.Pre(str(command))]
-    return []
-
-
-def _more_cores(result: RunResult) -> str:
-    """What shortens the wait for a core, which no setting of a server does."""
-    held = [one.process for one in result.ledger.core_held or () if one.share >= _NOTABLE]
-    others = not held or {ANOTHER, UNKNOWN} & set(held)
-    stop = ", or stop other programs on them" if others else ""
-    return f"No setting shortens the wait for a core: try {SHARED[1]}{stop}."
-
-
-def _overload(result: RunResult) -> str:
-    """That requests pile up; or that failures missed the limit, mostly such as an overloaded server gives; or ""."""
-    slope = result.steady.methods.queue_slope
-    if slope is not None and slope.grows:
-        return "The load is more than the server can do"
-    some = result.load.loop == "open" and result.outage is None and result.counts.succeeded
-    if not some or main_metric(result) is not None:
-        return ""
-    full = [f.count for f in result.failures if f.name == "timeout" or {e.status for e in f.examples} & _BUSY]
-    if 2 * sum(full) <= result.counts.failed_by_server:
-        return ""
-    return "Requests timed out or were rejected: the load may be more than the server can do"
-
-
-def _stranger(result: RunResult, anatomy: Anatomy) -> str:
-    """What to do first where typical requests wait for cores that mostly something else than the server had; or ""."""
-    typical, held = anatomy.typical, (result.ledger.core_held or [None])[0]
-    if held is not None and held.process == "stopped":  # it stopped a few requests, not the typical ones
-        cause, aim = STRANGERS[held.process]
-        notable = anatomy.at.stages_ms.get("core_wait", 0.0) >= _NOTABLE * anatomy.at.total_ms
-        part = f"for {share(held.share)} of the time that requests waited for a core, {cause}"
-        return f"Before changing settings, try {aim}: {part}." if notable else ""
-    waited_ms = typical.stages_ms.get("core_wait", 0.0)
-    if held is None or held.process not in STRANGERS or waited_ms < _NOTABLE * typical.total_ms:
-        return ""
-    who = held_by(held.process, held.stage, held.program)
-    part = f"in {share(held.share)} of all waits for a core, {who} was using it"
-    return f"Before changing settings, try {STRANGERS[held.process][1]}: {part}."
-
-
-def setting(stage: str, manifest: Manifest) -> tuple[str, str, str] | None:
-    """The key that may shorten a stage, its value now, and the one to try; None where no setting of ours does."""
-    server, load = manifest.asked.server, manifest.asked.load
-    if server.engine == "attach" and stage != "generator_lag":
-        return None
-    if stage in ("queue", "other_step") and server.max_batch and 2 * server.max_batch <= MOST_BATCH:
-        return "server.max_batch", f"{server.max_batch}", f"{2 * server.max_batch}"
-    if stage == "preempted" and server.max_batch and server.max_batch > 1:
-        return "server.max_batch", f"{server.max_batch}", f"{server.max_batch // 2}"
-    supported = manifest.target.precision.supported if manifest.target.precision else ()
-    if stage in ("prefill", "decode") and server.precision == "float32" and "bfloat16" in supported:
-        return "server.precision", "float32", "bfloat16"
-    if stage == "launch_gap" and server.engine == "transformers" and server.flags.get("cuda_graphs") is not True:
-        return "server.args.cuda_graphs", "false", "true"  # Transformers captures none unless it is told to
-    if stage == "launch_gap" and server.flags.get("enforce_eager") is True:
-        return "server.args.enforce_eager", "true", "false"
-    if stage in ("interference", "engine_wait") and server.engine == "vllm":
-        now = server.flags.get("max_num_batched_tokens")  # vLLM chooses by the device where none is given
-        if isinstance(now, int) and now > 256:
-            return "server.args.max_num_batched_tokens", f"{now}", f"{now // 4}"
-    if stage == "generator_lag" and 2 * load.processes <= (load.concurrency or 2 * load.processes):
-        return "load.processes", f"{load.processes}", f"{2 * load.processes}"
-    return None

@@ -239,6 +239,12 @@ def _notes(rows: Sequence[CostRow], found: Sequence[Found]) -> Iterable[str]:
     for row in rows:
         if row.price and row.price.measured_on:
             yield f"{row.name} is priced as {row.price.device}, but was measured on {row.price.measured_on}"
+    for row, one in zip(rows, found, strict=True):
+        if one.disturbed:
+            yield (
+                f"in {counted(one.disturbed, 'trial')} of {row.name} another program used the server's cores, or the "
+                "load tester's CPU changed its speed, so its rate is for the machine as it was then"
+            )
     first, ours = found[0], [one for one in found if one.is_server_here]
     if any(one.hardware.gpus for one in ours):
         hosts = dict.fromkeys(f"{one.hardware.cpu}, {counted(one.hardware.cores, 'core')}" for one in ours)

@@ -56,6 +56,7 @@ class Found:
     ``scenario`` is as it was resolved, ``contents`` what the files that it names held (see ManifestBase), ``tokens``
     the output tokens of a request; ``spread``: of its rate, on the logarithmic scale, what moves a whole search and is
     not in the rate's interval. ``undecided``: a run that is INCONCLUSIVE, or a search that ended without a finding.
+    ``disturbed``: how many of a search's trials were, by another program or the CPU's speed (Search.disturbed).
     """
 
     folders: tuple[str, ...]
@@ -76,6 +77,7 @@ class Found:
     spread: float = SEARCH_SPREAD
     pareto: Pareto | None = None
     undecided: bool = False
+    disturbed: int = 0
     contents: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -135,6 +137,7 @@ def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> 
         fleet=search.planning,
         pareto=search.pareto,
         undecided=search.low is None and search.high is None and search.ended != UNMEETABLE,
+        disturbed=search.disturbed or 0,
     )
 
 
@@ -246,6 +249,7 @@ def together(side: Sequence[Sequence[Found]]) -> Found:
         energy=_of_all([one.energy for one in decided]),
         fleet=_fleet([one.fleet for one in decided]),
         pareto=pareto,
+        disturbed=sum(one.disturbed for one in decided),
     )
 
 

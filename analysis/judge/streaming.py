@@ -83,7 +83,10 @@ def _whole(good: pd.DataFrame, tokens: Floats, chunks: Floats) -> Iterator[RunWa
         cause = "the server does not stream, or something in front of it holds the stream back until it is complete"
         ttft, e2e = request_values_ns(good, "ttft"), request_values_ns(good, "e2e")
         if np.median(chunks[came_whole]) > 1:  # it did send them token by token
-            cause = "the load tester read late, or something in front of the server holds the stream back"
+            cause = (
+                "the load tester read late, the server's event loop was busy, or something in front of it holds the "
+                "stream back"
+            )
         elif not at_once.all() and np.median(e2e[came_whole]) < _TOO_FAST * np.median(ttft[~at_once]):
             cause = (
                 "they came sooner than others' first tokens: probably cached answers; try other prompts (--set seed=N)"

@@ -63,8 +63,9 @@ def recording_warnings(
         yield _warning("abandoned", text, cause, touches=("load",))
     yield from emulation_warning(manifest)
     if trace is None:
-        text, cause = "the server's stages are unmeasured", "no server process wrote probe records"
-        flag = "GAPMETER_PROBE_DIR=DIR when the server starts, and --probe-dir DIR"
+        text = "the server's stages are unmeasured"
+        cause = "no server process wrote probe records; only gapmeter's own and a vLLM with its probe do"
+        flag = "GAPMETER_PROBE_DIR=DIR when that starts, and --probe-dir DIR"
         yield _warning("no-probe", text, cause, flag, ("stages",))
         return
     if not ledger.refused:

@@ -176,8 +176,8 @@ class Index:
         """Of each write, the last of those that are one: choices of an answer that came whole leave with the last."""
         whose, _, writes = self._writes
         new = changes(whose, writes["start"].astype(np.int64))
-        ends = np.append(np.flatnonzero(new)[1:], len(new)) - 1
-        return ends[np.cumsum(new) - 1]
+        ends: Ints = np.append(np.flatnonzero(new)[1:], len(new)) - 1
+        return ends.take(np.cumsum(new) - 1)
 
     @cached_property
     def first_step(self) -> Ints:

@@ -35,7 +35,7 @@ class SweptSlo(Result):
 
 
 class FailedRun(ResultFile):
-    """Why a place of a point has no run. ``exit_code``: what that would have ended with by itself."""
+    """Why a place of a point has no run that counts. ``exit_code``: what that would have ended with by itself."""
 
     FILE = "failed.json"
     REMEDY = "delete it, and resume the sweep"

@@ -60,7 +60,7 @@ from gapmeter.records import RunFolder
 from gapmeter.scenarios.slo import LATENCIES
 
 LEVELS = (99.0, 95.0, 90.0, 50.0)
-_NOT_VALID, _INTERRUPTED, _UNREACHABLE = 98, 105, 106
+_NOT_VALID, _INTERRUPTED = 98, 105
 
 
 def analyse_sweep(folder: RunFolder) -> SweepResult:
@@ -100,7 +100,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
     return SweepResult(
         name=str(manifest.scenario["name"]),
         status=manifest.status,
-        exit_code=_INTERRUPTED if manifest.status == "interrupted" else _exit_code(points, runs),
+        exit_code=_INTERRUPTED if manifest.status in ("interrupted", "running") else _exit_code(points, runs),
         device=next((each.device for each in made_on.values()), "GPU"),
         slo=tuple(
             SweptSlo(
@@ -303,8 +303,7 @@ def _exit_code(points: Sequence[AnyPoint], runs: Sequence[Sequence[MeasuredRun |
     if any(isinstance(point, Point) for point in points):
         return _NOT_VALID
     lost = [run for own in runs for run in own if isinstance(run, LostRun)]
-    codes = {run.exit_code for run in lost if run.exit_code is not None}
-    return codes.pop() if len(codes) == 1 else _UNREACHABLE
+    return max((run.exit_code for run in lost if run.exit_code is not None), default=_NOT_VALID)
 
 
 def _provenance(points: Sequence[AnyPoint], manifest: SweepManifest, made_on: Mapping[int, Manifest]) -> Provenance:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import sys
+import textwrap
 from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +20,8 @@ from gapmeter.commands.flags import Commands
 from gapmeter.errors import UserError, say_exit
 from gapmeter.options import tell
 from gapmeter.report.printable import printable
+
+_LONGEST_REASON = 60  # characters of why a run has no figures, in the list
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.analysis.results.comparison import Comparison
@@ -72,13 +75,14 @@ def _compare(arguments: argparse.Namespace) -> int:
     compared = _compared_in_turn(arguments, command) if arguments.run else _compared_folders(arguments, command)
     from gapmeter.analysis.results.cost_table import CostTable
     from gapmeter.report import comparison, cost_table, markdown
-    from gapmeter.runs.comparison import gate
+    from gapmeter.runs.comparison import gate, of_the_valid
     from gapmeter.study.conclusion import show
 
     result = compared.result
     document = cost_table.document(result) if isinstance(result, CostTable) else comparison.document(result)
+    rest = None if isinstance(result, CostTable) else of_the_valid(result, compared.folder)
     if not arguments.quiet:
-        show(document, compared.folder)
+        show(document, compared.folder, "", *([("valid ones", str(rest))] if rest else []))
     written, code, meaning = {**result.to_json(), "folder": str(compared.folder)}, compared.exit_code, ""
     if allowed is not None:
         regression, code = gate(result, compared.folder, allowed, quiet=arguments.quiet)
@@ -204,8 +208,7 @@ def _list_runs(arguments: argparse.Namespace) -> int:
     else:
         rows = [
             (
-                run.started[:19].replace("T", " "), run.kind, run.name, run.engine,
-                run.load if run.kind == "capacity" and run.answer == "done" else run.answer,
+                run.started[:19].replace("T", " "), run.kind, run.name, run.engine, run.told,
                 count(run.measured), run.p99("ttft"),
                 _place(run),
             )
@@ -219,7 +222,8 @@ def _place(run: ListedRun) -> str:
     """A folder; behind it why it has no figures, and what makes them."""
     if not run.reason:
         return run.folder
-    return f"{run.folder} ({run.reason}{'; run gapmeter report' if run.state == 'unfinished' else ''})"
+    reason = textwrap.shorten(run.reason, _LONGEST_REASON, placeholder=" …")
+    return f"{run.folder} ({reason}{'; run gapmeter report' if run.state == 'unfinished' and run.has_records else ''})"
 
 
 def _add_sql(commands: Commands) -> None:

@@ -15,7 +15,7 @@ from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked, Comparison
 from gapmeter.analysis.results.cost_table import CostTable
 from gapmeter.analysis.results.regression import Regression
-from gapmeter.analysis.results.run import SloAnswer
+from gapmeter.analysis.results.run import INVALID, SloAnswer
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.options import tell
 from gapmeter.records import RunFolder
@@ -60,6 +60,18 @@ def compare_folders(
     if isinstance(result, CostTable):
         return Conclusion(folder, result, errors.NOT_VALID if result.verdict == NOT_COMPARABLE else errors.OK)
     return Conclusion(folder, result, errors.OK if result.comparable or result.forced else errors.NOT_VALID)
+
+
+def of_the_valid(result: Comparison, folder: Path) -> Command | None:
+    """What compares a refused comparison's sides without their runs that are not valid, where each keeps two."""
+    valid = [
+        [Path(os.path.normpath(path)) for path, found in zip(paths, side.verdicts, strict=True) if found != INVALID]
+        for paths, side in zip(result.asked.sides(folder), result.sides, strict=True)
+    ]
+    all_are = sum(map(len, valid)) == sum(len(side.runs) for side in result.sides)
+    if result.comparisons or all_are or min(map(len, valid), default=0) < 2:
+        return None
+    return _command_of(valid, result.asked.factors, force=False)
 
 
 def _command_of(sides: Sequence[Sequence[Path]], factors: Iterable[str], *, force: bool) -> Command:

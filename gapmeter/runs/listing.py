@@ -27,7 +27,8 @@ _MANIFEST, _SUMMARY, _COMPARISON = ManifestBrief.FILE, RunBrief.FILE, "compare.j
 class ListedRun:
     """One folder, as a list shows it. ``kind``: run, sweep, capacity, compare, or damaged (``reason`` says why).
 
-    ``state``: done, running, unfinished (killed, or not analysed) or damaged. None: not known.
+    ``state``: done, running, unfinished (killed, or not analysed) or damaged. ``found``: of a search, the rate. None:
+    not known.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class ListedRun:
     state: str = "done"
     p99_at_most_ms: Mapping[str, float] = field(default_factory=dict)  # by metric, where only a bound is known
     p99_refused: tuple[str, ...] = ()  # metrics of which too much may be the load tester's lateness
+    found: str = ""
 
     def p99(self, metric: str) -> str:
         """``26.8 ms``, ``≤ 31.0 ms`` where the sample gives no more, ``refused``, or a dash."""
@@ -62,6 +64,16 @@ class ListedRun:
     def answer(self) -> str:
         """The verdict, or why there is none."""
         return self.verdict or self.state
+
+    @property
+    def told(self) -> str:
+        """The answer; of a search the rate that it found."""
+        return self.found if self.found and self.answer == "done" else self.answer
+
+    @property
+    def has_records(self) -> bool:
+        """Whether requests of it, or of its runs, were recorded."""
+        return any(file.stat().st_size for file in self.path.rglob("requests/*"))
 
 
 def list_runs(runs: str | Path = "runs") -> list[ListedRun]:
@@ -164,7 +176,7 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
                 listed = replace(listed, model=study.provenance.model)
             if (found := study.capacity) is not None and found.rate is not None:
                 ends = (DASH if end is None else significant(end) for end in (found.low, found.high))
-                listed = replace(listed, load=f"{rate(found.rate)} ({' .. '.join(ends)})")
+                listed = replace(listed, found=f"{rate(found.rate)} ({' .. '.join(ends)})")
             reason = manifest.ended_because or ("" if validity in ("valid", "INVALID") else validity)
             return replace(listed, verdict=validity if validity == "INVALID" else None, reason=reason)
         result = RunBrief.read(path)

@@ -42,7 +42,7 @@ from gapmeter.study.conclusion import STOPPED, conclude, describe, show
 from gapmeter.study.patience import RequestsSoFar
 from gapmeter.study.resolve import changes, check_searchable, resolve
 from gapmeter.study.session import Session, Visit, open_session
-from gapmeter.study.study import Study, afresh, new_texts, study_folder
+from gapmeter.study.study import Study, new_texts, study_folder
 from gapmeter.study.target import why_gone
 
 _WARMUP_NS = 5_000_000_000  # of a trial whose scenario leaves it to be found
@@ -87,13 +87,13 @@ def run_search(study: Study[SearchManifest], scenario: Scenario) -> None:
     except KeyboardInterrupt:
         ended = INTERRUPTED
     except UserError as error:
+        ended = DIED if error.exit_code == errors.UNREACHABLE else NOT_MEASURED  # a disk of ours was full
         if not study.manifest.capacity.trials:
-            facts = study.manifest.capacity.model_copy(update={"ended": DIED})
+            facts = study.manifest.capacity.model_copy(update={"ended": ended})
             study.note(status="incomplete", ended_because=str(error), capacity=facts)
             raise
-        ended = DIED
         study.note(ended_because=str(error))
-    status = "complete" if ended not in (INTERRUPTED, DIED) else "incomplete"
+    status = "incomplete" if ended in (INTERRUPTED, DIED) or study.manifest.ended_because else "complete"
     study.note(status=status, capacity=study.manifest.capacity.model_copy(update={"ended": ended}))
 
 
@@ -101,11 +101,11 @@ def report_capacity(path: Path, *, quiet: bool) -> Conclusion[CapacityResult]:
     """Summary and page of a search from its folder alone. Raises UserError when they cannot be written."""
     manifest = SearchManifest.read(path)
     analyse_trials(path, manifest, (lambda _: None) if quiet else tell)
-    if manifest.capacity.ended is None:  # it was killed
-        ended = manifest.capacity.model_copy(update={"ended": INTERRUPTED})
-        manifest = manifest.model_copy(update={"capacity": ended})
-        manifest.write(path)
     with unless_refused(f"{path}: the results cannot be written", errors.NOT_VALID):
+        if manifest.capacity.ended is None:  # it was killed
+            ended = manifest.capacity.model_copy(update={"ended": INTERRUPTED})
+            manifest = manifest.model_copy(update={"capacity": ended})
+            manifest.write(path)
         result = analyse_search(RunFolder(path))
     if not quiet:
         from gapmeter.report import capacity
@@ -161,7 +161,7 @@ class Trials:
         began_s = time.monotonic()
         try:
             visit = Visit(scenario, self._texts + number, path, command, capacity_of=of)
-            with afresh(visit):
+            with self.study.afresh(path):
                 ended_because = self._session.record(visit, monitor.is_enough).value.ended_because
             interrupted = ended_because == STOPPED
             if not self._session.alive():
@@ -253,42 +253,41 @@ def _warmup_ns(scenario: Scenario, ask: Ask | None = None) -> int:
 
 @contextlib.contextmanager
 def begin_search(
-    name: str | Path,
-    overrides: Sequence[str],
-    scenario: Scenario,
-    options: Options,
-    goal: CapacityGoal,
+    name: str | Path, overrides: Sequence[str], scenario: Scenario, options: Options, goal: CapacityGoal,
     resume: Path | None,
-) -> Iterator[Study[SearchManifest]]:
+) -> Iterator[Study[SearchManifest]]:  # fmt: skip
     """A new search, or an earlier one that goes on with this goal. Raises UserError."""
     rate = scenario.load.trace.rate if scenario.load.trace else scenario.load.rate
     assert rate is not None
     command = options.command or Command.of("capacity", name, overrides, (*options.flags, *goal.flags))
     goal = replace(goal, headroom=goal.headroom_of(scenario.cost))
+    keys = Keys.within(scenario.to_dict(), options.api_key)
     with study_folder(options.runs, scenario, SearchManifest, resume) as (path, manifest):
         if manifest is not None:
-            # A trial that was interrupted, or whose server died, is run again, and so is one that was no measurement
-            # twice.
-            trials = tuple(trial for trial in manifest.capacity.trials if not (trial.interrupted or trial.died))
-            if manifest.capacity.ended == NOT_MEASURED:
+            # A trial that was interrupted, whose server died or that could not be recorded is run again, and so is one
+            # that was no measurement twice.
+            kept = (each for each in manifest.capacity.trials if not (each.interrupted or each.died or each.reason))
+            trials = tuple(kept)
+            if manifest.capacity.ended == NOT_MEASURED and manifest.ended_because is None:
                 trials = trials[:-1]
             start = manifest.capacity.start
             asked = {**asdict(goal), "start": start, "trials": trials, "ended": None}
             facts = manifest.capacity.model_copy(update=asked)
-            manifest = manifest.model_copy(update={"capacity": facts, "ended_because": None})
+            told = str(keys.out_of_command(command.without("--resume")))
+            manifest = manifest.model_copy(update={"capacity": facts, "ended_because": None, "command": told})
             for earlier in (path / "trials").glob("*"):
                 if f"trials/{earlier.name}" not in {trial.folder for trial in trials}:
                     shutil.rmtree(earlier)
         else:
-            keys = Keys.within(scenario.to_dict(), options.api_key)
             facts = SearchFacts(
                 **asdict(replace(goal, start=goal.start or rate)), longest=_LONGEST,
                 trace_rate=rate if scenario.load.trace else None,
                 lost_s=_warmup_ns(scenario) / 1e9 + _AROUND_S, trials=(), ended=None,
             )  # fmt: skip
             manifest = SearchManifest(**dict(describe(scenario, command, keys)), slo=scenario.slo, capacity=facts)
-        manifest.write(path)
-        yield Study(path, manifest, options)
+        study = Study(path, manifest, options)
+        study.note()
+        yield study
 
 
 def _search(trials: Trials) -> Ended:

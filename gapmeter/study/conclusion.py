@@ -97,7 +97,7 @@ class OpenManifest:
             self._note_end(str(error))
             raise
         except OSError as error:
-            _raise_if_gone(path)
+            raise_if_gone(path)
             self._note_end(str(error))
             text = f"; {remedy_of(error)}, then see what was recorded: {report}" if self.has_begun else ""
             raise UserError(f"{path} cannot be written: {reason_of(error)}{text}", errors.NOT_VALID) from error
@@ -111,10 +111,18 @@ class OpenManifest:
                 self.write()
 
 
-def _raise_if_gone(path: Path) -> None:
+def raise_if_gone(path: Path) -> None:
+    """Raises UserError where the folder of a run, or of several, is not there any more."""
     if not path.is_dir():
         text = f"{path} was deleted or renamed during the run: nothing can be written there"
         raise UserError(text, errors.NOT_VALID) from None
+
+
+def why_empty(manifest: Manifest) -> str:
+    """Why a run has no request, "" once its load has begun."""
+    if manifest.plan.t0_ns is not None:
+        return ""
+    return f"no request was recorded: {manifest.ended_because or 'the run ended before the load had begun'}"
 
 
 def conclude(
@@ -124,18 +132,18 @@ def conclude(
 
     Raises UserError when the folder holds nothing, or cannot be written.
     """
-    if manifest.plan.t0_ns is None:
-        why = manifest.ended_because or "the run ended before the load had begun"
-        raise UserError(f"{folder.path}: no request was recorded: {why}", errors.NOT_VALID)
+    if empty := why_empty(manifest):
+        raise UserError(f"{folder.path}: {empty}", errors.NOT_VALID)
     try:
         # A report made again must not vouch for what has happened to the records since.
         manifest = manifest.model_copy(update={"files": manifest.files or folder.hashes()})
         manifest.write(folder.path)
         result = analyse_run(folder, definitions=definitions)
     except NotRecords as error:
-        raise UserError(f"{folder.path}: the records cannot be read: {error}", errors.NOT_VALID) from error
+        why = f"; {manifest.ended_because}" if manifest.ended_because else ""
+        raise UserError(f"{folder.path}: the records cannot be read: {error}{why}", errors.NOT_VALID) from error
     except OSError as error:
-        _raise_if_gone(folder.path)
+        raise_if_gone(folder.path)
         if (where := str(error.filename or "")).startswith((str(folder.requests), str(folder.probe))):
             raise UserError(f"the records cannot be read: {where}: {reason_of(error)}", errors.NOT_VALID) from error
         text = f"the results cannot be written: {reason_of(error)}; the records are kept; {remedy_of(error)}, then"

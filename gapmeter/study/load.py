@@ -6,8 +6,6 @@ And what a server that serves several loads recorded and logged of one of them.
 from __future__ import annotations
 
 import contextlib
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from gapmeter import errors
 from gapmeter.analysis.results.manifest import Placement, Shortened
 from gapmeter.errors import UserError
 from gapmeter.keys import Keys
-from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_cluster, make_fleet
+from gapmeter.loadgen.fleet import Fleet, FrozenProcesses, NotStarted, Unreachable, make_cluster, make_fleet
 from gapmeter.loadgen.generator import Locustfile
 from gapmeter.loadgen.plan import Plan
 from gapmeter.machine.roofline import text_of
@@ -36,7 +34,6 @@ from gapmeter.study.patience import Patience
 from gapmeter.study.target import Target
 
 _CHECK_EVERY_S = 0.25
-_STOPPED_NS = 5_000_000_000
 _SETTLE_S = 0.3  # the server's last stamps of a request come after the client has its last byte
 _LOOK_S = 0.05
 
@@ -166,26 +163,6 @@ def read_on(tails: Sequence[RecordTail], seen: list[tuple[int, RequestRecord]]) 
     for tail in tails:
         seen += tail.poll()
     return as_of_ns
-
-
-class FrozenProcesses:
-    """Generator processes that somebody has stopped (SIGSTOP) and not continued."""
-
-    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        self._processes = processes
-        self._since_ns: dict[int, int] = {}
-
-    def release(self) -> str:
-        """Continue those that have been stopped for five seconds, so that they can be asked to end; says which."""
-        now_ns, found = time.monotonic_ns(), []
-        for number, process in enumerate(self._processes):
-            state = text_of(f"/proc/{process.pid}/stat").rpartition(")")[2].split()[:1]
-            if process.poll() is not None or state not in (["T"], ["t"]):
-                self._since_ns.pop(number, None)
-            elif now_ns - self._since_ns.setdefault(number, now_ns) > _STOPPED_NS:
-                process.send_signal(signal.SIGCONT)
-                found.append(f"generator process {number} was stopped (SIGSTOP) for {_STOPPED_NS // 10**9} s")
-        return "; ".join(found)
 
 
 class ServerLog:

@@ -182,7 +182,8 @@ class Session:
     def _begin(self, visit: Visit, plan: Plan) -> OpenManifest:
         """A fresh folder for a load, and its manifest before anything has run. Raises UserError without a folder."""
         scenario, into, sweep, path = visit.scenario, visit.into, visit.sweep, self.options.locustfile
-        with unless_refused(f"no run's folder can be made in {into or self.options.runs}"):
+        code = errors.USAGE if into is None else errors.NOT_VALID
+        with unless_refused(f"no run's folder can be made in {into or self.options.runs}", code):
             if into is None:
                 folder = RunFolder.create(self.options.runs, scenario.name, scenario.digest())
             else:

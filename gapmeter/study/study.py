@@ -17,7 +17,8 @@ from urllib.parse import quote, urlsplit
 
 from gapmeter import errors
 from gapmeter.analysis.results import Manifest, ManifestBase, NotReadable, RunResult
-from gapmeter.errors import UserError, unless_refused
+from gapmeter.analysis.results.sweep import FailedRun
+from gapmeter.errors import UserError, reason_of, remedy_of, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.report.command import Command
@@ -25,6 +26,7 @@ from gapmeter.runs.lock import hold
 from gapmeter.runs.run import STUDIES, Conclusion, manifest_of
 from gapmeter.scenarios.model import Scenario
 from gapmeter.study.companions import runs_page
+from gapmeter.study.conclusion import raise_if_gone
 from gapmeter.study.patience import shortage
 from gapmeter.study.resolve import resolve
 from gapmeter.study.session import Visit, check_options, placed, prepare_session
@@ -66,26 +68,37 @@ class Study(Generic[M]):
         return Command.parse(self.manifest.command)
 
     def note(self, **fields: Any) -> None:
-        """Write into the manifest, at once."""
+        """Write into the manifest, at once. Raises UserError as ``writing``."""
         self.manifest = self.manifest.model_copy(update=fields)
-        self.manifest.write(self.path)
+        with self.writing():
+            self.manifest.write(self.path)
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around what is made in its folder. Raises UserError, with what continues it, where that cannot be."""
+        raise_if_gone(self.path)
+        try:
+            yield
+        except OSError as error:
+            raise_if_gone(self.path)
+            text = f"{self.path} cannot be written: {reason_of(error)}; {remedy_of(error)}, then continue with:"
+            raise UserError(f"{text} {self.command.resumed(self.path)}", errors.NOT_VALID) from error
 
-@contextlib.contextmanager
-def afresh(visit: Visit) -> Iterator[None]:
-    """Around a load of a study: what an earlier attempt left in its folder goes.
+    @contextlib.contextmanager
+    def afresh(self, run: Path) -> Iterator[None]:
+        """Around one of its loads: what an earlier attempt left in that run's folder goes.
 
-    Raises KeyboardInterrupt when it was interrupted before it could be read, UserError as ``Session.visit``.
-    """
-    if visit.into is not None:
-        shutil.rmtree(visit.into, ignore_errors=True)
-        visit.into.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except UserError as error:
-        if error.exit_code == errors.INTERRUPTED:
-            raise KeyboardInterrupt from error
-        raise
+        Raises KeyboardInterrupt when it was interrupted before it could be read, UserError as ``Session.visit``.
+        """
+        with self.writing():
+            shutil.rmtree(run, ignore_errors=True)
+            run.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield
+        except UserError as error:
+            if error.exit_code == errors.INTERRUPTED:
+                raise KeyboardInterrupt from error
+            raise
 
 
 @contextlib.contextmanager
@@ -129,9 +142,10 @@ def is_of(manifest: ManifestBase, scenario: Scenario) -> bool:
 
 
 def is_finished(run: Path) -> bool:
-    """Whether a run lies there that went to its end and was analysed."""
+    """Whether a run lies there that went to its end, with a server that lived, and was analysed."""
     with contextlib.suppress(OSError, NotReadable):
-        return (run / RunResult.FILE).exists() and Manifest.read(run).status == "complete"
+        is_measured = (run / RunResult.FILE).exists() and not (run / FailedRun.FILE).exists()
+        return is_measured and Manifest.read(run).status == "complete"
     return False
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter import errors
+from gapmeter.analysis.judge.words import outage_text
 from gapmeter.analysis.numbers import counted
 from gapmeter.analysis.results.manifest import SweepManifest, SweepPlace, SweepPoint
 from gapmeter.analysis.results.sweep import FailedRun, SweepResult
@@ -31,7 +32,8 @@ from gapmeter.scenarios.read import Point
 from gapmeter.study.conclusion import describe, show
 from gapmeter.study.resolve import resolve, resolve_points, settings_of
 from gapmeter.study.session import Session, Visit, open_session
-from gapmeter.study.study import Study, afresh, is_finished, new_texts, server_key, study_folder
+from gapmeter.study.study import Study, is_finished, new_texts, server_key, study_folder
+from gapmeter.study.target import why_gone
 
 Place = tuple[int, int]  # a point and a repeat, both from 0
 
@@ -129,6 +131,8 @@ class _Sweep:
         while left:
             home = self.study.path / "servers" / f"{number}.{attempts}"
             attempts += 1
+            with self.study.writing():
+                home.mkdir(parents=True, exist_ok=True)
             try:
                 with open_session(self.points[left[0][0]].scenario, self.study.options, home=home) as session:
                     self._run(session, left.pop(0))  # even on a dead one: each start takes a run off the list
@@ -140,20 +144,30 @@ class _Sweep:
                 return
 
     def _run(self, session: Session, place: Place) -> None:
-        """One run. Raises KeyboardInterrupt when it was interrupted."""
+        """One run. Raises KeyboardInterrupt when it was interrupted, UserError when somebody else's server is gone."""
         point = self.points[place[0]]
         self.study.options.say(self._title(place, ended=False))
         of = SweepPlace(folder=str(self.study.path), point=place[0], values=dict(point.values))
         alone = self.study.command.of_one_point(*settings_of(point))
         visit = Visit(point.scenario, self.texts + self.places.index(place), self.path(place), alone, sweep=of)
         try:
-            with afresh(visit):
+            with self.study.afresh(self.path(place)):
                 result = session.visit(visit)
         except UserError as error:
             self._note_failure(place, error)
             return
         if result.exit_code == errors.INTERRUPTED:
             raise KeyboardInterrupt
+        url, outage = session.target.about.url, result.result.outage
+        if session.process is None and (outage or not result.result.counts.succeeded):
+            gone = why_gone(url, self.study.options.api_key)
+            away = outage_text(outage) if outage and "refused" in outage.failed else ""  # started again since
+            if why := gone or away:
+                lost = UserError(f"the server at {url} was gone: {why}", errors.UNREACHABLE)
+                self._note_failure(place, lost)
+                if gone:
+                    raise lost
+                return
         if result.result.verdict == "INVALID":
             why = "; ".join(result.result.invalid_reasons)
             self.study.options.say(f"{self._title(place, ended=True)} is not valid: {why}; going on")
@@ -163,8 +177,9 @@ class _Sweep:
         if error.exit_code == errors.USAGE:
             raise error
         path = self.path(place)
-        path.mkdir(parents=True, exist_ok=True)
-        FailedRun(reason=str(error), exit_code=error.exit_code).write(path)
+        with self.study.writing():
+            path.mkdir(parents=True, exist_ok=True)
+            FailedRun(reason=str(error), exit_code=error.exit_code).write(path)
         self.study.options.say(f"{self._title(place, ended=False)} failed: {error}")
 
     def _title(self, place: Place, *, ended: bool) -> str:
@@ -210,8 +225,9 @@ def _prepared(name: str | Path, overrides: tuple[str, ...], options: Options, re
                 **dict(describe(scenario, command, keys)), repeat=scenario.repeat, points=described,
                 order=tuple(map(tuple, order)),
             )  # fmt: skip
-            manifest.write(path)
-        yield _Sweep(new_texts(scenario) if resume else 0, scenario, points, order, Study(path, manifest, options))
+        study = Study(path, manifest, options)
+        study.note()
+        yield _Sweep(new_texts(scenario) if resume else 0, scenario, points, order, study)
 
 
 def _mention_unfinished(options: Options, scenario: Scenario, own: Path) -> None:

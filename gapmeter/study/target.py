@@ -42,6 +42,7 @@ _TELL_EVERY_S = 10
 _GRACE_S, _AT_ONCE_S = 10.0, 1.0  # for a server to leave by itself
 _ANSWER_S = 10.0
 _ASK_AGAIN_S = (1.0, 2.0)
+_OUR_LACK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE)  # here, for a server's log, records and sockets
 _NO_SERVER = (502, 503)  # of a proxy that reaches none
 _LONGEST_NAME, _MOST_NAMED = 500, 8
 _OPENAI = "the address of an OpenAI-compatible server"
@@ -122,8 +123,8 @@ def running(
             on_wait=lambda s: say(f"waiting for the server, {s:.0f} s") if int(s) % _TELL_EVERY_S == 0 else None,
         )  # fmt: skip
     except ServerFailed as error:
-        is_full = os.strerror(errno.ENOSPC) in str(error)  # of our disk, which holds its log and its records
-        raise UserError(str(error), errors.NOT_VALID if is_full else errors.UNREACHABLE) from error
+        is_ours = any(os.strerror(code) in str(error) for code in _OUR_LACK)
+        raise UserError(str(error), errors.NOT_VALID if is_ours else errors.UNREACHABLE) from error
 
     def end(grace_s: float) -> None:
         try:
@@ -186,7 +187,8 @@ def _launch_spec(
 def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[str]]:
     """The address without a final slash or ``/v1``, and the models that the server there lists.
 
-    Raises UserError when nothing answers there, or it does not list its models.
+    Of a server that has no such list, the one that was asked for. Raises UserError when nothing answers there, or it
+    does not list its models.
     """
     base = (scenario.server.url or "").rstrip("/").removesuffix("/v1")
     url = f"{base}/v1/models"
@@ -205,10 +207,14 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
     except NoAnswer as error:
         hint = error.hint or "is it running, and is the address right?"
         raise UserError(f"no server answers at {url}: {error}; {hint}", errors.UNREACHABLE) from error
+    if answer.status == 404 and scenario.model_asked_for:
+        return base, [scenario.server.model]
     if answer.status != 200:
         hint = f"is it {_OPENAI} that is ready?"
         if answer.location:
             hint = "redirects are not followed: if that is the server, give its address"
+        elif answer.status == 404:
+            hint = f"if it is {_OPENAI} that lists no models, name its model with --model"
         elif answer.status in (401, 403):
             hint = "that is not the key it takes" if api_key else "pass --api-key or set GAPMETER_API_KEY"
         raise UserError(f"{url} answered {answer}; {hint}", errors.UNREACHABLE)

@@ -27,7 +27,7 @@ from gapmeter.runs.comparison import compare_again, read_comparison
 from gapmeter.runs.listing import is_run, run_folders
 from gapmeter.runs.run import UNDERIVABLE
 from gapmeter.scenarios.plain_file import check_folder, read_json, read_plain, sha256_of
-from gapmeter.study.conclusion import analyse_run
+from gapmeter.study.conclusion import analyse_run, why_empty
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,10 +79,10 @@ def check_all(folder: Path) -> list[Check]:
         return check_run(folder)
     if (folder / Comparison.FILE).exists():
         return _check_comparison(folder)
-    inside = list(run_folders(folder))
-    if not inside:
+    inside = [_check_whole(run, str(run.relative_to(folder))) for run in run_folders(folder)]
+    if not (checks := inside + _check_study(folder)):  # a study without a run has figures too: of points that failed
         raise UserError(f"{folder} is not a run's folder, and holds none", errors.USAGE)
-    return [*(_check_whole(run, str(run.relative_to(folder))) for run in inside), *_check_study(folder)]
+    return checks
 
 
 def _check_comparison(folder: Path) -> list[Check]:
@@ -164,6 +164,8 @@ def check_run(path: Path) -> list[Check]:
     with contextlib.suppress(OSError, ValueError, TypeError):  # what is wrong with it shows where it is compared
         summary = dict(read_json(folder.summary))
     checks += [_check_versions(manifest, summary), *_check_hashes(folder, manifest)]
+    if empty := why_empty(manifest):
+        return [*checks, Check("figures", False, empty)]
     parts = [part for part in (folder.requests, folder.probe, folder.telemetry, folder.logs) if part.exists()]
     with _copy(path, manifest, parts) as again:
         again.hdr.mkdir()

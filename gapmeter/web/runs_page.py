@@ -35,7 +35,7 @@ class RunFilter:
 
     def matches(self, run: ListedRun) -> bool:
         """Whether a run is one of them. Case does not matter."""
-        text = " ".join((run.path.name, run.name, run.engine, run.model, run.load, run.answer)).casefold()
+        text = " ".join((run.path.name, run.name, run.engine, run.model, run.load, run.told)).casefold()
         words = all(word in text for word in self.words.casefold().split())
         return words and self.verdict in ("", run.answer) and self.kind in ("", run.kind)
 
@@ -83,7 +83,7 @@ def _row(run: ListedRun) -> dict[str, str]:
         "engine": run.engine or DASH,
         "model": run.model or DASH,
         "load": run.load or DASH,
-        "verdict": run.answer,
+        "verdict": run.told,
         "tone": tone(run.verdict),
         "n": DASH if run.measured is None else count(run.measured),
         "ttft": run.p99("ttft"),
@@ -95,6 +95,5 @@ def _row(run: ListedRun) -> dict[str, str]:
 
 def _page(title: str, body: Markup) -> str:
     facts = dict.fromkeys(Provenance.model_fields, UNKNOWN)
-    about = Provenance(**facts | {"validity": "each run's own", "command": "gapmeter ui"})
-    document = Document(title, Header(title), None, [Section("runs", "", [Html(body)])], about)
+    document = Document(title, Header(title), None, [Section("runs", "", [Html(body)])], Provenance(**facts))
     return html.page(document, policy="form-action 'self'")

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from hdrh.histogram import HdrHistogram
 
-from gapmeter.loadgen.fleet import Fleet, NotStarted, Unreachable, make_fleet
+from gapmeter.loadgen.fleet import Fleet, FrozenProcesses, NotStarted, Unreachable, make_fleet
 from gapmeter.loadgen.plan import Plan
 from gapmeter.records.follow import RecordFollower, count_in, new_histograms
 
@@ -109,14 +109,18 @@ class SliceRun:
                 self._fleet = fleet
                 self.ready.set()
                 if (t0_ns := self._starts.get()) is not None:
+                    frozen = FrozenProcesses(fleet.processes)
                     fleet.start(t0_ns)
-                    fleet.wait(self._follow, _FOLLOW_EVERY_S)
-                    self.troubles = fleet.troubles()
+                    fleet.wait(lambda: self._follow(fleet, frozen), _FOLLOW_EVERY_S)
+                    self.troubles += fleet.troubles()
         except (Unreachable, NotStarted, OSError) as error:
             self.failed = str(error)
         finally:
             self.over.set()
 
-    def _follow(self) -> None:
+    def _follow(self, fleet: Fleet, frozen: FrozenProcesses) -> None:
+        if trouble := frozen.release():
+            self.troubles.append(trouble)
+            fleet.stop()
         for answered in self._follower.poll():
             count_in(self._histograms, answered)

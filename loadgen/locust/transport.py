@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
@@ -10,7 +12,8 @@ from typing import Any, Literal, TypeVar
 import gevent
 from gevent.socket import wait_read, wait_write
 
-from gapmeter.loadgen.client import AHEAD_S, Pool
+from gapmeter.loadgen.client import AHEAD_S, FIRST_S, Pool
+from gapmeter.loadgen.connection import Connection
 from gapmeter.loadgen.exchange import Address, Exchange
 
 T = TypeVar("T")
@@ -77,6 +80,10 @@ class GreenPool(Pool):
 
     async def _look_up(self) -> Sequence[Any]:
         return socket.getaddrinfo(self._address.host, self._address.port, type=socket.SOCK_STREAM)
+
+    async def _in_time(self, opening: Coroutine[Any, Any, Connection]) -> Connection:
+        with gevent.Timeout(FIRST_S, OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))):
+            return await opening
 
     async def _until(self, fd: int, what: Literal["readable", "writable"]) -> None:
         (wait_read if what == "readable" else wait_write)(fd)

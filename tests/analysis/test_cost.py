@@ -16,6 +16,7 @@ from gapmeter.analysis.cost import (
     SearchTrial,
     cost_of,
     describe_cost,
+    describe_economics,
     describe_energy,
     describe_search,
     describe_tokens,
@@ -300,6 +301,20 @@ def test_unmeasured_energy_is_none_and_says_so() -> None:
     part = describe_energy(None, 40, 1000.0)
     assert isinstance(part, NoEnergy) and part.per_request_j is None
     assert energy_sentence(part).startswith("energy unmeasured")
+
+
+def test_energy_is_shared_by_all_that_was_answered_meanwhile(passed: RunFigures) -> None:
+    """A request of the warm-up has half of its tokens after the first measured one was due."""
+    rows = [(False, 0, [5, 15]), (True, 10, [20, 30]), (True, 20, [30, 40]), (False, 60, [70, 80])]
+    requests = pd.DataFrame({
+        "measured": [measured for measured, *_ in rows], "due_ns": [due for _, due, _ in rows],
+        "token_ns": [at for *_, at in rows], "end_ns": [at[-1] for *_, at in rows],
+        "output_tokens": [2.0] * 4, "prompt_tokens": [3.0] * 4, "outcome": ["ok"] * 4,
+    })  # fmt: skip
+    used = window(50.0, 50.0, 50.0, None, "a counter")
+    steady = Steady.model_construct(state="steady", valid_for_capacity=True)
+    found = describe_economics(passed, steady, manifest({"usd_per_hour": 3.6}), requests, used).energy
+    assert (found.per_request_j, found.per_output_token_j) == (20.0, 10.0)
 
 
 LONGEST = Interval(value=10.0, low=9.0, high=11.0)

@@ -311,6 +311,17 @@ def test_a_row_without_a_price_says_so_and_has_its_capacity_all_the_same(tmp_pat
     assert "70.0 (65.0 .. 75.0)" in text(document(found)).plain
 
 
+def test_an_estimate_that_no_trial_held_is_not_called_one_that_holds_and_disturbed_trials_are_kept_in_mind(
+    tmp_path: Path,
+) -> None:
+    a, b = searched(tmp_path, 50, 45, 55), searched(tmp_path, 150, 140, 160)
+    unproven = dataclasses.replace(a, capacity=a.capacity.model_copy(update={"held": None}), disturbed=2)
+    found = table(unproven, b)
+    assert "A serves about 50 req/s" in headline(found)
+    assert "B holds 150 req/s" in headline(found)
+    assert [note for note in found.notes if note.startswith("in 2 trials of A another program")]
+
+
 def test_the_devices_and_the_settings_that_differ_are_named(tmp_path: Path) -> None:
     gpus: list[dict[str, Any]] = [{"hardware": {"gpus": [f"NVIDIA {name}, 1 MiB, 1"]}} for name in ("L4", "H200")]
     sizes = [{"max_batch": size, "args": {"x": size}} for size in (8, 32)]

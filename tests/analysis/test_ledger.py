@@ -47,8 +47,11 @@ def _api(writer: RecordWriter) -> None:
         writer.span(Span.EGRESS, ref, base + 500, base + 700, n=n)
 
 
-def _steps(writer: RecordWriter, ref: int, early: int = 0, *, worker: bool = True) -> None:
-    """Two steps of the request's own: 5..8 µs and 15..18 µs, one of another's between them."""
+def _steps(writer: RecordWriter, ref: int, early: int = 0, *, worker: bool = True, timed: bool = True) -> None:
+    """Two steps of the request's own: 5..8 µs and 15..18 µs, one of another's between them.
+
+    Unless ``timed``, the device did not tell when it computed the last one, which was put on it at 15.9 µs.
+    """
     other = writer.request("engine-x")
     for seq, base, entry in (
         (1, 5000, (ref, 10, 0, 0, PROMPT)), (2, 10_000, (other, 1, 5, 0, 0)), (3, 15_000, (ref, 1, 10, 0, 0)),
@@ -61,7 +64,10 @@ def _steps(writer: RecordWriter, ref: int, early: int = 0, *, worker: bool = Tru
         if worker:
             writer.span(Span.WORKER, seq, base + 400, base + 3200)
             writer.span(Span.INPUT_PREP, seq, base + 500, base + 1000)
-            writer.span(Span.FORWARD, seq, base + 1000, base + 2500)
+            if timed or seq != 3:
+                writer.span(Span.FORWARD, seq, base + 1000, base + 2500)
+            else:
+                writer.span(Span.HOST_LAUNCH, seq, base + 900, base + 1100)
             writer.span(Span.SAMPLING, seq, base + 2500, base + 3000)
         writer.span(Span.UPDATE, seq, base + 3300, base + 3500)
         writer.emit(seq, base + 3400, [(entry[0], 1)])
@@ -126,6 +132,13 @@ def test_what_lies_between_processes_is_transit_and_counts_as_strict(tmp_path: P
     row = _row(tmp_path, "first_token")
     between = 200 + 50 + 200 + 100 + 100 + 300 + 300  # network, template's pool, handoff, executor, output, network
     assert row["transit_ns"] == row["strict_ns"] == between
+
+
+def test_what_an_engine_does_in_a_call_that_returns_before_its_answer_is_no_transit(tmp_path: Path) -> None:
+    """The call to its executor returns after 100 ns, when the worker begins."""
+    row = _row(tmp_path, "first_token", core=_and(_core, Span.EXECUTE, 1, 5300, 8300, n=100))
+    assert row["transit_ns"] == 200 + 50 + 200 + 100 + 300 + 300  # of the executor its answer's way alone
+    assert row["scheduling_ns"] == FIRST["scheduling"]
 
 
 def test_another_requests_step_between_own_steps_is_other_step(tmp_path: Path) -> None:
@@ -195,7 +208,7 @@ def test_a_gap_is_split_into_the_steps_of_others_its_own_and_what_nothing_stampe
         ((Span.INPUT_PREP, 3, 15_500, 16_400), {}),
         ((Span.SAMPLING, 3, 17_100, 18_000), {}),
         ((Span.FORWARD, 2, 11_000, 15_800), {"scheduling": 600 + 600, "unexplained": 1100}),  # from 13_200 to 15_500
-        ((Span.SAMPLING, 2, 12_500, 16_600), {"scheduling": 600 + 600, "unexplained": 1100}),
+        ((Span.SAMPLING, 2, 12_500, 17_800), {"scheduling": 600 + 600, "unexplained": 1100}),
     ],
     ids=["own preparation", "own sampling", "another's forward", "another's sampling"],
 )
@@ -207,6 +220,13 @@ def test_what_goes_on_beside_an_own_forward_or_its_preparation_takes_none_of_the
     expected = {name: ns - takes.get(name, 0) for name, ns in GAP.items()}
     expected["other_step"] += sum(takes.values())
     assert {name: gap[f"{name}_ns"] for name in GAP} == expected
+
+
+def test_from_its_launch_on_nothing_is_known_of_a_step_whose_device_told_no_times(tmp_path: Path) -> None:
+    """Until the engine has its tokens, at 18_300: what the host did meanwhile may have waited for the device."""
+    gap = _ledger(tmp_path, core=lambda writer: _steps(writer, _taken_in(writer), timed=False)).gaps.iloc[0]
+    assert (gap["input_prep_ns"], gap["sampling_ns"]) == (15_900 - 15_500, 0)
+    assert gap["unexplained_ns"] == GAP["unexplained"] + 18_300 - 15_900
 
 
 def test_a_later_step_s_scheduling_delays_a_token_until_it_has_left_and_no_longer(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_a_folder_without_the_file_is_not_found(tmp_path: Path) -> None:
 
 def test_a_list_of_runs_reads_the_little_that_it_shows(run: Path) -> None:
     brief, whole = RunBrief.read(run), RunResult.read(run)
-    assert (brief.verdict, brief.counts.measured) == (whole.verdict, whole.counts.measured)
+    assert (brief.verdict, brief.measured) == (whole.verdict, whole.counts.measured)
     assert brief.metrics["ttft"].p99_ms == whole.metrics["ttft"].p99_ms
     bounds = {name: metric.at(99.0).at_most for name, metric in whole.metrics.items()}
     assert {name: bound.ms for name, bound in bounds.items() if bound is not None} == {
@@ -171,7 +171,7 @@ def test_a_list_of_runs_reads_the_little_that_it_shows(run: Path) -> None:
     }
     told, manifest = ManifestBrief.read(run), Manifest.read(run)
     assert (told.kind, told.started_wall) == ("run", manifest.started_wall)
-    assert told.scenario.server.model == manifest.asked.server.model
+    assert told.model == manifest.asked.server.model
 
 
 def test_every_schema_is_printed_by_its_name() -> None:

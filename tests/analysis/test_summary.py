@@ -289,7 +289,7 @@ def served(begun_s: Sequence[float], took_s: Sequence[float], *, warmup_s: float
     due_ns, done_ns = (np.array(begun_s) * 1e9).astype(int), ((np.array(begun_s) + took_s) * 1e9).astype(int)
     ok = np.array(begun_s) < failed_from_s
     requests = pd.DataFrame({
-        "due_ns": due_ns, "last_token_ns": pd.Series(done_ns, dtype="Int64").mask(~ok),
+        "due_ns": due_ns, "last_token_ns": pd.Series(done_ns, dtype="Int64").mask(~ok), "end_ns": done_ns,
         "measured": due_ns >= warmup_s * 1e9, "outcome": np.where(ok, "ok", "http_5xx"),
         "prompt_tokens": 7, "output_tokens": 3,
     })  # fmt: skip

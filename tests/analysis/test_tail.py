@@ -173,10 +173,20 @@ def test_what_every_request_pays_is_told_beside_what_slow_ones_wait_for() -> Non
     assert (found.leading, found.payer) == ("capacity", "API server")
     api = next(part for part in found.owners if part.owner == "API server")
     assert api.at_share == pytest.approx(api.at_ms / found.at.total_ms)
-    assert ", most of it API server" in pays_sentence(found, "ttft", "GPU")
+    assert " ms of it tokenize (API server)" in pays_sentence(found, "ttft", "GPU")
     assert pays_sentence(anatomy(ledgers(600, queue=80.0)), "ttft", "GPU") == ""
     median = found.model_copy(update={"percentile": 50.0, "at": found.typical})
-    assert pays_sentence(median, "ttft", "GPU").startswith("typical requests take 56.0 ms, most"), "not 56 ms of 56 ms"
+    assert pays_sentence(median, "ttft", "GPU").startswith("typical requests take 56.0 ms, "), "not 56 ms of 56 ms"
+
+
+def test_a_stage_that_is_most_of_typical_requests_is_named_however_long_slow_ones_take() -> None:
+    table = ledgers(2000, queue=120.0)
+    table["tokenize_ns"] += 30 * MS
+    table["total_ns"] += 30 * MS
+    found = anatomy(table)
+    assert found.typical.total_ms < found.at.total_ms / 2
+    for said in (pays_sentence(found, "ttft", "GPU"), tail_sentence(found, "ttft", "GPU", listed=True)):
+        assert " ms tokenize)" in said or " ms of it tokenize (" in said
 
 
 @pytest.mark.parametrize(

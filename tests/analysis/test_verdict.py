@@ -15,7 +15,7 @@ from scipy import stats
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, SloAnswer, Verdict
 from gapmeter.analysis.stats.series import Series
-from gapmeter.report.slo import slo_interval, slo_sentence, slo_value
+from gapmeter.report.slo import brief_answer, slo_interval, slo_sentence, slo_value
 from gapmeter.scenarios.slo import Slo
 from tests.kit.runs import slo
 
@@ -338,6 +338,7 @@ def test_a_limit_far_above_all_that_happened_is_kept_with_less_evidence_than_a_n
     told = slo_sentence(far_off)
     assert told.endswith("within the limit of 500 ms, 99 % sure; no request exceeded it, and none took over 33.9 ms")
     assert far_off.needs is None
+    assert brief_answer(far_off).endswith("limit 500 ms (99 % sure)")
 
 
 @pytest.mark.parametrize(("count", "expected"), [(250, INCONCLUSIVE), (312, PASS)])

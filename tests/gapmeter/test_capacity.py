@@ -8,6 +8,8 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +37,7 @@ from gapmeter.study.settings import compared, find_capacities
 from gapmeter.study.study import Study, study_folder
 from gapmeter.study.verify import verify
 from tests.kit.browser import Tab, opens_well
-from tests.kit.command import Command, Done, gapmeter, settings
+from tests.kit.command import ROOT, Command, Done, gapmeter, settings
 from tests.kit.searches import write_search
 from tests.kit.servers import faulty
 from tests.kit.wait import until
@@ -410,6 +412,13 @@ def test_the_command_of_a_search_from_python_asks_for_the_same_goal(tmp_path: Pa
     assert not CapacityGoal().flags
 
 
+def test_what_repeats_a_search_that_was_taken_up_has_the_goal_that_it_was_taken_up_with(tmp_path: Path) -> None:
+    path = taken_up(tmp_path, "budget")
+    options = Options(command=CommandLine.parse(f"gapmeter capacity smoke --budget 9m --resume {path}"))
+    with begin_search("smoke", [], resolve("smoke"), options, CapacityGoal(budget_s=540.0), path) as study:
+        assert study.manifest.command == "gapmeter capacity smoke --budget 9m"
+
+
 def test_why_no_server_was_there_when_a_search_was_taken_up_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -450,6 +459,16 @@ def test_a_server_that_dies_behind_a_proxy_ends_the_search_too(tmp_path: Path) -
     assert done.code == 106, done.err
     assert done.summary["capacity"]["ended"] == "died"
     assert "the server died: it answers 502 Bad Gateway" in " ".join(done.err.split())
+
+
+@pytest.mark.whole_run
+def test_a_server_that_lacks_something_of_this_machine_is_not_one_that_cannot_be_reached(tmp_path: Path) -> None:
+    few = ["bash", "-c", 'ulimit -n 16; exec "$@"', "few", sys.executable, "-P", "-m", "gapmeter"]
+    command = [*few, *SMALL, "--runs", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "Too many open files" in ended.stderr) == (98, True), ended.stderr
+    (folder,) = tmp_path.iterdir()
+    assert gapmeter("report", str(folder), runs=tmp_path).code == 98
 
 
 @pytest.mark.whole_run

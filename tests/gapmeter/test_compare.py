@@ -192,6 +192,30 @@ def test_a_run_beside_a_search_is_a_row_and_other_slos_are_not_comparable(
     assert "slo: ttft p99 <= 500 ms | ttft p99 <= 900 ms" in " ".join(err.split())
 
 
+def test_what_compares_the_valid_runs_is_told_where_each_side_keeps_two(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("again", "bad"):
+        shutil.copytree(runs / "three", tmp_path / name)
+    summary = tmp_path / "bad" / "summary.json"
+    summary.write_text(
+        json.dumps({**json.loads(summary.read_text()), "verdict": "INVALID", "invalid_reasons": ["late"]})
+    )
+    a, b = [tmp_path / "bad", runs / "three", tmp_path / "again"], [runs / "eight", runs / "twin"]
+
+    def told(a: list[Path]) -> str:
+        sides = [",".join(map(str, side)) for side in (a, b)]
+        assert main(["compare", *sides, "--runs", str(tmp_path)]) == errors.NOT_VALID
+        return capsys.readouterr().err
+
+    said = told(a)
+    assert "A (bad) is not valid as a measurement" in " ".join(said.split())
+    command = next(line for line in said.splitlines() if "gapmeter compare " in line).partition("compare ")[2].split()
+    paths = [[Path(path).resolve() for path in side.split(",")] for side in command]
+    assert paths == [[path.resolve() for path in side] for side in (a[1:], b)]
+    assert "gapmeter compare " not in told(a[:2]), "one run a side tells too little"
+
+
 MISTAKES = {
     "one side": (["three"], 2, "two sides"),
     "the same run twice": (["three", "three"], 2, "named twice"),

@@ -81,9 +81,24 @@ def test_the_list_is_a_table_or_one_document(runs: Path, capsys: pytest.CaptureF
     lines = [line for line in capsys.readouterr().out.splitlines() if "2026010" in line]
     assert len(lines) == 7
     assert "damaged" in lines[-1] and "broken" in lines[-1]
-    assert " unfinished " in lines[4] and lines[4].endswith("eeeeee (not analysed; run gapmeter report)")
+    assert " unfinished " in lines[4] and lines[4].endswith("eeeeee (not analysed)"), "nothing was recorded"
     assert main(["runs", "--runs", str(runs), "--json"]) == errors.OK
     assert [entry["kind"] for entry in json.loads(capsys.readouterr().out)][:2] == ["run", "run"]
+
+
+def test_only_a_run_with_records_is_to_be_reported_and_a_long_reason_does_not_widen_the_list(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = Path(shutil.copytree(runs / "20260105-000000-killed-eeeeee", tmp_path / "20260105-000000-killed-eeeeee"))
+    (killed / "requests" / "worker-0.gap").write_bytes(b"x")
+    change(killed / "manifest.json", ended_because="the server did not start: " + "log " * 100)
+    for file in killed.rglob("*"):
+        os.utime(file, (1, 1))
+    assert main(["runs", "--runs", str(tmp_path)]) == errors.OK
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "2026010" in line]
+    told = line.partition("eeeeee (")[2]
+    assert told.startswith("the server did not start: ") and told.endswith(" …; run gapmeter report)")
+    assert len(told) < 100
 
 
 def test_no_folder_of_runs_is_told(tmp_path: Path) -> None:

@@ -78,6 +78,34 @@ def test_a_signal_in_the_middle_of_what_must_not_break_is_heard_when_it_is_over(
         assert program.stdout.read() == "whole\ninterrupted True\n"
 
 
+# A command that waits, and hears Ctrl-C again and again as it leaves.
+WAITS = """
+import os, signal, sys, time
+import gapmeter.cli
+from gapmeter.__main__ import program
+
+def press_and_set(number, handler, set=signal.signal):
+    if handler is signal.SIG_IGN:
+        os.kill(os.getpid(), signal.SIGINT)
+    return set(number, handler)
+
+signal.signal = press_and_set
+gapmeter.cli.main = lambda *_: print("began", flush=True) or time.sleep(9)
+sys.exit(program())
+"""
+
+
+def test_signals_at_every_moment_of_its_leaving_change_nothing() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITS], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=hear_signals,
+    ) as command:  # fmt: skip
+        assert command.stdout.readline() == "began\n"
+        while command.poll() is None:
+            command.send_signal(signal.SIGINT)
+        assert (command.returncode, command.stderr.read()) == (105, "gapmeter: interrupted\nexit=105 interrupted\n")
+
+
 def test_a_command_without_a_run_ends_with_105_too(tmp_path: Path) -> None:
     command = Command(("calibrate", "--quick"), tmp_path, {"XDG_CACHE_HOME": str(tmp_path)})
     assert "error and cost" in command.process.stderr.readline()

@@ -19,8 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapmeter.analysis.results.sweep import SweepResult
-from gapmeter.errors import UNREACHABLE, UserError
+from gapmeter.analysis.results import Manifest
+from gapmeter.analysis.results.manifest import SweepManifest
+from gapmeter.analysis.results.sweep import FailedRun, SweepResult
+from gapmeter.errors import NOT_VALID, UNREACHABLE, UserError
 from gapmeter.loadgen.arrivals import warmup_span
 from gapmeter.options import Options
 from gapmeter.records import RunFolder, read_records
@@ -29,11 +31,13 @@ from gapmeter.runs.explain import explain
 from gapmeter.runs.run import open_run
 from gapmeter.study.comparison import Baseline, check_baseline
 from gapmeter.study.resolve import changes, resolve, resolve_points, settings_of
-from gapmeter.study.study import is_finished
-from gapmeter.study.sweep import order_of, run_sweep
+from gapmeter.study.study import Study, is_finished
+from gapmeter.study.sweep import order_of, report_sweep, run_sweep
+from gapmeter.study.verify import check_all
 from tests.kit.browser import Tab, opens_well
 from tests.kit.command import SHORT, Command, Done, gapmeter, settings
-from tests.kit.results import figure_at
+from tests.kit.results import figure_at, manifest_document
+from tests.kit.servers import faulty
 from tests.kit.wait import until
 
 REQUESTS = 100  # of a point: fewer seldom support any percentile
@@ -251,6 +255,21 @@ def test_an_interrupted_sweep_is_taken_up_where_it_was_left(tmp_path: Path) -> N
 
 
 @pytest.mark.whole_run
+def test_a_point_in_which_somebody_elses_server_died_is_measured_again_by_resuming(tmp_path: Path) -> None:
+    """Also where a proxy before it goes on."""
+    points = sweep_of({"load.rate": [50, 60, 70]})
+    with faulty(dies_at=45) as url:
+        words = ("run", "smoke", "--url", url, *SHORT, *points)
+        died = gapmeter(*words, runs=tmp_path)
+    assert died.code == 98, died.err
+    assert [point["verdict"] for point in died.summary["sweep"]["points"]].count("FAILED") == 2
+    assert len(list(died.folder.path.glob("points/*/r1/requests"))) == 2, "no third point was begun"
+    with faulty(port=int(url.rpartition(":")[2])):
+        resumed = gapmeter(*words, "--resume", str(died.folder.path), runs=tmp_path)
+    assert [point["metrics"]["ttft"]["count"] for point in resumed.summary["sweep"]["points"]] == [30] * 3
+
+
+@pytest.mark.whole_run
 def test_a_sweep_none_of_whose_servers_start_says_so(tmp_path: Path) -> None:
     done = gapmeter(*QUICK, *sweep_of([{"server.args.no_such_flag": 1}]), "--json", runs=tmp_path)
     assert done.code == 106, done.err
@@ -310,6 +329,77 @@ def test_servers_that_die_as_soon_as_they_are_ready_end_a_sweep_all_the_same(
     result = run_sweep("smoke", overrides, Options(runs=tmp_path, quiet=True))
     assert (started, result.exit_code) == (["1.0", "1.1"], UNREACHABLE)
     assert [point.verdict for point in result.result.sweep.points] == ["FAILED"] * 2
+
+
+def unmeasured_sweep(home: Path, **fields: Any) -> RunFolder:
+    """A sweep's folder with one point, of which no run was measured."""
+    (home / "points" / "001" / "r1").mkdir(parents=True)
+    shared = {name: value for name, value in manifest_document().items() if name in SweepManifest.model_fields}
+    point = {"values": {}, "resolved": {}, "digest": "a", "folder": "points/001"}
+    SweepManifest.model_validate({**shared, "repeat": 1, "points": [point], "order": [[[0, 0]]], **fields}).write(home)
+    return RunFolder(home)
+
+
+@pytest.mark.parametrize(("status", "code"), [("running", 105), ("interrupted", 105), ("complete", 98)])
+def test_a_sweep_of_which_nothing_was_measured_does_not_blame_the_server(
+    tmp_path: Path, status: str, code: int
+) -> None:
+    """It was killed, was interrupted, or lost its points' figures."""
+    folder = unmeasured_sweep(tmp_path, status=status)
+    assert report_sweep(folder.path, quiet=True).exit_code == code
+
+
+def test_a_sweep_all_of_whose_points_failed_has_figures_that_are_checked(tmp_path: Path) -> None:
+    folder = unmeasured_sweep(tmp_path, status="complete")
+    FailedRun(reason="no such model", exit_code=104).write(tmp_path / "points" / "001" / "r1")
+    assert report_sweep(tmp_path, quiet=True).exit_code == 104
+    assert [check.name for check in check_all(tmp_path) if check.ok] == ["summary.json", "report.html"]
+    document = json.loads(folder.summary.read_text())
+    document["sweep"]["points"][0]["reason"] = "nothing"
+    folder.summary.write_text(json.dumps(document))
+    assert "sweep.points[0].reason" in next(check.seen for check in check_all(tmp_path) if not check.ok)
+
+
+def test_a_run_whose_load_never_began_is_checked_in_words(tmp_path: Path) -> None:
+    document = manifest_document()
+    document["plan"]["t0_ns"] = None
+    run = RunFolder.at(tmp_path / "run")
+    Manifest.model_validate({**document, "ended_because": "the server was not ready"}).write(run.path)
+    seen = {check.name: check.seen for check in check_all(run.path)}
+    assert seen["figures"] == "no request was recorded: the server was not ready"
+
+
+def test_a_sweep_whose_folder_is_renamed_ends_and_makes_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rename(_: Any) -> None:
+        (folder,) = tmp_path.iterdir()
+        folder.rename(tmp_path / "renamed")
+        raise UserError("the run's folder was renamed", NOT_VALID)
+
+    @contextlib.contextmanager
+    def living(*_: Any, **__: Any) -> Iterator[Any]:
+        yield SimpleNamespace(alive=lambda: True, visit=rename)
+
+    monkeypatch.setattr("gapmeter.study.sweep.open_session", living)
+    overrides = ("server.engine=simulated", f"sweep={json.dumps({'load.rate': [30, 40]})}")
+    with pytest.raises(UserError, match="was deleted or renamed during the run") as ended:
+        run_sweep("smoke", overrides, Options(runs=tmp_path, quiet=True))
+    assert ended.value.exit_code == NOT_VALID
+    assert [path.name for path in tmp_path.iterdir()] == ["renamed"]
+
+
+def test_a_study_that_cannot_write_says_why_and_how_it_goes_on(tmp_path: Path) -> None:
+    folder = unmeasured_sweep(tmp_path, command="gapmeter run smoke")
+    study = Study(tmp_path, SweepManifest.read(tmp_path), Options())
+    folder.manifest.with_suffix(".json.part").mkdir()
+    with pytest.raises(UserError) as ended:
+        study.note(status="complete")
+    assert str(ended.value) == (
+        f"{tmp_path} cannot be written: Is a directory; fix that, then continue with: "
+        f"gapmeter run smoke --resume {tmp_path}"
+    )
+    assert ended.value.exit_code == NOT_VALID
 
 
 def test_the_settings_of_a_server_that_runs_already_cannot_be_swept_over(tmp_path: Path) -> None:

@@ -99,13 +99,13 @@ async def null_server(
 @contextlib.contextmanager
 def faulty(
     faults: Sequence[str] = ("none",), models: Sequence[str] = ("null",), schedule: Schedule | None = None,
-    lasting: int = 100, dies_at: float = math.inf,
+    lasting: int = 100, dies_at: float = math.inf, port: int = 0,
 ) -> Iterator[str]:  # fmt: skip
     """In a thread: its address. Request k meets fault k, and so on round the list.
 
     ``lasting``: how many of a request's attempts meet it; those after them are answered well. ``dies_at``: as Faulty.
     """
-    sock = socket.create_server(("127.0.0.1", 0))
+    sock = socket.create_server(("127.0.0.1", port))
     loop = asyncio.new_event_loop()
     server = Faulty(
         schedule or Schedule(first_ns=5_000_000, gap_ns=1_000_000),

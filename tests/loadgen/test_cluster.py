@@ -232,6 +232,18 @@ def test_workers_that_cannot_reach_the_target_are_named_before_the_start(tmp_pat
         pass
 
 
+def test_a_slice_whose_process_is_stopped_and_not_continued_ends_with_what_it_has(tmp_path: Path, null: str) -> None:
+    run = SliceRun(plan([0, 3_600_000 * MS]), null, "asyncio", Call("", 0, (), None), tmp_path)
+    assert run.ready.wait(20)
+    run.begin(time.monotonic_ns())
+    until(lambda: run.report().finished == 1)
+    (pid,) = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True, check=True).stdout.split()
+    os.kill(int(pid), signal.SIGSTOP)
+    assert run.over.wait(30)
+    assert run.troubles == ["generator process 0 was stopped (SIGSTOP) for 5 s"]
+    assert len(records_of(tmp_path)) == 1
+
+
 def test_a_slice_begins_only_once_however_often_locust_starts_the_test(tmp_path: Path, null: str) -> None:
     run = SliceRun(plan([index * MS for index in range(20)]), null, "locust", Call("", 0, (), None), tmp_path)
     assert run.ready.wait(20)

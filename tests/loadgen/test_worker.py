@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -211,6 +212,41 @@ def test_a_target_where_nobody_listens_is_said_before_the_start(tmp_path: Path, 
         make_fleet(plan([0]), "http://127.0.0.1:9", None, tmp_path, (), 2, generator=generator),
     ):
         pass
+
+
+@pytest.mark.whole_run
+def test_a_server_that_never_shakes_hands_is_given_up_before_the_start(tmp_path: Path, generator: str) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(Unreachable, match="timed out"),
+        make_fleet(
+            plan([0]), f"https://127.0.0.1:{silent.getsockname()[1]}", None, tmp_path, (), 1, generator=generator
+        ),
+    ):
+        pass
+
+
+@pytest.mark.whole_run
+def test_a_process_that_is_stopped_before_it_is_ready_is_said(
+    tmp_path: Path, generator: str, null: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[subprocess.Popen[bytes]] = []
+
+    class Held(subprocess.Popen):
+        """Stopped as soon as it is there."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.send_signal(signal.SIGSTOP)
+            held.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Held)
+    with (
+        pytest.raises(NotStarted, match=r"process 0 was stopped \(SIGSTOP\) for 5 s"),
+        make_fleet(plan([0]), null, None, tmp_path, (), 1, generator=generator),
+    ):
+        pass
+    assert [process.poll() is None for process in held] == [False]
 
 
 def test_a_server_that_shakes_hands_on_one_connection_at_a_time_is_not_waited_for(

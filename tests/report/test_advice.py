@@ -7,19 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.latency import Band
 from gapmeter.analysis.results.manifest import PrecisionSupport
 from gapmeter.analysis.results.run import CoreHolder
 from gapmeter.analysis.results.trust import QueueSlope
-from gapmeter.analysis.stages import UNEXPLAINED_OWNER
+from gapmeter.analysis.stages import UNEXPLAINED_OWNER, owner_words
 from gapmeter.records import RunFolder
 from gapmeter.report import document as doc
 from gapmeter.report import html, run
+from gapmeter.report.advice import advice, next_step, setting
 from gapmeter.report.command import Command
-from gapmeter.report.slo import objectives
+from gapmeter.report.slo import headline, objectives, verdict_sentence
 from gapmeter.report.waits import where
-from gapmeter.report.why import advice, most_an_upgrade_brings, owners, setting, tail_sentence
+from gapmeter.report.why import most_an_upgrade_brings, owners, tail_sentence
 from gapmeter.scenarios.model import KEYS
 from tests.kit.runs import write_run
 
@@ -218,6 +220,41 @@ def test_nothing_is_advised_for_a_stage_that_is_next_to_nothing_of_the_wait(queu
     assert advice(result, manifest)
     endless = told.model_copy(update={"at": told.at.model_copy(update={"total_ms": 1000 * told.at.total_ms})})
     assert advice(retold(result, ttft=endless), manifest) == []
+
+
+def test_a_limit_that_typical_requests_miss_is_not_blamed_on_the_tail(tmp_path: Path) -> None:
+    """Nor is a setting advised for what makes only slow ones slower."""
+    result, manifest = read(write_run(tmp_path / "r", count=2400, rate=12.0, slos=("ttft p90 <= 4 ms",)))
+    told, (missed,) = result.tail.ttft, result.slo
+    payer = max(told.owners, key=lambda part: part.typical_ms)
+    assert told.typical.total_ms > missed.limit
+    assert f"typical requests already take {duration(told.typical.total_ms)}, " in verdict_sentence(result)
+    assert f"{duration(payer.typical_ms)} of it {owner_words(payer.owner, result.device)}" in verdict_sentence(result)
+    assert " Typical requests already take " in headline(result)
+    assert setting("queue", manifest) is not None
+    assert advice(result, manifest) == []
+
+
+def test_a_run_that_met_its_slos_is_told_how_to_find_how_much_the_server_can_take(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", count=400, rate=8.0, slos=("ttft p50 <= 9 s",))
+    result, manifest = read(folder)
+    assert result.verdict == "PASS"
+    shown = next(section for section in run.brief(result, manifest).sections if section and section.key == "why")
+    assert shown.blocks[-1] == doc.Pre("gapmeter capacity chat-p99")
+    assert next_step(result, manifest.model_copy(update={"capacity_of": "chat"})) == []
+    closed = dict(manifest.scenario) | {"load": {"arrivals": "closed", "concurrency": 2}}
+    assert next_step(result, read(folder)[1].model_copy(update={"scenario": closed})) == []
+
+
+def test_what_failed_leads_where_failures_alone_missed_an_slo(tmp_path: Path) -> None:
+    """Not what a faster device would bring."""
+    folder = write_run(tmp_path / "r", count=900, rate=12.0, failures=30, slos=("errors <= 1 %",))
+    result = RunResult.read(folder.path)
+    assert result.verdict == "FAIL"
+    (first,) = result.failures
+    said = [str(one.words) for one in run.document(folder).verdict.more]
+    assert any(f"{first.count} of the {first.count} that failed answered 5xx" in words for words in said)
+    assert not any("would cut" in words for words in said)
 
 
 def test_what_no_probe_measured_is_not_called_without_a_single_cause(queueing: Told) -> None:

@@ -27,6 +27,7 @@ from gapmeter.analysis.results.capacity import (
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.report import document as doc
+from gapmeter.report import html
 from gapmeter.report.capacity import TOO_HIGH, document, headline
 from tests.kit.searches import SLO, write_search
 
@@ -153,6 +154,24 @@ def test_the_chart_of_latency_has_the_curve_the_trials_on_its_axes_and_where_it_
     rows = [[str(cell) for cell in row] for row in chart.table.rows]
     assert ["the curve", rate(2.0), "62.5 ms", "50.0 .. 78.1 ms", ""] in rows
     assert ["trial 2", "9.5 req/s", "1.80 s", "1.20 .. 2.70 s", "fails"] in rows
+
+
+@pytest.mark.parametrize("held", [8.0, None])
+def test_goodput_is_not_joined_from_rates_that_hold_to_one_that_fails_and_where_slos_hold_is_what_was_proven(
+    tmp_path: Path, held: float | None
+) -> None:
+    path = write_search(tmp_path / "s", 9.0, 8.0, 10.0)
+    result = CapacityResult.read(path)
+    points = tuple(
+        RatePoint(rate=at, good_share=1.0, goodput_per_s=good, goodput_ci=None, verdict=found, n=60)
+        for at, good, found in ((4.0, 4.0, HOLDS), (8.0, 8.0, HOLDS), (64.0, 1.0, FAILS), (99.0, 0.0, FAILS))
+    )
+    search = result.capacity.model_copy(update={"curve": points, "held": held})
+    shown = document(result.model_copy(update={"capacity": search}), SearchManifest.read(path))
+    section = next(each for each in shown.on(doc.PAGE) if each.key == "curve")
+    drawn = str(section.blocks[0].picture.draw("goodput", None))
+    assert len(re.findall(r'<path [^>]*class="curve"', drawn)) == 2
+    assert ("every SLO holds" in drawn) is ("SLOs hold" in html.page(shown)) is (held is not None)
 
 
 def test_without_a_curve_the_page_begins_with_goodput(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from gapmeter.report import html, markdown, terminal
 from gapmeter.report.growth import headline
 from gapmeter.report.scale import Scale
 from gapmeter.report.sweep import document, words_of
+from gapmeter.report.sweep_charts import PointByPoint
 from tests.kit import results as kit
 
 STAGES = {"queue": 30.0, "decode": 60.0, "unexplained": 0.0}
@@ -121,6 +122,26 @@ def test_the_page_marks_the_knee_what_is_not_valid_and_what_no_sample_supports(s
     drawn = re.findall(r'data-stage="(\w+)" data-ms="([^"]*)" data-point="0"', page)
     assert sum(float(ms) for _, ms in drawn) == pytest.approx(3 * 90.0), "a column's stages add up to the mean"
     assert "1 server, started one after the other" in page
+
+
+def test_no_line_runs_through_a_point_whose_percentile_is_refused_and_its_mean_is_not_written(
+    swept: SweepResult,
+) -> None:
+    def drawn(*, refused: bool) -> tuple[int, int]:
+        points = [point(at, "PASS") for at in range(4)]
+        if refused:
+            late = (
+                points[1]
+                .metrics["ttft"]
+                .model_copy(update={"percentiles": {90.0: Percentile(late_ms=7.5)}, "mean_ms": None})
+            )
+            points[1] = points[1].model_copy(update={"metrics": {**points[1].metrics, "ttft": late}})
+        sweep = swept.sweep.model_copy(update={"points": tuple(points), "knees": ()})
+        picture = str(PointByPoint(swept.model_copy(update={"sweep": sweep}), "ttft").draw("ttft", None))
+        return len(re.findall(r'<path [^>]*class="curve"', picture)), picture.count(">90.0 ms</text>")
+
+    assert drawn(refused=False) == (1, 4)
+    assert drawn(refused=True) == (2, 3)
 
 
 def test_a_point_whose_percentile_is_refused_is_not_called_one_that_no_sample_supports(swept: SweepResult) -> None:

@@ -77,10 +77,7 @@ def point(
                 point("prompt 8", "PASS", 90, 2e-6, workload__prompt_tokens=8),
                 point("prompt 64", "FAIL", 80, None, workload__prompt_tokens=64),
             ),
-            (
-                "The SLOs are met at prompt 8; missed at prompt 64. "
-                "Cheapest: prompt 8, at most $2.00 for a million requests."
-            ),
+            ("The SLOs are met at prompt 8; missed at prompt 64. prompt 8 costs at most $2.00 for a million requests."),
         ),
         ((point("1", "FAIL", 90),), "No point meets the SLOs; missed at 1."),
         (

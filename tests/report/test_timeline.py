@@ -40,6 +40,19 @@ def test_stretches_cover_the_time_axis_without_a_hole_and_are_few(length: float)
     assert len(found) <= 21
 
 
+def test_a_batch_does_not_last_through_the_time_in_which_there_is_no_step(tmp_path: Path) -> None:
+    """Ten steps of 20 ms, one after the other, of 4 requests; a second without any; ten more. A step stalls for 1 s."""
+    run = ReportedRun.read(write_run(tmp_path / "r", count=300, rate=20.0))
+    begun_ms = np.concatenate([np.arange(10) * 21.0, 1200 + np.arange(10) * 21.0])
+    lasts_ms = np.where(np.arange(20) == 19, 1000.0, 20.0)
+    steps = pd.DataFrame({"schedule_ns": begun_ms, "forward_end_ns": begun_ms + lasts_ms}) * 1e6 + run.origin_ns
+    both = replace(run, steps=steps.astype("int64").assign(running=4, waiting=0))
+    shown = _counts(both, final(both.requests), Span(10.0, 0.0, 10.0))["running"]
+    held = np.diff([*shown.at_s, 10.0])
+    assert held @ shown.value == pytest.approx(4 * (2 * (9 * 0.021) + 0.02 + 1.0))
+    assert shown.value.tolist().count(0.0) == 2, "none between two steps that follow each other"
+
+
 @given(st.lists(st.tuples(st.floats(0.0, 90.0), st.integers(0, 50)), min_size=1, max_size=30))
 def test_the_means_of_a_count_have_its_area_and_lie_between_its_extremes(changes: list[tuple[float, int]]) -> None:
     at, value = (np.asarray(part, dtype=np.float64) for part in zip(*sorted(changes), strict=True))

@@ -71,6 +71,14 @@ def test_the_largest_answer_is_read_whole() -> None:
         assert len(server.get("/").body) == MOST_BYTES
 
 
+def test_a_server_that_lists_no_models_is_measured_if_its_model_is_named() -> None:
+    with answering(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as url:
+        with pytest.raises(UserError, match="name its model with --model"):
+            served_models(attached(url), None)
+        named = load_scenario("smoke", ["server.engine=attach", f"server.url={url}", "server.model=m"])
+        assert served_models(named, None) == (url, ["m"])
+
+
 @settings(max_examples=30, deadline=None)
 @example("m" * 200_000)
 @given(st.text(min_size=1, max_size=20) | st.text(st.characters(categories=["Cs", "Cc"]), min_size=1, max_size=5))

@@ -126,3 +126,8 @@ def test_a_long_series_is_worth_what_its_covariances_say_also_where_they_last(mo
 @pytest.mark.parametrize("series", [[], [1.0], [2.0] * 50, [0.1] * 49, [0.0, 1.0] * 30, [0.0, 1e-300] * 30])
 def test_constant_short_or_alternating_series_count_as_independent(series: list[float]) -> None:
     assert dependence.autocorrelation_time(np.array(series)) == 1.0
+
+
+def test_pooled_values_that_are_all_on_one_side_are_worth_their_clusters() -> None:
+    found = dependence.exceedances(np.ones(6), 2.0, np.array([0, 0, 0, 2, 2, 2]))
+    assert (found.short(), found.long(), found.plain()) == (2, 2, 2)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gapmeter.analysis.stats.series import level_of, level_of_interval, ratio_of_geometric_means
+from gapmeter.analysis.stats.dependence import autocorrelation_time, first_cosines
+from gapmeter.analysis.stats.estimate import t_quantile
+from gapmeter.analysis.stats.series import Series, level_of, level_of_interval, ratio_of_geometric_means, spread_of_mean
 from tests.kit.series import ar1
 
 
@@ -47,3 +49,29 @@ def test_a_ratio_knows_how_alike_neighbors_are_from_its_longer_part() -> None:
         found = ratio_of_geometric_means(logs[:200], logs[200:])
         held += not found.excludes(1.0)
     assert held >= 0.85 * 200
+
+
+@pytest.mark.parametrize(("seed", "lasting"), [(0, True), (1, False)])
+def test_of_what_lasts_and_what_is_brief_the_larger_error_of_a_mean_counts(seed: int, lasting: bool) -> None:
+    series = ar1(np.random.default_rng(seed), 0.9, 500)
+    cosines = first_cosines(series - series.mean())
+    errors = float(np.mean(cosines**2)) / 500, float(series.var(ddof=1)) * autocorrelation_time(series) / 500
+    assert (errors[0] > errors[1]) is lasting
+    found = spread_of_mean(series)
+    assert found is not None
+    assert (found.error, found.df) == (pytest.approx(max(errors) ** 0.5), 12)
+
+
+def test_a_mean_s_interval_rests_on_what_its_values_are_worth() -> None:
+    values = ar1(np.random.default_rng(3), 0.9, 500)
+    found = Series(values).mean()
+    assert found.n_eff == pytest.approx(500 / autocorrelation_time(values))
+    assert found.n_eff < 100
+    half = t_quantile(found.n_eff - 1) * values.std(ddof=1) / found.n_eff**0.5
+    assert found.known == pytest.approx((values.mean(), values.mean() - half, values.mean() + half))
+
+
+def test_values_that_only_rise_move_as_one() -> None:
+    found = Series(np.arange(100.0)).percentile(50.0)
+    assert (found.n_eff, found.ends) == (0.5, (None, None))
+    assert found.why == "100 values, which move as one, do not support p50"

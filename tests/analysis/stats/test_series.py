@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from gapmeter.analysis.stats.dependence import exceedances
 from gapmeter.analysis.stats.estimate import Estimate
 from gapmeter.analysis.stats.exact import interval_ranks, values_needed
+from gapmeter.analysis.stats.hdr import at_rank
 from gapmeter.analysis.stats.series import Series, Worth, bursts_in, pooled, share_of, time_blocks
 from tests.kit.series import mm1_sojourns
 
@@ -234,3 +236,31 @@ def test_flagged_requests_that_are_not_quite_in_a_row_are_one_burst(n_eff: float
     """Ten pairs among a hundred, which may be worth ten values."""
     flags = np.tile([True, True, *[False] * 8], 10)
     assert bursts_in(flags, n_eff) == pytest.approx(min(bursts, 10.0))
+
+
+@pytest.mark.parametrize(
+    ("load", "count", "seed", "far", "tail", "few"),
+    [
+        (0.5, 1000, 0, "short 90", "long 95", True),
+        (0.5, 1000, 1, "short 95", "short 95", True),
+        (0.5, 1000, 2, "long 99", "long 95", True),
+        (0.7, 20_000, 1, "long 99", "short 95", True),  # 96 spells above the 90th
+        (0.5, 10_000, 0, "short 95", "short 95", False),  # 215
+        (0.3, 20_000, 3, "long 99", "long 95", False),
+    ],
+)
+def test_of_the_estimates_of_what_a_queue_is_worth_the_least_counts(
+    load: float, count: int, seed: int, far: str, tail: str, few: bool
+) -> None:
+    """``few``: it met so few slow spells that the body's estimate may not rest on them alone."""
+    values = mm1_sojourns(np.random.default_rng(seed), load, count)
+    series = Series(values)
+    at = {level: exceedances(values, at_rank(series.ordered, level), None) for level in (50.0, 75.0, 90.0, 95.0, 99.0)}
+    told = {f"short {level:g}": at[level].short() for level in (50.0, 75.0, 90.0, 95.0)}
+    told |= {f"long {level:g}": at[level].long() for level in (50.0, 95.0, 99.0)}
+    assert min(("short 90", "short 95", "long 99"), key=told.get) == far
+    assert min(("short 90", "short 95", "long 95"), key=told.get) == tail
+    body, middle = (min(told[name], told["long 50"]) for name in ("short 90", "short 50"))
+    if few:
+        body = min(body, *(ns for name, ns in told.items() if name.startswith("short")))
+    assert [series.n_eff(p) for p in (50.0, 90.0, 95.0, 99.0)] == pytest.approx([middle, body, told[tail], told[far]])
