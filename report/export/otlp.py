@@ -75,10 +75,8 @@ def spans(folder: RunFolder) -> Iterator[ReadableSpan]:
     for row in run.requests.assign(tpot_ns=request_values_ns(run.requests, "tpot")).itertuples():
         if pd.isna(row.sent_ns):
             continue
-        mine = by_request.get(row.request_id)
-        # The stages of a last attempt begin with the wait for it; others are as long as they themselves were.
-        yield _request(make, run, row, int(row.attempt_due_ns if mine is None else row.due_ns))
-        if mine is not None:
+        yield _request(make, run, row)
+        if (mine := by_request.get(row.request_id)) is not None:
             yield from _stages(make, row.request_id, mine, run.result.device)
 
 
@@ -124,7 +122,7 @@ def _maker(run: ReportedRun) -> Make:
     return make
 
 
-def _request(make: Make, run: ReportedRun, row: Any, start_ns: int) -> ReadableSpan:
+def _request(make: Make, run: ReportedRun, row: Any) -> ReadableSpan:
     kind, model = run.manifest.scenario["workload"]["kind"], run.manifest.target.model
     operation = "text_completion" if kind == "completion" else "chat"
     attributes: dict[str, Any] = {
@@ -148,7 +146,9 @@ def _request(make: Make, run: ReportedRun, row: Any, start_ns: int) -> ReadableS
         attributes["error.type"] = row.outcome
     stamps = (row.end_ns, row.last_token_ns, row.sent_ns) if failed else (row.last_token_ns, row.end_ns, row.sent_ns)
     ends = [int(at) for at in stamps if pd.notna(at)]
-    return make(f"{operation} {model}", trace_ids(row.request_id), None, (start_ns, ends[0]), attributes, failed)
+    # An answer was waited for since its first attempt was due; an attempt that failed took only its own time.
+    stretch = (int(row.attempt_due_ns if failed else row.due_ns), ends[0])
+    return make(f"{operation} {model}", trace_ids(row.request_id), None, stretch, attributes, failed)
 
 
 def _stages(make: Make, request_id: str, mine: pd.DataFrame, device: str) -> Iterator[ReadableSpan]:
