@@ -46,8 +46,8 @@ On 2026-11-29 all followed for their sentences, and for *contention*, as people 
 ``binding_owner`` of a search and ``changed.owner`` of a comparison, which hold words); no figure changed.
 ``compare`` and ``compare-pairs`` followed on 2026-11-29: few weights of ITL's percentiles are computed as they are, not
 read from a table, which moves figures by up to 4e-7.
-``capacity`` followed then: by genai-bench's definition, answers whose tokens after the first took less than 1 ms have no
-TPOT, and one of its trials has such an answer.
+``capacity`` followed then: by genai-bench's definition, answers whose tokens after the first took less than 1 ms have
+no TPOT, and one of its trials has such an answer.
 """
 
 from __future__ import annotations
