@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, Field, RootModel, TypeAdapter, ValidationError, ValidationInfo, model_validator
 
-from gapmeter.scenarios.errors import BadValue, either, quoted, unread
+from gapmeter.scenarios.errors import BadValue, either, nearest, quoted, unread
 from gapmeter.scenarios.plain_file import read_plain
 from gapmeter.scenarios.values import READ_FILES, FilePath, Tokens, Wording, bad_value
 
@@ -110,23 +110,27 @@ def _read_prompts(path: str) -> tuple[OwnPrompt, ...]:
 
 
 _Text = Annotated[str, Wording("a text", "it in quotes")]
+# Of OpenAI's and vLLM's requests: with these another answer is asked for.
+_ASKED = frozenset({
+    "temperature", "top_p", "top_k", "min_p", "stop", "seed", "tools", "tool_choice", "functions", "function_call",
+    "response_format", "n", "best_of", "logprobs", "logit_bias", "frequency_penalty", "presence_penalty",
+    "max_completion_tokens", "min_tokens", "reasoning_effort", "suffix", "echo",
+})  # fmt: skip
 
 
-class _Sent(BaseModel):
-    @model_validator(mode="before")
-    @classmethod
-    def _check_keys(cls, value: object) -> object:
-        if isinstance(value, dict) and (others := value.keys() - cls.model_fields.keys()):
-            raise BadValue(f"{quoted(min(others))} is not sent; remove it ({either(cls.model_fields)} are)")
-        return value
-
-
-class _Message(_Sent):
+class _Message(BaseModel):
     role: Annotated[str, Wording("a text", "a role in quotes, for instance user")]
     content: Annotated[str, Wording("a text", "content as one text in quotes; lists of parts are not sent")]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, value: object) -> object:
+        return _all_sent(value, cls, lambda _: True)
 
-class _Line(_Sent):
+
+class _Line(BaseModel):
+    """What else a line says of its prompt, such as an id, is passed over; but not what asks for another answer."""
+
     prompt: Annotated[_Text, Field(min_length=1), Wording("a text", "what is asked, in quotes")] | None = None
     messages: Annotated[
         tuple[Annotated[_Message, Wording("a message", "{role: user, content: …} with texts")], ...],
@@ -142,7 +146,15 @@ class _Line(_Sent):
             raise BadValue(f"{quoted(value)} is not an object with either prompt or messages")
         if half := _HALF_A_CHARACTER.search(json.dumps(value, ensure_ascii=False)):
             raise BadValue(f"half a character, \\u{ord(half[0]):04x}, cannot be sent; write both halves")
-        return value
+        return _all_sent(value, cls, lambda key: key in _ASKED or nearest(key, cls.model_fields) is not None)
+
+
+def _all_sent(value: object, model: type[BaseModel], matters: Callable[[str], bool]) -> object:
+    """An object, if it asks for nothing that is not sent."""
+    for key in sorted(map(str, value.keys() - model.model_fields.keys())) if isinstance(value, dict) else ():
+        if matters(key):
+            raise BadValue(f"{quoted(key)} is not sent; remove it ({either(model.model_fields)} are)")
+    return value
 
 
 _LINE = TypeAdapter(_Line)

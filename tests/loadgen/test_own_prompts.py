@@ -21,7 +21,7 @@ from tests.kit.tokenizers import write_model
 
 CHAT = [
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why? – ¿por qué?"}]},
-    {"messages": [{"role": "user", "content": "one two"}], "max_tokens": 3},
+    {"messages": [{"role": "user", "content": "one two"}], "max_tokens": 3, "id": "further keys are passed over"},
 ]
 TEXT = [{"prompt": "Once upon"}, {"prompt": "a time\nthere", "max_tokens": 7}]
 
@@ -159,6 +159,7 @@ def test_a_prompt_that_does_not_fit_is_named_with_its_line(tmp_path: Path, token
         ),
         ({"messages": [{"role": 5, "content": "x"}]}, "messages 5 is not a text; write a role in quotes"),
         ({"prompt": "x", "temperature": 1}, 'mine.jsonl:2: "temperature" is not sent; remove it'),
+        ({"prompt": "x", "maxtokens": 9}, 'mine.jsonl:2: "maxtokens" is not sent; remove it'),
         (
             {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]},
             'mine.jsonl:2: messages "tool_call_id" is not sent; remove it',
