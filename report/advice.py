@@ -26,8 +26,8 @@ _BUSY = {429, 503}  # what a server answers that takes no more
 def why_and_advice(result: RunResult, manifest: Manifest) -> Section | None:
     """In short: owners at the limit's percentile and beyond typical requests, what that says, and what to try."""
     table, tried, step = why.owners(result, in_letters=True), advice(result, manifest), next_step(result, manifest)
-    # One command is enough here; the page has both.
-    tried = [*(tried if not step or not any(isinstance(one, doc.Pre) for one in tried) else []), *step]
+    if not any(isinstance(one, doc.Pre) for one in tried):  # one command is enough here; the page has both
+        tried = [*tried, *step]
     if table is None:
         known = [doc.Paragraph(text)] if (text := why.unprobed_sentence(result)) else []
         return Section("why", "", [*known, *tried], on=BRIEF) if known or tried else None

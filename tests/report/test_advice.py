@@ -239,8 +239,16 @@ def test_a_run_that_met_its_slos_is_told_how_to_find_how_much_the_server_can_tak
     folder = write_run(tmp_path / "r", count=400, rate=8.0, slos=("ttft p50 <= 9 s",))
     result, manifest = read(folder)
     assert result.verdict == "PASS"
-    shown = next(section for section in run.brief(result, manifest).sections if section and section.key == "why")
-    assert shown.blocks[-1] == doc.Pre("gapmeter capacity chat-p99")
+    search = doc.Pre("gapmeter capacity chat-p99")
+    assert next_step(result, manifest)[-1] == search
+
+    def commands(told: Manifest) -> list[doc.Block]:
+        shown = next(section for section in run.brief(result, told).sections if section and section.key == "why")
+        return [block for block in shown.blocks if isinstance(block, doc.Pre)]
+
+    assert commands(manifest) == [advice(result, manifest)[-1]], "one of the two: a setting comes first"
+    attached = dict(manifest.scenario) | {"server": {"engine": "attach", "url": "http://h:1"}}
+    assert commands(read(folder)[1].model_copy(update={"scenario": attached})) == [search]
     assert next_step(result, manifest.model_copy(update={"capacity_of": "chat"})) == []
     closed = dict(manifest.scenario) | {"load": {"arrivals": "closed", "concurrency": 2}}
     assert next_step(result, read(folder)[1].model_copy(update={"scenario": closed})) == []
