@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+_OF_A_KEY = re.compile(r"(key|token|secret|password)=", re.IGNORECASE)
 _SWITCHES = ("--json", "--quiet")  # flags without a value, of those that are ever left out
 # What does not apply to a run of one trial.
 _OF_A_SEARCH = (
@@ -40,7 +42,7 @@ class Command:
             return cls((text,))
 
     def __str__(self) -> str:
-        return self.words[0] if len(self.words) == 1 else shlex.join(self.words)
+        return self.words[0] if len(self.words) == 1 else " ".join(map(_quoted, self.words))
 
     def with_set(self, *settings: str) -> Command:
         """The command with scenario keys changed: ``load.rate=4``."""
@@ -100,6 +102,12 @@ class Command:
         if any(word.partition("=")[0] in ("--locustfile", "--workers") for word in self.words):
             return None  # what neither takes
         return Command(("gapmeter", *verb, scenario, *more)).with_set(*self.settings)
+
+
+def _quoted(word: str) -> str:
+    """For a shell. What may hold a key is in quotes also where the key was taken out: its text is the same then."""
+    quoted = shlex.quote(word)
+    return f"'{word}'" if quoted == word and _OF_A_KEY.search(word) else quoted
 
 
 def _parted(word: str) -> list[str]:

@@ -88,8 +88,8 @@ def test_what_stands_under_a_keys_name_is_taken_out_and_nothing_else(value: obje
 
 
 COMMANDS = {
-    "gapmeter run smoke --set server.args.api_key=short": "gapmeter run smoke --set server.args.api_key=REDACTED",
-    "gapmeter run smoke --set 'server.args.api_key=a b'": "gapmeter run smoke --set server.args.api_key=REDACTED",
+    "gapmeter run smoke --set server.args.api_key=short": "gapmeter run smoke --set 'server.args.api_key=REDACTED'",
+    "gapmeter run smoke --set 'server.args.api_key=a b'": "gapmeter run smoke --set 'server.args.api_key=REDACTED'",
     "gapmeter run smoke --set load.rate=8": "gapmeter run smoke --set load.rate=8",
     "gapmeter run 'smoke": "gapmeter run 'smoke",
 }

@@ -361,8 +361,7 @@ def test_a_sweep_all_of_whose_points_failed_has_figures_that_are_checked(tmp_pat
 
 
 def test_a_run_whose_load_never_began_is_checked_in_words(tmp_path: Path) -> None:
-    document = manifest_document()
-    document["plan"]["t0_ns"] = None
+    document = manifest_document(plan={"t0_ns": None})
     run = RunFolder.at(tmp_path / "run")
     Manifest.model_validate({**document, "ended_because": "the server was not ready"}).write(run.path)
     seen = {check.name: check.seen for check in check_all(run.path)}
