@@ -214,7 +214,7 @@ def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[st
         if answer.location:
             hint = "redirects are not followed: if that is the server, give its address"
         elif answer.status == 404:
-            hint = f"is it {_OPENAI} that is ready? If it lists no models, name one with --model"
+            hint = f"is it {_OPENAI} that is ready? If it lists no models, name its model with --model"
         elif answer.status in (401, 403):
             hint = "that is not the key it takes" if api_key else "pass --api-key or set GAPMETER_API_KEY"
         raise UserError(f"{url} answered {answer}; {hint}", errors.UNREACHABLE)
