@@ -91,7 +91,7 @@ class _Window:
         main, pool = [self.threads.main[process.pid]], self.threads.pool[process.pid]
         running, pooled = self._on_core(main), self._on_core(pool)
         preempted, locked, pool_preempted = self._preempted(main), self._locked(main, pool), self._preempted(pool)
-        others = ~self._of(main + pool)
+        held = self._all_held(~self._of(main + pool))
         # Who sleeps in the middle of a call takes no message, whoever has the cores.
         called, full = loop_work(process, (Span.DETOKENIZE,)), pool_full(process, len(pool))
         stopped = self._stopped(process.pid)
@@ -103,10 +103,10 @@ class _Window:
             "loop turn": self._join(stopped, preempted, lock=locked, work=loop_work(process)),
             "pool": self._join(stopped, pool_preempted, lock=self._locked(pool, main)),
             "loop woken": self._join(
-                stopped, preempted, self._all_held(others, main).outside(*called), lock=locked_out, work=at_work
+                stopped, preempted, held.outside(*called).outside(*self._asleep(main)), lock=locked_out, work=at_work
             ),
             "pool woken": self._join(
-                stopped, pool_preempted, self._all_held(others, pool).outside(*full), lock=busy, work=full
+                stopped, pool_preempted, held.outside(*full).outside(*self._asleep(pool)), lock=busy, work=full
             ),
         }
 
@@ -116,7 +116,7 @@ class _Window:
         rows = self._of(main) & ~self.forwards  # a forward leaves the interpreter to others
         python, stopped = union(self.work.start[rows], self.work.end[rows]), self._stopped(pid)
         computing = [self._stopped(one) for one, tid in threads.main.items() if tid in threads.computing[pid]]
-        held = self._all_held(~rows, [*sender, *receiver] or main)
+        held = self._all_held(~rows).outside(*self._asleep([*sender, *receiver] or main))
         return {
             "engine": self._join(stopped, self._preempted(main), lock=self._locked(main, [*sender, *receiver])),
             "forward": self._join(*computing, self._preempted(threads.computing[pid])),
@@ -229,16 +229,18 @@ class _Window:
         rows = {int(one): np.flatnonzero(cpu == one) for one in distinct(self.runs["cpu"])}
         return {one: self.work.rows(at[np.argsort(self.work.start[at], kind="stable")]) for one, at in rows.items()}
 
-    def _all_held(self, rows: Bools, tids: Sequence[int]) -> Intervals:
+    def _asleep(self, tids: Sequence[int]) -> Times:
+        """When all of these threads slept, and none was soon to run: that is no wait for a core, whoever has them."""
+        _, slept, woken, _ = self._gaps(tids, preempted=False)
+        return at_least(max(len(tids), 1), slept, woken - _WAKES_NS)
+
+    def _all_held(self, rows: Bools) -> Intervals:
         """When each of the server's cores was held by ``rows`` of work; the first core's is named. And at a CPU limit.
 
-        But not while the threads that are to be woken, ``tids``, slept for long yet. Threads of the server that carry
-        messages don't count: they may bring the very one that is waited for.
+        Threads of the server that carry messages don't count: they may bring the very one that is waited for.
         """
         held = rows & self._may_hold
         start, end = at_least(len(self.threads.cores), self.work.start[held], self.work.end[held])
-        _, slept, woken, _ = self._gaps(tids, preempted=False)
-        _, start, end = outside(start, end, *at_least(max(len(tids), 1), slept, woken - _WAKES_NS))
         return Intervals.join([self._instead(start, end, np.full(len(start), self.threads.cores[0])), self._at_limit])
 
     @cached_property
