@@ -166,8 +166,11 @@ class Index:
         new = np.diff(spans["n"], prepend=0)
         first = changes(spans["request"])
         new[first] = spans["n"][first]
-        choice = Events(spans["request"], spans["n"].astype(np.int64), spans["start"], spans["end"])
-        order = np.lexsort((self.of_token(Span.DETOKENIZE, choice)["end"], spans["start"], self.rows[spans["request"]]))
+        ready = spans["start"]
+        if len(self._choices):  # several may leave in one write: the last that was ready is what it waited for
+            choice = Events(spans["request"], spans["n"].astype(np.int64), spans["start"], spans["end"])
+            ready = self.of_token(Span.DETOKENIZE, choice)["end"]
+        order = np.lexsort((ready, spans["start"], self.rows[spans["request"]]))
         whose = self.rows[spans["request"][order]]
         return whose, running_sums(whose, new[order]), spans[order]
 
