@@ -98,7 +98,7 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
         ]
         result = RunResult(
             **dict(figures),
-            **dict(describe_economics(figures, state, manifest, requests, energy)),
+            **dict(describe_economics(figures, state, manifest, tables, energy)),
             telemetry=telemetry,
             roofline=describe_roofline(trace, manifest, window),
             ledger=describe_ledger(ledger, trace, len(ledgers.get("e2e", ()))),

@@ -38,7 +38,7 @@ import pandas as pd
 from gapmeter.analysis import numbers
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.device.devices import CPU, UnknownDevice, catalogue, find_device, recognize
-from gapmeter.analysis.requests.metrics import ended_by_us, measured_requests, numbers_of, succeeded
+from gapmeter.analysis.requests.metrics import ended_by_us, numbers_of, succeeded
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import (
     Cost,
@@ -58,6 +58,7 @@ from gapmeter.analysis.results.pareto import Unit
 from gapmeter.analysis.results.requests import LoadFacts
 from gapmeter.analysis.results.run import FAIL, PASS, RunFigures, RunResult, SloAnswer, Verdict
 from gapmeter.analysis.results.trust import Steady
+from gapmeter.analysis.run_figures import RunTables
 from gapmeter.analysis.stats.exact import rate_at_least
 from gapmeter.analysis.stats.series import Series
 from gapmeter.scenarios.model import CHANGING_ARRIVALS
@@ -79,17 +80,17 @@ class NoPrice(ValueError):
 
 
 def describe_economics(
-    figures: RunFigures, steady: Steady, manifest: Manifest, requests: pd.DataFrame, energy: EnergyWindow | None
+    figures: RunFigures, steady: Steady, manifest: Manifest, tables: RunTables, energy: EnergyWindow | None
 ) -> Economy:
-    """Cost, efficiency and value of a run; ``requests``: all of it."""
-    measured = measured_requests(requests)
+    """Cost, efficiency and value of a run."""
+    measured = tables.measured
     tokens = describe_tokens(measured)
     rate = offered_rate(figures.verdict, figures.slo, figures.load, figures.counts.measured, steady)
     cost = describe_cost(rate, tokens, manifest)
     return Economy(
         tokens_per_request=tokens,
         cost=cost,
-        energy=describe_energy(energy, *_answered(requests, measured)),
+        energy=describe_energy(energy, *(_answered(tables.requests, measured) if energy else (0.0, None))),
         value=describe_value(cost, figures.goodput.share_ci),
     )
 

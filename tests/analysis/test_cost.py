@@ -313,7 +313,7 @@ def test_energy_is_shared_by_all_that_was_answered_meanwhile(passed: RunFigures)
     })  # fmt: skip
     used = window(50.0, 50.0, 50.0, None, "a counter")
     steady = Steady.model_construct(state="steady", valid_for_capacity=True)
-    found = describe_economics(passed, steady, manifest({"usd_per_hour": 3.6}), requests, used).energy
+    found = describe_economics(passed, steady, manifest({"usd_per_hour": 3.6}), RunTables(requests), used).energy
     assert (found.per_request_j, found.per_output_token_j) == (20.0, 10.0)
 
 
