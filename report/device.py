@@ -17,8 +17,9 @@ from gapmeter.analysis.results.device import AchievedShare, DecodeRoofline, Peak
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.report import document as doc
 from gapmeter.report.document import Chart, Figure, Paragraph, Row, Section, Table, Words
+from gapmeter.report.levels import Level, Levels
 from gapmeter.report.run_folder import ReportedRun
-from gapmeter.report.timeline import Level, Levels, Span, span_of
+from gapmeter.report.timeline import Span, span_of
 from gapmeter.report.words import as_sentence
 
 _MOST_PROCESSES = 3

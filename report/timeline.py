@@ -1,4 +1,4 @@
-"""The run over time: requests by when they were due, counts, and sampled levels, all on one axis of seconds.
+"""The run over time: requests by when they were due, and counts, on one axis of seconds.
 
 Second 0 is the first due time. At most some 2,000 dots are drawn: each column of the picture keeps its smallest and
 largest request, and every one that failed or broke its limit stays (5,000 at most). Behind each picture is a table of
@@ -31,7 +31,7 @@ _DOTS, _COLUMNS, _FAILED = 2000, 500, 5000
 _ROWS = 20  # of a table
 _STEP_ENDS = ("forward_end_ns", "sampling_end_ns", "update_end_ns")
 _SEEN = 0.006  # of the time axis: a mark is at least so wide
-_FROM_TO = (Column("from", "from (s)"), Column("to", "to (s)"))
+FROM_TO = (Column("from", "from (s)"), Column("to", "to (s)"))
 _OPEN = "Larger dots open: click one, or reach them with Tab, move with the arrows, and press Enter."
 
 
@@ -69,11 +69,12 @@ def stretches(length_s: float) -> list[tuple[float, float]]:
     return list(pairwise([*edges, length_s]))
 
 
-def _times(low: float, high: float) -> list[Figure]:
+def from_to(low: float, high: float) -> list[Figure]:
+    """Where a stretch begins and ends, in two cells."""
     return [Figure(low, text=f"{low:g} s"), Figure(high, text=f"{high:.4g} s")]
 
 
-def _exact(value: float) -> Figure:
+def exact(value: float) -> Figure:
     """A mean, or a count."""
     return Figure(value, "number", text=significant(value) if value % 1 else f"{value:,.0f}")
 
@@ -245,9 +246,9 @@ class Dots:
             ms = self.ms[inside & self.good]
             known = [float(ms.min()), float(np.median(ms)), float(ms.max())] if len(ms) else [None] * 3
             due, lost = int(inside.sum()), int((inside & failed).sum())
-            rows.append([*_times(low, high), f"{due:,}", f"{lost:,}", *map(Figure, known)])
+            rows.append([*from_to(low, high), f"{due:,}", f"{lost:,}", *map(Figure, known)])
         figures = [Column(word, f"{self.metric} {word} (ms)") for word in ("least", "median", "largest")]
-        headers: Headers = [Column("due from", "from (s)"), _FROM_TO[1], "due", "failed", *figures]
+        headers: Headers = [Column("due from", "from (s)"), FROM_TO[1], "due", "failed", *figures]
         return Table(f"{self.metric} by the time it was due", headers, rows, words=0)
 
 
@@ -308,11 +309,11 @@ class Counts:
         low, high = envelope(self.at_s, self.value, edges)
         mean = _means(self.at_s, self.value, edges)
         rows: list[Row] = [
-            [*_times(*ends), *(_exact(float(v)) for v in figures)]
+            [*from_to(*ends), *(exact(float(v)) for v in figures)]
             for ends, figures in zip(between, zip(low, mean, high, strict=True), strict=True)
         ]
         figures = [Column(word, f"{word} ({self.unit})") for word in ("least", "mean", "most")]
-        return Table(f"{self.title} over time", [*_FROM_TO, *figures], rows, words=0)
+        return Table(f"{self.title} over time", [*FROM_TO, *figures], rows, words=0)
 
 
 def in_flight(requests: pd.DataFrame, origin_ns: int) -> tuple[Floats, Floats]:
@@ -350,80 +351,3 @@ def _means(at: Floats, value: Floats, edges: Floats) -> Floats:
     knots = np.concatenate([[min(0.0, at[0])], at, [max(edges[-1], at[-1])]])
     area = np.concatenate([[0.0], np.cumsum(np.diff(knots) * np.concatenate([[0.0], value]))])
     return np.asarray(np.diff(np.interp(edges, knots, area)) / np.diff(edges))
-
-
-# --- levels: lines through samples
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """One quantity over time; the axis reaches ``least_top`` at least.
-
-    ``usual_s`` is the distance between samples; where one is missing the line breaks. ``shaded`` are further gaps, in
-    seconds, over which the line holds since it comes from a counter.
-    """
-
-    key: str
-    title: str
-    unit: str
-    at_s: Floats
-    value: Floats
-    usual_s: float
-    least_top: float = 0.0
-    shaded: tuple[tuple[float, float], ...] = ()
-
-    @property
-    def name(self) -> str:
-        return f"{self.title}, {self.unit}" if self.unit else self.title
-
-
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """Levels of one source, one beneath the other, the last with the time axis."""
-
-    span: Span
-    levels: Sequence[Level]
-
-    def draw(self, name: str, stamp: str | None) -> Fragment:
-        last = self.levels[-1]
-        return group(
-            group([el("h3", level.name), _level(f"{name}-{level.key}", level, self.span, stamp, last=level is last)])
-            for level in self.levels
-        )
-
-    def table(self) -> Table:
-        """For each stretch: the mean of every level's samples in it, and the largest; a dash where there was none."""
-        rows: list[Row] = []
-        for low, high in stretches(self.span.length_s):
-            row = [*_times(low, high)]
-            for level in self.levels:
-                inside = level.value[(level.at_s >= low) & (level.at_s < high) & np.isfinite(level.value)]
-                known = (float(inside.mean()), float(inside.max())) if len(inside) else None
-                row += map(_exact, known) if known else [Figure(None, "number")] * 2
-            rows.append(row)
-        headers: Headers = [
-            column
-            for level in self.levels
-            for column in (Column(level.name, f"{level.name}: mean"), Column("largest", f"{level.name}: largest"))
-        ]
-        return Table("Samples over time, means and largest", [*_FROM_TO, *headers], rows, words=0, css="dense")
-
-
-def _level(name: str, level: Level, span: Span, stamp: str | None, *, last: bool) -> Fragment:
-    inside = (level.at_s >= 0) & (level.at_s <= span.length_s) & np.isfinite(level.value)
-    at, value = level.at_s[inside], level.value[inside]
-    largest = float(value.max(initial=0.0))
-    top = max(largest, level.least_top, 1e-9)
-    plot = Plot(span.axis(labels=last), Axis(Scale.linear([top]), level.unit, about=2), height=56)
-    # Where there should have been a sample, but is none.
-    apart = pairwise([0.0, *at.tolist(), span.length_s])
-    gaps = [(low, high) for low, high in apart if high - low > 1.9 * level.usual_s]
-    shown = [shade(plot, max(low, 0.0), min(high, span.length_s), "gap", f"no sample from {low:.1f} to {high:.1f} s")
-             for low, high in (*gaps, *level.shaded)]  # fmt: skip
-    mean = f"mean {significant(float(value.mean()))}, largest {significant(largest)}" if len(value) else "none"
-    gone = f"; {counted(len(gaps), 'gap')}, {sum(high - low for low, high in gaps):.1f} s in all" if gaps else ""
-    said = f"{level.title}, {level.unit or 'count'}: {mean}, {counted(len(value), 'sample')}{gone}."
-    kept = thin(at, value, span.length_s)
-    breaks = [(low + 1e-9, float("nan")) for low, _ in gaps]  # no number in a gap: there the line breaks
-    samples = line(plot, sorted([*zip(at[kept].tolist(), value[kept].tolist(), strict=True), *breaks]), "curve thin")
-    return plot.chart(name, level.title, said, *shown, samples, stamp=stamp)

@@ -19,9 +19,10 @@ from gapmeter.analysis.requests.metrics import final
 from gapmeter.analysis.results.latency import Burst
 from gapmeter.report.charts import Axis, Plot
 from gapmeter.report.document import Chart, Figure, Table
+from gapmeter.report.levels import Level, Levels
 from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.scale import Scale
-from gapmeter.report.timeline import Counts, Level, Levels, Span, _counts, dots_of, in_flight, over_time, stretches
+from gapmeter.report.timeline import Counts, Span, _counts, dots_of, in_flight, over_time, stretches
 from tests.kit.runs import write_run
 
 
