@@ -78,7 +78,7 @@ def next_step(result: RunResult, manifest: Manifest) -> list[Block]:
     if result.verdict != PASS or not rated or manifest.capacity_of is not None:
         return []
     search = Command.parse(manifest.command).as_search()
-    return [doc.Paragraph("To find how much it can take:"), doc.Pre(str(search))] if search else []
+    return [doc.Paragraph("To find how much the server can take:"), doc.Pre(str(search))] if search else []
 
 
 def _more_cores(result: RunResult) -> str:
