@@ -29,6 +29,11 @@ class Load:
     streams: int
     seed: int = 1
 
+    @property
+    def most_tokens(self) -> int:
+        """Of one answer."""
+        return self.tokens * max(1, self.requests // self.streams)
+
 
 @dataclass(frozen=True, slots=True)
 class Reported:
@@ -63,15 +68,20 @@ class Tool:
 
 def _gapmeter(generator: str) -> Callable[[str, Load, Path, Path], list[str]]:
     def command(url: str, load: Load, tokenizer: Path, out: Path) -> list[str]:
+        """Intake: all streams at once, each with as many tokens as the others' closed loop has in turn.
+
+        Users of a closed loop of ours begin one after the other, for longer than an answer takes here.
+        """
         sets = {
             "load.generator": generator, "workload.prompt_tokens": _PROMPT_TOKENS, "load.warmup": 0, "slo": "[]",
-            "server.tokenizer": tokenizer, "seed": load.seed, "load.requests": load.requests,
-            "workload.output_tokens": load.tokens,
+            "server.tokenizer": tokenizer, "seed": load.seed,
         }  # fmt: skip
         if load.rate:
-            sets |= {"load.arrivals": "poisson", "load.rate": load.rate}
+            sets |= {"load.arrivals": "poisson", "load.rate": load.rate, "load.requests": load.requests}
+            sets |= {"workload.output_tokens": load.tokens}
         else:
-            sets |= {"load.arrivals": "closed", "load.concurrency": load.streams, "load.rate": "null"}
+            sets |= {"load.arrivals": "constant", "load.rate": 100_000, "load.requests": load.streams}
+            sets |= {"workload.output_tokens": load.most_tokens}
         words = [str(_python(".venv")), "-m", "gapmeter", "run", "bench/null.yaml", "--url", url, "--model", MODEL]
         words += ["--runs", str(out)]
         return [*words, *(word for key, value in sets.items() for word in ("--set", f"{key}={value}"))]

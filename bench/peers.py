@@ -82,7 +82,7 @@ def _one(tool: Tool, load: Load, cores: Cores, tokenizer: Path, folder: Path) ->
     out = folder / f"{tool.name}-{load.name}"
     out.mkdir(parents=True)
     with tempfile.TemporaryDirectory(prefix="gapmeter-peers-") as log:
-        with null_server(cores, TIMINGS[load.name], log=Path(log), most_tokens=load.tokens) as port:
+        with null_server(cores, TIMINGS[load.name], log=Path(log), most_tokens=load.most_tokens) as port:
             words = tool.command(f"http://127.0.0.1:{port}", load, tokenizer, out)
             ended = _run(words, tool.environment, cores.client[0], out)
         logged = departures_by_ref(read_records(next(Path(log).glob("null-*.gap"))))
