@@ -57,6 +57,7 @@ class Index:
         # Every block of events asks for the same. (A method's own cache would keep this alive beyond its use.)
         self._first: dict[int, Table] = {}
         self._keys: dict[int, Ints] = {}
+        self._by_time: dict[int, tuple[Ints, Ints]] = {}
 
     @property
     def has_engine(self) -> bool:
@@ -84,12 +85,7 @@ class Index:
     def written(self, row: Ints, at_ns: Ints) -> Ints:
         """How many tokens of a row's answer had been written, or begun to be, at a moment: too many where none had."""
         whose, so_far, writes = self._writes
-        begun = int(writes["start"].min()) if len(writes) else 0
-
-        def key(row: Ints, at_ns: Ints) -> Ints:
-            return as_key(row, np.maximum(at_ns - begun, 0) // 1000)  # to the microsecond
-
-        at = np.searchsorted(key(whose, writes["start"]), key(row, at_ns), side="right") - 1
+        at = np.searchsorted(self._moment(whose, writes["start"]), self._moment(row, at_ns), side="right") - 1
         n = np.full(len(row), MOST_TOKENS - 1)
         found = np.flatnonzero(at >= 0)
         found = found[whose[at[found]] == row[found]]
@@ -125,6 +121,22 @@ class Index:
         event, at = ranges(*(np.searchsorted(key, as_key(events.request + one, 0)) for one in (0, 1)))
         return event, self.spans(code).take(at)
 
+    def of_choices(self, code: int, row: Ints, low: Ints, high: Ints) -> tuple[Ints, Table]:
+        """The spans of ``code`` of any choice that began about ``low`` to ``high``: the place of its row, and they.
+
+        None where no request has several choices.
+        """
+        if not len(self._choices):
+            return np.empty(0, np.int64), np.empty(0, REQUEST_SPAN)
+        if code not in self._by_time:
+            key = self._moment(self.rows[self.spans(code)["request"]], self.spans(code)["start"])
+            order = np.argsort(key, kind="stable")
+            self._by_time[code] = key[order], order
+        key, order = self._by_time[code]
+        after = np.searchsorted(key, self._moment(row, high), side="right")
+        whose, at = ranges(np.searchsorted(key, self._moment(row, low)), after)
+        return whose, self.spans(code).take(order[at])
+
     def of_token(self, code: int, events: Events) -> Table:
         """The span of ``code`` that carried each event's token: the first whose count so far reaches it."""
         there, at = _reaching(self._key(code), events.request, events.n)
@@ -134,6 +146,14 @@ class Index:
         out = np.full(len(events), MISSING, dtype=REQUEST_SPAN)
         out[there] = found
         return out
+
+    def _moment(self, row: Ints, at_ns: Ints) -> Ints:
+        """Rows and moments, to the microsecond, as one number each: in the order of both."""
+        return as_key(row, np.maximum(at_ns - self._begun, 0) // 1000)
+
+    @cached_property
+    def _begun(self) -> int:
+        return min((int(spans["start"].min()) for spans in self._spans.values() if len(spans)), default=0)
 
     def _key(self, code: int) -> Ints:
         """Of the spans of ``code``, their request and count."""

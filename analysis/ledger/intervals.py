@@ -228,6 +228,14 @@ class Maker(Parts):
         written = np.minimum(self.egress["end"], self.events.end)
         self.add("egress_turn", self.detokenize["end"], written)
         self.add("egress", self.egress["queued"], written)
+        ready = filled(self.detokenize["end"], written)
+        for name, code, low, high in (  # what the loop does for other choices meanwhile is the request's own
+            ("handoff", Span.HANDOFF, self.ingress["start"], self.ingress["end"]),
+            ("detokenize", Span.DETOKENIZE, ready, written),
+            ("egress", Span.EGRESS, ready, written),
+        ):
+            event, span = self.index.of_choices(code, self.row, low, high)
+            self.add(name, np.maximum(span["start"], low[event]), np.minimum(span["end"], high[event]), event)
         # Of several pieces in one read all have the last one's stamp: the first ones had come, and were not read, or
         # something in between, such as a proxy, had held them back.
         unread = written

@@ -676,6 +676,27 @@ def test_choices_of_an_answer_that_came_whole_have_waited_for_the_longest(tmp_pa
     assert rows["egress_ns"].tolist() == [400, 400]
 
 
+def test_what_the_event_loop_does_for_other_choices_of_a_request_is_no_work_for_another(tmp_path: Path) -> None:
+    """The last choice is handed over behind the first; at 19_000 come its token, a stranger's and the first one's."""
+
+    def api(writer: RecordWriter) -> None:
+        first, own = (writer.request(name, "r1") for name in ("engine-r0", "engine-r1"))
+        stranger = writer.request("engine-z", "somebody else's")
+        for ref, handed in ((first, 2000), (own, 2150)):
+            writer.span(Span.INGRESS, ref, 1300, handed)
+            writer.span(Span.HANDOFF, ref, handed, handed + 100)
+        for ref, begun, written in ((own, 19_200, 19_600), (stranger, 19_240, 19_400), (first, 19_280, 19_450)):
+            writer.span(Span.OUTPUT_RECEIVE, ref, 19_000, 19_100, n=1)
+            writer.span(Span.DETOKENIZE, ref, begun, begun + 40, n=1, queued_ns=19_100)
+            writer.span(Span.EGRESS, ref, written, written + 50, n=1)
+
+    row = _ledger(tmp_path, api).rows.iloc[1]
+    assert row["accept_wait_ns"] == 40 + 50  # what is done for the stranger
+    assert (row["ingress_ns"], row["handoff_ns"]) == (850 - 100, 100 + 250)
+    assert row["detokenize_ns"] == 140 + 40
+    assert row["egress_ns"] == 19_650 - 19_240 - 40 - (40 + 50)
+
+
 def test_waits_that_the_kernel_told_of_count_where_no_engine_recorded(tmp_path: Path) -> None:
     writer = RecordWriter(tmp_path / "api.gap", {"role": "api", "pid": 10})
     _api(writer)
