@@ -82,14 +82,17 @@ class Index:
         request[same] = writes["request"][self._leave_with[found]]
         return Events(request, n, events.start, events.end)
 
-    def written(self, row: Ints, at_ns: Ints) -> Ints:
-        """How many tokens of a row's answer had been written, or begun to be, at a moment: too many where none had."""
+    def written(self, row: Ints, at_ns: Ints, behind: Ints | int = 0) -> Ints:
+        """How many tokens of a row's answer had been written, or begun to be, at a moment: too many where none had.
+
+        ``behind``: how many writes before the last one by then, as far as there were.
+        """
         whose, so_far, writes = self._writes
         at = np.searchsorted(self._moment(whose, writes["start"]), self._moment(row, at_ns), side="right") - 1
         n = np.full(len(row), MOST_TOKENS - 1)
         found = np.flatnonzero(at >= 0)
         found = found[whose[at[found]] == row[found]]
-        n[found] = so_far[at[found]]
+        n[found] = so_far[np.maximum(at - behind, np.searchsorted(whose, row))[found]]
         return n
 
     def awaited(self, events: Events, written: Ints) -> Events:

@@ -161,7 +161,7 @@ class Maker(Parts):
         self.behind = self.step = np.full(len(events), MISSING)
         self.processes = Processes(np.full(len(events), MISSING), np.full(len(events), MISSING))
         if index is not None:
-            last = events.n if client.together is None else np.where(events.n == 1, client.together[self.row], events.n)
+            last = events.n if client.together is None else np.maximum(events.n, client.together[self.row])
             self.read_with = self.index.located(replace(events, n=last))
             events = self.index.located(events)
             self.ingress = self.index.of_request(Span.INGRESS)[events.request]

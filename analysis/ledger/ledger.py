@@ -32,7 +32,7 @@ from gapmeter.analysis.ledger.portions import (
     first_tokens,
     gaps_between,
     last_tokens,
-    read_together,
+    tokens_together,
 )
 from gapmeter.analysis.ledger.shares import Sharer, Shares
 from gapmeter.analysis.ledger.support import support_of
@@ -119,7 +119,7 @@ class LedgerInputs:
         index = Index(trace, len(requests)) if trace is not None else None
         excess = _excess(index, fit) if index is not None and fit is not None else None
         measured = requests["measured"].to_numpy(np.bool_)
-        client = _client(requests, looked_ns, traced=trace is not None)
+        client = _client(requests, looked_ns, index)
         if attached and index is not None:
             client = replace(client, network_ns=_network_ns(index, client))
         return cls(requests, trace, index, client, unmeasured, fit, excess, Sharer(trace), measured)
@@ -226,14 +226,14 @@ def _stretches(
     return whose, stage[first], kind[first], owned.start[first], owned.end[last]
 
 
-def _client(requests: pd.DataFrame, looked_ns: Ints | None, *, traced: bool) -> ClientStamps:
+def _client(requests: pd.DataFrame, looked_ns: Ints | None, index: Index | None) -> ClientStamps:
     due = "attempt_due_ns" if "attempt_due_ns" in requests else "due_ns"
     names = (due, "connect_start_ns", "connect_end_ns", "write_ns", "due_ns")
     at = {name: requests[name].to_numpy(np.int64, na_value=MISSING) for name in names}
     return ClientStamps(
         due=at[due], connect_start=at["connect_start_ns"], connect_end=at["connect_end_ns"], write=at["write_ns"],
-        sent=handed_ns(requests), first_due=at["due_ns"], together=read_together(requests) if traced else None,
-        looked=looked_ns,
+        sent=handed_ns(requests), first_due=at["due_ns"], looked=looked_ns,
+        together=tokens_together(requests, index) if index is not None else None,
     )  # fmt: skip
 
 

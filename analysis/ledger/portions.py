@@ -46,7 +46,7 @@ def answered(requests: pd.DataFrame) -> Bools:
 
 def first_tokens(requests: pd.DataFrame, rows: Ints, index: Index | None) -> Events:
     """Of these requests, from when each was due."""
-    return _until(requests, rows, "first_token_ns", np.ones(len(rows), np.int64), index)
+    return _until(requests, rows, "first_token_ns", np.ones(len(rows), np.int64), index, first=True)
 
 
 def last_tokens(requests: pd.DataFrame, rows: Ints, index: Index | None) -> Events:
@@ -55,21 +55,26 @@ def last_tokens(requests: pd.DataFrame, rows: Ints, index: Index | None) -> Even
     return _until(requests, rows, "last_token_ns", counted, index)
 
 
-def _until(requests: pd.DataFrame, rows: Ints, end: str, n: Ints, index: Index | None) -> Events:
+def _until(
+    requests: pd.DataFrame, rows: Ints, end: str, n: Ints, index: Index | None, *, first: bool = False
+) -> Events:
     start, ended = (np.asarray(requests[name].iloc[rows], dtype=np.int64) for name in ("due_ns", end))
-    return _counted(requests, Events(rows, n, start, ended), index)
+    return _counted(requests, Events(rows, n, start, ended), index, first=first)
 
 
-def _counted(requests: pd.DataFrame, events: Events, index: Index | None) -> Events:
+def _counted(requests: pd.DataFrame, events: Events, index: Index | None, *, first: bool = False) -> Events:
     """The same; of answers that do not say how many tokens a chunk holds, as many as the server had written by then.
 
-    Chunks alone don't tell: one may hold several, and one without text none.
+    Chunks alone don't tell: one may hold several, and one without text none. Of k that were read together the ``first``
+    is the k-th last.
     """
     if index is None or "counted" not in requests:
         return events
     unknown = np.flatnonzero((requests["counted"] == "unmeasured").to_numpy(np.bool_)[events.request])
     if len(unknown):
-        events.n[unknown] = index.written(events.request[unknown], events.end[unknown])
+        rows = events.request[unknown]
+        behind = read_together(requests.iloc[rows]) - 1 if first else 0
+        events.n[unknown] = index.written(rows, events.end[unknown], behind)
     return events
 
 
@@ -80,13 +85,20 @@ def arrived(requests: pd.DataFrame, rows: Ints) -> Ints:
 
 
 def read_together(requests: pd.DataFrame) -> Ints:
-    """How many tokens of each answer have the stamp of its first."""
+    """How many tokens of each answer, chunks of one that does not count them, have the stamp of its first."""
     at_ns, counts = flattened(requests, "token_ns")
     some = np.flatnonzero(counts)
     begins = (np.cumsum(counts) - counts)[some]
     together = np.zeros(len(counts), np.int64)
     if len(some):
         together[some] = np.add.reduceat(at_ns == np.repeat(at_ns[begins], counts[some]), begins, dtype=np.int64)
+    return together
+
+
+def tokens_together(requests: pd.DataFrame, index: Index) -> Ints:
+    """How many tokens of each answer have the stamp of its first."""
+    together, good = read_together(requests), np.flatnonzero(answered(requests))
+    together[good] = _until(requests, good, "first_token_ns", together[good], index).n
     return together
 
 

@@ -591,16 +591,29 @@ def test_a_first_token_that_leaves_late_with_one_that_came_together_with_it_has_
     assert row["output_ns"] > 10_000
 
 
-def test_a_first_token_that_was_read_with_a_later_one_had_come_and_waited_for_the_load_tester(tmp_path: Path) -> None:
-    row = _ledger(tmp_path, first_token_ns=20_000, token_ns=[20_000, 20_000]).rows.iloc[0]
+@pytest.mark.parametrize("counted", ["usage", "unmeasured"])
+def test_a_first_token_that_was_read_with_a_later_one_had_come_and_waited_for_the_load_tester(
+    tmp_path: Path, counted: str
+) -> None:
+    row = _ledger(tmp_path, first_token_ns=20_000, token_ns=[20_000, 20_000], counted=counted).rows.iloc[0]
     assert row["generator_lag_ns"] == FIRST["generator_lag"] + (19_500 - 9700)  # since it was written
     assert row["network_out_ns"] == 20_000 - 19_500
     assert row["unexplained_ns"] == 0
 
 
-def test_what_the_load_tester_looked_for_and_did_not_find_had_been_held_back_on_its_way(tmp_path: Path) -> None:
+def test_of_chunks_read_together_that_do_not_tell_their_tokens_as_many_had_been_written_last(tmp_path: Path) -> None:
+    """The first of three had no text."""
+    api = _and(_api, Span.EGRESS, 1, 19_800, 19_850, n=3)
+    row = _ledger(tmp_path, api, first_token_ns=20_000, token_ns=[20_000] * 2, counted="unmeasured").rows.iloc[0]
+    assert (row["decode_ns"], row["generator_lag_ns"]) == (1500, FIRST["generator_lag"] + (19_800 - 19_700))
+
+
+@pytest.mark.parametrize("counted", ["usage", "unmeasured"])
+def test_what_the_load_tester_looked_for_and_did_not_find_had_been_held_back_on_its_way(
+    tmp_path: Path, counted: str
+) -> None:
     """A proxy that passes an answer on as a whole: all tokens come at once, and nobody reads late."""
-    requests = _requests(first_token_ns=20_000, token_ns=[20_000, 20_000])
+    requests = _requests(first_token_ns=20_000, token_ns=[20_000, 20_000], counted=counted)
     inputs = LedgerInputs.of(requests, read_trace(_write(tmp_path), ["r1"]), looked_ns=np.array([19_000]))
     row = make_ledger(inputs).rows.iloc[0]
     assert row["generator_lag_ns"] == FIRST["generator_lag"] + (19_500 - 19_000)
