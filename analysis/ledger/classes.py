@@ -68,7 +68,7 @@ CLASSES: tuple[Class, ...] = (
     Class("retry", "retry"),
     Class("worker", "scheduling", enclosing=True, thread="worker"),
     Class("executor_call", "scheduling", enclosing=True, thread="engine"),
-    Class("executor", "scheduling", transit=True, thread="engine"),
+    Class("executor", "scheduling", transit=True, thread="executor"),
     Class("loop", "scheduling", enclosing=True, thread="engine"),
     Class("handoff_transit", "handoff", transit=True, thread="engine woken"),
     Class("output_ready", "output", transit=True, thread="engine woken"),

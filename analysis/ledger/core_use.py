@@ -54,7 +54,7 @@ def core_use(telemetry: Path | None, processes: Sequence[RecordedProcess], cores
     for engine in (f for f in known if f.role in ("core", "engine") and sums):
         beside = (f for f in known if f.role == "worker" and f.engine == engine.engine and f.pid != engine.pid)
         worker = next((f for f in beside if len(f.spans(Span.WORKER))), None)
-        of["engine", engine.pid] = waits = _waits(sums, engine, Span.LOOP)
+        of["engine", engine.pid] = of["executor", engine.pid] = waits = _waits(sums, engine, Span.LOOP)
         waits = waits if worker is None else _waits(sums, worker, Span.WORKER)
         of |= {(kind, engine.pid): waits for kind in ("worker", "forward")}
     return CoreUse((Reason(CORE, Culprit(UNKNOWN)), Reason(WORK)), of, "sums" if sums else "spans", lost_share)

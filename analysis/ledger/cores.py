@@ -68,7 +68,7 @@ class CoreUse:
     loop) and ``pool``; of an engine ``engine`` (the thread that steps it),
     ``receiver`` and ``sender`` (beside it), ``worker`` (the stepping thread or a worker process's, at Python code) and
     ``forward`` (the same at computing). Between two threads' stamps, by who should take the message: ``loop woken``,
-    ``pool woken``, ``engine woken`` (its receiver or sender).
+    ``pool woken``, ``engine woken`` (its receiver or sender), ``executor`` (a worker process, or the stepping thread).
 
     ``known_from``: the kernel's switches; its sums of waits (no culprits, no waits between stamps, no locks); or the
     probes' spans alone (only what an event loop was at). ``lost_share``: of the time, where too many of the switches

@@ -43,7 +43,10 @@ def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Seque
         of[key] = _one_after_the_other([part.pop(key) for part in parts])
         give_back_memory()
     for pid, computing in threads.computing.items():
-        of["worker", pid] = of["engine" if computing == [threads.main[pid]] else "forward", pid]
+        alone = computing == [threads.main[pid]]
+        of["worker", pid] = of["engine" if alone else "forward", pid]
+        if alone:
+            of["executor", pid] = of["engine", pid]
     reasons = (*(Reason(CORE, who) for who in threads.culprits), Reason(LOCK), Reason(WORK))
     return CoreUse(reasons, of, "switches")
 
@@ -117,13 +120,19 @@ class _Window:
         python, stopped = union(self.work.start[rows], self.work.end[rows]), self._stopped(pid)
         computing = [self._stopped(one) for one, tid in threads.main.items() if tid in threads.computing[pid]]
         held = self._all_held(~rows).outside(*self._asleep([*sender, *receiver] or main))
-        return {
-            "engine": self._join(stopped, self._preempted(main), lock=self._locked(main, [*sender, *receiver])),
+        preempted, locked = self._preempted(main), self._locked(main, [*sender, *receiver])
+        kept = {
+            "engine": self._join(stopped, preempted, lock=locked),
             "forward": self._join(*computing, self._preempted(threads.computing[pid])),
             "sender": self._join(stopped, self._preempted(sender), lock=self._locked(sender, main, python)),
             "receiver": self._join(stopped, self._preempted(receiver), lock=self._locked(receiver, main, python)),
             "engine woken": self._join(stopped, held, lock=python),
         }
+        if threads.computing[pid] != main:  # one of both should take the message between them
+            both = [*main, *threads.computing[pid]]
+            awaited = self._all_held(~self._of(both)).outside(*self._asleep(both))
+            kept["executor"] = self._join(stopped, preempted, awaited, lock=locked)
+        return kept
 
     def _at_work(self) -> Intervals:
         runs, main = self.runs, np.isin(self.runs["tid"], list(self.threads.main.values()))

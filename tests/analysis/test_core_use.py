@@ -190,6 +190,25 @@ def test_a_workers_forward_waits_when_the_worker_does(tmp_path: Path) -> None:
     assert _said(use, "engine", ENGINE) == []
 
 
+def test_a_message_between_an_engine_and_its_worker_waits_for_a_core_until_whoever_should_take_it_has_one(
+    tmp_path: Path,
+) -> None:
+    _switches(
+        tmp_path, (0, ENGINE, "in"), (10, ENGINE, "out"), (10, TESTER, "in"), (14, TESTER, "out"), (14, WORKER, "in"),
+        (30, WORKER, "out"), (30, OTHER_PID, "in"), (36, OTHER_PID, "out"), (37, ENGINE, "in"), (40, ENGINE, "off"),
+        (40, API, "in"), (42, API, "out"), (42, ENGINE, "in"), (43, ENGINE, "out"),
+    )  # fmt: skip
+    engine = _probe(tmp_path, "core", ENGINE, (Span.LOOP, 0, 43))
+    worker = _probe(tmp_path, "worker", WORKER, (Span.WORKER, 15, 29))
+    files = [_probe(tmp_path, "api", API), engine, worker]
+    use = core_use(tmp_path, files, [0])
+    preempted = [(40, 42, "api")]
+    assert _said(use, "executor", ENGINE) == [(10, 14, "load tester"), (30, 36, "another program cc1"), *preempted]
+    assert _said(use, "engine", ENGINE) == preempted
+    alone = core_use(tmp_path, files[:2], [0])
+    assert _said(alone, "executor", ENGINE) == preempted, "in its own process no message is sent"
+
+
 def test_a_loop_that_runs_does_not_wait_for_the_interpreter_whatever_its_pool_does(tmp_path: Path) -> None:
     process = RecordWriter(str(tmp_path / "api.gap"), {"role": "api", "pid": API})
     process.span(Span.TOKENIZE, 1, 10 * MS, 30 * MS, queued_ns=9 * MS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -721,3 +722,14 @@ def test_waits_that_the_kernel_told_of_count_where_no_engine_recorded(tmp_path: 
     stages = rows[[column(stage.name) for stage in STAGES]].sum(axis=1)
     assert rows["core_wait_ns"].tolist() == [100, 100]
     assert (stages + rows["unexplained_ns"] == rows["total_ns"]).all()
+
+
+def test_of_a_message_between_an_engine_and_its_worker_what_it_waited_for_a_core_is_no_scheduling(
+    tmp_path: Path,
+) -> None:
+    waits = Stretches(*(np.array(at) for at in ((5350, 8220), (5380, 8280), (0, 0))))
+    use = CoreUse((Reason(CORE, Culprit("load tester")),), {("executor", os.getpid()): waits}, "switches")
+    trace = replace(read_trace(_write(tmp_path), ["r1"]), cores=use)
+    row = make_ledger(LedgerInputs.of(_requests(), trace)).rows.iloc[0]
+    assert row["core_wait_ns"] == 30 + 60
+    assert row["scheduling_ns"] == FIRST["scheduling"] - 30 - 60
