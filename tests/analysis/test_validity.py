@@ -587,6 +587,17 @@ def test_a_generator_that_falls_behind_is_caught_by_the_delivered_rate() -> None
     assert found["rate"] == OK
 
 
+@pytest.mark.parametrize("at", [slice(0, 2), slice(99, 101), slice(198, 200)], ids=["start", "middle", "end"])
+def test_one_stall_is_no_other_rate_wherever_it_falls(at: slice) -> None:
+    """Two of 200 requests leave 0.2 s late, 2 % of the ten seconds that the run lasts."""
+    requests = poisson_run(count=200)
+    requests.loc[requests.index[at], "sent_ns"] += 200 * MS
+    assert checked("delivered", requests, POISSON).status == OK
+    never = np.arange(200) % 20 == 0
+    requests.loc[never, "sent_ns"] = -1
+    assert checked("delivered", requests, POISSON).status == BROKEN
+
+
 @pytest.mark.parametrize("together", [1, 150], ids=["here and there", "for a while"])
 def test_connections_that_a_server_refused_are_no_lateness_of_the_load_tester(together: int) -> None:
     """An SLO on errors has to judge them: a rule that is broken would leave it no verdict."""
