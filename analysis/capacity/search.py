@@ -49,6 +49,7 @@ from gapmeter.analysis.results.capacity import (
     UNMEETABLE,
     Ended,
 )
+from gapmeter.analysis.stats.exact import chance_of_so_few_in_bursts
 
 MOST_HALVINGS = 8
 _REFUSING = 3  # rates, at each of which every request was refused: a lower one would be, too
@@ -163,6 +164,9 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
         levels = [_level(trial, at, promise.share) for trial in valid]
         if any(math.isfinite(level.error) for level in levels):
             known = fit(levels, ceilings, promise.share, most, speeds)
+            if any(trial.refuses(at) for trial in valid):
+                alike = promise.metric == "itl"  # gaps of one request are
+                known = least([known, _divided(valid, levels, at, promise.share, most, alike=alike)])
         elif failed := [level.rate for level in levels if level.side > 0]:
             known = _divided(valid, levels, at, promise.share, min(failed))
         else:
@@ -174,10 +178,13 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
     return least(found)
 
 
-def _divided(trials: Sequence[Trial], levels: Sequence[TrialLevel], at: int, share: float, high: float) -> Posterior:
+def _divided(
+    trials: Sequence[Trial], levels: Sequence[TrialLevel], at: int, share: float, high: float, *, alike: bool = True
+) -> Posterior:
     """Of what has no curve: from the highest rate that surely holds (none: half of the lowest tried) to ``high``.
 
     Between them a place is as likely as what the trials found if those below it hold and those above it fail.
+    Unless neighbors are ``alike``, they are so only in the bursts that exceed the limit.
     """
     held = [level.rate for level in levels if level.side < 0 and level.rate < high]
     low = max(held, default=min(level.rate for level in levels) / 2)
@@ -185,6 +192,9 @@ def _divided(trials: Sequence[Trial], levels: Sequence[TrialLevel], at: int, sha
     for trial in trials:
         if low < trial.rate < high and not trial.overloaded:
             count = trial.outcome.counts[at]
+            if not alike:
+                few = chance_of_so_few_in_bursts(count.over, count.count, count.bursts or count.over, share)
+                count = replace(count, n_eff=count.count, over_half=None, in_bursts=few)
             kept, broken = chance_if_kept(count, share), max(chance_if_broken(count, share), 1 - MOST_SURE)
             leans[trial.rate] = leans.get(trial.rate, 0.0) + math.log(kept / broken)
     edges = np.log([low, *sorted(leans), high])

@@ -137,6 +137,11 @@ class Trial:
         """Whether the server completed requests more slowly than they came."""
         return self.outcome.served is not None and self.outcome.served.saturated
 
+    def refuses(self, at: int) -> bool:
+        """Whether so many requests failed that promise ``at`` has no percentile."""
+        outcome = self.outcome
+        return outcome.counts[at].log_level is None and outcome.served is None and math.isinf(outcome.in_flight)
+
     @property
     def beyond(self) -> bool:
         """Whether it fails, or has all values beyond a limit: of a median that proves nothing, but asks for no more."""

@@ -732,6 +732,15 @@ def test_errors_at_all_rates_alike_are_told_from_those_of_a_full_server(
         assert np.mean([sum(each.outcome.seconds for each in trials) for trials, _ in done]) < 120
 
 
+def test_where_more_fail_at_higher_rates_a_limit_on_latency_has_its_capacity_where_as_many_fail_as_may() -> None:
+    """1 % at 30 a second; the others take 5 ms. A curve through them lay above that in ten of ten searches."""
+    limit = slo("ttft", 99.0, 500)
+    goal = Goal(promises_of((limit,)), 16.0)
+    found = [search(goal, Failing(lambda rate: min(0.01 * (rate / 30) ** 3, 0.9), (limit,), at))[0] for at in range(10)]
+    ends = [posterior(goal, trials).interval(0.95) for trials in found]
+    assert sum(low < 30 < high for low, high in ends) >= 9, ends
+
+
 def test_the_answer_for_errors_at_all_rates_pools_the_trials_at_low_rates(tmp_path: Path) -> None:
     manifest = SearchManifest.read(write_search(tmp_path / "search", 16.0, None, None))
     manifest = ended_by(manifest, capacity.UNMEETABLE, slo("errors", None, 0.01))
