@@ -145,6 +145,8 @@ def bursts_of(values: Floats, limit: float) -> int:
         return 0
     ordered = np.sort(values)
     quarter, middle = (at_rank(ordered, percentile) for percentile in (25.0, 50.0))
+    if middle == ordered[-1]:  # most failed: a burst ends where one did not
+        quarter = middle = float(np.max(ordered, where=ordered < middle, initial=-math.inf))
     sides = (values > max(limit, middle)).astype(int) - (values <= (middle if middle <= limit else quarter))
     sides = sides[sides != 0]
     return int((np.diff(sides, prepend=-1) == 2).sum())

@@ -732,6 +732,15 @@ def test_errors_at_all_rates_alike_are_told_from_those_of_a_full_server(
         assert np.mean([sum(each.outcome.seconds for each in trials) for trials, _ in done]) < 120
 
 
+@pytest.mark.parametrize("limit", [slo("ttft", 95.0, 500), slo("errors", None, 0.05)], ids=lambda limit: limit.metric)
+def test_a_server_that_refuses_most_of_a_high_rate_fails_there(limit: Slo) -> None:
+    """It serves 40 a second. Bursts of failures were not seen, so ever higher rates were asked of it."""
+    trials, _ = search(Goal(promises_of((limit,)), 100.0), Failing(lambda rate: max(0.0, 1 - 40 / rate), (limit,), 0))
+    assert max(trial.rate for trial in trials) <= 200
+    low, high = posterior(Goal(promises_of((limit,)), 100.0), trials).interval(0.95)
+    assert low < 40 / 0.95 < high
+
+
 def test_where_more_fail_at_higher_rates_a_limit_on_latency_has_its_capacity_where_as_many_fail_as_may() -> None:
     """1 % at 30 a second; the others take 5 ms. A curve through them lay above that in ten of ten searches."""
     limit = slo("ttft", 99.0, 500)
