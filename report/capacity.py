@@ -193,11 +193,11 @@ def _held(search: Search) -> str:
 
 
 def _guarantee(search: Search) -> str:
-    """How often a rate held was too high in simulated searches, of no less drift; "" without a curve, as they had."""
-    if search.drift is None:
-        return ""
+    """How often a rate held was too high in simulated searches, of no less drift; without a curve, the test's word."""
     if search.burstiness is None or search.burstiness > _MOST_BURSTS:
         return " (how often such a rate is too high was not simulated for bursts like these)"
+    if search.drift is None:
+        return " (95 % sure)"
     simulated = min((each for each in TOO_HIGH if each >= search.drift), default=None)
     of = max(TOO_HIGH) if simulated is None else simulated
     often = f"too high in at most {share(TOO_HIGH[of])} of searches on simulated servers"
