@@ -197,7 +197,7 @@ def _guarantee(search: Search) -> str:
     if search.burstiness is None or search.burstiness > _MOST_BURSTS:
         return " (how often such a rate is too high was not simulated for bursts like these)"
     if search.drift is None:
-        return " (95 % sure)"
+        return " (95 % sure, less where errors come in bursts)"
     simulated = min((each for each in TOO_HIGH if each >= search.drift), default=None)
     of = max(TOO_HIGH) if simulated is None else simulated
     often = f"too high in at most {share(TOO_HIGH[of])} of searches on simulated servers"

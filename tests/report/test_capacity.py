@@ -59,7 +59,7 @@ def test_how_often_a_proven_rate_is_too_high_is_what_the_published_searches_show
 @pytest.mark.parametrize(
     ("burstiness", "drift", "said"),
     [
-        (1.0, None, "89 % of the estimate (95 % sure)."),
+        (1.0, None, "89 % of the estimate (95 % sure, less where errors come in bursts)."),
         (4.0, 0.005, "(too high in at most 0.75 % of searches on simulated servers whose speed differs by 3 %)."),
         (1.0, 0.031, "(too high in at most 2.9 % of searches on simulated servers whose speed differs by 6 %)."),
         (8.0, 0.031, "(how often such a rate is too high was not simulated for bursts like these)."),
