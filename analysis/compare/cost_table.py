@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
-from typing import Any
 
 from gapmeter.analysis.compare.searches import SEARCH_SPREAD, Found, compared_by, differing, together, words
+from gapmeter.analysis.compare.sides import flatten
 from gapmeter.analysis.numbers import counted, plain
 from gapmeter.analysis.pareto import merged
 from gapmeter.analysis.provenance import provenance_of_several
@@ -43,7 +43,7 @@ from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.stats.estimate import CONFIDENCE
 
 _SURE = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-_NO_SETTING = ("engine", "ready_timeout")  # told by itself; changes nothing
+_NO_SETTING = ("server.engine", "server.ready_timeout")  # told by itself; changes nothing
 _OTHER_REQUESTS = 1.1  # from which mean tokens of a request are told to differ
 
 
@@ -95,31 +95,18 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
 
 def _settings(found: Sequence[Found], factors: Sequence[str]) -> list[str]:
     """The engine of each, and what is not the same in all rows: its server's, who had which cores, what may differ."""
-    each = [_flat(one.scenario["server"]) | _declared(one.scenario, ("load.placement", *factors)) for one in found]
-    keys = [key for key in dict.fromkeys(key for one in each for key in one) if key not in _NO_SETTING]
-    varied = [key for key in keys if len({str(one.get(key)) for one in each}) > 1]
-    engines = [str(one["engine"]) for one in each]
+    each = [flatten(one.scenario) for one in found]
+    keys = dict.fromkeys(
+        [*(key for one in each for key in one if key.startswith("server.")), "load.placement", *factors]
+    )
+    varied = [key for key in keys if key not in _NO_SETTING and len({str(one.get(key)) for one in each}) > 1]
     return [
-        ", ".join([engine, *(f"{key.removeprefix('args.')} {words(one.get(key))}" for key in varied)])
-        for engine, one in zip(engines, each, strict=True)
-    ]
-
-
-def _declared(scenario: Mapping[str, Any], factors: Sequence[str]) -> dict[str, Any]:
-    """What keys that are not the server's have: of ``load.timeout`` and the like."""
-    values = {}
-    for factor in factors:
-        section, _, key = factor.partition(".")
-        if section != "server" and isinstance(scenario.get(section), Mapping) and key in scenario[section]:
-            values[factor] = scenario[section][key]
-    return values
-
-
-def _flat(server: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **{key: value for key, value in server.items() if key != "args"},
-        **{f"args.{key}": value for key, value in (server.get("args") or {}).items()},
-    }
+        ", ".join([
+            str(one["server.engine"]),
+            *(f"{key.removeprefix('server.').removeprefix('args.')} {words(one.get(key))}" for key in varied),
+        ])
+        for one in each
+    ]  # fmt: skip
 
 
 def _row(name: str, found: Found, setting: str, differs: tuple[Fact, ...]) -> CostRow:

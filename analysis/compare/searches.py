@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from gapmeter.analysis.capacity.read import KEPT_ARRIVALS
+from gapmeter.analysis.compare.sides import is_within
 from gapmeter.analysis.cost import NoPrice, NoRate, hardware_units, offered_rate, price_of
 from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.pareto import interval, merged, pace_limit, pareto, run_point
@@ -325,15 +326,14 @@ def _identity(found: Found) -> dict[str, Any]:
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any], factors: Sequence[str]) -> tuple[Fact, ...]:
     """The keys whose values are not the same, in words; a key among ``factors``, or below one, may differ."""
-
-    def declared(key: str) -> bool:
-        return any(key == factor or key.startswith(f"{factor}.") for factor in factors)
-
     return tuple(
-        Fact(key=key, a=words(one.get(key)), b=words(other.get(key)), meaning=FACTOR if declared(key) else BLOCKS)
+        Fact(
+            key=key, a=words(one.get(key)), b=words(other.get(key)),
+            meaning=FACTOR if any(is_within(key, factor) for factor in factors) else BLOCKS,
+        )
         for key in dict.fromkeys((*one, *other))
         if one.get(key) != other.get(key)
-    )
+    )  # fmt: skip
 
 
 def words(value: Any) -> str:

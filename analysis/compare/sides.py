@@ -273,8 +273,8 @@ def facts_of(manifest: Manifest) -> dict[str, Any]:
     settings = [f"{key}={value}" for key, value in sorted((target.env or {}).items()) if not value.startswith("/")]
     env = None if target.env is None else " ".join(settings)  # without folders
     engine = {"command": _command(target.command), "env": env}
-    others = _flatten({key: value for key, value in target.to_json().items() if key not in _NO_FACTS}, 2)
-    out = {key: value for key, value in _flatten(manifest.scenario, 2).items() if key not in _IGNORED}
+    others = flatten({key: value for key, value in target.to_json().items() if key not in _NO_FACTS})
+    out = {key: value for key, value in flatten(manifest.scenario).items() if key not in _IGNORED}
     out |= {f"engine.{key}": value for key, value in (engine | others).items()}
     out |= {f"hardware.{key}": value for key, value in hardware.items() if key != "memory_gib"}
     out |= {f"versions.{key}": value for key, value in manifest.versions.items()}
@@ -287,7 +287,7 @@ def asked_otherwise(a: Mapping[str, Any], b: Mapping[str, Any], factors: Sequenc
 
     What their files hold is left out: ``check_protocol`` knows that once both have run.
     """
-    of_both = (_flatten({name: each[name] for name in ("workload", "load")}, 2) for each in (a, b))
+    of_both = (flatten({name: each[name] for name in ("workload", "load")}) for each in (a, b))
     one, other = ({key: _without_path(key, value) for key, value in each.items()} for each in of_both)
     return [
         Fact(key=key, a=_words(one.get(key)), b=_words(other.get(key)), meaning=BLOCKS)
@@ -301,13 +301,13 @@ def _without_path(key: str, value: Any) -> Any:
     return without_paths({leaf: value})[leaf] if section in ("workload", "load") else value
 
 
-def _flatten(value: Mapping[str, Any], depth: int, before: str = "") -> dict[str, Any]:
+def flatten(value: Mapping[str, Any], depth: int = 2, before: str = "") -> dict[str, Any]:
     """``{"server": {"args": {"x": 1}}}`` as ``{"server.args.x": 1}``; laws of lengths stay whole."""
     out: dict[str, Any] = {}
     for key, inner in value.items():
         name = f"{before}{key}"
         if isinstance(inner, Mapping) and (depth > 1 or name.endswith((".args", ".env"))):
-            out |= _flatten(inner, depth - 1, f"{name}.")
+            out |= flatten(inner, depth - 1, f"{name}.")
         else:
             out[name] = inner
     return out
@@ -334,14 +334,15 @@ def _recognize(differing: Sequence[str]) -> tuple[str, ...]:
 
 def _meaning(key: str, factors: Sequence[str], *, repeats: bool = False) -> Meaning:
     """``repeats``: the runs are different repeats of a scenario, which ask with fresh texts."""
-    if any(_within(key, noted) for noted in _NOTED) or (repeats and key == "plan"):
+    if any(is_within(key, noted) for noted in _NOTED) or (repeats and key == "plan"):
         return NOTED
-    if any(_within(key, factor) for factor in factors):
+    if any(is_within(key, factor) for factor in factors):
         return FACTOR
     return FOLLOWS if any(_follows(key, factor) for factor in factors) else BLOCKS
 
 
-def _within(key: str, whole: str) -> bool:
+def is_within(key: str, whole: str) -> bool:
+    """Whether a key is ``whole``, or lies below it."""
     return key == whole or key.startswith(f"{whole}.")
 
 
