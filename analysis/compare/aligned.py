@@ -138,19 +138,20 @@ class AlignedSides:
             errors.append((amount - amount.sum() / count.sum() * count) / count.mean())
         return errors
 
-    def as_it_is(self) -> Figures:
-        """The figures of what was measured, one row each."""
-        return self._figures([np.ones((sum(run.count for run in side), 1), np.int32) for side in self.sides])
+    def as_it_is(self) -> list[Figures]:
+        """Each side's figures of what was measured, one row each."""
+        counts = (sum(run.count for run in side) for side in self.sides)
+        return [self._of_side(number, np.ones((count, 1), np.int32)) for number, count in enumerate(counts)]
 
     def of_each_run(self) -> list[list[Figures]]:
-        """The figures of every run by itself, for each side; the keys are the side's."""
+        """The figures of every run by itself, for each side."""
         return [
             [self._of_side(number, np.repeat(alone, counts)[:, None]) for alone in np.eye(len(counts), dtype=np.int32)]
             for number, counts in enumerate([run.count for run in side] for side in self.sides)
         ]
 
-    def drawn(self, resamples: int) -> Figures:
-        """The figures of so many resamples, some at a time."""
+    def drawn(self, resamples: int) -> list[Figures]:
+        """Each side's figures of so many resamples, some at a time."""
         # A source of randomness a run, from what it measured; for pairs, one a pair, whichever side comes first.
         seeds = [[run.digest() for run in side] for side in self.sides]
         if self.paired:
@@ -168,21 +169,19 @@ class AlignedSides:
                 ])
                 for side, own in zip(self.sides, sources, strict=False)
             ]  # fmt: skip
-            parts.append(self._figures(drawn * 2 if self.paired else drawn))
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-    def _figures(self, drawn: Sequence[TimesDrawn]) -> Figures:
-        sides = [self._of_side(number, counts) for number, counts in enumerate(drawn)]
-        return {name: figure for side in sides for name, figure in side.items()}
+            parts.append([self._of_side(*each) for each in enumerate(drawn * 2 if self.paired else drawn)])
+        return [
+            {name: np.concatenate([part[name] for part in own]) for name in own[0]} for own in zip(*parts, strict=True)
+        ]
 
     def _of_side(self, number: int, counts: TimesDrawn) -> Figures:
-        """One side's figures of each resample: keys ``ttft/0``, ``first_token/1`` …"""
+        """One side's figures of each resample."""
         out: Figures = {
-            f"{name}/{number}": np.hstack([ranked.harrell_davis(counts, own) for ranked, own in parts])
+            name: np.hstack([ranked.harrell_davis(counts, own) for ranked, own in parts])
             for name, parts in self._ranked[number].items()
         }
         gaps = np.asarray(self._gap_tables[number] @ counts).T
-        out[f"itl/{number}"] = np.hstack([
+        out["itl"] = np.hstack([
             pooled_harrell_davis(np.minimum(self._gap_values, most), gaps, own)
             for most, own in self._reached("itl", number)
         ])  # fmt: skip
@@ -193,7 +192,7 @@ class AlignedSides:
             # Not times.T @ sums, for whose many small products a BLAS wakes all its threads, which spin.
             sums[:, used] = np.einsum("ir,ik->rk", times, added)
             amount, count = np.hsplit(sums, [_parts(name)])
-            out[f"{name}/{number}"] = np.divide(amount, count, out=np.full_like(amount, np.nan), where=count > 0)
+            out[name] = np.divide(amount, count, out=np.full_like(amount, np.nan), where=count > 0)
         return out
 
 

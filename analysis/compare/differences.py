@@ -204,24 +204,24 @@ class _Judge:
         """A stage's share of the whole difference; None where that may be 0."""
         if not total.value or not total.estimate.excludes(0.0):
             return None
-        drawn = self._drawn[f"{event}/1"] - self._drawn[f"{event}/0"]
+        drawn = self._drawn[1][event] - self._drawn[0][event]
         both = drawn[:, [STAGE_NAMES.index(stage), len(STAGE_NAMES)]]
         found = bootstrap.share_with_draws((own.value or 0.0) / total.value, both, total.value)
         return found if found.supported else None
 
     def _ends(self, name: str, part: int) -> tuple[float | None, float | None]:
-        a, b = (float(self._now[f"{name}/{side}"][0, part]) for side in (0, 1))
+        a, b = (float(side[name][0, part]) for side in self._now)
         return (None if math.isnan(a) else a), (None if math.isnan(b) else b)
 
     def _difference(self, name: str, part: int, most_df: float) -> Difference:
         a, b = self._ends(name, part)
-        drawn: list[Floats] = [self._drawn[f"{name}/{side}"][:, part] for side in (0, 1)]
+        drawn: list[Floats] = [side[name][:, part] for side in self._drawn]
         if a is None or b is None or np.isnan(drawn).any():
             return Difference(a, b, why="no values on a side")
         if not self._pair.too_small:
             return Difference(a, b, why="a single request has no spread")
         df = max(1.0, min(self._freedom(drawn), most_df))
-        alone = [np.array([own[f"{name}/{side}"][0, part] for own in runs]) for side, runs in enumerate(self._alone)]
+        alone = [np.array([own[name][0, part] for own in runs]) for runs in self._alone]
         spreads = self._spreads(drawn[1] - drawn[0], alone, df)
         if min(a, b, *(float(values.min()) for values in (*drawn, *alone) if len(values))) <= 0:
             return Difference(a, b, spreads)
