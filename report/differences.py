@@ -126,7 +126,7 @@ def change_sentence(pair: PairComparison) -> str:
     mean = f"the difference of {name}" if told else change_of(name, own.total)
     if change.unexplained == "opposite":
         known = pair.metrics[change.metric].mean
-        doubt = f", though {known.why}" if known is not None and known.why else ""
+        doubt = f", though {known.why}" if known.why else ""
         return f"{mean}: it moves the other way than {change.claim}{doubt}"
     if change.unexplained == "uncertain":
         return f"{mean}: its interval includes 0, so no stage is named"
@@ -163,7 +163,7 @@ def not_estimable(pair: PairComparison) -> str:
             listed += [_names(metric, keys)] if keys else []
     said = [f"Samples too small: {'; '.join(small)}."] if small else []
     said += [f"Among the requests that failed, on both sides: {'; '.join(failed)}."] if failed else []
-    means = [(metric.upper(), known.mean) for metric, known in pair.metrics.items() if known.mean is not None]
+    means = [(metric.upper(), known.mean) for metric, known in pair.metrics.items()]
     lacking = [(name, mean) for name, mean in means if mean.difference_ms is None and mean.late_ms is None]
     said += [f"No mean of {', '.join(name for name, _ in lacking)}: {lacking[0][1].why}."] if lacking else []
     said += [f"Refused, since too much may be the load tester's own lateness: {'; '.join(late)}."] if late else []

@@ -218,7 +218,7 @@ def pair_of(names: tuple[str, str], found: Differences, verdict: PairVerdict, de
                     for p, each in own.items()
                     if p is not None and (p in _SHOWN or (metric, p) in by_figure)
                 },
-                mean=_claimed(own[None], by_figure.get((metric, None))) if None in own else None,
+                mean=_claimed(own[None], by_figure.get((metric, None))),
                 shift=tuple(DecileFigure(percentile=p, **dict(_figure(own[p]))) for p in _DECILES if p in own),
             )
             for metric, own in found.metrics.items()

@@ -246,7 +246,7 @@ def judge_pair(
         (m, p, pair.metrics[m].percentiles[percentile_key(p)]) for m, p in dict.fromkeys(slos)
     ]
     lacking = dict.fromkeys(m for m, _, figure in named if figure.difference_ms is None and figure.late_ms is None)
-    named += [(m, None, mean) for m in lacking if (mean := pair.metrics[m].mean) is not None]
+    named += [(m, None, pair.metrics[m].mean) for m in lacking]
     growths = [_growth(figure, limit, pair.runs) for _, _, figure in named]
     p_values = {i: growth.p for i, growth in enumerate(growths) if growth is not None}
     adjusted = dict(zip(p_values, holm(list(p_values.values())).tolist(), strict=True))

@@ -137,7 +137,7 @@ class DecileFigure(DifferenceFigure):
 
 
 class MetricComparison(Result):
-    """One metric: percentiles by their names, every decile, and the mean (None: from before means were compared).
+    """One metric: percentiles by their names, every decile, and the mean.
 
     The mean of a side with requests that failed is that of the others: of all, it is at least so much.
     """
@@ -145,7 +145,7 @@ class MetricComparison(Result):
     verdict: Word
     percentiles: Mapping[str, ClaimedFigure]
     shift: tuple[DecileFigure, ...]
-    mean: ClaimedFigure | None = left_out()
+    mean: ClaimedFigure
 
 
 class StageDifference(DifferenceFigure):
@@ -170,8 +170,8 @@ class FailedShares(Result):
 
     a_share: float
     b_share: float
-    a_ci: Bounds | None = None
-    b_ci: Bounds | None = None
+    a_ci: Bounds
+    b_ci: Bounds
 
     @property
     def more(self) -> Literal["a", "b"] | None:
@@ -179,8 +179,6 @@ class FailedShares(Result):
 
         By an interval of the difference from both shares' own (Newcombe 1998, Statistics in Medicine 17, method 10).
         """
-        if self.a_ci is None or self.b_ci is None:
-            return None
         if self.b_share - self.a_share > math.hypot(self.b_share - self.b_ci[0], self.a_ci[1] - self.a_share):
             return "b"
         if self.a_share - self.b_share > math.hypot(self.a_share - self.a_ci[0], self.b_ci[1] - self.b_share):
@@ -239,7 +237,7 @@ class PairComparison(Result):
             for metric, known in self.metrics.items()
             for percentile, figure in (
                 *((percentile_of_key(key), figure) for key, figure in known.percentiles.items()),
-                *([(None, known.mean)] if known.mean else ()),
+                (None, known.mean),
             )
         ]
 

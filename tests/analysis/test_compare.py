@@ -487,7 +487,7 @@ NONE_FAILED = FailedShares(a_share=0.0, b_share=0.0, a_ci=(0.0, 0.003), b_ci=(0.
 
 def held(
     *figures: ClaimedFigure, errors: FailedShares = NONE_FAILED, runs: tuple[int, int] = (3, 3),
-    mean: ClaimedFigure | None = None, allowed: float = 0.05,
+    mean: ClaimedFigure = figure(None), allowed: float = 0.05,
 ) -> Regression:  # fmt: skip
     """TTFT p90, p50 of B against A."""
     named = dict(zip((90.0, 50.0), figures, strict=False))
