@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import AliasPath, Field
+from pydantic import AliasChoices, AliasPath, Field
 
 from gapmeter.analysis.results.codec import Number, Result, ResultFile
+from gapmeter.analysis.results.distribution import AtMost
 
 
 class _Part(Result, extra="ignore"):
@@ -57,15 +58,11 @@ class ManifestBrief(_File):
     ended_because: str | None = None
 
 
-class BriefBound(_Part):
-    ms: float
-
-
 class BriefMetric(_Part):
     """By percentile (``p99``): ``at_most`` where only a bound is known, ``late_ms`` where it is refused."""
 
     p99_ms: Number
-    at_most: Mapping[str, BriefBound] = {}
+    at_most: Mapping[str, AtMost] = {}
     late_ms: Mapping[str, float] = {}
 
 
@@ -100,3 +97,16 @@ class StudyBrief(_File):
 
     capacity: BriefCapacity | None = None
     provenance: BriefOrigin = BriefOrigin()
+
+
+class BriefSide(_Part):
+    scenario: str | None = None
+
+
+class ComparisonBrief(_File):
+    """Of a comparison, by latency (``sides``) or by cost (``rows``)."""
+
+    FILE: ClassVar[str] = "compare.json"
+
+    sides: tuple[BriefSide, ...] = Field((), validation_alias=AliasChoices("sides", "rows"))
+    verdict: str | None = None

@@ -208,7 +208,7 @@ def _list_runs(arguments: argparse.Namespace) -> int:
     else:
         rows = [
             (
-                run.started[:19].replace("T", " "), run.kind, run.name, run.engine, run.told,
+                run.started[:19].replace("T", " "), run.kind, run.name, run.engine, run.outcome,
                 count(run.measured), run.p99("ttft"),
                 _place(run),
             )

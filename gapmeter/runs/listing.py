@@ -9,18 +9,17 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from gapmeter import errors
 from gapmeter.analysis.numbers import DASH, counted, duration, rate, significant
 from gapmeter.analysis.results import NotReadable
-from gapmeter.analysis.results.brief import ManifestBrief, RunBrief, StudyBrief
+from gapmeter.analysis.results.brief import ComparisonBrief, ManifestBrief, RunBrief, StudyBrief
 from gapmeter.errors import UserError, reason_of
 from gapmeter.runs.lock import is_held
-from gapmeter.scenarios.plain_file import is_plain, read_json
+from gapmeter.scenarios.plain_file import is_plain
 
 _FRESH_S = 120.0  # where no lock tells: a run that goes on mostly writes records, telemetry or a log more often
-_MANIFEST, _SUMMARY, _COMPARISON = ManifestBrief.FILE, RunBrief.FILE, "compare.json"
+_MANIFEST, _SUMMARY, _COMPARISON = ManifestBrief.FILE, RunBrief.FILE, ComparisonBrief.FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class ListedRun:
         return self.verdict or self.state
 
     @property
-    def told(self) -> str:
+    def outcome(self) -> str:
         """The answer; of a search the rate that it found."""
         return self.found if self.found and self.answer == "done" else self.answer
 
@@ -158,13 +157,9 @@ def _written_ns(file: Path) -> int:
 def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
     try:
         if (path / _COMPARISON).exists():
-            document = _object(path / _COMPARISON)
-            sides = document.get("sides") or document.get("rows") or [{}]
-            name = str(sides[0].get("scenario") or "")
-            verdict = document.get("verdict")
-            if not isinstance(verdict, str | None):
-                raise TypeError("a verdict that is no text")
-            return ListedRun("compare", str(path), _time_of(path), name=name, verdict=verdict)
+            compared = ComparisonBrief.read(path)
+            name = next((side.scenario or "" for side in compared.sides), "")
+            return ListedRun("compare", str(path), _time_of(path), name=name, verdict=compared.verdict)
         manifest = ManifestBrief.read(path)
         listed = _described(path, manifest)
         if not (path / _SUMMARY).exists():
@@ -193,10 +188,8 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
         reason = f"{error.path.name}: {error.key} {error.problem}".replace(":  ", ": ")
     except OSError as error:
         reason = f"{Path(error.filename or path).name}: {reason_of(error)}"
-    except (ValueError, MemoryError) as error:
-        reason = str(error) or "more than this machine's memory holds"
-    except (AttributeError, TypeError, LookupError) as error:  # JSON of another shape than ours
-        reason = f"not as a run's files are: {error}"
+    except MemoryError:
+        reason = "more than this machine's memory holds"
     return ListedRun("damaged", str(path), _time_of(path), reason=reason)
 
 
@@ -221,17 +214,6 @@ def _load(manifest: ManifestBrief) -> str:
         return f"{load.rate:g} {'conversations' if manifest.workload.kind == 'conversation' else 'req'}/s"
     users = load.concurrency
     return counted(users, "user") if users else load.arrivals or ""
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises OSError when it cannot be read, ValueError when it is none."""
-    try:
-        loaded = read_json(path)
-    except ValueError as error:
-        raise ValueError(f"{path.name}: {error}") from error
-    if not isinstance(loaded, dict):
-        raise ValueError(f"{path.name} is not a JSON object")
-    return loaded
 
 
 def _time_of(path: Path) -> str:

@@ -35,7 +35,7 @@ class RunFilter:
 
     def matches(self, run: ListedRun) -> bool:
         """Whether a run is one of them. Case does not matter."""
-        text = " ".join((run.path.name, run.name, run.engine, run.model, run.load, run.told)).casefold()
+        text = " ".join((run.path.name, run.name, run.engine, run.model, run.load, run.outcome)).casefold()
         words = all(word in text for word in self.words.casefold().split())
         return words and self.verdict in ("", run.answer) and self.kind in ("", run.kind)
 
@@ -83,7 +83,7 @@ def _row(run: ListedRun) -> dict[str, str]:
         "engine": run.engine or DASH,
         "model": run.model or DASH,
         "load": run.load or DASH,
-        "verdict": run.told,
+        "verdict": run.outcome,
         "tone": tone(run.verdict),
         "n": DASH if run.measured is None else count(run.measured),
         "ttft": run.p99("ttft"),
