@@ -54,7 +54,7 @@ class Visit:
     """One load. ``number`` is its own among all of its server, so that no two ask with the same texts.
 
     ``into``: the folder to make, None for one of the usual name among the runs. ``command`` repeats it alone; ``sweep``
-    or ``capacity_of`` say what it is part of.
+    or ``capacity_of`` say what it is part of. ``begun`` gets the folder once it is there.
     """
 
     scenario: Scenario
@@ -63,6 +63,7 @@ class Visit:
     command: Command | None = None
     sweep: SweepPlace | None = None
     capacity_of: TrialPlace | None = None
+    begun: Callable[[Path], None] = lambda _: None
 
 
 class Session:
@@ -113,14 +114,13 @@ class Session:
         return self.visit(Visit(scenario, self.loads, into), stop_when, show=True)
 
     def visit(
-        self, visit: Visit, stop_when: StopWhen | None = None, *, alone: bool = False, show: bool = False,
-        begun: Callable[[Path], None] = lambda _: None,
-    ) -> Conclusion[RunResult]:  # fmt: skip
-        """Record one load, see ``record``, and analyse it. ``begun`` gets the folder; ``show``: print the summary.
+        self, visit: Visit, stop_when: StopWhen | None = None, *, alone: bool = False, show: bool = False
+    ) -> Conclusion[RunResult]:
+        """Record one load, see ``record``, and analyse it. ``show``: print the summary.
 
         ``alone``: the server is started for this load, and ended after it, so that its record files are whole.
         """
-        with self._recorded(visit, stop_when, alone, begun) as manifest, manifest.noting_early_end():
+        with self._recorded(visit, stop_when, alone) as manifest, manifest.noting_early_end():
             quiet = self.options.quiet or not show
             return conclude(manifest.folder, manifest.value, quiet=quiet, verbose=self.options.verbose)
 
@@ -130,10 +130,7 @@ class Session:
             return manifest
 
     @contextlib.contextmanager
-    def _recorded(
-        self, visit: Visit, stop_when: StopWhen | None, alone: bool = False,
-        begun: Callable[[Path], None] = lambda _: None,
-    ) -> Iterator[OpenManifest]:  # fmt: skip
+    def _recorded(self, visit: Visit, stop_when: StopWhen | None, alone: bool = False) -> Iterator[OpenManifest]:
         """The same; its folder is kept from other processes until the block ends."""
         if self.process is not None and (died := self.process.failure()):
             raise UserError(str(died), errors.UNREACHABLE)
@@ -149,7 +146,7 @@ class Session:
         with hold(folder.path):
             with manifest.noting_early_end():
                 manifest.write()
-                begun(folder.path)
+                visit.begun(folder.path)
                 with self.serving(folder, several=False) if alone else contextlib.nullcontext():
                     self._issue(visit.scenario, plan, manifest, stop_when)
                 manifest.note(files=folder.seal())

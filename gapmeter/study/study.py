@@ -10,7 +10,7 @@ import contextlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlsplit
@@ -34,16 +34,11 @@ from gapmeter.study.session import Visit, check_options, placed, prepare_session
 M = TypeVar("M", bound=ManifestBase)
 
 
-def visit_in_turn(
-    visits: Iterable[Visit], options: Options, *, begun: Callable[[Path], None] = lambda _: None
-) -> Iterator[Conclusion[RunResult]]:
-    """Each on a server of its own, one after the other; ends after one that was interrupted. Raises UserError.
-
-    ``begun`` gets each run's folder.
-    """
+def visit_in_turn(visits: Iterable[Visit], options: Options) -> Iterator[Conclusion[RunResult]]:
+    """Each on a server of its own, one after the other; ends after one that was interrupted. Raises UserError."""
     for visit in visits:
         session = prepare_session(visit.scenario, options)
-        yield (conclusion := session.visit(visit, alone=True, show=True, begun=begun))
+        yield (conclusion := session.visit(visit, alone=True, show=True))
         if conclusion.exit_code == errors.INTERRUPTED:
             return
 
@@ -183,16 +178,16 @@ def run_repeats(
     if short := shortage(scenario):
         say(short)
 
-    def visits() -> Iterator[Visit]:
-        for repeat in range(count):
-            if count > 1:
-                say(f"run {repeat + 1} of {count}")
-            yield Visit(scenario, first + repeat, command=command)
-
     with runs_page(options.runs, options.live_port, placed(scenario).generator, tell) as live:
 
         def begun(run: Path) -> None:
             if live:
                 tell(f"live: {urlsplit(live)._replace(path=f'/runs/{quote(run.name)}/').geturl()}")
 
-        yield from visit_in_turn(visits(), options, begun=begun)
+        def visits() -> Iterator[Visit]:
+            for repeat in range(count):
+                if count > 1:
+                    say(f"run {repeat + 1} of {count}")
+                yield Visit(scenario, first + repeat, command=command, begun=begun)
+
+        yield from visit_in_turn(visits(), options)
