@@ -22,7 +22,7 @@ from gapmeter.keys import REDACTED, Keys
 from gapmeter.options import tell
 from gapmeter.records import RunFolder
 from gapmeter.records.compression import SUFFIX, open_record
-from gapmeter.runs.lock import hold
+from gapmeter.runs.lock import locked
 from gapmeter.scenarios.plain_file import check_folder, open_plain, read_json, sha256_of
 
 HASHES = "hashes.json"
@@ -57,7 +57,7 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
     except ValueError as error:
         raise UserError(f"{folder}: {manifest.name} is damaged: {error}", errors.NOT_VALID) from error
     part = target.with_name(f".{target.name}.part")
-    with hold(folder):  # without it the part may be another one's
+    with locked(folder):  # without it the part may be another one's
         try:
             with unless_refused(f"{target} cannot be written"):
                 with tarfile.open(part, "w:gz", compresslevel=6) as tar:

@@ -15,7 +15,7 @@ from gapmeter.analysis.numbers import DASH, counted, duration, rate, significant
 from gapmeter.analysis.results import NotReadable
 from gapmeter.analysis.results.brief import ComparisonBrief, ManifestBrief, RunBrief, StudyBrief
 from gapmeter.errors import UserError, reason_of
-from gapmeter.runs.lock import is_held
+from gapmeter.runs.lock import is_locked
 from gapmeter.scenarios.plain_file import is_plain
 
 _FRESH_S = 120.0  # where no lock tells: a run that goes on mostly writes records, telemetry or a log more often
@@ -120,8 +120,8 @@ def read_listed(path: Path) -> ListedRun:
 def goes_on(path: Path) -> bool:
     """Whether a gapmeter is at work in a folder that has no results yet."""
     with contextlib.suppress(OSError):
-        if (held := is_held(path)) is not None:
-            return held
+        if (is_at_work := is_locked(path)) is not None:
+            return is_at_work
     files = [Path(base, name) for base, _, names in os.walk(path) for name in names]  # of a study also its runs'
     return time.time() - max(map(_written_ns, files), default=0) / 1e9 < _FRESH_S
 

@@ -12,16 +12,16 @@ from pathlib import Path
 from gapmeter import errors
 from gapmeter.errors import UserError
 
-_held: set[tuple[int, int]] = set()  # folders that this process keeps to itself: device and inode
+_ours: set[tuple[int, int]] = set()  # folders that this process keeps to itself: device and inode
 _STOP = "stop"  # a file that asks for it
 _LOOK_S = 0.2  # how long a folder may be locked by one who only asks whether it is
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Keep a folder from every other process meanwhile. Raises UserError when another has it."""
     found = folder.stat()
-    if (found.st_dev, found.st_ino) in _held:
+    if (found.st_dev, found.st_ino) in _ours:
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -32,21 +32,21 @@ def hold(folder: Path) -> Iterator[None]:
                 text = f"another gapmeter is at work in {folder}; wait until it has ended, or name another folder"
                 raise UserError(text, errors.USAGE)
             time.sleep(_LOOK_S / 10)
-        _held.add((found.st_dev, found.st_ino))
+        _ours.add((found.st_dev, found.st_ino))
         yield
     finally:
-        _held.discard((found.st_dev, found.st_ino))
+        _ours.discard((found.st_dev, found.st_ino))
         os.close(descriptor)
 
 
-def is_held(folder: Path) -> bool | None:
+def is_locked(folder: Path) -> bool | None:
     """Whether a gapmeter is at work in a folder; None on a file system without locks. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        locked = _lock(descriptor, fcntl.LOCK_SH)
+        is_free = _lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
-    return None if locked is None else not locked
+    return None if is_free is None else not is_free
 
 
 def ask_to_stop(folder: Path) -> None:

@@ -21,7 +21,7 @@ from gapmeter.machine.hardware import describe_hardware, describe_versions, outp
 from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
 from gapmeter.report.command import Command
-from gapmeter.runs.lock import hold
+from gapmeter.runs.lock import locked
 from gapmeter.runs.run import Conclusion, manifest_of, unless_damaged
 from gapmeter.scenarios.model import Scenario
 
@@ -187,7 +187,7 @@ def report_again(
     """
     path = Path(path)
     manifest = manifest_of(path)
-    with unless_damaged(path, manifest), hold(path):
+    with unless_damaged(path, manifest), locked(path):
         if isinstance(manifest, SearchManifest):
             from gapmeter.study.capacity import report_capacity  # its import takes a second
 

@@ -31,7 +31,7 @@ from gapmeter.options import Options
 from gapmeter.records import RunFolder
 from gapmeter.records.workers import LocustWorkers
 from gapmeter.report.command import Command
-from gapmeter.runs.lock import hold
+from gapmeter.runs.lock import locked
 from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios.errors import ScenarioError
 from gapmeter.scenarios.model import Scenario
@@ -143,7 +143,7 @@ class Session:
         manifest = self._begin(visit, plan)
         folder = manifest.folder
         self.loads += 1
-        with hold(folder.path):
+        with locked(folder.path):
             with manifest.noting_early_end():
                 manifest.write()
                 visit.begun(folder.path)

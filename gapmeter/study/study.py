@@ -22,7 +22,7 @@ from gapmeter.errors import UserError, reason_of, remedy_of, unless_refused
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.report.command import Command
-from gapmeter.runs.lock import hold
+from gapmeter.runs.lock import locked
 from gapmeter.runs.run import STUDIES, Conclusion, manifest_of
 from gapmeter.scenarios.model import Scenario
 from gapmeter.study.companions import runs_page
@@ -111,7 +111,7 @@ def study_folder(
             path = RunFolder.create(runs, f"{scenario.name}-{kind}", scenario.digest(), parts=()).path
     else:
         manifest = _manifest_to_resume(path, scenario, manifest_type)
-    with hold(path):
+    with locked(path):
         yield path, manifest
 
 

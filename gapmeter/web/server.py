@@ -24,7 +24,7 @@ from gapmeter.options import tell
 from gapmeter.records import RunFolder
 from gapmeter.report.words import stopped
 from gapmeter.runs.listing import ListedRun, find_listed, list_known
-from gapmeter.runs.lock import ask_to_stop, hold
+from gapmeter.runs.lock import ask_to_stop, locked
 from gapmeter.signals import ending_signals
 from gapmeter.web.auth import HOST, LocalAuth
 from gapmeter.web.live import LiveRun
@@ -173,7 +173,7 @@ class RunsSite:
 
 def _delete_folder(path: Path) -> None:
     """Raises UserError where a gapmeter is at work in it."""
-    with unless_refused(f"{path} cannot be deleted"), hold(path):
+    with unless_refused(f"{path} cannot be deleted"), locked(path):
         shutil.rmtree(path)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gapmeter.runs.lock import is_held
+from gapmeter.runs.lock import is_locked
 from gapmeter.servers.null.server import Schedule
 from tests.kit.command import SHORT, SIMULATED, Command, Done, Scenes, at_once, gapmeter, settings
 from tests.kit.servers import faulty
@@ -242,7 +242,7 @@ def test_a_run_that_was_killed_is_reported_with_what_had_happened_by_then(scenes
     done = scenes["killed"].result()
     assert done.code == -signal.SIGKILL
     assert done.manifest["status"] == "running"
-    assert not is_held(done.folder.path)
+    assert not is_locked(done.folder.path)
     again = gapmeter("report", str(done.folder.path), runs=tmp_path)
     assert (again.code, again.out) == (98, f"{done.folder.path}\n")
     assert "the run was killed; this is what had happened by then" in " ".join(again.err.split())

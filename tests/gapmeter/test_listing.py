@@ -18,7 +18,7 @@ from gapmeter.analysis.results.run import Provenance
 from gapmeter.report import html, words
 from gapmeter.report.document import Document, Header, Verdict
 from gapmeter.runs.listing import ListedRun, list_known, newest_run
-from gapmeter.runs.lock import hold
+from gapmeter.runs.lock import locked
 from gapmeter.runs.sql import ask
 from gapmeter.web.runs_page import RunFilter, runs_page
 
@@ -145,7 +145,7 @@ def test_a_run_without_results_is_running_while_a_gapmeter_is_at_work_in_it_and_
     """However long it writes nothing: while its server starts, only that one's log may grow."""
     made = folder(tmp_path, "r", manifest | {"status": "running"})
     os.utime(made / "manifest.json", (1, 1))
-    with hold(made):
+    with locked(made):
         (found,) = list_known(tmp_path)
         assert (found.state, found.reason) == ("running", ""), "nothing is missing yet"
     (made / "manifest.json").touch()
@@ -167,7 +167,7 @@ def test_on_a_file_system_without_locks_it_runs_while_it_or_one_of_its_runs_writ
     record.parent.mkdir(parents=True)
     record.write_bytes(b"")
     os.utime(record, (time.time() - age_s,) * 2)
-    with hold(made):
+    with locked(made):
         assert list_known(tmp_path)[0].state == state
 
 

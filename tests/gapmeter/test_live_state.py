@@ -13,7 +13,7 @@ from gapmeter_probe.records import FILE_HEADER
 
 from gapmeter.records import RunFolder
 from gapmeter.records.compression import open_record
-from gapmeter.runs.lock import hold
+from gapmeter.runs.lock import locked
 from gapmeter.web.live import LiveRun, LiveState
 from gapmeter.web.server import RunsSite
 
@@ -55,7 +55,7 @@ async def test_whoever_asks_for_another_page_does_not_wait_for_what_is_read(goin
 
 async def test_a_run_that_was_killed_is_followed_no_further_and_its_files_are_let_go(going_on: RunFolder) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    with hold(going_on.path):
+    with locked(going_on.path):
         live = LiveRun(going_on)
         following = asyncio.create_task(live.follow())
         await asyncio.sleep(1.5)

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from gapmeter.runs.lock import hold
+from gapmeter.runs.lock import locked
 from tests.kit.browser import Tab
 from tests.kit.command import SIMULATED, Command, settings
 from tests.kit.command import gapmeter as command
@@ -206,7 +206,7 @@ async def test_a_run_without_a_report_is_told_why_and_what_writes_it(
         if manifest is not None:  # without what the live page needs
             about = json.loads((killed / "manifest.json").read_text())
             (killed / "manifest.json").write_text(json.dumps(about | manifest))
-        with contextlib.nullcontext() if state == "over" else hold(killed):
+        with contextlib.nullcontext() if state == "over" else locked(killed):
             async with visitor.get(f"{site.base}/runs/{killed.name}/") as answer:
                 assert answer.status == 200, state
                 told[state] = await answer.text()
@@ -253,7 +253,7 @@ async def test_a_pipe_in_place_of_a_run_s_record_holds_up_nobody(site: Site, vis
     (record,) = (path / "requests").glob("*.gap*")
     record.unlink()
     os.mkfifo(record.with_suffix(""))
-    with hold(path):
+    with locked(path):
         async with asyncio.timeout(20), visitor.get(f"{site.base}/runs/{path.name}/events") as answer:
             said = b""
             while b"it is a pipe, not a plain file" not in said:
@@ -284,7 +284,7 @@ async def test_a_folder_that_a_gapmeter_is_at_work_in_is_not_deleted(
     for path in held.rglob("*"):
         os.utime(path, (1, 1))
     form = {"run": held.name, "sure": "yes"}
-    with hold(held):
+    with locked(held):
         async with visitor.post(f"{site.base}/delete", data=form, headers={"Origin": site.base}) as answer:
             assert answer.status == 409 and re.search("still running|is at work in", await answer.text())
     assert held.exists()

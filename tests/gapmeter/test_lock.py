@@ -14,7 +14,7 @@ import pytest
 from gapmeter.errors import UserError
 from gapmeter.options import Options
 from gapmeter.runs.listing import list_known
-from gapmeter.runs.lock import hold, is_held
+from gapmeter.runs.lock import is_locked, locked
 from gapmeter.study.capacity import find_capacity
 from gapmeter.study.settings import find_capacities
 from gapmeter.study.sweep import run_sweep
@@ -42,7 +42,7 @@ def test_a_studys_folder_is_free_once_it_is_over_however_it_ended(study: str, tm
         with contextlib.suppress(UserError):
             STUDIES[study](options, resume)
         folders = [path for path in tmp_path.iterdir() if (path / "manifest.json").exists()]
-        assert folders and not any(map(is_held, folders))
+        assert folders and not any(map(is_locked, folders))
         assert len(os.listdir("/proc/self/fd")) == before
         resume = folders[0]
 
@@ -53,7 +53,7 @@ def test_a_runs_folder_is_held_from_before_its_server_starts_until_its_report_is
     seen = set()
     while command.process.poll() is None:
         for folder in [path for path in tmp_path.iterdir() if (path / "manifest.json").exists()]:
-            state = is_held(folder), list_known(tmp_path)[0].state
+            state = is_locked(folder), list_known(tmp_path)[0].state
             if not (folder / "report.html").exists():
                 seen.add(state)
     assert command.done().code in (0, 98, 99)
@@ -65,13 +65,13 @@ def test_who_only_asks_whether_a_folder_is_held_keeps_nobody_from_it(tmp_path: P
 
     def ask() -> None:
         while not over.wait(0.0005):
-            is_held(tmp_path)
+            is_locked(tmp_path)
 
     asking = threading.Thread(target=ask)
     asking.start()
     try:
         for _ in range(1000):
-            with hold(tmp_path):
+            with locked(tmp_path):
                 pass
     finally:
         over.set()
