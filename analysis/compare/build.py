@@ -343,7 +343,7 @@ def _row(letter: str, side: Side) -> SideRow:
             f"{metric}_{percentile_key(p)}": _estimate(side, series[metric], metric, p) for metric, p in _IN_TABLE
         },
         cost=_cost(side),
-        energy=_of_all([each.result.energy for each in side.runs], "per_request_j", _NO_ENERGY),
+        energy=_median_of([each.result.energy for each in side.runs], "per_request_j", _NO_ENERGY),
     )
 
 
@@ -362,14 +362,14 @@ def _estimate(side: Side, series: Series, metric: str, percentile: float) -> Sid
 def _cost(side: Side) -> SidePart:
     """Of the runs that were decided: one that was not says nothing against the rate that the others held."""
     decided = [each.result.cost for each in side.runs if each.result.verdict != INCONCLUSIVE]
-    found = _of_all(decided or [each.result.cost for each in side.runs], "per_request_usd")
+    found = _median_of(decided or [each.result.cost for each in side.runs], "per_request_usd")
     if found.value is None or len(decided) == len(side.runs):
         return found
     others = "the other is" if len(side.runs) - len(decided) == 1 else "the others are"
     return found.model_copy(update={"why": f"of {len(decided)} of {len(side.runs)} runs; {others} INCONCLUSIVE"})
 
 
-def _of_all(runs: Sequence[AnyCost | AnyEnergy], figure: str, why: str = "") -> SidePart:
+def _median_of(runs: Sequence[AnyCost | AnyEnergy], figure: str, why: str = "") -> SidePart:
     """The runs' median, from the lowest to the highest end of theirs; none, and why, where one of them has none."""
     lacking = [each for each in runs if getattr(each, figure) is None]
     if lacking:

@@ -23,7 +23,14 @@ import statistics
 from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
 
-from gapmeter.analysis.compare.searches import SEARCH_SPREAD, Found, compared_by, differing, together, words
+from gapmeter.analysis.compare.searches import (
+    SEARCH_SPREAD,
+    ServerCapacity,
+    compared_by,
+    differing,
+    merge_searches,
+    words,
+)
 from gapmeter.analysis.compare.sides import flatten
 from gapmeter.analysis.numbers import counted, plain
 from gapmeter.analysis.pareto import merged
@@ -47,12 +54,14 @@ _NO_SETTING = ("server.engine", "server.ready_timeout")  # told by itself; chang
 _OTHER_REQUESTS = 1.1  # from which mean tokens of a request are told to differ
 
 
-def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(), command: str = "") -> CostTable:
+def cost_table(
+    sides: Sequence[Sequence[Sequence[ServerCapacity]]], asked: Asked = Asked(), command: str = ""
+) -> CostTable:
     """All sides side by side. ``sides[i][j]`` is what folder j of side i says; several of a side are one row.
 
     ``asked.factors`` are keys that may differ, ``asked.force`` compares what must not be. Raises NotOneSide.
     """
-    found = [one for side in sides for one in (side[0] if len(side) == 1 else [together(side)])]
+    found = [one for side in sides for one in (side[0] if len(side) == 1 else [merge_searches(side)])]
     names = [ascii_uppercase[at] if at < 26 else f"row {at + 1}" for at in range(len(found))]
     facts = [compared_by(one) for one in found]
     differs = [differing(facts[0], each, asked.factors) for each in facts]
@@ -66,7 +75,8 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
     if best is not None:
         pairs = len(usable) * (len(usable) - 1) // 2
         for at in usable:
-            ratio = ratio_of((rows[at], found[at]), (rows[best], found[best]), pairs) if at != best else _ONE
+            spread = math.hypot(found[at].spread, found[best].spread)
+            ratio = ratio_of(rows[at], rows[best], spread, pairs) if at != best else _ONE
             rows[at] = rows[at].model_copy(update={"ratio": ratio})
     plane = merged([(row.name, one.pareto) for row, one in zip(rows, found, strict=True)])
     closed = [rows[at].name for at in comparable if found[at].scenario["load"]["arrivals"] == "closed"]
@@ -93,7 +103,7 @@ def cost_table(sides: Sequence[Sequence[Sequence[Found]]], asked: Asked = Asked(
 # --- rows and ratios
 
 
-def _settings(found: Sequence[Found], factors: Sequence[str]) -> list[str]:
+def _settings(found: Sequence[ServerCapacity], factors: Sequence[str]) -> list[str]:
     """The engine of each, and what is not the same in all rows: its server's, who had which cores, what may differ."""
     each = [flatten(one.scenario) for one in found]
     keys = dict.fromkeys(
@@ -109,7 +119,7 @@ def _settings(found: Sequence[Found], factors: Sequence[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def _row(name: str, found: Found, setting: str, differs: tuple[Fact, ...]) -> CostRow:
+def _row(name: str, found: ServerCapacity, setting: str, differs: tuple[Fact, ...]) -> CostRow:
     rate, price, tokens = found.capacity, found.price, found.tokens
 
     def at(per_s: float | None, many: float | None = 1.0) -> float | None:
@@ -155,12 +165,14 @@ def _rank(row: CostRow) -> tuple[float, float]:
     return row.per_request_usd or (ends[1] if ends and ends[1] else math.inf), -(row.capacity.rate or 0.0)
 
 
-def ratio_of(row: tuple[CostRow, Found], best: tuple[CostRow, Found], pairs: int) -> CostRatio:
-    """What a request costs in one row over what it costs in the cheapest; the formula is this module's."""
+def ratio_of(a: CostRow, b: CostRow, spread: float, pairs: int) -> CostRatio:
+    """What a request costs in one row over what it costs in the cheapest; the formula is this module's.
+
+    ``spread``: of both rates, what moves whole searches (see ServerCapacity).
+    """
     wide = statistics.NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / pairs) / _SURE
-    spread = _SURE * math.hypot(row[1].spread, best[1].spread)
-    (a, b), own = (row[0], best[0]), _ends(row[0], best[0], wide, 0.0)
-    low, high = _ends(a, b, wide, spread)
+    own = _ends(a, b, wide, 0.0)
+    low, high = _ends(a, b, wide, _SURE * spread)
     value = a.per_request_usd / b.per_request_usd if a.per_request_usd and b.per_request_usd else None
     doubt: Doubt | None = "spread"
     if low is not None and low > 1:
@@ -218,7 +230,7 @@ def _over(a: Interval, b: Interval) -> Interval:
 # --- the rest
 
 
-def _notes(rows: Sequence[CostRow], found: Sequence[Found]) -> Iterable[str]:
+def _notes(rows: Sequence[CostRow], found: Sequence[ServerCapacity]) -> Iterable[str]:
     """What must be kept in mind."""
     if defaults := [row.name for row in rows if row.price and row.price.is_default]:
         have = "has a default price" if len(defaults) == 1 else "have default prices"

@@ -51,7 +51,7 @@ class NotOneSide(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ServerCapacity:
     """What a search, a run, or the points of a sweep that differ in their rate or users alone, found.
 
     ``scenario`` is as it was resolved, ``contents`` what the files that it names held (see ManifestBase), ``tokens``
@@ -89,7 +89,7 @@ class Found:
         return f"{self.price.units} x {self.price.device}, as priced" if self.price else "unknown (attached)"
 
 
-def read_found(path: Path) -> list[Found]:
+def read_capacities(path: Path) -> list[ServerCapacity]:
     """What an analysed folder says: of a sweep once for each setting. Raises NotReadable, OSError."""
     manifest = read_manifest(path)
     if isinstance(manifest, SearchManifest):
@@ -102,12 +102,12 @@ def read_found(path: Path) -> list[Found]:
 # --- what a folder says
 
 
-def _found(
+def _capacity_of(
     path: Path, kind: _Kind, manifest: Manifest | SearchManifest, result: RunResult | CapacityResult, rate: HeldRate
-) -> Found:
+) -> ServerCapacity:
     """What the folders of runs and of searches say alike."""
     tokens, energy = result.tokens_per_request, result.energy
-    return Found(
+    return ServerCapacity(
         folders=(path.resolve().name,),
         kind=kind,
         scenario=manifest.scenario,
@@ -123,14 +123,14 @@ def _found(
     )
 
 
-def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> Found:
+def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> ServerCapacity:
     search, cost, load = result.capacity, result.cost, manifest.scenario["load"]
     rate = HeldRate(
         rate=search.rate, low=search.low, high=search.high, confidence=search.confidence, held=search.held,
         why="" if search.low else manifest.ended_because or _UNKNOWN.get(search.ended, _NO_RATE),
     )  # fmt: skip
     return replace(
-        _found(path, "capacity", manifest, result, rate),
+        _capacity_of(path, "capacity", manifest, result, rate),
         scenario={**manifest.scenario, "load": load if load["arrivals"] in KEPT_ARRIVALS else {**load, **_POISSON}},
         price=cost.price if isinstance(cost, Cost) else None,
         why_no_price="" if isinstance(cost, Cost) else cost.reason if cost else "no trial was valid",
@@ -147,26 +147,26 @@ def _limit(slo: Slo) -> str:
     return slo.text if slo.limit_ns is None else f"{slo.metric} p{slo.percentile:g} <= {slo.limit_ns / 1e6:.12g} ms"
 
 
-def _of_run(path: Path, manifest: Manifest, result: RunResult) -> Found:
-    seen = _seen(result.verdict, result.slo, result.load, result.counts.measured, result.steady)
+def _of_run(path: Path, manifest: Manifest, result: RunResult) -> ServerCapacity:
+    seen = _held_rate(result.verdict, result.slo, result.load, result.counts.measured, result.steady)
     load = result.load
     name = users_words(load) if load.loop == "closed" else rate_words(load.requested_rate or load.delivered_rate)
     point = run_point(path, name, path.resolve().name, result.verdict, result)
     return replace(
-        _priced(_found(path, "run", manifest, result, seen), manifest),
-        binding=_missed(result.slo), undecided=result.verdict == INCONCLUSIVE,
+        _priced(_capacity_of(path, "run", manifest, result, seen), manifest),
+        binding=_binding_of(result.slo), undecided=result.verdict == INCONCLUSIVE,
         pareto=pareto([point], hardware_units(manifest)[1], pace_limit(manifest.slo)),
     )  # fmt: skip
 
 
-def _priced(found: Found, manifest: Manifest) -> Found:
+def _priced(found: ServerCapacity, manifest: Manifest) -> ServerCapacity:
     try:
         return replace(found, price=price_of(manifest))
     except NoPrice as missing:
         return replace(found, why_no_price=str(missing))
 
 
-def _of_sweep(path: Path, result: SweepResult) -> list[Found]:
+def _of_sweep(path: Path, result: SweepResult) -> list[ServerCapacity]:
     """Points that differ in their load alone are one row: it holds the highest that passed, below all that failed."""
     settings: dict[str, list[Point]] = {}
     for point in result.sweep.points:
@@ -176,9 +176,9 @@ def _of_sweep(path: Path, result: SweepResult) -> list[Found]:
     return [_of_points(path, result, points) for points in settings.values()]
 
 
-def _of_points(path: Path, result: SweepResult, points: Sequence[Point]) -> Found:
+def _of_points(path: Path, result: SweepResult, points: Sequence[Point]) -> ServerCapacity:
     runs = [[run for run in read_runs(path / point.folder) if isinstance(run, MeasuredRun)] for point in points]
-    seen = [_seen_at(point, own) for point, own in zip(points, runs, strict=True)]
+    seen = [_held_rate_at(point, own) for point, own in zip(points, runs, strict=True)]
     highs = [(each.high, at) for at, each in enumerate(seen) if each.high is not None]
     high, failed = min(highs, default=(None, None))
     lows = [(each.low, at) for at, each in enumerate(seen) if each.low is not None and (not high or each.low < high)]
@@ -187,25 +187,25 @@ def _of_points(path: Path, result: SweepResult, points: Sequence[Point]) -> Foun
     first = next((run for run in runs[at] if run.valid), runs[at][0])
     swept, own = result.sweep.pareto, {point.folder for point in points}
     rate = seen[at].model_copy(update={"low": low, "high": high, "held": low, "why": why})
-    found = _priced(_found(path, "sweep", first.manifest, first.result, rate), first.manifest)
+    found = _priced(_capacity_of(path, "sweep", first.manifest, first.result, rate), first.manifest)
     if low is None and len(points) > 1:
         found = replace(found, energy=None)  # it follows the load, and no point's is the row's
     return replace(
         found,
         provenance=result.provenance,
-        binding=_missed(points[failed].slo) if failed is not None else (None, None),
+        binding=_binding_of(points[failed].slo) if failed is not None else (None, None),
         pareto=swept and pareto([each for each in swept.points if each.folder in own], swept.unit, swept.limit),
     )
 
 
-def _seen_at(point: Point, runs: Sequence[MeasuredRun]) -> HeldRate:
+def _held_rate_at(point: Point, runs: Sequence[MeasuredRun]) -> HeldRate:
     """Of all repeats of a point; one that says nothing of a longer run counts for all."""
     first = next((run for run in runs if run.valid), runs[0]).result
     not_lasting = next((run.result.steady for run in runs if not run.result.steady.lasts), None)
-    return _seen(point.verdict, point.slo, first.load, first.counts.measured, not_lasting)
+    return _held_rate(point.verdict, point.slo, first.load, first.counts.measured, not_lasting)
 
 
-def _seen(
+def _held_rate(
     verdict: Verdict, answers: Sequence[SloAnswer], load: LoadFacts, measured: int, steady: Steady | None
 ) -> HeldRate:
     """One end of the capacity: a run that passed holds its rate, one that failed does not."""
@@ -216,12 +216,12 @@ def _seen(
     return HeldRate(rate=None, low=low, high=high, held=low, confidence=CONFIDENCE, why=why)
 
 
-def _missed(answers: Sequence[SloAnswer]) -> tuple[str | None, str | None]:
+def _binding_of(answers: Sequence[SloAnswer]) -> tuple[str | None, str | None]:
     """The first SLO that failed, with the stage that explains it."""
     return next(((each.text, each.stage) for each in answers if each.status == FAIL), (None, None))
 
 
-def together(side: Sequence[Sequence[Found]]) -> Found:
+def merge_searches(side: Sequence[Sequence[ServerCapacity]]) -> ServerCapacity:
     """Several searches of one thing as one: the mean of their logarithms, with its error within and between searches.
 
     Without an estimate of each, only what all of them say of either end. Raises NotOneSide.
@@ -246,15 +246,15 @@ def together(side: Sequence[Sequence[Found]]) -> Found:
         folders=tuple(name for one in decided for name in one.folders),
         capacity=capacity,
         spread=0.0 if capacity.rate else SEARCH_SPREAD / math.sqrt(len(decided)),
-        tokens=_of_all([one.tokens for one in decided]),
-        energy=_of_all([one.energy for one in decided]),
+        tokens=_median_of([one.tokens for one in decided]),
+        energy=_median_of([one.energy for one in decided]),
         fleet=_fleet([one.fleet for one in decided]),
         pareto=pareto,
         disturbed=sum(one.disturbed for one in decided),
     )
 
 
-def _of_all(parts: Sequence[Interval | None]) -> Interval | None:
+def _median_of(parts: Sequence[Interval | None]) -> Interval | None:
     """What they have together; None unless each has its own."""
     known = [each for each in parts if each is not None]
     return Interval.of_all(known) if len(known) == len(parts) else None
@@ -304,7 +304,7 @@ class _File:
         return f"{path} ({self.digest})"
 
 
-def compared_by(found: Found) -> dict[str, Any]:
+def compared_by(found: ServerCapacity) -> dict[str, Any]:
     """What rows must share, by key: the SLO, the workload, the arrivals, and how much of a capacity is planned."""
     scenario = found.scenario
     load = {f"load.{key}": scenario["load"].get(key) for key in _LOAD}
@@ -314,7 +314,7 @@ def compared_by(found: Found) -> dict[str, Any]:
     return {"slo": "; ".join(sorted(found.slos)), **workload, **load, **planned}
 
 
-def _identity(found: Found) -> dict[str, Any]:
+def _identity(found: ServerCapacity) -> dict[str, Any]:
     """What searches of one and the same thing share beside that."""
     price = (found.price.device, found.price.usd_per_hour) if found.price else None
     return {

@@ -28,7 +28,7 @@ from gapmeter.scenarios.plain_file import read_plain
 from gapmeter.scenarios.slo import Slo
 
 if TYPE_CHECKING:
-    from gapmeter.analysis.compare.searches import Found
+    from gapmeter.analysis.compare.searches import ServerCapacity
     from gapmeter.analysis.compare.sides import AnalysedRun
 
 
@@ -130,7 +130,7 @@ def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> Compa
         from gapmeter.analysis.compare.searches import NotOneSide
 
         try:
-            return cost_table([[_read_found(path) for path in side] for side in folders], asked, command)
+            return cost_table([[_read_capacities(path) for path in side] for side in folders], asked, command)
         except NotOneSide as error:
             raise UserError(f"not comparable: {error}", errors.USAGE) from error
 
@@ -142,11 +142,11 @@ def _read_run(path: Path) -> AnalysedRun:
         return read_run(path)
 
 
-def _read_found(path: Path) -> list[Found]:
-    from gapmeter.analysis.compare.searches import read_found
+def _read_capacities(path: Path) -> list[ServerCapacity]:
+    from gapmeter.analysis.compare.searches import read_capacities
 
     with unless_unreadable(path):
-        found = read_found(path)
+        found = read_capacities(path)
     if not found:
         raise UserError(f"{path} has no point with figures; there is nothing to compare", errors.NOT_VALID)
     return found

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gapmeter.analysis.compare.cost_table import cost_table
-from gapmeter.analysis.compare.searches import SEARCH_SPREAD, Found, NotOneSide, read_found
+from gapmeter.analysis.compare.searches import SEARCH_SPREAD, NotOneSide, ServerCapacity, read_capacities
 from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.numbers import significant
 from gapmeter.analysis.pareto import pareto
@@ -39,22 +39,22 @@ PRICES = {"gpu": "L4", "gpus_per_replica": 1}
 
 def searched(
     home: Path, rate: float | None, low: float | None, high: float | None, usd: float = 1.0, **about: Any
-) -> Found:
+) -> ServerCapacity:
     """A search that found this, on a GPU at ``usd`` an hour."""
     about.setdefault("scenario", {})
     about["scenario"] = {"cost": {**PRICES, "usd_per_hour": usd}, **about["scenario"]}
     name = str(len(list(home.iterdir())) if home.exists() else 0)
-    (found,) = read_found(write_search(home / name, rate, low, high, **about))
+    (found,) = read_capacities(write_search(home / name, rate, low, high, **about))
     return found
 
 
-def estimated(search: Found, rate: float, low: float, high: float) -> Found:
+def estimated(search: ServerCapacity, rate: float, low: float, high: float) -> ServerCapacity:
     """The same search, had it found this."""
     rates = {"rate": rate, "low": low, "high": high}
     return dataclasses.replace(search, capacity=search.capacity.model_copy(update=rates))
 
 
-def table(*found: Found, **asked: Any) -> CostTable:
+def table(*found: ServerCapacity, **asked: Any) -> CostTable:
     return cost_table([[[one]] for one in found], Asked(**asked))
 
 
@@ -98,14 +98,14 @@ _rates = st.tuples(st.floats(1, 1e3), st.floats(1.01, 2), st.floats(1.01, 2))
 
 
 @pytest.fixture(scope="module")
-def any_search(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def any_search(tmp_path_factory: pytest.TempPathFactory) -> ServerCapacity:
     return searched(tmp_path_factory.mktemp("searches"), 50, 45, 55)
 
 
 @example(a=(1000.0, 2.0, 1.5), b=(999.9999999999999, 1.5, 2.0))  # which cost the same
 @given(a=_rates, b=_rates)
 def test_which_of_two_rows_comes_first_changes_nothing(
-    any_search: Found, a: tuple[float, float, float], b: tuple[float, float, float]
+    any_search: ServerCapacity, a: tuple[float, float, float], b: tuple[float, float, float]
 ) -> None:
     assume(a[0] != b[0])
     first, second = (estimated(any_search, rate, rate / down, rate * up) for rate, down, up in (a, b))
@@ -185,7 +185,7 @@ def test_repeats_that_lie_far_apart_count_for_what_they_show_in_the_rate_the_cos
 
 
 def test_a_side_of_several_searches_keeps_the_fleet_of_the_one_that_proved_least(tmp_path: Path) -> None:
-    def side(*planned: tuple[float, float | None]) -> list[list[Found]]:
+    def side(*planned: tuple[float, float | None]) -> list[list[ServerCapacity]]:
         return [[searched(tmp_path, low + 5, low, low + 9, target_rps=target)] for low, target in planned]
 
     rows = cost_table([side((50, 200), (40, 200)), side((50, 200), (50, 100)), side((50, 200), (50, None))]).rows
@@ -220,7 +220,7 @@ def test_sides_of_several_searches_cover_the_truth_however_far_those_are_off(
     base, rng, own, sides = searched(tmp_path, 50, 45, 55), np.random.default_rng(8), 0.05, 300
     rates, ratios = 0, 0
 
-    def search(truth: float) -> list[Found]:
+    def search(truth: float) -> list[ServerCapacity]:
         rate = truth * math.exp(rng.normal(0, math.hypot(own, spread)))
         return [estimated(base, rate, rate * math.exp(-Z * own), rate * math.exp(Z * own))]
 
@@ -293,7 +293,7 @@ def test_arrivals_that_a_search_does_not_ask_with_are_not_comparable(tmp_path: P
     assert table(searched(tmp_path, 50, 45, 55, scenario=even), plain).verdict == CHEAPER
     told = headline(table(plain, searched(tmp_path, 50, 45, 55, scenario=bursty)))
     assert "load.arrivals: poisson | gamma" in told
-    run = read_found(write_run(tmp_path / "run", slos=("ttft p99 <= 500 ms",), count=240).path)
+    run = read_capacities(write_run(tmp_path / "run", slos=("ttft p99 <= 500 ms",), count=240).path)
     steady = dataclasses.replace(run[0], scenario={**run[0].scenario, **even})
     assert "load.arrivals: poisson | constant" in headline(table(searched(tmp_path, 50, 45, 55), steady))
 
@@ -363,7 +363,7 @@ def test_a_limit_is_the_same_in_whatever_unit_it_is_written(tmp_path: Path) -> N
 
 
 def test_files_that_hold_the_same_are_the_same_workload_wherever_they_lie(tmp_path: Path) -> None:
-    def asked_from(path: str, held: str) -> Found:
+    def asked_from(path: str, held: str) -> ServerCapacity:
         asked = {"workload": {"prompt_tokens": {"file": path}}}
         return searched(tmp_path, 50, 45, 55, scenario=asked, contents={"workload.prompt_tokens": held})
 
@@ -402,7 +402,7 @@ def test_searches_of_two_things_are_not_one_side(tmp_path: Path) -> None:
 def test_a_run_that_passed_costs_at_most_so_much_which_may_be_enough(tmp_path: Path) -> None:
     """240 requests at 8 req/s held the SLO; the searched server holds 2 req/s for twice the price."""
     slo = "ttft p50 <= 900 ms"
-    run = read_found(write_run(tmp_path / "run", slos=(slo,), count=240).path)[0]
+    run = read_capacities(write_run(tmp_path / "run", slos=(slo,), count=240).path)[0]
     assert (run.capacity.low, run.capacity.high, run.capacity.rate) == (8.0, None, None)
     usd = 2 * run.price.usd_per_hour
     dear = searched(tmp_path, 2, 1.9, 2.1, usd=usd, slo=slo)
@@ -431,7 +431,7 @@ def test_a_side_of_runs_of_which_one_is_not_decided_costs_what_the_others_do(tmp
     results = [RunResult.read(path) for path in paths]
     results[1].model_copy(update={"verdict": "INCONCLUSIVE"}).write(paths[1])
     results[2].model_copy(update={"verdict": "FAIL"}).write(paths[2])
-    passed, undecided, missed = map(read_found, paths)
+    passed, undecided, missed = map(read_capacities, paths)
     other = [[searched(tmp_path / "searches", 2, 1.9, 2.1, slo=slo)]]
     row = cost_table([[passed, undecided], other]).rows[0]
     assert (row.capacity.low, row.why_no_cost, row.per_request_usd_ci is None) == (8.0, "", False)
@@ -457,7 +457,7 @@ def test_a_run_whose_rate_nobody_asked_for_is_a_point_by_the_rate_that_came(tmp_
     result = RunResult.read(path)
     load = result.load.model_copy(update={"requested_rate": None, "arrivals": "trace"})
     result.model_copy(update={"load": load}).write(path)
-    (found,) = read_found(path)
+    (found,) = read_capacities(path)
     assert [point.name for point in found.pareto.points] == [rate_words(load.delivered_rate)]
 
 
@@ -471,7 +471,7 @@ def test_a_rate_of_requests_that_was_missed_bounds_the_one_that_is_held(
     path = write_run(tmp_path / "run", slos=("ttft p50 <= 1 ms",), count=240).path
     result = RunResult.read(path)
     result.model_copy(update={"load": result.load.model_copy(update=of)}).write(path)
-    (found,) = read_found(path)
+    (found,) = read_capacities(path)
     assert (found.capacity.low, found.capacity.high) == (None, high)
 
 
@@ -503,7 +503,7 @@ def test_points_of_a_sweep_that_differ_in_their_load_alone_are_one_row_between_w
     SweepManifest(**common, repeat=1, points=tuple(points), order=(((0, 0), (1, 0), (2, 0), (3, 0)),)).write(home.path)
     swept = analyse_points(home)
     assert [point.verdict for point in swept.sweep.points] == ["PASS", "PASS", "FAIL", "FAIL"]
-    (row,) = read_found(home.path)
+    (row,) = read_capacities(home.path)
     assert (row.capacity.low, row.capacity.high, row.capacity.held) == (8.0, 9.0, 8.0)
     assert row.binding[0] == "errors <= 10 %"
 
