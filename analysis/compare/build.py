@@ -81,7 +81,7 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
         return result
     slos = list(dict.fromkeys(slo for side in sides for slo in slos_of(side.first)))
     percentiles = {m: tuple(sorted({*_DECILES, *_SHOWN, *(p for s, p in slos if s == m)})) for m in LATENCIES}
-    runs = [[each.run for each in side.runs] for side in sides]
+    runs = [[each.columns for each in side.runs] for side in sides]
     found = [
         compare_sides(runs[0], own, percentiles, _STAGE_PERCENTILES, _lateness(sides[0], side))
         for own, side in zip(runs[1:], sides[1:], strict=True)
@@ -180,7 +180,7 @@ def _check(a: AnalysedRun, b: AnalysedRun, factors: Sequence[str] = ()) -> Compa
 
 def _soundness(side: Side) -> str:
     """``valid``, or what is wrong with which of its runs."""
-    bad = [(each.run.name, unsound_because(each.manifest, each.result)) for each in side.runs]
+    bad = [(each.columns.name, unsound_because(each.manifest, each.result)) for each in side.runs]
     several = len(side.runs) > 1
     return "; ".join(f"{name}: {why}" if several else why for name, why in bad if why) or VALID
 
@@ -327,7 +327,8 @@ def side_table(letters: Sequence[str], sides: Sequence[Side]) -> SideTable:
 def _row(letter: str, side: Side) -> SideRow:
     manifest, result = side.first.manifest, side.first.result
     series = {
-        metric: pooled([each.run.series(metric) for each in side.runs]) for metric in {name for name, _ in _IN_TABLE}
+        metric: pooled([each.columns.series(metric) for each in side.runs])
+        for metric in {name for name, _ in _IN_TABLE}
     }
     verdicts = Counter(each.result.verdict for each in side.runs).most_common()
     return SideRow(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -153,7 +153,7 @@ class RunColumns:
 class AnalysedRun:
     """A run with its manifest and its results."""
 
-    run: RunColumns
+    columns: RunColumns
     manifest: Manifest
     result: RunResult
 
@@ -170,15 +170,15 @@ class Side:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(each.run.name for each in self.runs)
+        return tuple(each.columns.name for each in self.runs)
 
     @property
     def requests(self) -> int:
-        return sum(each.run.count for each in self.runs)
+        return sum(each.columns.count for each in self.runs)
 
     @property
     def failed(self) -> int:
-        return sum(int((~each.run.good).sum()) for each in self.runs)
+        return sum(int((~each.columns.good).sum()) for each in self.runs)
 
 
 def read_run(path: Path) -> AnalysedRun:
@@ -194,13 +194,15 @@ def read_run(path: Path) -> AnalysedRun:
     plan = manifest.plan
     own = path.resolve()
     name = f"{own.parent.name}/{own.name}" if own.parent.parent.name == "points" else own.name  # of a sweep's point
-    run = run_of(requests, ledger, name, open_loop=plan.loop == "open", t0_ns=plan.t0_ns or 0)
-    return AnalysedRun(replace(run, down=result.outage is not None), manifest, result)
+    down = result.outage is not None
+    run = run_of(requests, ledger, name, open_loop=plan.loop == "open", t0_ns=plan.t0_ns or 0, down=down)
+    return AnalysedRun(run, manifest, result)
 
 
 def run_of(
-    requests: pd.DataFrame, ledger: pd.DataFrame | None, name: str, *, open_loop: bool, t0_ns: int = 0
-) -> RunColumns:
+    requests: pd.DataFrame, ledger: pd.DataFrame | None, name: str, *, open_loop: bool, t0_ns: int = 0,
+    down: bool = False,
+) -> RunColumns:  # fmt: skip
     """A run from its tables, as ``requests.parquet`` and ``ledger.parquet`` have them."""
     measured = measured_requests(requests)
     measured = measured[~ended_by_us(measured)].reset_index(drop=True)  # no server failed these
@@ -224,6 +226,7 @@ def run_of(
         gap_at_ns=gaps.at_ns,
         gap_owner=gaps.row,
         ledgers={event: _ledger_of(ledger, measured, event) for event in fig.LEDGER_OF.values()},
+        down=down,
     )
 
 

@@ -123,7 +123,7 @@ def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> Compa
 
             read = [Side(tuple(map(_read_run, side))) for side in folders]
             for run, path in zip(chain(*(side.runs for side in read)), chain(*sides), strict=True):
-                if not run.run.count:
+                if not run.columns.count:
                     raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
             return compare(read, asked, command)
         from gapmeter.analysis.compare.cost_table import cost_table

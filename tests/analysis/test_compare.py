@@ -372,7 +372,7 @@ def test_folders_are_compared_told_and_drawn_with_no_figure_that_json_lacks(fold
 def test_requests_that_only_one_side_issued_are_told_where_the_differences_leave_out_many(folders: list[Path]) -> None:
     one, other = sides(folders[:2])
     whole = other.requests
-    short = Side((replace(one.first, run=one.first.run.rows(np.arange(round(0.7 * whole)))),))
+    short = Side((replace(one.first, columns=one.first.columns.rows(np.arange(round(0.7 * whole)))),))
     said = f"differences are of the requests that both sides issued, which leaves out {whole - short.requests} of B's"
     assert any(warning.startswith(said) for warning in compare([short, other]).warnings)
     assert not any("leaves out" in warning for warning in compare([one, other]).warnings)
