@@ -146,11 +146,12 @@ class Distribution(Result):
             raise ValueError(f"infinite is a list of percentiles' names, and {', '.join(_SELDOM)} are by such a name")
         gathered: dict[float, dict[str, Any]] = {}
         for key in value:
-            name, _, kind = key.partition("_")
-            if kind in ("ms", "ci_ms") and _KEY.fullmatch(name):
-                told = {what: each.get(name) for what, each in seldom.items()}
-                entry = gathered.setdefault(percentile_of_key(name), {"infinite": name in infinite, **told})
-                entry["value_ms" if kind == "ms" else kind] = rest.pop(key)
+            name = key.removesuffix("_ms")
+            if name != key and _KEY.fullmatch(name):
+                gathered[percentile_of_key(name)] = {
+                    "value_ms": rest.pop(key), "ci_ms": rest.pop(f"{name}_ci_ms", None),
+                    "infinite": name in infinite, **{each: by_name.get(name) for each, by_name in seldom.items()},
+                }  # fmt: skip
         return rest | {"percentiles": gathered}
 
     @model_serializer(mode="wrap")
