@@ -354,6 +354,10 @@ class SearchManifest(ManifestBase):
     slo: tuple[Slo, ...]
     capacity: SearchFacts
 
+    def with_facts(self, **facts: Any) -> SearchManifest:
+        """The same with other facts of the search."""
+        return self.model_copy(update={"capacity": self.capacity.model_copy(update=facts)})
+
 
 AnyManifest = Manifest | SweepManifest | SearchManifest
 _KINDS: Mapping[str, type[SweepManifest] | type[SearchManifest]] = {

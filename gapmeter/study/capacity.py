@@ -81,6 +81,7 @@ def run_search(study: Study[SearchManifest], scenario: Scenario) -> None:
         )
     earlier = len(list(study.path.glob("server*")))  # each time that a search is taken up has a server of its own
     home = study.path / (f"server-{earlier + 1}" if earlier else "server")
+    failure: UserError | None = None
     try:
         with open_session(scenario, study.options, home=home) as session:
             ended = _search(Trials(study, session, scenario))
@@ -88,13 +89,12 @@ def run_search(study: Study[SearchManifest], scenario: Scenario) -> None:
         ended = INTERRUPTED
     except UserError as error:
         ended = DIED if error.exit_code == errors.UNREACHABLE else NOT_MEASURED  # a disk of ours was full
-        if not study.manifest.capacity.trials:
-            facts = study.manifest.capacity.model_copy(update={"ended": ended})
-            study.note(status="incomplete", ended_because=str(error), capacity=facts)
-            raise
-        study.note(ended_because=str(error))
-    status = "incomplete" if ended in (INTERRUPTED, DIED) or study.manifest.ended_because else "complete"
-    study.note(status=status, capacity=study.manifest.capacity.model_copy(update={"ended": ended}))
+        failure = error
+    facts = study.manifest.capacity.model_copy(update={"ended": ended})
+    status = "incomplete" if ended in (INTERRUPTED, DIED) or failure else "complete"
+    study.note(status=status, ended_because=str(failure) if failure else None, capacity=facts)
+    if failure and not facts.trials:
+        raise failure
 
 
 def report_capacity(path: Path, *, quiet: bool) -> Conclusion[CapacityResult]:
@@ -103,8 +103,7 @@ def report_capacity(path: Path, *, quiet: bool) -> Conclusion[CapacityResult]:
     analyse_trials(path, manifest, (lambda _: None) if quiet else tell)
     with unless_refused(f"{path}: the results cannot be written", errors.NOT_VALID):
         if manifest.capacity.ended is None:  # it was killed
-            ended = manifest.capacity.model_copy(update={"ended": INTERRUPTED})
-            manifest = manifest.model_copy(update={"capacity": ended})
+            manifest = manifest.with_facts(ended=INTERRUPTED)
             manifest.write(path)
         result = analyse_search(RunFolder(path))
     if not quiet:
@@ -266,18 +265,16 @@ def begin_search(
         if manifest is not None:
             # A trial that was interrupted, whose server died or that could not be recorded is run again, and so is one
             # that was no measurement twice.
-            kept = (each for each in manifest.capacity.trials if not (each.interrupted or each.died or each.reason))
-            trials = tuple(kept)
-            if manifest.capacity.ended == NOT_MEASURED and manifest.ended_because is None:
-                trials = trials[:-1]
-            start = manifest.capacity.start
-            asked = {**asdict(goal), "start": start, "trials": trials, "ended": None}
-            facts = manifest.capacity.model_copy(update=asked)
-            told = str(keys.out_of_command(command.without("--resume")))
-            manifest = manifest.model_copy(update={"capacity": facts, "ended_because": None, "command": told})
-            for earlier in (path / "trials").glob("*"):
-                if f"trials/{earlier.name}" not in {trial.folder for trial in trials}:
-                    shutil.rmtree(earlier)
+            earlier = manifest.capacity
+            kept = tuple(each for each in earlier.trials if not (each.interrupted or each.died or each.reason))
+            if earlier.ended == NOT_MEASURED and manifest.ended_because is None:
+                kept = kept[:-1]
+            manifest = manifest.with_facts(**asdict(replace(goal, start=earlier.start)), trials=kept, ended=None)
+            again = str(keys.out_of_command(command.without("--resume")))
+            manifest = manifest.model_copy(update={"ended_because": None, "command": again})
+            for folder in (path / "trials").glob("*"):
+                if f"trials/{folder.name}" not in {trial.folder for trial in kept}:
+                    shutil.rmtree(folder)
         else:
             facts = SearchFacts(
                 **asdict(replace(goal, start=goal.start or rate)), longest=_LONGEST,

@@ -128,8 +128,7 @@ def _plan_for(folder: Path, goal: CapacityGoal) -> None:
     """Servers for another load, of a search that is over: that takes no further trial."""
     manifest = SearchManifest.read(folder)
     headroom = goal.headroom_of(manifest.asked.cost)
-    asked = {"target_rps": goal.target_rps, "headroom": headroom, "spare": goal.spare}
-    manifest.model_copy(update={"capacity": manifest.capacity.model_copy(update=asked)}).write(folder)
+    manifest.with_facts(target_rps=goal.target_rps, headroom=headroom, spare=goal.spare).write(folder)
 
 
 def _goes_on(manifest: SearchManifest, goal: CapacityGoal) -> bool:
