@@ -161,7 +161,7 @@ def floors_of(runs: Iterable[AnalysedRun]) -> dict[str, tuple[float, float]]:
 def _protocol(letter: str, baseline: Side, side: Side, factors: Sequence[str]) -> Comparability:
     """What differs between the two sides' first runs; within a side nothing may differ at all."""
     found = _check(baseline.first, side.first, factors)
-    strays = [
+    within_sides = [
         Fact(key=f"{fact.key}, within a side", a=fact.a, b=fact.b, meaning=BLOCKS)
         for own in (baseline, side)
         for each in own.runs[1:]
@@ -169,8 +169,8 @@ def _protocol(letter: str, baseline: Side, side: Side, factors: Sequence[str]) -
         if fact.meaning != NOTED
     ]
     a, b = _soundness(baseline), _soundness(side)
-    sound = [] if a == b == VALID else [Fact(key=VALIDITY, a=a, b=b, meaning=BLOCKS)]
-    facts = (*strays, *found.facts, *sound)
+    validity = [] if a == b == VALID else [Fact(key=VALIDITY, a=a, b=b, meaning=BLOCKS)]
+    facts = (*within_sides, *found.facts, *validity)
     return Comparability.of(letter, facts, found.factors, recognized=found.recognized)
 
 

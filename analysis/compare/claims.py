@@ -109,13 +109,13 @@ def judge(
     ``floors[metric]``: the load tester's error at p50 and p99, ns. ``slos``: metric and percentile of each SLO, which
     join the family and are told first.
     """
-    wanted = {(metric, p) for metric in LATENCIES for p in (*FAMILY, None)} | set(slos)
+    members = {(metric, p) for metric in LATENCIES for p in (*FAMILY, None)} | set(slos)
     family = {
         (number, metric, p): difference
         for number, each in enumerate(found)
         for metric, own in each.metrics.items()
         for p, difference in own.items()
-        if (metric, p) in wanted
+        if (metric, p) in members
     }
     tested = {key: difference.p for key, difference in family.items() if difference.p is not None}
     adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
@@ -156,7 +156,7 @@ def _verdict(
 ) -> PairVerdict:
     metrics = {metric: _word([c for c in claims if c.metric == metric]) for metric in LATENCIES}
     confirmed = [c for c in claims if _counts(c)]
-    able = [c for c in claims if c.least_ns is not None and c.difference.a and not c.difference.failed]
+    estimable = [c for c in claims if c.least_ns is not None and c.difference.a and not c.difference.failed]
     telling: Claim | None
     if confirmed:
         telling = min(
@@ -166,8 +166,8 @@ def _verdict(
             ),
         )  # fmt: skip
     else:
-        of_slos = [c for c in able if (c.metric, c.percentile) in slos]
-        telling = next(iter(of_slos or [c for c in able if c.metric == "e2e"] or able), None)
+        of_slos = [c for c in estimable if (c.metric, c.percentile) in slos]
+        telling = next(iter(of_slos or [c for c in estimable if c.metric == "e2e"] or estimable), None)
     return PairVerdict(_with_failures(_word(claims), claims, failed), telling, metrics, tuple(claims), family)
 
 

@@ -195,8 +195,8 @@ def _ends(a: CostRow, b: CostRow, wide: float, spread: float) -> tuple[float | N
             return None
         if a.per_request_usd is None or b.per_request_usd is None:
             return top / bottom * math.exp(sign * spread)
-        far = [_at_95(a, top / a.per_request_usd), _at_95(b, bottom / b.per_request_usd), spread]
-        return a.per_request_usd / b.per_request_usd * math.exp(sign * wide * math.hypot(*far))
+        distances = [_at_95(a, top / a.per_request_usd), _at_95(b, bottom / b.per_request_usd), spread]
+        return a.per_request_usd / b.per_request_usd * math.exp(sign * wide * math.hypot(*distances))
 
     return end(0), end(1)
 

@@ -136,8 +136,8 @@ class _Judge:
 
     def __init__(self, pair: AlignedSides, resamples: int) -> None:
         self._pair = pair
-        self._now, self._drawn = pair.as_it_is(), pair.drawn(resamples)
-        self._alone: list[list[Figures]] = pair.of_each_run() if max(map(len, pair.sides)) > 1 else [[], []]
+        self._measured, self._drawn = pair.as_it_is(), pair.drawn(resamples)
+        self._of_each_run: list[list[Figures]] = pair.of_each_run() if max(map(len, pair.sides)) > 1 else [[], []]
         self._blocks = [sum(run.count for run in side) / pair.block for side in pair.sides]
 
     def percentile(self, metric: str, part: int) -> Difference:
@@ -210,7 +210,7 @@ class _Judge:
         return found if found.supported else None
 
     def _ends(self, name: str, part: int) -> tuple[float | None, float | None]:
-        a, b = (float(side[name][0, part]) for side in self._now)
+        a, b = (float(side[name][0, part]) for side in self._measured)
         return (None if math.isnan(a) else a), (None if math.isnan(b) else b)
 
     def _difference(self, name: str, part: int, most_df: float) -> Difference:
@@ -221,11 +221,11 @@ class _Judge:
         if not self._pair.too_small:
             return Difference(a, b, why="a single request has no spread")
         df = max(1.0, min(self._freedom(drawn), most_df))
-        alone = [np.array([own[name][0, part] for own in runs]) for runs in self._alone]
-        spreads = self._spreads(drawn[1] - drawn[0], alone, df)
-        if min(a, b, *(float(values.min()) for values in (*drawn, *alone) if len(values))) <= 0:
+        by_run = [np.array([own[name][0, part] for own in runs]) for runs in self._of_each_run]
+        spreads = self._spreads(drawn[1] - drawn[0], by_run, df)
+        if min(a, b, *(float(values.min()) for values in (*drawn, *by_run) if len(values))) <= 0:
             return Difference(a, b, spreads)
-        logs = self._spreads(np.log(drawn[1]) - np.log(drawn[0]), [np.log(values) for values in alone], df)
+        logs = self._spreads(np.log(drawn[1]) - np.log(drawn[0]), [np.log(values) for values in by_run], df)
         return Difference(a, b, spreads, logs)
 
     def _freedom(self, drawn: Sequence[Floats]) -> float:
@@ -235,17 +235,17 @@ class _Judge:
             return min(free)
         return sum(parts) ** 2 / sum(part**2 / own for part, own in zip(parts, free, strict=True))
 
-    def _spreads(self, drawn: Floats, alone: Sequence[Floats], df: float) -> tuple[Spread, ...]:
-        """Within the runs, from resampled differences; and between them, from each side's ``alone``: a value a run.
+    def _spreads(self, drawn: Floats, by_run: Sequence[Floats], df: float) -> tuple[Spread, ...]:
+        """Within the runs, from resampled differences; and between them, from each side's ``by_run``: a value a run.
 
         Between them by Student's test, and by Welch's where the side with fewer runs may be the one that varies more.
         """
         within = Spread(float(drawn.std(ddof=1)) / self._pair.too_small, df)
-        freedom = sum(map(len, alone)) - 2
-        if freedom < 1 or any(np.isnan(values).any() for values in alone):
+        freedom = sum(map(len, by_run)) - 2
+        if freedom < 1 or any(np.isnan(values).any() for values in by_run):
             return (within,)
-        squares = [float(((values - values.mean()) ** 2).sum()) for values in alone]
-        counts = [len(values) for values in alone]
+        squares = [float(((values - values.mean()) ** 2).sum()) for values in by_run]
+        counts = [len(values) for values in by_run]
         pooled = Spread(math.sqrt(sum(squares) / freedom * sum(1 / count for count in counts)), float(freedom))
         if counts[0] == counts[1] or min(counts) < 2 or not any(squares):
             return within, pooled

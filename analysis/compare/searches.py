@@ -296,11 +296,11 @@ def _mean(rates: Sequence[HeldRate]) -> HeldRate:
 class _File:
     """What a scenario says of a file, and a ``digest`` of what that holds: where it lies makes no difference."""
 
-    said: Any = field(compare=False)
+    value: Any = field(compare=False)
     digest: str
 
     def __str__(self) -> str:
-        path = self.said["file"] if isinstance(self.said, Mapping) else self.said
+        path = self.value["file"] if isinstance(self.value, Mapping) else self.value
         return f"{path} ({self.digest})"
 
 

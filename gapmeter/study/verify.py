@@ -95,8 +95,8 @@ def _check_comparison(folder: Path) -> list[Check]:
     sides = kept.asked.sides(folder)
     checks, lost = [], "is not where the comparison found it; the comparison cannot be derived again without it"
     for path in (path for side in sides for path in side):
-        there = path.is_file() or (path / Manifest.FILE).exists()
-        checks.append(_check_whole(path, path.name) if there else Check(path.name, False, lost))
+        is_there = path.is_file() or (path / Manifest.FILE).exists()
+        checks.append(_check_whole(path, path.name) if is_there else Check(path.name, False, lost))
     if any(check.seen == lost for check in checks):
         return checks
     with tempfile.TemporaryDirectory(prefix="gapmeter-verify-") as temporary:
@@ -117,8 +117,8 @@ def not_derived(name: str, what: str, error: Exception, within: Path) -> Check:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         text = f"{tempfile.gettempdir()} is full, where figures are derived again; free some space, or set TMPDIR"
         raise UserError(text, errors.NOT_VALID) from error
-    said = str(error) if isinstance(error, UserError | NotRecords) else repr(error)
-    return Check(name, False, f"cannot be derived from these {what}: {said.replace(f'{within}/', '')}")
+    reason = str(error) if isinstance(error, UserError | NotRecords) else repr(error)
+    return Check(name, False, f"cannot be derived from these {what}: {reason.replace(f'{within}/', '')}")
 
 
 def _check_whole(run: Path, name: str) -> Check:
@@ -201,13 +201,13 @@ def _check_archive(folder: Path) -> Check:
 
 
 def _unlike(
-    expected: Mapping[str, object], there: Mapping[str, object], added: str, changed: str
+    expected: Mapping[str, object], found: Mapping[str, object], added: str, changed: str
 ) -> list[tuple[str, str]]:
     """The names at which two sets of things differ, each with how."""
     return [
-        (name, "is missing" if name not in there else changed if name in expected else added)
-        for name in sorted({*expected, *there})
-        if name not in there or name not in expected or expected[name] != there[name]
+        (name, "is missing" if name not in found else changed if name in expected else added)
+        for name in sorted({*expected, *found})
+        if name not in found or name not in expected or expected[name] != found[name]
     ]
 
 
@@ -230,8 +230,8 @@ def _check_versions(manifest: Manifest, summary: Mapping[str, Any]) -> Check:
         if name in then and name in now and then[name] != now[name]
     ]
     if changed:
-        said = f"figures {_OTHER} may differ for that alone: {'; '.join(changed)}"
-        return Check("versions", True, f"{said}; gapmeter report recomputes them")
+        text = f"figures {_OTHER} may differ for that alone: {'; '.join(changed)}"
+        return Check("versions", True, f"{text}; gapmeter report recomputes them")
     return Check("versions", True, f"gapmeter {now['gapmeter']}, analysis {now['analysis']}, as they are here")
 
 
@@ -318,13 +318,13 @@ def _different_columns(published: Path, derived: Path) -> list[str]:
 
     check_table(published)
     try:
-        there, expected = pq.read_table(published), pq.read_table(derived)
+        found, expected = pq.read_table(published), pq.read_table(derived)
     except ArrowException as error:
         raise ValueError(str(error)) from error
-    if there.num_rows != expected.num_rows:
-        return [f"{there.num_rows} rows, derived {expected.num_rows}"]
+    if found.num_rows != expected.num_rows:
+        return [f"{found.num_rows} rows, derived {expected.num_rows}"]
     ours = set(expected.column_names)
-    alike = {name: name not in ours or _is_alike(there[name], expected[name]) for name in there.column_names}
+    alike = {name: name not in ours or _is_alike(found[name], expected[name]) for name in found.column_names}
     bad = _unlike(dict.fromkeys(expected.column_names, True), alike, "is not of these records", "differs")
     return [f"column {name} {what}" for name, what in bad]
 
