@@ -10,7 +10,7 @@ from string import ascii_uppercase
 from gapmeter.analysis.compare import claims
 from gapmeter.analysis.compare.claims import Claim, PairVerdict
 from gapmeter.analysis.compare.differences import Differences, compare_sides, why_refused
-from gapmeter.analysis.compare.sides import AnalysedRun, Side, check_protocol, unsound_because
+from gapmeter.analysis.compare.sides import AnalysedRun, Side, check_protocol
 from gapmeter.analysis.judge.evidence import floor_of
 from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.provenance import device_words, provenance_of_several
@@ -46,7 +46,7 @@ from gapmeter.analysis.results.comparison import (
 )
 from gapmeter.analysis.results.cost import AnyCost, AnyEnergy, Interval
 from gapmeter.analysis.results.distribution import percentile_key
-from gapmeter.analysis.results.run import INCONCLUSIVE, UNKNOWN
+from gapmeter.analysis.results.run import INCONCLUSIVE, INVALID, UNKNOWN
 from gapmeter.analysis.stages import owner_of
 from gapmeter.analysis.stats.estimate import CONFIDENCE, POWER, Difference
 from gapmeter.analysis.stats.series import Series, pooled
@@ -79,7 +79,8 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
     result = _not_compared(letters, sides, protocols, asked, command)
     if not (result.comparable or asked.force):
         return result
-    slos = list(dict.fromkeys(slo for side in sides for slo in slos_of(side.first)))
+    asked_of = [slo for side in sides for slo in side.first.manifest.slo if slo.metric in LATENCIES]
+    slos = list(dict.fromkeys((slo.metric, slo.percentile) for slo in asked_of if slo.percentile))
     percentiles = {m: tuple(sorted({*_DECILES, *_SHOWN, *(p for s, p in slos if s == m)})) for m in LATENCIES}
     runs = [[each.columns for each in side.runs] for side in sides]
     found = [
@@ -138,11 +139,6 @@ def _lateness(*sides: Side) -> ReportedLateness:
     return ReportedLateness([each.result for side in sides for each in side.runs])
 
 
-def slos_of(run: AnalysedRun) -> list[tuple[str, float]]:
-    """Metric and percentile of each of a run's SLOs that has one."""
-    return [(slo.metric, slo.percentile) for slo in run.manifest.slo if slo.percentile and slo.metric in LATENCIES]
-
-
 def floors_of(runs: Iterable[AnalysedRun]) -> dict[str, tuple[float, float]]:
     """The load tester's own error at p50 and p99 in ns, the largest of the runs'; nothing where it is unmeasured."""
     known = [floor for each in runs if (floor := floor_of(each.manifest)) is not None]
@@ -168,7 +164,7 @@ def _protocol(letter: str, baseline: Side, side: Side, factors: Sequence[str]) -
         for fact in _check(own.first, each).facts
         if fact.meaning != NOTED
     ]
-    a, b = _soundness(baseline), _soundness(side)
+    a, b = _validity(baseline), _validity(side)
     validity = [] if a == b == VALID else [Fact(key=VALIDITY, a=a, b=b, meaning=BLOCKS)]
     facts = (*within_sides, *found.facts, *validity)
     return Comparability.of(letter, facts, found.factors, recognized=found.recognized)
@@ -178,11 +174,16 @@ def _check(a: AnalysedRun, b: AnalysedRun, factors: Sequence[str] = ()) -> Compa
     return check_protocol(a.manifest, b.manifest, a.result.floor, b.result.floor, factors)
 
 
-def _soundness(side: Side) -> str:
+def _validity(side: Side) -> str:
     """``valid``, or what is wrong with which of its runs."""
-    bad = [(each.columns.name, unsound_because(each.manifest, each.result)) for each in side.runs]
-    several = len(side.runs) > 1
-    return "; ".join(f"{name}: {why}" if several else why for name, why in bad if why) or VALID
+    bad = []
+    for each in side.runs:
+        why = "; ".join(each.result.invalid_reasons) if each.result.verdict == INVALID else ""
+        if each.manifest.status != "complete":
+            why = f"incomplete: {each.manifest.ended_because or 'killed'}"
+        if why:
+            bad.append(f"{each.columns.name}: {why}" if len(side.runs) > 1 else why)
+    return "; ".join(bad) or VALID
 
 
 def _names(a: str, found: Comparability) -> tuple[str, str]:

@@ -265,7 +265,9 @@ def judge_pair(
             runs_needed=growth.runs_needed() if growth and status == UNDECIDED and not figure.failed else None,
         )
         rows.append(row)
-    failed = FailedRow(**dict(pair.errors), status=_status_of_failed(pair.errors))
+    a_share, b_share, more = pair.errors.a_share, pair.errors.b_share, pair.errors.more
+    status_of_failed = REGRESSED if more == "b" else UNDECIDED if b_share > a_share else WITHIN
+    failed = FailedRow(**dict(pair.errors), status=status_of_failed)
     found = {failed.status, *(row.status for row in rows)}
     worst = next(status for status in _WORST_FIRST if status in found)
     return Regression(
@@ -324,9 +326,3 @@ def _status(figure: ClaimedFigure, growth: _Growth | None, p: float | None, limi
     if "a" in (figure.failed or ""):  # of which A took at least so much: that B took longer is not proven
         return UNDECIDED
     return REGRESSED if p <= TAIL and figure.difference_ms > (figure.floor_ms or 0.0) else UNDECIDED
-
-
-def _status_of_failed(failed: FailedShares) -> RegressionStatus:
-    if failed.more == "b":
-        return REGRESSED
-    return UNDECIDED if failed.b_share > failed.a_share else WITHIN

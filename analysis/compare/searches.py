@@ -29,7 +29,6 @@ from gapmeter.analysis.results.trust import Steady
 from gapmeter.analysis.stats.estimate import CONFIDENCE, Spread
 from gapmeter.analysis.sweep.read import MeasuredRun, read_runs
 from gapmeter.scenarios.model import CHANGING_ARRIVALS
-from gapmeter.scenarios.slo import Slo
 
 # Two searches of one server, on the logarithmic scale: the standard deviation of one, from the two pairs that
 # docs/results/engines.md has (71.8 and 80.2 req/s; 65.0 and 71.0), sqrt(mean(difference^2) / 2).
@@ -111,7 +110,10 @@ def _capacity_of(
         folders=(path.resolve().name,),
         kind=kind,
         scenario=manifest.scenario,
-        slos=frozenset(map(_limit, manifest.slo)),
+        slos=frozenset(  # as they are written, but for their units
+            slo.text if slo.limit_ns is None else f"{slo.metric} p{slo.percentile:g} <= {slo.limit_ns / 1e6:.12g} ms"
+            for slo in manifest.slo
+        ),
         hardware=manifest.hardware,
         is_server_here=manifest.is_server_here,
         provenance=result.provenance,
@@ -140,11 +142,6 @@ def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> 
         undecided=search.low is None and search.high is None and search.ended != UNMEETABLE,
         disturbed=search.disturbed or 0,
     )
-
-
-def _limit(slo: Slo) -> str:
-    """An SLO as it is written, but for its unit."""
-    return slo.text if slo.limit_ns is None else f"{slo.metric} p{slo.percentile:g} <= {slo.limit_ns / 1e6:.12g} ms"
 
 
 def _of_run(path: Path, manifest: Manifest, result: RunResult) -> ServerCapacity:

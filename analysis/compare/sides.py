@@ -31,7 +31,6 @@ from gapmeter.analysis.requests.metrics import (
 )
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, FOLLOWS, NOTED, Comparability, Fact, Meaning
-from gapmeter.analysis.results.run import INVALID
 from gapmeter.analysis.results.trust import Floor
 from gapmeter.analysis.stages import STAGE_NAMES, column
 from gapmeter.analysis.stats.series import Series, time_blocks
@@ -373,13 +372,6 @@ def _floor(a: Floor | None, b: Floor | None, factors: Sequence[str]) -> list[Fac
 
 def _floor_words(floor: Floor | None) -> str:
     return "unmeasured" if floor is None else f"p99 TTFT {floor.ttft_p99_ms:.3g} ms, ITL {floor.itl_p99_ms:.3g} ms"
-
-
-def unsound_because(manifest: Manifest, result: RunResult) -> str:
-    """Why a run is no valid measurement, or ""."""
-    if manifest.status != "complete":
-        return f"incomplete: {manifest.ended_because or 'killed'}"
-    return "; ".join(result.invalid_reasons) if result.verdict == INVALID else ""
 
 
 def _words(value: Any) -> str:

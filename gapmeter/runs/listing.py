@@ -161,7 +161,12 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
             name = next((side.scenario or "" for side in compared.sides), "")
             return ListedRun("compare", str(path), _time_of(path), name=name, verdict=compared.verdict)
         manifest = ManifestBrief.read(path)
-        listed = _described(path, manifest)
+        asked = manifest.target.model if manifest.target else ""
+        model = asked if manifest.engine == "attach" else manifest.model  # which an attached server need not have
+        listed = ListedRun(
+            manifest.kind, str(path), manifest.started_wall, name=manifest.name, engine=manifest.engine,
+            model=model, load=_load(manifest),
+        )  # fmt: skip
         if not (path / _SUMMARY).exists():
             return replace(listed, reason=manifest.ended_because or "")
         if manifest.kind != "run":
@@ -191,15 +196,6 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
     except MemoryError:
         reason = "more than this machine's memory holds"
     return ListedRun("damaged", str(path), _time_of(path), reason=reason)
-
-
-def _described(path: Path, manifest: ManifestBrief) -> ListedRun:
-    asked = manifest.target.model if manifest.target else ""
-    model = asked if manifest.engine == "attach" else manifest.model  # which an attached server need not have
-    return ListedRun(
-        manifest.kind, str(path), manifest.started_wall, name=manifest.name, engine=manifest.engine,
-        model=model, load=_load(manifest),
-    )  # fmt: skip
 
 
 def _load(manifest: ManifestBrief) -> str:

@@ -111,17 +111,15 @@ class Session:
         """
         if not self.serves(scenario):
             raise ValueError("the scenario asks for another server than this session's")
-        return self.visit(Visit(scenario, self.loads, into), stop_when, show=True)
+        return self.visit(Visit(scenario, self.loads, into), stop_when)
 
-    def visit(
-        self, visit: Visit, stop_when: StopWhen | None = None, *, alone: bool = False, show: bool = False
-    ) -> Conclusion[RunResult]:
-        """Record one load, see ``record``, and analyse it. ``show``: print the summary.
+    def visit(self, visit: Visit, stop_when: StopWhen | None = None, *, alone: bool = False) -> Conclusion[RunResult]:
+        """Record one load, see ``record``, analyse it, and print the summary unless it is a sweep's.
 
         ``alone``: the server is started for this load, and ended after it, so that its record files are whole.
         """
         with self._recorded(visit, stop_when, alone) as manifest, manifest.noting_early_end():
-            quiet = self.options.quiet or not show
+            quiet = self.options.quiet or visit.sweep is not None
             return conclude(manifest.folder, manifest.value, quiet=quiet, verbose=self.options.verbose)
 
     def record(self, visit: Visit, stop_when: StopWhen) -> OpenManifest:

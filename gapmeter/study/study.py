@@ -38,7 +38,7 @@ def visit_in_turn(visits: Iterable[Visit], options: Options) -> Iterator[Conclus
     """Each on a server of its own, one after the other; ends after one that was interrupted. Raises UserError."""
     for visit in visits:
         session = prepare_session(visit.scenario, options)
-        yield (conclusion := session.visit(visit, alone=True, show=True))
+        yield (conclusion := session.visit(visit, alone=True))
         if conclusion.exit_code == errors.INTERRUPTED:
             return
 
