@@ -131,8 +131,8 @@ def _row(kind: str, job: Job, a: RunColumns, b: RunColumns, expected: str = "") 
 def _left_over(found: Differences) -> float:
     """By how much the stages' differences miss that of the whole, in ns."""
     return max(
-        abs(sum(d.value or 0.0 for d in found.stages[event].values()) - (found.totals[event].value or 0.0))
-        for event in found.stages
+        abs(sum(d.value or 0.0 for d in ledger.stages.values()) - (ledger.total.value or 0.0))
+        for ledger in found.ledgers.values()
     )
 
 

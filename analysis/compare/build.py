@@ -9,7 +9,7 @@ from string import ascii_uppercase
 
 from gapmeter.analysis.compare import claims
 from gapmeter.analysis.compare.claims import Claim, PairVerdict
-from gapmeter.analysis.compare.differences import Differences, compare_sides, why_refused
+from gapmeter.analysis.compare.differences import Differences, LedgerDifference, compare_sides, why_refused
 from gapmeter.analysis.compare.sides import AnalysedRun, Side, check_protocol
 from gapmeter.analysis.judge.evidence import floor_of
 from gapmeter.analysis.judge.lateness import ReportedLateness
@@ -225,8 +225,8 @@ def pair_of(names: tuple[str, str], found: Differences, verdict: PairVerdict, de
             for metric, own in found.metrics.items()
         },
         errors=found.failed,
-        stages={event: _stages(event, found) for event in found.stages},
-        unmeasured=found.unmeasured,
+        stages={event: _stages(ledger) for event, ledger in found.ledgers.items()},
+        unmeasured={event: ledger.unmeasured for event, ledger in found.ledgers.items()},
         changed=claims.what_changed(found, verdict, device),
         device=device,
     )
@@ -262,20 +262,19 @@ def _claimed(found: Difference, claim: Claim | None) -> ClaimedFigure:
     )
 
 
-def _stages(event: str, found: Differences) -> StageDifferences:
-    shares, percentiles = found.shares[event], found.stage_percentiles.get(event, {})
+def _stages(found: LedgerDifference) -> StageDifferences:
     rows = (
         StageDifference(
             stage=name,
             owner=owner_of(name),
             **dict(_figure(each)),
-            share=part.value if (part := shares[name]) else None,
+            share=part.value if (part := found.shares[name]) else None,
             share_ci=part.known[1:] if part else None,
-            percentiles={percentile_key(p): _figure(own) for p, own in percentiles.get(name, {}).items()},
+            percentiles={percentile_key(p): _figure(own) for p, own in found.percentiles.get(name, {}).items()},
         )
-        for name, each in found.stages[event].items()
+        for name, each in found.stages.items()
     )
-    return StageDifferences(total=_figure(found.totals[event]), stages=tuple(rows))
+    return StageDifferences(total=_figure(found.total), stages=tuple(rows))
 
 
 def _warnings(letters: Sequence[str], sides: Sequence[Side], found: Sequence[Differences]) -> Iterable[str]:
@@ -304,8 +303,8 @@ def _warnings(letters: Sequence[str], sides: Sequence[Side], found: Sequence[Dif
             for name, own, count in pairs if count < _NEARLY_ALL * own.requests
         ]:  # fmt: skip
             yield f"differences are of the requests that both sides issued, which leaves out {' and '.join(left_out)}"
-    for each in found:
-        lost = set(each.unmeasured.get("last_token", ())) & _REAL
+    for ledger in (each.ledgers.get("last_token") for each in found):
+        lost = set(ledger.unmeasured) & _REAL if ledger else set()
         if lost and len(lost) < len(_REAL):
             yield f"not measured on both sides, so part of unexplained: {', '.join(sorted(lost))}"
             return

@@ -196,23 +196,24 @@ def what_changed(found: Differences, verdict: PairVerdict, device: str) -> Chang
 
     ``device`` is what computed the forwards, in a word.
     """
-    if not found.totals:
+    if not found.ledgers:
         return None
     confirmed = [c for c in verdict.claims if c.confirmed and not c.difference.failed]
     surest = max(confirmed, key=lambda c: (c.metric in LEDGER_OF, _size(c)), default=None)
-    metric = "ttft" if surest is not None and surest.metric == "ttft" and "first_token" in found.totals else "e2e"
+    metric = "ttft" if surest is not None and surest.metric == "ttft" and "first_token" in found.ledgers else "e2e"
     event = LEDGER_OF[metric]
-    total = found.totals[event]
+    ledger = found.ledgers[event]
+    total = ledger.total
     if surest is not None and (surest.difference.value or 0.0) * (total.value or 0.0) < 0:
         return Change(metric=metric, event=event, claim=surest.figure, unexplained="opposite")
     if surest is None or not total.estimate.excludes(0.0):
         return Change(metric=metric, event=event, unexplained="no claim" if surest is None else "uncertain")
     whole = total.value or 0.0
-    shares = {name: (d.value or 0.0) / whole for name, d in found.stages[event].items()}
+    shares = {name: (d.value or 0.0) / whole for name, d in ledger.stages.items()}
     stage = max(shares, key=lambda name: shares[name])
-    beyond = {name for name, d in found.stages[event].items() if d.estimate.excludes(0.0)}
+    beyond = {name for name, d in ledger.stages.items() if d.estimate.excludes(0.0)}
     work = [name for name in shares if name not in WAITS and shares[name] >= LEAST_CAUSE and name in beyond]
-    part = found.shares[event][stage]
+    part = ledger.shares[stage]
     cause = max(work, key=lambda name: shares[name], default=None)
     return Change(
         metric=metric,

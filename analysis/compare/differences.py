@@ -53,14 +53,27 @@ _LEAST_WORTH = 12.0  # of one run, for a mean
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Differences:
-    """Everything that was compared.
+class LedgerDifference:
+    """Of the ledgers to one event: ``stages`` are differences of means, which add up to ``total``.
 
-    ``metrics[metric][percentile]``, None for the mean; ``stages[event][stage]``: of the means, which add up to
-    ``totals[event]``; ``shares[event][stage]``: a stage's share of that, None where the total may be 0;
-    ``stage_percentiles[event][stage][percentile]``. ``unmeasured[event]``: stages that not every run measured; their
-    time is in ``unexplained``. ``failed``: the share of each side's requests that did. ``counts`` are the requests of
-    each side, ``block`` the mean length of the blocks.
+    ``shares``: a stage's share of that, None where the total may be 0. ``percentiles[stage][percentile]``: of every
+    stage that is not 0 throughout, where the samples support it. ``unmeasured``: stages that not every run measured;
+    their time is in ``unexplained``.
+    """
+
+    total: Difference
+    stages: Mapping[str, Difference]
+    shares: Mapping[str, Estimate | None]
+    percentiles: Mapping[str, Mapping[float, Difference]]
+    unmeasured: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Differences:
+    """Everything that was compared: ``metrics[metric][percentile]``, None for the mean, and ``ledgers`` by event.
+
+    ``failed``: the share of each side's requests that did. ``counts`` are the requests of each side, ``block`` the mean
+    length of the blocks.
     """
 
     paired: bool
@@ -71,11 +84,7 @@ class Differences:
     block: float
     resamples: int
     metrics: Mapping[str, Mapping[float | None, Difference]]
-    stages: Mapping[str, Mapping[str, Difference]]
-    totals: Mapping[str, Difference]
-    shares: Mapping[str, Mapping[str, Estimate | None]]
-    stage_percentiles: Mapping[str, Mapping[str, Mapping[float, Difference]]]
-    unmeasured: Mapping[str, tuple[str, ...]]
+    ledgers: Mapping[str, LedgerDifference]
 
 
 def compare_sides(
@@ -90,11 +99,6 @@ def compare_sides(
     a, b, why = align(side_a, side_b)
     pair = AlignedSides(a, b, paired=not why, percentiles=percentiles, stage_percentiles=stage_percentiles)
     judge = _Judge(pair, resamples)
-    names = {
-        event: [n for n, known in zip(STAGE_NAMES, pair.known[event], strict=True) if known] for event in pair.known
-    }
-    totals = {event: judge.mean(event, len(STAGE_NAMES)) for event in names}
-    stages = {event: {n: judge.mean(event, STAGE_NAMES.index(n)) for n in own} for event, own in names.items()}
     metrics: dict[str, dict[float | None, Difference]] = {
         m: {
             **{p: _refused(lateness, m, p) or judge.percentile(m, i) for i, p in enumerate(percentiles[m])},
@@ -111,13 +115,7 @@ def compare_sides(
         block=pair.block,
         resamples=resamples,
         metrics=metrics,
-        stages=stages,
-        totals=totals,
-        shares={
-            event: {n: judge.share(event, n, d, totals[event]) for n, d in own.items()} for event, own in stages.items()
-        },
-        stage_percentiles=judge.stages() if stage_percentiles else {},
-        unmeasured={event: tuple(n for n in STAGE_NAMES if n not in own) for event, own in names.items()},
+        ledgers={event: judge.ledger(metric, event) for metric, event in LEDGER_OF.items() if event in pair.known},
     )
 
 
@@ -187,20 +185,27 @@ class _Judge:
             return None
         return Spread(math.hypot(*(each.error for each in spreads)), min(each.df for each in spreads))
 
-    def stages(self) -> dict[str, dict[str, dict[float, Difference]]]:
-        """The percentiles of every stage that is not 0 throughout; of few independent values, as of metrics."""
-        found: dict[str, dict[str, dict[float, Difference]]] = {}
-        for metric, event in LEDGER_OF.items():
-            series = self._pair.series[metric]
-            for stage in self._pair.shown.get(event, ()):
-                found.setdefault(event, {})[STAGE_NAMES[stage]] = {
+    def ledger(self, metric: str, event: str) -> LedgerDifference:
+        """What lies behind the difference of ``metric``, which is the wait until ``event``."""
+        series, known = self._pair.series[metric], self._pair.known[event]
+        total = self.mean(event, len(STAGE_NAMES))
+        stages = {name: self.mean(event, i) for i, name in enumerate(STAGE_NAMES) if known[i]}
+        return LedgerDifference(
+            total=total,
+            stages=stages,
+            shares={name: self._share(event, name, own, total) for name, own in stages.items()},
+            percentiles={
+                STAGE_NAMES[stage]: {
                     p: self._difference(f"{event}.{stage}", i, _beyond(series, p))
                     for i, p in enumerate(self._pair.stage_percentiles)
                     if all(side.percentile(p).supported for side in series)
                 }
-        return found
+                for stage in self._pair.shown[event]
+            },
+            unmeasured=tuple(name for name in STAGE_NAMES if name not in stages),
+        )
 
-    def share(self, event: str, stage: str, own: Difference, total: Difference) -> Estimate | None:
+    def _share(self, event: str, stage: str, own: Difference, total: Difference) -> Estimate | None:
         """A stage's share of the whole difference; None where that may be 0."""
         if not total.value or not total.estimate.excludes(0.0):
             return None

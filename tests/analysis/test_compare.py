@@ -79,7 +79,7 @@ def test_swapping_the_sides_swaps_every_sign(paired: bool) -> None:
     one, other = (compare_sides([x], [y], PERCENTILES, resamples=60) for x, y in ((a, b), (b, a)))
     assert one.paired is other.paired is paired
     pairs = [(one.metrics[m][p], other.metrics[m][p]) for m in LATENCIES for p in FAMILY]
-    pairs += [(one.stages[e][s], other.stages[e][s]) for e in one.stages for s in one.stages[e]]
+    pairs += [(d, other.ledgers[e].stages[s]) for e, ledger in one.ledgers.items() for s, d in ledger.stages.items()]
     compared = [(d, opposite) for d, opposite in pairs if d.supported]
     assert len(compared) > 20
     for d, opposite in compared:
@@ -131,9 +131,9 @@ def test_the_differences_of_the_stages_add_up_to_that_of_the_whole_wait(seed: in
     for event in ("first_token", "last_token"):
         assert not a.ledgers[event][:, -1].any()  # nothing is left unexplained in virtual time
     found = compare_sides([a], [b], PERCENTILES, resamples=20)
-    for event, total in found.totals.items():
-        parts = sum(d.value or 0.0 for d in found.stages[event].values())
-        assert parts == pytest.approx(total.value, abs=1e-3)
+    for ledger in found.ledgers.values():
+        parts = sum(d.value or 0.0 for d in ledger.stages.values())
+        assert parts == pytest.approx(ledger.total.value, abs=1e-3)
 
 
 def test_a_stage_that_one_side_did_not_measure_joins_the_remainder_of_both() -> None:
@@ -144,9 +144,10 @@ def test_a_stage_that_one_side_did_not_measure_joins_the_remainder_of_both() -> 
         table[:, -1] += table[:, queue]
         table[:, queue] = np.nan
     found = compare_sides([a], [replace(b, ledgers=blind)], PERCENTILES, resamples=20)
-    assert "queue" in found.unmeasured["last_token"]
-    assert "queue" not in found.stages["last_token"]
-    assert found.stages["last_token"]["unexplained"].a == pytest.approx(a.ledgers["last_token"][:, queue].mean())
+    ledger = found.ledgers["last_token"]
+    assert "queue" in ledger.unmeasured
+    assert "queue" not in ledger.stages
+    assert ledger.stages["unexplained"].a == pytest.approx(a.ledgers["last_token"][:, queue].mean())
 
 
 def test_identical_runs_differ_no_more_often_than_promised_and_a_change_of_five_percent_is_found_in_its_stage() -> None:
@@ -771,7 +772,7 @@ def test_a_mean_is_that_of_all_values_and_its_interval_sees_what_blocks_do_not()
         mean = found.metrics[metric][None]
         assert mean.a == pytest.approx(np.nanmean(values))
         assert len(mean.spreads) == len(mean.log_spreads) == 2
-    for means in (found.stages["last_token"].values(), found.totals.values()):
+    for means in (found.ledgers["last_token"].stages.values(), [each.total for each in found.ledgers.values()]):
         assert {len(each.spreads) for each in means} == {2}
     few = [run.rows(np.arange(11)) for run in (a, b)]
     assert not compare_sides(few[:1], few[1:], PERCENTILES, resamples=10).metrics["ttft"][None].supported
