@@ -92,12 +92,11 @@ def _check_comparison(folder: Path) -> list[Check]:
     except (OSError, NotReadable) as error:
         text = f"does not say where its runs are, so it cannot be derived again: {error!r}"
         return [Check(Comparison.FILE, False, text)]
-    sides = kept.asked.sides(folder)
-    checks, lost = [], "is not where the comparison found it; the comparison cannot be derived again without it"
-    for path in (path for side in sides for path in side):
-        is_there = path.is_file() or (path / Manifest.FILE).exists()
-        checks.append(_check_whole(path, path.name) if is_there else Check(path.name, False, lost))
-    if any(check.seen == lost for check in checks):
+    paths = [path for side in kept.asked.sides(folder) for path in side]
+    lost = [path for path in paths if not (path.is_file() or (path / Manifest.FILE).exists())]
+    gone = "is not where the comparison found it; the comparison cannot be derived again without it"
+    checks = [Check(path.name, False, gone) if path in lost else _check_whole(path, path.name) for path in paths]
+    if lost:
         return checks
     with tempfile.TemporaryDirectory(prefix="gapmeter-verify-") as temporary:
         again = Path(temporary)
