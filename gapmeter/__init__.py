@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from gapmeter.runs.listing import list_runs
     from gapmeter.runs.run import open_run as open
     from gapmeter.runs.sql import ask as sql
+    from gapmeter.study.capacities import find_capacities as capacities
     from gapmeter.study.capacity import find_capacity as capacity
     from gapmeter.study.comparison import compare_in_turn
     from gapmeter.study.conclusion import report_again
     from gapmeter.study.resolve import resolve as scenario
     from gapmeter.study.session import open_session as session
-    from gapmeter.study.settings import find_capacities as capacities
     from gapmeter.study.study import run_scenario as run
     from gapmeter.study.sweep import run_sweep as sweep
     from gapmeter.study.verify import verify
@@ -35,7 +35,7 @@ _PLACES = {
     "Options": ("options", "Options"),
     "UserError": ("errors", "UserError"),
     "archive": ("runs.archive", "archive"),
-    "capacities": ("study.settings", "find_capacities"),
+    "capacities": ("study.capacities", "find_capacities"),
     "capacity": ("study.capacity", "find_capacity"),
     "compare": ("runs.comparison", "compare_folders"),
     "compare_in_turn": ("study.comparison", "compare_in_turn"),

@@ -175,8 +175,8 @@ def _capacity(arguments: argparse.Namespace) -> int:
         check_searchable(resolve(arguments.scenario, changed), arguments.scenario)
         if len(resumed) > 1:
             raise UserError("--resume: one search, unless --over is given", errors.USAGE)
+    from gapmeter.study.capacities import find_capacities
     from gapmeter.study.capacity import find_capacity
-    from gapmeter.study.settings import find_capacities
 
     options = Options(
         runs=arguments.runs,

@@ -31,9 +31,9 @@ from gapmeter.runs.archive import archive
 from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.run import Conclusion, open_run
 from gapmeter.scenarios.model import Scenario
+from gapmeter.study.capacities import compared, find_capacities
 from gapmeter.study.capacity import Trials, at_rate, begin_search, find_capacity
 from gapmeter.study.resolve import changes, check_searchable, resolve, searchable_points
-from gapmeter.study.settings import compared, find_capacities
 from gapmeter.study.study import Study, study_folder
 from gapmeter.study.verify import verify
 from tests.kit.browser import Tab, opens_well
@@ -512,7 +512,7 @@ def test_a_search_that_was_stopped_while_it_was_analysed_is_in_the_command_that_
         if len(analysed) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("gapmeter.study.settings.run_search", over)
+    monkeypatch.setattr("gapmeter.study.capacities.run_search", over)
     monkeypatch.setattr("gapmeter.study.capacity.analyse_trials", analyse)
     words = ("capacity", "smoke", "--engine", "simulated", "--over", "server.max_batch=1,2,4", "--budget", "30s")
     assert main([*words, "--runs", str(tmp_path)]) == 105

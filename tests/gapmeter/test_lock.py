@@ -15,8 +15,8 @@ from gapmeter.errors import UserError
 from gapmeter.options import Options
 from gapmeter.runs.listing import list_known
 from gapmeter.runs.lock import is_locked, locked
+from gapmeter.study.capacities import find_capacities
 from gapmeter.study.capacity import find_capacity
-from gapmeter.study.settings import find_capacities
 from gapmeter.study.sweep import run_sweep
 from tests.kit.command import SIMULATED, Command
 
