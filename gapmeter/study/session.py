@@ -183,7 +183,7 @@ class Session:
                 folder = RunFolder.create(self.options.runs, scenario.name, scenario.digest())
             else:
                 folder = RunFolder.at(into)
-        command = visit.command or self.options.command or _alone(scenario, self.options)
+        command = visit.command or self.options.command or _command_for(scenario, self.options)
         if sweep is not None:
             sweep = sweep.model_copy(update={"values": self.keys.out_of_value(sweep.values)})
         own = OwnUsers(name=path.name, sha256=hashlib.sha256(path.read_bytes()).hexdigest()) if path else None
@@ -340,7 +340,7 @@ def open_session(scenario: Scenario, options: Options = Options(), *, home: Path
         shutil.rmtree(folder.probe, ignore_errors=True)
 
 
-def _alone(scenario: Scenario, options: Options) -> Command:
+def _command_for(scenario: Scenario, options: Options) -> Command:
     """What runs a scenario by itself: one of its name, changed to be it."""
     try:
         named = load_scenario(scenario.name, environment={})
