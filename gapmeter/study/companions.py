@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from gapmeter.machine.hardware import cores_except
-from gapmeter.options import Say
+from gapmeter.options import Say, tell
 from gapmeter.records import RunFolder
 from gapmeter.scenarios.model import Telemetry
 from gapmeter.servers.telemetry import Journal
@@ -90,7 +90,7 @@ def telemetry(
 
 
 @contextlib.contextmanager
-def runs_page(runs: Path, port: int | None, generator: Sequence[int], say: Say) -> Iterator[str]:
+def runs_page(runs: Path, port: int | None, generator: Sequence[int]) -> Iterator[str]:
     """Serve the page over the runs folder while the block lasts; its address, "" for none.
 
     ``port`` None: no page, 0: any free port. ``generator``: the cores to keep off. A page that cannot be served is
@@ -106,5 +106,5 @@ def runs_page(runs: Path, port: int | None, generator: Sequence[int], say: Say) 
     ):
         address = _first_line(process)
         if not address:
-            say(f"no live page: {_last_words(log)}")
+            tell(f"no live page: {_last_words(log)}")
         yield address

@@ -178,7 +178,7 @@ def run_repeats(
     if short := shortage(scenario):
         say(short)
 
-    with runs_page(options.runs, options.live_port, placed(scenario).generator, tell) as live:
+    with runs_page(options.runs, options.live_port, placed(scenario).generator) as live:
 
         def begun(run: Path) -> None:
             if live:
