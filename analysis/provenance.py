@@ -86,9 +86,9 @@ def load_words(load: LoadFacts) -> str:
     """How it was loaded: rate and loop, how long."""
     if load.loop == "closed":
         return f"{users_words(load)}, closed loop, {load.window_s:.0f} s"
-    asked = rate(load.requested_rate or load.delivered_rate)
+    asked = rate_words(load)
     if load.unit != "requests":
-        asked = f"{plain(load.requested_rate)} {load.unit}/s, {rate(load.delivered_rate)}"
+        asked += f", {rate(load.delivered_rate)}"
     shape = ""  # what a mean rate does not say of the arrivals
     if load.rate_range:
         low, high = load.rate_range
@@ -96,6 +96,13 @@ def load_words(load: LoadFacts) -> str:
     elif load.arrivals in ("gamma", "trace"):
         shape = f" ({load.arrivals})"
     return f"{asked}{shape} open loop, {load.window_s:.0f} s"
+
+
+def rate_words(load: LoadFacts) -> str:
+    """The rate of an open loop, of requests or of conversations."""
+    if load.unit == "requests":
+        return rate(load.requested_rate or load.delivered_rate)
+    return f"{plain(load.requested_rate)} {load.unit}/s"
 
 
 def users_words(load: LoadFacts) -> str:

@@ -12,9 +12,8 @@ from typing import Any, Final, Literal
 from gapmeter.analysis.capacity.read import KEPT_ARRIVALS
 from gapmeter.analysis.compare.sides import is_within
 from gapmeter.analysis.cost import NoPrice, NoRate, hardware_units, offered_rate, price_of
-from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.pareto import interval, merged, pace_limit, pareto, run_point
-from gapmeter.analysis.provenance import hardware_words, users_words
+from gapmeter.analysis.provenance import hardware_words, rate_words, users_words
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.capacity import BUDGET, CLIENT, NOT_MEASURED, UNMEETABLE, CapacityResult, Ended, Fleet
 from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, Fact
@@ -147,7 +146,7 @@ def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> 
 def _of_run(path: Path, manifest: Manifest, result: RunResult) -> ServerCapacity:
     seen = _held_rate(result.verdict, result.slo, result.load, result.counts.measured, result.steady)
     load = result.load
-    name = users_words(load) if load.loop == "closed" else rate_words(load.requested_rate or load.delivered_rate)
+    name = users_words(load) if load.loop == "closed" else rate_words(load)
     point = run_point(path, name, path.resolve().name, result.verdict, result)
     return replace(
         _priced(_capacity_of(path, "run", manifest, result, seen), manifest),

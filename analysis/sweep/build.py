@@ -133,7 +133,8 @@ def _pareto(axis: Axis, points: Sequence[AnyPoint], made_on: Mapping[int, Manife
             tpot, rate = point.metrics["tpot"], interval(point.tokens_per_s, point.throughput.steady_ci)
             name = point.label
             if key and several and key in point.resolved:  # what its curve shares is in the curve's name
-                name = label({key: point.resolved[key]}) + " (emulated)" * point.economy.emulated
+                unit = _unit(made_on[point.index].asked.workload.kind)
+                name = label({key: point.resolved[key]}, unit) + " (emulated)" * point.economy.emulated
             placed = pareto_point(name, point.folder, point.verdict, tpot, tpot.mean_ci_ms, rate, made_on[point.index])
             found.append(placed.model_copy(update={"side": series if key else point.label}))
     units = {hardware_units(each)[1] for each in made_on.values()}
@@ -150,7 +151,7 @@ def _facts(
     asked = {name: values.get(f"load.{name}", value) for name, value in manifest.scenario["load"].items()}
     return PointFacts(
         index=index,
-        label=label(values),
+        label=label(values, _unit(values.get("workload.kind", manifest.scenario["workload"]["kind"]))),
         values=point.values,
         resolved=values,
         folder=point.folder,
@@ -161,6 +162,11 @@ def _facts(
         concurrency=load.concurrency if load else asked["concurrency"],
         requested_rate=load.requested_rate if load else asked["rate"],
     )
+
+
+def _unit(kind: str) -> str:
+    """What the rate of such a workload counts."""
+    return "conversations" if kind == "conversation" else "req"
 
 
 def _repeat(run: MeasuredRun | LostRun, folder: Path) -> Repeat:

@@ -32,7 +32,7 @@ from gapmeter.analysis.sweep.read import Frames
 
 LOAD = "load"  # the key that orders points of both loops: users of the one, requests per second of the other
 _WORDS = {
-    "load.concurrency": "{} users", "load.rate": "{} req/s", "server.max_batch": "max batch {}",
+    "load.concurrency": "{} users", "load.rate": "{} {unit}/s", "server.max_batch": "max batch {}",
     "workload.prompt_tokens": "prompt {}", "workload.output_tokens": "output {}", "server.precision": "{}",
     "server.engine": "{}", "server.model": "{}",
 }  # fmt: skip
@@ -101,17 +101,20 @@ def _value(point: PointFacts, key: str) -> Any:
     return point.resolved.get("load.concurrency" if point.loop == "closed" else "load.rate") if swept else None
 
 
-def label(values: Mapping[str, Any]) -> str:
-    """A point's name, from its values: ``8 users, float32``. What is unset is named where nothing else is set."""
+def label(values: Mapping[str, Any], unit: str = "req") -> str:
+    """A point's name, from its values: ``8 users, float32``. What is unset is named where nothing else is set.
+
+    ``unit``: what a rate counts.
+    """
     known = {key: value for key, value in values.items() if value is not None}
-    return ", ".join(_word(key, value) for key, value in (known or values).items())
+    return ", ".join(_word(key, value, unit) for key, value in (known or values).items())
 
 
-def _word(key: str, value: Any) -> str:
+def _word(key: str, value: Any, unit: str) -> str:
     if key == "load.concurrency" and value == 1:
         return "1 user"
     text = value if isinstance(value, str) else _number(value) if isinstance(value, float) else json.dumps(value)
-    return _WORDS.get(key, f"{key.rpartition('.')[2].replace('_', ' ')} {{}}").format(text)
+    return _WORDS.get(key, f"{key.rpartition('.')[2].replace('_', ' ')} {{}}").format(text, unit=unit)
 
 
 def _number(value: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -506,6 +507,31 @@ def test_points_of_a_sweep_that_differ_in_their_load_alone_are_one_row_between_w
     (row,) = read_capacities(home.path)
     assert (row.capacity.low, row.capacity.high, row.capacity.held) == (8.0, 9.0, 8.0)
     assert row.binding[0] == "errors <= 10 %"
+
+
+def test_a_rate_of_conversations_is_called_one_wherever_a_point_is_named(tmp_path: Path) -> None:
+    home, made = RunFolder(tmp_path / "sweep"), write_run(tmp_path / "run", count=240).path
+    talks = {**Manifest.read(made).scenario, "workload": {"kind": "conversation"}}
+    about = Manifest.read(made).model_copy(update={"scenario": talks})
+    about.write(made)
+    found = RunResult.read(made)
+    load = found.load.model_copy(update={"unit": "conversations", "requested_rate": 2.0})
+    found.model_copy(update={"load": load}).write(made)
+    (made / "steps.parquet").unlink()  # which say nothing of a batch
+    points = []
+    for number, batch in enumerate((2, 4, 8)):
+        values = {"server.max_batch": batch, "load.rate": 2.0 + number}
+        points.append(SweepPoint(values=values, resolved=values, digest="a", folder=f"points/{number}"))
+        if number < 2:  # the last one never ran
+            shutil.copytree(made, home.path / f"points/{number}/r1")
+    common = {name: getattr(about, name) for name in ManifestBase.model_fields}
+    SweepManifest(**common, repeat=1, points=tuple(points), order=(((0, 0), (1, 0), (2, 0)),)).write(home.path)
+    swept = analyse_points(home).sweep
+    assert [point.label.rpartition(", ")[2] for point in swept.points] == [f"{n} conversations/s" for n in (2, 3, 4)]
+    (of_run,) = read_found(made)
+    assert [point.name for point in (*swept.pareto.points, *of_run.pareto.points)] == [
+        "2 conversations/s", "3 conversations/s", "2 conversations/s",
+    ]  # fmt: skip
 
 
 def users(name: str, per_unit: Interval, usd: float) -> ParetoPoint:

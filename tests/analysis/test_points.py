@@ -63,6 +63,7 @@ def test_points_without_numbers_have_no_order_and_words_of_their_own() -> None:
     assert axis.key is None
     assert [p.label for p in points] == ["float32", "bfloat16"]
     assert label({"load.rate": 2.5, "load.concurrency": 1}) == "2.5 req/s, 1 user"
+    assert label({"load.rate": 2.5}, "conversations") == "2.5 conversations/s"
     assert [label({"load.rate": rate}) for rate in (20.0, 1000.0, 1500.5)] == [
         "20 req/s",
         "1,000 req/s",
