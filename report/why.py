@@ -5,7 +5,7 @@ from __future__ import annotations
 from gapmeter.analysis.judge.words import held_by
 from gapmeter.analysis.numbers import bounds, duration, share, significant
 from gapmeter.analysis.results.distribution import figure_name
-from gapmeter.analysis.results.latency import Anatomy, Burst, OwnerPart, UpgradeBracket, explained_by
+from gapmeter.analysis.results.latency import Anatomy, Band, Burst, OwnerPart, UpgradeBracket, explained_by
 from gapmeter.analysis.results.run import FAIL, INVALID, RunFigures, RunResult, SloAnswer
 from gapmeter.analysis.stages import UNEXPLAINED, UNEXPLAINED_OWNER, owner_of, owner_words
 from gapmeter.report import document as doc
@@ -170,9 +170,13 @@ def typical_misses(anatomy: Anatomy, missed: SloAnswer) -> bool:
 def payer(anatomy: Anatomy) -> OwnerPart:
     """The owner with most of what typical requests wait, with the stages that make it, the largest first."""
     first = max(anatomy.owners, key=lambda part: part.typical_ms)
-    mine = [(-ms, stage) for stage, ms in anatomy.typical.stages_ms.items() if owner_of(stage) == first.owner]
-    stages = tuple(stage for ms, stage in sorted(mine) if -ms > NOTABLE * first.typical_ms)
-    return first.model_copy(update={"stages": stages})
+    return first.model_copy(update={"stages": _most_of(anatomy.typical, first.owner)})
+
+
+def _most_of(band: Band, owner: str) -> tuple[str, ...]:
+    """The stages that make most of what an owner has of a band, the largest first."""
+    mine = sorted((-ms, stage) for stage, ms in band.stages_ms.items() if owner_of(stage) == owner)
+    return tuple(stage for ms, stage in mine if ms < NOTABLE * sum(ms for ms, _ in mine))
 
 
 def is_probable(anatomy: Anatomy) -> bool:
@@ -253,11 +257,12 @@ def owners(result: RunResult, *, in_letters: bool = False) -> Table | None:
         if part not in shown:
             continue
         key = f"tail.{metric}.owners.{at}"
+        most = part.stages or _most_of(anatomy.at, part.owner)
         length = round(_BARS * max(part.ms, 0.0) / longest) if longest > 0 else 0
         rows.append([
             _name(part, result.device), Figure(part.at_ms, "ms", f"{key}.at_ms"),
             Figure(part.ms, "ms", f"{key}.ms", text=signed(part.ms)),
-            *(["#" * length] if in_letters else []), ", ".join(map(marks.words, part.stages[:2])),
+            *(["#" * length] if in_letters else []), ", ".join(map(marks.words, most[:2])),
         ])  # fmt: skip
     rest = [part for part in parts if part not in shown]
     at_ms, ms = sum(part.at_ms for part in rest), sum(part.ms for part in rest)

@@ -324,6 +324,15 @@ def test_the_table_of_owners_shows_whoever_has_most_of_what_everybody_waits(tmp_
     assert [str(row[0]) for row in table.rows] == ["API server", "framework", "contention", "the rest"]
 
 
+def test_the_table_of_owners_names_stages_of_whoever_slow_requests_do_not_wait_longer_for(tmp_path: Path) -> None:
+    result = RunResult.read(write_run(tmp_path / "r", count=2400, rate=22.0, slos=("ttft p90 <= 100 ms",)).path)
+    anatomy = result.tail.ttft
+    at = anatomy.at.model_copy(update={"stages_ms": {"tokenize": 60.0, "parse": 3.0, "prefill": 80.0}})
+    part = anatomy.owners[0].model_copy(update={"owner": "API server", "at_ms": 63.0, "ms": -1.0, "stages": ()})
+    table = owners(retold(result, ttft=anatomy.model_copy(update={"at": at, "owners": (part,)})))
+    assert table.rows[0][-1] == "tokenize"
+
+
 def test_the_page_says_of_how_many_requests_the_token_gaps_are_where_not_of_all(tmp_path: Path) -> None:
     result = RunResult.read(write_run(tmp_path / "r", count=400).path)
     some = result.model_copy(update={"ledger": result.ledger.model_copy(update={"gaps_of": 7000})})
