@@ -349,7 +349,7 @@ def _trials_in_short(search: Search) -> Section:
             seen = f"{which}{beyond}{grew}"
         rows.append([str(trial.number), Figure(trial.rate, "rate"), *_found(trial), seen])
     headers: doc.Headers = ["", "rate", Column("verdict", wraps=True), "confidence", Column("evidence", wraps=True)]
-    return Section("in-short", "", [Table("Trials", headers, rows, words=1, whole=True)], on=BRIEF)
+    return Section("in-short", "", [Table("Trials", headers, rows, words=1)], on=BRIEF)
 
 
 def _found(trial: TrialResult) -> tuple[Mark, str]:

@@ -319,7 +319,7 @@ def _sides_in_short(table: SideTable) -> Section | None:
         return None
     rows: list[Row] = [[row.name, count(row.requests), *_rare(row), row.device] for row in table.rows]
     headers: doc.Headers = [" ", "n", *_RARE, doc.Column("device", wraps=True)]
-    blocks = [Table("All sides", headers, rows, whole=True), *_notes(table)]
+    blocks = [Table("All sides", headers, rows), *_notes(table)]
     return Section("sides-in-short", "", blocks, on=BRIEF)
 
 

@@ -345,7 +345,7 @@ def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
     headers: doc.Headers = [
         "", "req/s within the SLO", "a million requests", "times the cheapest", Column("", below=True)
     ]  # fmt: skip
-    blocks: list[doc.Block] = [Table("What a request costs", headers, rows, words=1, whole=True), *notes]
+    blocks: list[doc.Block] = [Table("What a request costs", headers, rows, words=1), *notes]
     if result.pareto and result.served and not _has_costs(result):
         blocks = [pareto.in_short(result.pareto), doc.Facts(told), *notes]
     return Section("costs-brief", "", blocks, on=TERMINAL)

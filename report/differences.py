@@ -293,7 +293,7 @@ def brief(pair: PairComparison, number: int, *, forced: bool) -> list[Section]:
         rows: list[Row] = [
             [str(name), *_claimed_cells(number, name, figure), _answer(figure, forced=forced)] for name, figure in shown
         ]
-        blocks: list[Block] = [Table("Percentiles and means", headers, rows, whole=True)] if rows else []
+        blocks: list[Block] = [Table("Percentiles and means", headers, rows)] if rows else []
         sections.append(Section(f"brief-{number}", "", [*blocks, *([Paragraph(said)] if said else [])], on=on))
     return sections
 

@@ -200,7 +200,7 @@ class Table:
     """Rows under headers. The first ``words`` columns hold words, the others numbers (unless they wrap).
 
     ``name`` says what it is, for those who do not see it; rows whose numbers are in ``groups`` begin a group; ``key``
-    is the id of the rows, for the page's script. ``whole``: the terminal cuts no row to its width.
+    is the id of the rows, for the page's script. ``whole``: in the terminal each row is one line, however long.
     """
 
     name: str

@@ -171,7 +171,7 @@ def in_short(pareto: Pareto) -> Table:
         for cost in [point.usd_per_million_output_tokens]
     ]
     headers: Headers = ["", "", "output tokens/s per user", f"per {pareto.unit}", "a million cost"]
-    return Table("Tokens per second", headers, rows, words=2, whole=True)
+    return Table("Tokens per second", headers, rows, words=2)
 
 
 def _table(pareto: Pareto, where: str) -> Table:

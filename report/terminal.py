@@ -102,36 +102,47 @@ def _block(block: doc.Block, width: int, *, details: bool) -> Iterator[Text]:
 
 
 def _table(table: Table, width: int) -> Iterator[Text]:
-    """Columns as wide as their widest cell. What is ``below`` stands under its row, as do last words without room."""
+    """Columns as wide as their widest cell. Under a row stands what is ``below``, and what of it has no room."""
     columns = table.columns
-    shown = [at for at, column in enumerate(columns) if not column.below]
+    shown, under = ([at for at, column in enumerate(columns) if column.below == below] for below in (False, True))
     signs = {at for at in shown if table.rows and all(isinstance(c := row[at], Mark) and c.sign for row in table.rows)}
-    heads = ["" if at in signs else columns[at].brief or columns[at].title for at in shown]
+    heads = ["" if at in signs or column.below else column.brief or column.title for at, column in enumerate(columns)]
     rows = [
-        [cell.sign if at in signs and isinstance(cell := row[at], Mark) else plain(row[at]) for at in shown]
+        [cell.sign if at in signs and isinstance(cell, Mark) else plain(cell) for at, cell in enumerate(row)]
         for row in table.rows
     ]
     widths = [max(map(cell_len, cells)) for cells in zip(heads, *rows, strict=True)]
 
+    def room() -> int:
+        """For the last column."""
+        return width - 1 - sum(widths[at] + (1 if widths[at] == 1 else 2) for at in shown[:-1])
+
+    def fits(at: int) -> bool:
+        return cell_len(heads[at]) <= room() if columns[at].wraps else widths[at] <= room()
+
+    while len(shown) > 1 and not table.whole and not fits(shown[-1]):
+        under.insert(0, shown.pop())
+
     def line(cells: Sequence[str], styles: Sequence[str]) -> Text:
         drawn = Text(" ")
-        for at, cell, wide, style in zip(shown, cells, widths, styles, strict=True):
-            drawn.append(_padded(cell, wide, right=table.is_right(at)), style)
-            drawn.append(" " if wide == 1 else "  ")
+        for at in shown:
+            drawn.append(_padded(cells[at], widths[at], right=table.is_right(at)), styles[at])
+            drawn.append(" " if widths[at] == 1 else "  ")
         drawn.rstrip()
         if drawn.cell_len > width and not table.whole:
             drawn.truncate(width - 1)
             drawn.append("…")
         return drawn
 
-    room = width - 1 - sum(wide + (1 if wide == 1 else 2) for wide in widths[:-1])  # for the last column
-    yield line(heads, [""] * len(shown))
+    last = shown[-1]
+    yield line(heads, [""] * len(columns))
     for row, cells in zip(table.rows, rows, strict=True):
-        below = [plain(row[at]) for at, column in enumerate(columns) if column.below and plain(row[at])]
-        if columns[shown[-1]].wraps and not table.whole and cell_len(cells[-1]) > room:
-            below, cells = [cells[-1], *below], [*cells[:-1], ""]
-        yield line(cells, [_STYLES[cell.tone] if isinstance(cell := row[at], Mark) else "" for at in shown])
-        yield from (Text(_wrapped(words, width, " " * 8, " " * 8)) for words in below)
+        below = ["; ".join(f"{heads[at]}: {cells[at]}".removeprefix(": ") for at in under if cells[at])]
+        if columns[last].wraps and not table.whole and cell_len(cells[last]) > room():
+            below.insert(0, cells[last])
+            cells[last] = ""
+        yield line(cells, [_STYLES[cell.tone] if isinstance(cell, Mark) else "" for cell in row])
+        yield from (Text(_wrapped(words, width, " " * 8, " " * 8)) for words in below if words)
 
 
 def _shortened(command: str, width: int) -> str:

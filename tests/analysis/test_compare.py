@@ -450,6 +450,9 @@ def test_what_is_not_comparable_has_no_figures_unless_forced_and_then_every_one_
     assert forced.verdict == "NOT COMPARABLE, forced"
     gated = with_sentences(judge_regression(forced, [("ttft", 90.0)], 0.05, "base", "compare/1"), forced)
     assert (gated.status, gated.sentence) == ("NOT COMPARABLE", headline(refused)), "not which side is slower"
+    shown = terminal.text(document(forced)).plain
+    assert max(map(len, shown.splitlines())) <= 80
+    assert re.search(r"^ {8}.*answer: .*, NOT\s+COMPARABLE$", shown, re.MULTILINE), "what has no room is under its row"
     lines = markdown.text(document(forced)).splitlines()
     told = [line for line in lines if line.startswith(("| TTFT", "| ITL", "| TPOT", "| E2E"))]
     assert told

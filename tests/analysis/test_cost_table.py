@@ -566,6 +566,7 @@ def test_sweeps_of_closed_loops_have_no_cost_but_say_what_each_served_at_the_sam
     shown = text(document(result), 100).plain
     assert "B over A: 1.00 (? to ?) at 1 user, 1.20 (1.05 to 1.37) at 8 users." in " ".join(shown.split())
     assert re.search(r"8 users +A .* 100 \(90.9 .. 110\) +\$0.500\n +8 users +B .* 120 \(109 .. 132\)", shown)
+    assert max(map(len, text(document(result)).plain.splitlines())) <= 80
     other = dataclasses.replace(rows[1], slos=frozenset({"e2e p50 <= 1 s"}))
     assert not table(rows[0], other).served
     assert table(rows[0], other, force=True).served == result.served
