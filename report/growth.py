@@ -15,7 +15,7 @@ from gapmeter.analysis.stages import owner_words
 from gapmeter.analysis.sweep.curves import KNEE, NONE, UNDECIDED
 from gapmeter.analysis.sweep.growth import SLOW_LEVEL
 from gapmeter.report import marks
-from gapmeter.report.document import Block, Figure, Headers, Heading, Paragraph, Row, Section, Table, in_ms
+from gapmeter.report.document import Block, Figure, Headers, Heading, Name, Paragraph, Row, Section, Table, in_ms
 from gapmeter.report.words import WHOLE, how_much_more, interval, part_of, shares, signed, whose
 
 _GROWTH = (
@@ -252,7 +252,7 @@ def _growth_row(growth: Growth, device: str) -> Row:
     if stage and (growth.share or 0.0) > WHOLE:
         part, within = f"{signed(growth.stages_ms[stage])}, {part}", within and DASH
     return [
-        f"{growth.from_} → {growth.to}{' (knee)' if growth.at_knee else ''}", Figure(growth.grows_ms),
+        Name(f"{growth.from_} → {growth.to}{' (knee)' if growth.at_knee else ''}"), Figure(growth.grows_ms),
         interval(growth.grows_ci_ms),
         marks.words(stage) if stage else nobody, owner_words(owner, device) if owner else DASH,
         Figure(growth.share, "share", text=part) if within else Figure(None), within or DASH,
