@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from gapmeter import errors
-from gapmeter.analysis.arrays import Bools
+from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.ledger.explore import FEWEST, difference
 from gapmeter.analysis.numbers import bounds, counted, share
 from gapmeter.analysis.requests.figures import LEDGER_OF, ledgers_of
@@ -65,8 +65,8 @@ def explain(path: str | Path, group: str, against: str = REST, metric: str = "tt
     with rederivable(path):
         run, requests, rows, origin_ns = _read(path, metric)
         columns = columns_of(requests, rows, origin_ns)
-    a = holds(group, columns)
-    b = holds(f"not ({group}\n)" if against == REST else against, columns)
+    found = holds(group, columns)
+    a, b = found == 1, found == 0 if against == REST else holds(against, columns) == 1
     names = (group, "the rest" if against == REST else against)
     for name, rows_in in zip(names, (a, b), strict=True):
         if rows_in.sum() < FEWEST:
@@ -75,8 +75,8 @@ def explain(path: str | Path, group: str, against: str = REST, metric: str = "tt
     return Explanation(*names, metric, run.manifest.device, difference(rows, a, b), run.result.provenance)
 
 
-def holds(condition: str, columns: dict[str, pd.Series]) -> Bools:
-    """For which rows a condition holds; never for one that an unknown value decides. Raises UserError."""
+def holds(condition: str, columns: dict[str, pd.Series]) -> Floats:
+    """1 for a row for which a condition holds, 0 where not, NaN where an unknown value decides. Raises UserError."""
     table = pa.Table.from_pandas(pd.DataFrame(columns).assign(row_=range(len(next(iter(columns.values()))))))
     with duckdb.connect(":memory:", config={"enable_external_access": False}) as connection:
         connection.register("requests", table)
@@ -87,15 +87,15 @@ def holds(condition: str, columns: dict[str, pd.Series]) -> Bools:
             kind = select(connection, f"SELECT {condition}\n FROM requests LIMIT 0", several).description[0][1]
             if kind != duckdb.sqltypes.BOOLEAN:
                 raise UserError(f"{condition!r} is not a condition; write one as: {_EXAMPLE}", errors.USAGE)
-            found = select(connection, f"SELECT row_ FROM requests WHERE ({condition}\n)", several).fetchall()
+            # A condition must be one of WHERE too, where no value makes several rows.
+            query = f"SELECT ({condition}\n)::BOOLEAN FROM requests WHERE true OR ({condition}\n) ORDER BY row_"
+            found = select(connection, query, several).fetchall()
         except duckdb.Error as error:
             names = ", ".join(sorted(columns))
             why = one_sentence(str(error))
             text = f"{condition!r} is not a condition: {why}; write one as: {_EXAMPLE}. Columns: {names}"
             raise UserError(text, errors.USAGE) from error
-    mask = np.zeros(len(table), dtype=np.bool_)
-    mask[[row for (row,) in found]] = True
-    return mask
+    return np.array([value for (value,) in found], dtype=np.float64)
 
 
 def _read(path: Path, metric: str) -> tuple[Run, pd.DataFrame, pd.DataFrame, int]:
@@ -146,7 +146,7 @@ def show(found: Explanation) -> None:
         for row in [row for row in parts.ranked if row.ms][:_SHOWN]
     ]  # fmt: skip
     headers = ["stage (owner)", "these", "others", "difference", "95 % interval", "share"]
-    blocks: list[doc.Block] = [doc.Table("By stage", headers, rows, whole=True), doc.Paragraph(found.provenance.line())]
+    blocks: list[doc.Block] = [doc.Table("By stage", headers, rows), doc.Paragraph(found.provenance.line())]
     answer = f"{difference_sentence(parts, found.a, found.b, found.device)}."
     section = doc.Section("stages", "", blocks, on=doc.TERMINAL)
     shown = doc.Document(

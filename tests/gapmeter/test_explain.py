@@ -43,7 +43,7 @@ COLUMNS = {
     ],
 )  # fmt: skip
 def test_a_condition_holds_for_the_rows_that_it_says_and_never_for_an_unknown_value(text: str, rows: list[int]) -> None:
-    assert np.flatnonzero(holds(text, COLUMNS)).tolist() == rows
+    assert np.flatnonzero(holds(text, COLUMNS) == 1).tolist() == rows
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,14 @@ def test_two_groups_are_explained_with_where_the_figures_are_from(
 def test_the_rest_has_none_for_which_the_condition_is_unknown(finished_run: Path) -> None:
     found = explain.explain(finished_run, "nullif(index % 3, 0) > 1 -- and of every third it is unknown").difference
     assert (found.a_count, found.b_count) == (10, 10)
+
+
+def test_of_a_condition_that_answers_differently_each_time_the_rest_are_those_for_which_it_did_not_hold(
+    tmp_path: Path,
+) -> None:
+    run = write_run(tmp_path / "r", count=240).path
+    found = explain.explain(run, "random() < 0.5").difference
+    assert found.a_count + found.b_count == 240
 
 
 @pytest.mark.whole_run
