@@ -20,6 +20,7 @@ from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
 from gapmeter.report.run_folder import ReportedRun
 from gapmeter.runs import explain
+from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.explain import holds
 from tests.kit.runs import write_run
 
@@ -100,6 +101,16 @@ def test_of_a_condition_that_answers_differently_each_time_the_rest_are_those_fo
     run = write_run(tmp_path / "r", count=240).path
     found = explain.explain(run, "random() < 0.5").difference
     assert found.a_count + found.b_count == 240
+
+
+def test_a_column_that_a_table_lacks_is_named_in_words(tmp_path: Path) -> None:
+    run, other = (write_run(tmp_path / name, count=240).path for name in "ab")
+    table = pd.read_parquet(run / "requests.parquet")
+    table.drop(columns="outcome").to_parquet(run / "requests.parquet")
+    with pytest.raises(UserError, match="cannot be read as an analysed run: it has no 'outcome'; analyse it again"):
+        explain.explain(run, "rank_percent > 50")
+    with pytest.raises(UserError, match="cannot be read as a run: it has no 'outcome'; analyse it again"):
+        compare_folders([[run], [other]], runs=tmp_path / "runs")
 
 
 @pytest.mark.whole_run
