@@ -35,6 +35,7 @@ def locked(folder: Path) -> Iterator[None]:
         _ours.add((found.st_dev, found.st_ino))
         yield
     finally:
+        is_asked_to_stop(folder)  # once its load is over nobody looks
         _ours.discard((found.st_dev, found.st_ino))
         os.close(descriptor)
 

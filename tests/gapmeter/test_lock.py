@@ -14,7 +14,7 @@ import pytest
 from gapmeter.errors import UserError
 from gapmeter.options import Options
 from gapmeter.runs.listing import list_known
-from gapmeter.runs.lock import is_locked, locked
+from gapmeter.runs.lock import ask_to_stop, is_locked, locked
 from gapmeter.study.capacities import find_capacities
 from gapmeter.study.capacity import find_capacity
 from gapmeter.study.sweep import run_sweep
@@ -45,6 +45,12 @@ def test_a_studys_folder_is_free_once_it_is_over_however_it_ended(study: str, tm
         assert folders and not any(map(is_locked, folders))
         assert len(os.listdir("/proc/self/fd")) == before
         resume = folders[0]
+
+
+def test_who_is_asked_to_stop_when_its_load_is_over_leaves_no_trace_of_it(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        ask_to_stop(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.whole_run
