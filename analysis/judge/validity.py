@@ -253,7 +253,8 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame)
     flags = {"LESS": half, "MORE": f"--set load.processes={evidence.processes + 1}" if can_be_more else ""}
     out = []
     for check in checks:
-        if check.status in (WARN, BROKEN):
+        told = check.rule == "prompt_length" and not evidence.prompt_exact  # by the plan, that no tokenizer is known
+        if check.status in (WARN, BROKEN) and not told:
             cause, flag, touches = _ADVICE[check.rule]
             if check.rule in _BY_REQUESTS:
                 cause, flag = _BY_REQUESTS[check.rule](requests, evidence) or (cause, flag)
@@ -295,18 +296,12 @@ def _other_length(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str]
     return None
 
 
-def _other_prompts(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str] | None:
-    """Why prompts had another length, where no tokenizer counted them."""
-    return None if evidence.prompt_exact else ("they were counted in words, since no tokenizer is known", _TOKENIZER)
-
-
 _PLAIN = "--set server.dialect=plain"
-_TOKENIZER = "--tokenizer PATH"
 _UNKNOWN_FIELD = (
     "ignore_eos|min_tokens|continuous_usage_stats|unrecognized|unknown (?:field|parameter|argument)"
     "|extra (?:inputs|fields)"
 )
-_BY_REQUESTS = {"errors": _failing, "output_length": _other_length, "prompt_length": _other_prompts}
+_BY_REQUESTS = {"errors": _failing, "output_length": _other_length}
 # What most failures were: likely cause, flag to try.
 _BY_STATUS: dict[tuple[int, ...], tuple[str, str]] = {
     (301, 302, 303, 307, 308): ("it redirects requests, and gapmeter follows no redirects", "--url with that address"),
@@ -348,7 +343,7 @@ _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "machine": ("another job ran beside this one, or the CPU changed its clock", "", LATENCIES),
     "errors": ("the server refused or cut off requests; its log says why", "", LATENCIES),
     "output_length": ("the server ended answers on its own; lengths change what is measured", "", ("tpot", "e2e")),
-    "prompt_length": ("prompts were made with another tokenizer than the server's", _TOKENIZER, ("ttft",)),
+    "prompt_length": ("prompts were made with another tokenizer than the server's", "--tokenizer PATH", ("ttft",)),
     "records": ("the disk is full", "", LATENCIES),
     "complete": ("", "", LATENCIES),  # its text says why
     "awake": ("it was suspended; its clocks stood still, and the server's did not", "", LATENCIES),

@@ -804,10 +804,11 @@ def test_why_answers_had_another_length_is_said_by_its_direction_and_their_own_w
     assert (warning.code, cause in warning.cause, warning.flag) == ("output_length", True, flag)
 
 
-@pytest.mark.parametrize(("exact", "cause"), [(True, "another tokenizer"), (False, "in words, since no tokenizer")])
-def test_why_prompts_had_another_length_is_said_by_what_they_were_counted_in(exact: bool, cause: str) -> None:
-    (warning,) = warned(poisson_run().assign(prompt_tokens=7), replace(POISSON, prompt_exact=exact))
-    assert (warning.code, cause in warning.cause, warning.flag) == ("prompt_length", True, "--tokenizer PATH")
+def test_that_prompts_counted_in_words_had_another_length_is_told_once_by_the_plan() -> None:
+    requests = poisson_run().assign(prompt_tokens=7)
+    (warning,) = warned(requests, POISSON)
+    assert "another tokenizer" in warning.cause and warning.flag == "--tokenizer PATH"
+    assert warned(requests, replace(POISSON, prompt_exact=False)) == []
 
 
 def test_why_answers_were_cut_short_is_asked_of_those_alone() -> None:
