@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -333,5 +334,7 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any], factors: Sequenc
 
 
 def words(value: Any) -> str:
-    """A scenario's value in a sentence."""
+    """A scenario's value in a sentence, as one writes it in a scenario."""
+    if isinstance(value, Mapping | list):
+        return json.dumps(value, ensure_ascii=False).replace('"', "")
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
