@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import Ints
 from gapmeter.analysis.cost import describe_economics
 from gapmeter.analysis.device.energy import energy_of
 from gapmeter.analysis.device.roofline import describe_roofline, least_forwards
@@ -52,14 +51,17 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
     requests, generators, warmup = _read_without_warmup(folder, manifest)
     trace = _trace(folder, manifest, requests)
     steps = steps_table(trace) if trace is not None and trace.has_engine else None
+    inputs = LedgerInputs.of(
+        requests,
+        trace,
+        attached=manifest.asked.server.engine == "attach",
+        looked_ns=last_looks_ns(requests, generators),
+    )
+    trace = inputs.trace
+    give_back_memory()
     with ThreadPoolExecutor(2) as beside:  # what takes seconds of a large run is mostly done without Python's lock
-        tables, ledger, files = _with_ledger(
-            RunTables(requests),
-            trace,
-            beside,
-            attached=manifest.asked.server.engine == "attach",
-            looked_ns=last_looks_ns(requests, generators),
-        )
+        tables, ledger, files = _with_ledger(RunTables(requests), inputs, beside)
+        del inputs  # a gigabyte in a large run
         trace = trace and trace.without_tokens()
         give_back_memory()
         if steps is not None:
@@ -144,16 +146,11 @@ def _read_without_warmup(
 
 
 def _with_ledger(
-    tables: RunTables, trace: Trace | None, beside: Executor, *, attached: bool, looked_ns: Ints
+    tables: RunTables, inputs: LedgerInputs, beside: Executor
 ) -> tuple[RunTables, Ledger, dict[str, pd.DataFrame]]:
-    """The tables with their ledger, unless it is refused; the ledger; what of both becomes a file.
-
-    What ledgers are made from, a gigabyte in a large run, is gone when this returns.
-    """
-    inputs = LedgerInputs.of(tables.requests, trace, attached=attached, looked_ns=looked_ns)
-    give_back_memory()
+    """The tables with their ledger, unless it is refused; the ledger; what of both becomes a file."""
     made = beside.submit(make_ledger, inputs)
-    if trace is None:  # else there would have to be room for both
+    if inputs.trace is None:  # else there would have to be room for both
         tables.series.prepare()
     ledger = made.result()
     give_back_memory()

@@ -82,9 +82,9 @@ class RecordFile:
     counts: Table
     steps: Table
     entries: Table
-    entry_step: NDArray[np.int64]
+    entry_step: NDArray[np.int32]
     emissions: Table
-    emission_step: NDArray[np.int64]
+    emission_step: NDArray[np.int32]
     emission_ns: NDArray[np.int64]
     device: Table
     notes: list[dict[str, Any]]
@@ -271,9 +271,9 @@ class _Reader:
             counts=tables[Kind.COUNTS],
             steps=steps,
             entries=np.frombuffer(self.entries, ENTRY_DTYPE),
-            entry_step=np.repeat(steps["seq"].astype(np.int64), steps["entries"]),
+            entry_step=np.repeat(steps["seq"].astype(np.int32), steps["entries"]),
             emissions=np.frombuffer(self.emissions, EMISSION_DTYPE),
-            emission_step=np.repeat(seqs, counts),
+            emission_step=np.repeat(seqs.astype(np.int32), counts),
             emission_ns=np.repeat(stamps, counts),
             device=tables[Kind.DEVICE],
             notes=self.notes,

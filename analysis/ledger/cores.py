@@ -11,13 +11,15 @@ What the kernel recorded, laid beside the probes' spans, tells what took the tim
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Ints
+from gapmeter.analysis.arrays import Ints, distinct, ranges
+from gapmeter.analysis.ledger.critical_path import FAR
 
 CORE, LOCK, WORK = "core_wait", "lock_wait", "at work"  # what a Reason may be
 LIMIT, STOPPED, NOBODY, UNKNOWN = "CPU limit", "stopped", "nobody", "unknown"
@@ -54,10 +56,58 @@ class Stretches:
     end: Ints
     reason: Ints
 
+    def near(self, start: Ints, end: Ints) -> Stretches:
+        """Those that meet one of some stretches of time, and more."""
+        return self.within(start.min(initial=FAR), end.max(initial=-FAR))
+
     def within(self, low: int, high: int) -> Stretches:
         """Those that meet a stretch of time."""
         near = slice(np.searchsorted(self.end, low, side="right"), np.searchsorted(self.start, high))
         return Stretches(self.start[near], self.end[near], self.reason[near])
+
+    def packed(self) -> list[tuple[int, Stretches]]:
+        """The same, some seconds at a time, counted from when their first one began: half the bytes."""
+        parts, cuts = [], np.flatnonzero(np.diff(self.start >> 31)) + 1
+        for start, end, reason in zip(*(np.split(c, cuts) for c in (self.start, self.end, self.reason)), strict=True):
+            if len(start):
+                origin = int(start[0])
+                least = np.uint32 if end[-1] - origin < 1 << 32 else np.int64
+                parts.append((origin, Stretches((start - origin).astype(least), (end - origin).astype(least), reason)))
+        return parts
+
+
+class ManyStretches:
+    """As ``Stretches``, of a whole run: a part ``packed`` after the other."""
+
+    def __init__(self, parts: Sequence[tuple[int, Stretches]]) -> None:
+        self._parts = parts
+        self._begun = np.array([origin for origin, _ in parts], np.int64)
+        self._ended = np.array([origin + int(part.end[-1]) for origin, part in parts], np.int64)
+
+    def near(self, start: Ints, end: Ints) -> Stretches:
+        """Those that meet one of some stretches of time, and more."""
+        _, met = ranges(np.searchsorted(self._ended, start, side="right"), np.searchsorted(self._begun, end))
+        parts = []
+        for number in distinct(met).tolist():
+            origin, part = self._parts[number]
+            parts.append(Stretches(part.start + np.int64(origin), part.end + np.int64(origin), part.reason))
+        return _one_after_the_other(parts)
+
+
+def _one_after_the_other(parts: Sequence[Stretches]) -> Stretches:
+    """As one: what the end of a part has cut in two is whole again."""
+    if not parts:
+        return Stretches(*np.empty((3, 0), np.int64))
+    goes_on = [
+        int(one.end[-1] == other.start[0] and one.reason[-1] == other.reason[0])
+        for one, other in itertools.pairwise(parts)
+    ]
+    begun, ends = [0, *goes_on], [len(part.end) - cut for part, cut in zip(parts, [*goes_on, 0], strict=True)]
+    return Stretches(
+        np.concatenate([part.start[first:] for part, first in zip(parts, begun, strict=True)]),
+        np.concatenate([part.end[:last] for part, last in zip(parts, ends, strict=True)]),
+        np.concatenate([part.reason[first:] for part, first in zip(parts, begun, strict=True)]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +126,7 @@ class CoreUse:
     """
 
     reasons: tuple[Reason, ...]
-    of: Mapping[tuple[str, int], Stretches]
+    of: Mapping[tuple[str, int], Stretches | ManyStretches]
     known_from: KnownFrom
     lost_share: float = 0.0
 

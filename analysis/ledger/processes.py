@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Ints
+from gapmeter.analysis.arrays import Ints, changes
 from gapmeter.analysis.ledger.critical_path import Times, at_least, union
 from gapmeter.records import RecordFile, Span, read_records
 from gapmeter.records.reader import SPAN_DTYPE, Table
@@ -68,13 +68,7 @@ class RecordedProcess:
         """The same process, of which nothing is left but its head and when its spans were; takes these from it."""
         tables = ("steps", "entries", "entry_step", "emissions", "emission_step", "emission_ns", "device")
         file = replace(self.file, **{name: getattr(self.file, name)[:0].copy() for name in tables})
-        kinds = {}
-        for code in tuple(self.kinds):
-            rows = self.kinds.pop(code)  # there is no room for all twice
-            kinds[code] = np.empty(len(rows), _TIMES)
-            for name in _TIMES.names or ():
-                kinds[code][name] = rows[name]
-        return RecordedProcess(file, kinds)
+        return RecordedProcess(file, {code: times_of(self.kinds.pop(code)) for code in tuple(self.kinds)})
 
     def thinned(self, most: int) -> RecordedProcess:
         """The same process, with up to ``most`` spans of each kind, evenly: all of a kind may be half a gigabyte."""
@@ -101,6 +95,16 @@ class RecordedProcess:
             times = np.array([(_begun(rows).min(), rows["end_ns"].max()) for rows in blocks], np.int64).reshape(-1, 2)
             found[code] = times[:, 0], times[:, 1]
         return found
+
+
+def times_of(spans: Table) -> Table:
+    """When spans were, once each: what a step's tokens have in common is there for every one of them."""
+    columns = [spans[name] for name in _TIMES.names or ()]
+    new = changes(*columns)
+    times = np.empty(int(new.sum()), _TIMES)
+    for name, column in zip(_TIMES.names or (), columns, strict=True):
+        times[name] = column[new]
+    return times
 
 
 def _begun(spans: Table) -> Ints:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gapmeter.analysis.arrays import Ints, distinct
 from gapmeter.analysis.ledger.core_use import core_use
 from gapmeter.analysis.ledger.device_time import anchors_of, device_spans
-from gapmeter.analysis.ledger.processes import RecordedProcess
+from gapmeter.analysis.ledger.processes import RecordedProcess, times_of
 from gapmeter.analysis.ledger.trace import (
     EMISSION,
     ENTRY,
@@ -72,7 +72,7 @@ def read_trace(
     for number, process in enumerate(processes):  # most of each goes when its tables are there
         parts.append(_tables(process, rows[number], with_steps=process.file.path not in silent))
         processes[number] = process.times_alone()
-    tables = {name: np.concatenate([part.pop(name) for part in parts]) for name in tuple(parts[0])}
+    tables = {name: _together([part.pop(name) for part in parts]) for name in tuple(parts[0])}
     emissions, step_spans = tables.pop("emissions"), tables.pop("step_spans")
     emissions = emissions.take(np.lexsort((emissions["at"], emissions["request"])))
     step_spans = step_spans.take(np.argsort(step_spans["start"], kind="stable"))
@@ -222,7 +222,7 @@ def _request_spans(
     for code in sorted(codes, key=lambda code: code != Span.EGRESS):
         both = zip(processes, rows, strict=True)
         parts = [(process.kinds[code], of, process.pid) for process, of in both if code in process.kinds]
-        spans = np.concatenate([own for own, _, _ in parts]) if len(parts) > 1 else parts[0][0]
+        spans = _together([own for own, _, _ in parts])
         request = np.concatenate([of.take(own["ref"], mode="clip") for own, of, _ in parts])
         pids = np.repeat(np.array([pid for *_, pid in parts], np.int32), [len(own) for own, _, _ in parts])
         order = np.argsort(as_key(request, spans["n"]), kind="stable")
@@ -231,6 +231,10 @@ def _request_spans(
             asked = asked.with_chunks(*counts) if code == Span.EGRESS else asked
             order = order[asked.carried_by(*counts)]
         found[code] = _table(REQUEST_SPAN, spans.take(order), request=request[order], process=pids[order])
+        del spans, parts
+        for process in processes:  # there is no room for all of a large run's spans beside what comes of them
+            if code in process.kinds:
+                process.kinds[code] = times_of(process.kinds[code])
     return found
 
 
@@ -251,6 +255,12 @@ def _tables(process: RecordedProcess, row_of: NDArray[np.int32], *, with_steps: 
             step=file.emission_step, request=emitted, at=file.emission_ns,
         ),
     }  # fmt: skip
+
+
+def _together(parts: Sequence[Table]) -> Table:
+    """As one; it is not copied where one alone has rows."""
+    some = [part for part in parts if len(part)]
+    return some[0] if len(some) == 1 else np.concatenate(parts)
 
 
 def _table(dtype: np.dtype[Any], source: Table, **columns: NDArray[Any] | int) -> Table:

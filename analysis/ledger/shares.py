@@ -86,9 +86,8 @@ class Sharer:
         left = owned.end - owned.start  # of each row, what nothing kept its thread from
         keys, lengths = list[Ints](), list[Ints]()
         by_reason = np.zeros(len(self._use.reasons), np.int64)
-        since, until = owned.start.min(initial=FAR), owned.end.max(initial=-FAR)
         for key, mine in self._by_thread(processes, owned):
-            stretches = self._use.of[key].within(since, until)
+            stretches = self._use.of[key].near(owned.start[mine], owned.end[mine])
             kept, reasons = _kept(stretches, self._kinds, owned, mine, counted)
             by_reason += reasons
             for what, ns in zip(_KINDS, kept, strict=True):
@@ -119,7 +118,7 @@ class Sharer:
         alone = np.ones(len(owned.event), np.bool_)
         parts = list[Intervals]()  # of rows in place of events, by reasons in place of classes, -1 where none
         for key, at in self._by_thread(processes, owned):
-            stretches = self._use.of[key]
+            stretches = self._use.of[key].near(owned.start[at], owned.end[at])
             alone[at] = False
             near = distinct(overlaps(owned.start[at], owned.end[at], stretches.start, stretches.end)[1])
             turns = np.stack([stretches.start[near], stretches.end[near]], axis=1).ravel()  # also what lies between

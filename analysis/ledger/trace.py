@@ -134,7 +134,7 @@ class Trace:
         """What is asked once the ledgers are made: without what is there for every token, or that only they need."""
         spans = {code: spans[:0].copy() for code, spans in self.request_spans.items()}
         cores = replace(self.cores, of={key: kept for key, kept in self.cores.of.items() if key[0] == "forward"})
-        return replace(self, request_spans=spans, emissions=self.emissions[:0].copy(), cores=cores)
+        return replace(self, request_spans=spans, cores=cores)
 
     def spans_of(self, code: Span) -> Table:
         """Those of ``step_spans`` that time one thing."""
@@ -180,7 +180,8 @@ class Trace:
         if not self.on_device:
             for (kind, pid), waits in self.cores.of.items():
                 if kind == "forward":
-                    kept_ns = covered(forwards["start"], forwards["end"], waits.start, waits.end)
+                    own = waits.near(forwards["start"], forwards["end"])
+                    kept_ns = covered(forwards["start"], forwards["end"], own.start, own.end)
                     lasted_ns = lasted_ns - kept_ns * self.belong_to(forwards["step"], pid)
 
         def total(rows: Ints, values: NDArray[Any]) -> Floats:

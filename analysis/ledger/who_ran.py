@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints, distinct
-from gapmeter.analysis.ledger.cores import CORE, LOCK, STOPPED, WORK, CoreUse, Culprit, Reason, Stretches
+from gapmeter.analysis.ledger.cores import CORE, LOCK, STOPPED, WORK, CoreUse, Culprit, ManyStretches, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import Intervals, Times, at_least, covered, outside, overlaps, pieces, union
 from gapmeter.analysis.ledger.processes import RecordedProcess, loop_work, pool_full
 from gapmeter.analysis.ledger.switches import Watched
@@ -23,7 +23,7 @@ from gapmeter.analysis.ledger.threads import BESIDE, MAIN, Threads, spans_of
 from gapmeter.records import Span
 from gapmeter.records.process import give_back_memory
 
-_AT_ONCE = 2  # windows that are looked at side by side
+_AT_ONCE, _OFTEN = 2, 32  # windows that are looked at side by side; after how many the memory is put in order
 _WAKES_NS = 100_000_000  # within this a thread that was woken gets a core; what it slept before that had another cause
 _LETS_GO_NS = 100_000  # within this a thread runs again that waited for its interpreter
 
@@ -37,11 +37,12 @@ def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Seque
     if not all(map(threads.knows, threads.kind)):
         return None
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        parts = list(pool.map(lambda times: _Window(threads, *times).found(), threads.windows()))
-    of = {}
-    for key in tuple(parts[0]):
-        of[key] = _one_after_the_other([part.pop(key) for part in parts])
-        give_back_memory()
+        parts = []
+        for part in pool.map(lambda times: _Window(threads, *times).found(), threads.windows()):
+            parts.append(part)
+            if len(parts) % _OFTEN == 0:
+                give_back_memory()  # what is kept of each lies between what is not
+    of = {key: ManyStretches(list(itertools.chain(*(part[key] for part in parts)))) for key in parts[0]}
     for pid, computing in threads.computing.items():
         alone = computing == [threads.main[pid]]
         of["worker", pid] = of["engine" if alone else "forward", pid]
@@ -49,21 +50,6 @@ def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Seque
             of["executor", pid] = of["engine", pid]
     reasons = (*(Reason(CORE, who) for who in threads.culprits), Reason(LOCK), Reason(WORK))
     return CoreUse(reasons, of, "switches")
-
-
-def _one_after_the_other(parts: Sequence[Stretches]) -> Stretches:
-    """As one: what a window's end has cut in two is whole again."""
-    parts = [part for part in parts if len(part.start)] or parts[:1]
-    goes_on = [
-        int(one.end[-1] == other.start[0] and one.reason[-1] == other.reason[0])
-        for one, other in itertools.pairwise(parts)
-    ]
-    begun, ends = [0, *goes_on], [len(part.end) - cut for part, cut in zip(parts, [*goes_on, 0], strict=True)]
-    return Stretches(
-        np.concatenate([part.start[first:] for part, first in zip(parts, begun, strict=True)]),
-        np.concatenate([part.end[:last] for part, last in zip(parts, ends, strict=True)]),
-        np.concatenate([part.reason[first:] for part, first in zip(parts, begun, strict=True)]),
-    )
 
 
 class _Window:
@@ -80,15 +66,15 @@ class _Window:
         self.work = self._at_work()  # every run, cut into what it was at: the run's row, and the culprit's number
         self.forwards = np.isin(self.work.cls, threads.forwards)
 
-    def found(self) -> dict[tuple[str, int], Stretches]:
-        """By kind of thread and process id."""
+    def found(self) -> dict[tuple[str, int], list[tuple[int, Stretches]]]:
+        """By kind of thread and process id, ``packed``."""
         of: dict[tuple[str, int], Stretches] = {}
         for process in self.processes:
             if process.kind == "api":
                 of |= {(kind, process.pid): kept for kind, kept in self._of_api(process).items()}
         for pid in self.threads.computing:
             of |= {(kind, pid): kept for kind, kept in self._of_engine(pid).items()}
-        return of
+        return {key: kept.packed() for key, kept in of.items()}
 
     def _of_api(self, process: RecordedProcess) -> dict[str, Stretches]:
         main, pool = [self.threads.main[process.pid]], self.threads.pool[process.pid]

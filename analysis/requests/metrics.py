@@ -264,6 +264,10 @@ def itl_p99_ns(requests: pd.DataFrame) -> Floats:
     """Each request's 99th percentile of its own gaps (its longest, up to 50 gaps); NaN without a gap."""
     if "itl_p99_ns" in requests:
         return numbers_of(requests, "itl_p99_ns")
+    return np.concatenate([_own_p99_ns(block) for block in in_blocks(requests)])
+
+
+def _own_p99_ns(requests: pd.DataFrame) -> Floats:
     whose, at_ns, _ = arrivals_of(requests, np.ones(len(requests), np.bool_))
     later = np.flatnonzero(~changes(whose))
     row, gap_ns = whose[later], at_ns[later] - at_ns[later - 1]
