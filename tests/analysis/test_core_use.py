@@ -59,10 +59,15 @@ def _use(folder: Path, *rows: Row, whole: bool = False) -> CoreUse:
     return core_use(folder, files, [0])
 
 
+def _whole(kept: Stretches | ManyStretches) -> Stretches:
+    return kept.near(np.array([-FAR]), np.array([FAR]))
+
+
 def _said(use: CoreUse, kind: str, pid: int) -> list[tuple[int, int, str]]:
     """(start ms, end ms, why): who had the core and at which stage, or the reason's own name."""
-    if (found := use.of.get((kind, pid))) is None:
+    if (kind, pid) not in use.of:
         return []
+    found = _whole(use.of[kind, pid])
     words = []
     for reason in (use.reasons[number] for number in found.reason):
         who = reason.culprit
@@ -255,7 +260,7 @@ def test_from_sums_a_workers_own_process_tells_what_it_waited(tmp_path: Path) ->
     engine = _probe(tmp_path, "core", ENGINE, (Span.LOOP, 10, 95))
     worker = _probe(tmp_path, "worker", WORKER, (Span.WORKER, 12, 92), (Span.FORWARD, 15, 90))
     found = core_use(tmp_path, [engine, worker], [0])
-    waited = {kind: int((of.end - of.start).sum()) / MS for (kind, _), of in found.of.items()}
+    waited = {kind: int((of.end - of.start).sum()) / MS for (kind, _), kept in found.of.items() for of in (_whole(kept),)}
     assert (found.known_from, waited["engine"]) == ("sums", 0)
     assert waited["worker"] == waited["forward"] == pytest.approx(40, rel=0.01)
 
@@ -295,7 +300,7 @@ def test_from_sums_a_thread_waited_for_what_it_was_at_work_and_did_not_run(tmp_p
     use = core_use(tmp_path, [_probe(tmp_path, "core", ENGINE, (Span.LOOP, 10, 50), (Span.LOOP, 70, 90))], [0])
     assert use.known_from == "sums"
     for kind in ("engine", "forward", "worker"):
-        found = use.of[kind, ENGINE]
+        found = _whole(use.of[kind, ENGINE])
         length = found.end - found.start
         assert length.sum() == 30 * MS
         assert length[found.start < 50 * MS].sum() == 20 * MS
@@ -368,7 +373,7 @@ def test_a_run_that_is_looked_at_in_many_windows_says_the_same(tmp_path: Path, m
     monkeypatch.setattr("gapmeter.analysis.ledger.threads._RUNS", 7)
     cut = core_use(tmp_path, files, [0, 1])
     assert cut.reasons == whole.reasons
-    assert {key for key, kept in whole.of.items() if len(kept.start)} >= {("loop", API), ("engine woken", ENGINE)}
+    assert {key for key, kept in whole.of.items() if len(_whole(kept).start)} >= {("loop", API), ("engine woken", ENGINE)}
     for key, kept in whole.of.items():
         for name in ("start", "end", "reason"):
-            np.testing.assert_array_equal(getattr(cut.of[key], name), getattr(kept, name), str(key))
+            np.testing.assert_array_equal(getattr(_whole(cut.of[key]), name), getattr(_whole(kept), name), str(key))
