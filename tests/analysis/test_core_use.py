@@ -11,7 +11,8 @@ import pytest
 
 from gapmeter.analysis.judge.warnings import lost_switches_warning
 from gapmeter.analysis.ledger.core_use import core_use
-from gapmeter.analysis.ledger.cores import CORE, CoreUse
+from gapmeter.analysis.ledger.cores import CORE, CoreUse, ManyStretches, Stretches
+from gapmeter.analysis.ledger.critical_path import FAR
 from gapmeter.analysis.ledger.processes import RecordedProcess
 from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.ledger.switches import TooManyLost, read_watched
@@ -260,7 +261,9 @@ def test_from_sums_a_workers_own_process_tells_what_it_waited(tmp_path: Path) ->
     engine = _probe(tmp_path, "core", ENGINE, (Span.LOOP, 10, 95))
     worker = _probe(tmp_path, "worker", WORKER, (Span.WORKER, 12, 92), (Span.FORWARD, 15, 90))
     found = core_use(tmp_path, [engine, worker], [0])
-    waited = {kind: int((of.end - of.start).sum()) / MS for (kind, _), kept in found.of.items() for of in (_whole(kept),)}
+    waited = {
+        kind: int((of.end - of.start).sum()) / MS for (kind, _), kept in found.of.items() for of in (_whole(kept),)
+    }
     assert (found.known_from, waited["engine"]) == ("sums", 0)
     assert waited["worker"] == waited["forward"] == pytest.approx(40, rel=0.01)
 
@@ -373,7 +376,10 @@ def test_a_run_that_is_looked_at_in_many_windows_says_the_same(tmp_path: Path, m
     monkeypatch.setattr("gapmeter.analysis.ledger.threads._RUNS", 7)
     cut = core_use(tmp_path, files, [0, 1])
     assert cut.reasons == whole.reasons
-    assert {key for key, kept in whole.of.items() if len(_whole(kept).start)} >= {("loop", API), ("engine woken", ENGINE)}
+    assert {key for key, kept in whole.of.items() if len(_whole(kept).start)} >= {
+        ("loop", API),
+        ("engine woken", ENGINE),
+    }
     for key, kept in whole.of.items():
         for name in ("start", "end", "reason"):
             np.testing.assert_array_equal(getattr(_whole(cut.of[key]), name), getattr(_whole(kept), name), str(key))
