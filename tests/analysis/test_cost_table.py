@@ -532,7 +532,7 @@ def test_a_rate_of_conversations_is_called_one_wherever_a_point_is_named(tmp_pat
     SweepManifest(**common, repeat=1, points=tuple(points), order=(((0, 0), (1, 0), (2, 0)),)).write(home.path)
     swept = analyse_points(home).sweep
     assert [point.label.rpartition(", ")[2] for point in swept.points] == [f"{n} conversations/s" for n in (2, 3, 4)]
-    (of_run,) = read_found(made)
+    (of_run,) = read_capacities(made)
     assert [point.name for point in (*swept.pareto.points, *of_run.pareto.points)] == [
         "2 conversations/s", "3 conversations/s", "2 conversations/s",
     ]  # fmt: skip
