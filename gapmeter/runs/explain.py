@@ -146,7 +146,7 @@ def show(found: Explanation) -> None:
         for row in [row for row in parts.ranked if row.ms][:_SHOWN]
     ]  # fmt: skip
     headers = ["stage (owner)", "these", "others", "difference", "95 % interval", "share"]
-    blocks: list[doc.Block] = [doc.Table("By stage", headers, rows), doc.Paragraph(found.provenance.line())]
+    blocks: list[doc.Block] = [doc.Table("By stage", headers, rows, whole=True), doc.Paragraph(found.provenance.line())]
     answer = f"{difference_sentence(parts, found.a, found.b, found.device)}."
     section = doc.Section("stages", "", blocks, on=doc.TERMINAL)
     shown = doc.Document(

@@ -25,6 +25,10 @@ _EMPTY = """[...document.querySelectorAll('svg.chart')].filter(chart => {
 _PAPER = "getComputedStyle(document.body).backgroundColor"
 
 
+class WentElsewhere(Exception):
+    """The page left while an expression was evaluated in it."""
+
+
 class Tab:
     """One page under the browser's debugging protocol."""
 
@@ -41,7 +45,10 @@ class Tab:
         while True:
             message = await self._socket.receive_json(timeout=30)
             if message.get("id") == self._number:
-                assert "error" not in message, message
+                error = message.get("error")
+                if error and "navigated" in error["message"]:
+                    raise WentElsewhere
+                assert not error, message
                 return dict(message["result"])
             self._note(message)
 
@@ -57,16 +64,16 @@ class Tab:
         for domain in ("Log", "Runtime", "Network", "Page"):
             await self.call(f"{domain}.enable")
         await self.call("Page.navigate", url=page.as_uri() if isinstance(page, Path) else page)
-        async with asyncio.timeout(30):
-            while await self.evaluate("document.readyState") != "complete":  # noqa: ASYNC110 - it is in the browser
-                await asyncio.sleep(0.05)
+        await self.until("document.readyState === 'complete'")
 
     async def until(self, expression: str, seconds: float = 30) -> Any:
-        """Wait until an expression is true in the page; its value."""
+        """Wait until an expression is true in the page, also in one that it goes on to meanwhile; its value."""
         async with asyncio.timeout(seconds):
-            while not (found := await self.evaluate(expression)):  # noqa: ASYNC110 - it is in the browser
+            while True:
+                with contextlib.suppress(WentElsewhere):
+                    if found := await self.evaluate(expression):
+                        return found
                 await asyncio.sleep(0.05)
-        return found
 
     async def evaluate(self, expression: str) -> Any:
         answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
