@@ -23,6 +23,7 @@ _LEAD: Final = (
 )
 _LONGEST = 40  # characters of a name in a sentence
 _FEW = 6  # rows in a sentence
+_OPEN = ", not established"  # of a ratio
 
 
 def write(folder: Path, result: CostTable) -> CostTable:
@@ -258,7 +259,7 @@ def _ratio(row: CostRow) -> str:
         return DASH
     if row.ratio.value == row.ratio.low == row.ratio.high:
         return "1" if row.ratio.value else "not established"
-    return f"{_times(row.ratio)}{', not established' if row.ratio.doubt else ''}"
+    return f"{_times(row.ratio)}{_OPEN if row.ratio.doubt else ''}"
 
 
 def _times(ratio: CostRatio) -> str:
@@ -332,7 +333,7 @@ def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
     for row in result.rows:
         capacity, requests, tokens, ratio = _cells(row)
         price = price_words(row.price) if row.price else row.why_no_cost or "no price"
-        more = [f"{row.device}; {_set(row)}; {price}"]
+        more = [*(["ratio not established"] if ratio.endswith(_OPEN) else []), f"{row.device}; {_set(row)}; {price}"]
         if row.price and row.why_no_cost and (result.cheapest or not result.served):
             more.append(f"no cost: {row.why_no_cost}")
         more += [f"95 % sure to hold {rate(row.capacity.held)}"] * (row.capacity.held is not None)
@@ -341,7 +342,7 @@ def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
         more += [f"binds: {_binds(row)}"] * bool(row.binding_slo)
         more += [f"in whole replicas: {_fleet(row)}"] * bool(row.fleet)
         told.append((row.name, "; ".join(more)))
-        rows.append([Name(row.name), capacity, requests, ratio, "; ".join(more)])
+        rows.append([Name(row.name), capacity, requests, ratio.removesuffix(_OPEN), "; ".join(more)])
     headers: doc.Headers = [
         "", "req/s within the SLO", "a million requests", "times the cheapest", Column("", below=True)
     ]  # fmt: skip
