@@ -193,7 +193,7 @@ def _held(search: Search) -> str:
 
 
 def _guarantee(search: Search) -> str:
-    """How often a rate held was too high in simulated searches, of no less drift; without a curve, the test's word."""
+    """How often a rate held was too high in simulated searches, at no less drift; without a curve, the test's say."""
     if search.burstiness is None or search.burstiness > _MOST_BURSTS:
         return " (how often such a rate is too high was not simulated for bursts like these)"
     if search.drift is None:

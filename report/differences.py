@@ -287,12 +287,13 @@ def brief(pair: PairComparison, number: int, *, forced: bool) -> list[Section]:
         ends += [*own[:1], *own[1:][-1:]]
     rest = f"{counted(len(claims) - len(ends), 'more figure')} in the report." if len(ends) < len(claims) else ""
     answer = doc.Column("answer", wraps=True)
-    headers: doc.Headers = [" ", pair.a, pair.b, "difference", "95 % interval", "relative", answer]
+    headers: doc.Headers = [" ", pair.a, pair.b, "difference", answer, "95 % interval", "relative"]
     sections = []
     for on, shown, said in ((TERMINAL, ends, f"{rest} {missing}".strip()), (MARKDOWN, claims, missing)):
-        rows: list[Row] = [
-            [str(name), *_claimed_cells(number, name, figure), _answer(figure, forced=forced)] for name, figure in shown
-        ]
+        rows: list[Row] = []
+        for name, figure in shown:
+            *figures, interval_, share = _claimed_cells(number, name, figure)
+            rows.append([str(name), *figures, _answer(figure, forced=forced), interval_, share])
         blocks: list[Block] = [Table("Percentiles and means", headers, rows)] if rows else []
         sections.append(Section(f"brief-{number}", "", [*blocks, *([Paragraph(said)] if said else [])], on=on))
     return sections

@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from gapmeter.analysis.numbers import DASH
 from gapmeter.report import document as doc
 from gapmeter.report.document import Document, Facts, Mark, Table, Tone, plain
 from gapmeter.report.printable import is_shown, printable
@@ -137,7 +138,8 @@ def _table(table: Table, width: int) -> Iterator[Text]:
     last = shown[-1]
     yield line(heads, [""] * len(columns))
     for row, cells in zip(table.rows, rows, strict=True):
-        below = ["; ".join(f"{heads[at]}: {cells[at]}".removeprefix(": ") for at in under if cells[at])]
+        more = [f"{heads[at]}: {cells[at]}".removeprefix(": ") for at in under if cells[at] not in ("", DASH)]
+        below = ["; ".join(more)]
         if columns[last].wraps and not table.whole and cell_len(cells[last]) > room():
             below.insert(0, cells[last])
             cells[last] = ""

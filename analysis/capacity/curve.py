@@ -269,7 +269,10 @@ def _posterior(capacity: Floats, grid: Grid) -> Posterior:
 
 
 def least(posteriors: Sequence[Posterior]) -> Posterior:
-    """Of the smallest of several capacities that share their errors: its quantiles are the smallest ones."""
+    """Of the smallest of several capacities that share their errors: its quantiles are the smallest ones.
+
+    Where most of that is one without a curve, there is neither a curve nor a drift to speak of.
+    """
     if len(posteriors) == 1:
         return posteriors[0]
     edges = np.unique(np.concatenate([each.edges for each in posteriors]))
@@ -277,7 +280,7 @@ def least(posteriors: Sequence[Posterior]) -> Posterior:
     for each in posteriors:
         below = np.maximum(below, np.interp(edges, each.edges, np.concatenate([[0.0], np.cumsum(each.masses)])))
     first = min(posteriors, key=lambda each: each.quantile(0.5))
-    drift = max(each.drift for each in posteriors)
+    drift = max(each.drift for each in posteriors) if first.grid else 0.0
     return Posterior(edges, np.diff(below) / below[-1], drift, first.ceiling, first.promise, first.grid)
 
 

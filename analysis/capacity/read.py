@@ -136,7 +136,7 @@ def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], 
         good=good, good_n_eff=worth, looks=note.ended, served=full,
         pace=pace_of(request_values_ns(measured, "tpot")),
         # Little's law; infinite where one failed, which may have stayed long, or not at all.
-        in_flight=note.rate * float(took.mean()) / 1e9 if len(took) else math.inf,
+        in_flight=note.rate * float(took.mean()) / 1e9 if len(took) else math.inf, lost=lost,
         invalid=invalid or ("it was interrupted" if note.interrupted else ""), client_limit=client,
         died=note.died or "", interrupted=note.interrupted, name=note.folder, refused_all=_refused_all(measured),
         bunched=bunched(bunching),

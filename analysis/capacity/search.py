@@ -164,8 +164,8 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
         levels = [_level(trial, at, promise.share) for trial in valid]
         if any(math.isfinite(level.error) for level in levels):
             known = fit(levels, ceilings, promise.share, most, speeds)
-            if any(trial.refuses(at) for trial in valid):
-                alike = promise.metric == "itl"  # gaps of one request are
+            if any(trial.outcome.lost > promise.share for trial in valid):  # no percentile, so no place on the curve
+                alike = promise.metric == "itl"  # token gaps of one request are
                 known = least([known, _divided(valid, levels, at, promise.share, most, alike=alike)])
         elif failed := [level.rate for level in levels if level.side > 0]:
             known = _divided(valid, levels, at, promise.share, min(failed))
@@ -181,10 +181,10 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
 def _divided(
     trials: Sequence[Trial], levels: Sequence[TrialLevel], at: int, share: float, high: float, *, alike: bool = True
 ) -> Posterior:
-    """Of what has no curve: from the highest rate that surely holds (none: half of the lowest tried) to ``high``.
+    """Without a curve: from the highest rate that surely holds (none: half of the lowest tried) to ``high``.
 
     Between them a place is as likely as what the trials found if those below it hold and those above it fail.
-    Unless neighbors are ``alike``, they are so only in the bursts that exceed the limit.
+    ``alike``: neighbors are, and n_eff says how much; otherwise only the bursts beyond the limit are.
     """
     held = [level.rate for level in levels if level.side < 0 and level.rate < high]
     low = max(held, default=min(level.rate for level in levels) / 2)

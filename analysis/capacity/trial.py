@@ -93,10 +93,11 @@ class Outcome:
 
     ``requests`` counts all that were issued, the warm-up's too; ``measured`` those that count. ``good`` of ``measured``
     kept every limit themselves; ``good_n_eff`` what they are worth. ``in_flight`` is the mean number of requests in
-    flight (infinite: unknown). ``invalid`` is why it is no measurement, "" if it is one; ``client_limit`` when that is
-    the load tester's own limit. ``died``: the server did, or cannot be reached. ``served`` and ``pace``: None where too
-    few came. ``refused_all``: the server answered every request with an error, which no queue explains. ``bunched``: by
-    what factor arrivals in bursts have fewer, and longer, spells of waiting than Poisson's.
+    flight (infinite: unknown); ``lost`` the share of ``measured`` that failed. ``invalid`` is why it is no measurement,
+    "" if it is one; ``client_limit`` when that is the load tester's own limit. ``died``: the server did, or cannot be
+    reached. ``served`` and ``pace``: None where too few came. ``refused_all``: the server answered every request with
+    an error, which no queue explains. ``bunched``: by what factor arrivals in bursts have fewer, and longer, spells of
+    waiting than Poisson's.
     """
 
     counts: tuple[Count, ...]
@@ -109,6 +110,7 @@ class Outcome:
     served: Served | None = None
     pace: Pace | None = None
     in_flight: float = math.inf
+    lost: float = 0.0
     invalid: str = ""
     client_limit: bool = False
     died: str = ""
@@ -136,11 +138,6 @@ class Trial:
     def overloaded(self) -> bool:
         """Whether the server completed requests more slowly than they came."""
         return self.outcome.served is not None and self.outcome.served.saturated
-
-    def refuses(self, at: int) -> bool:
-        """Whether so many requests failed that promise ``at`` has no percentile."""
-        outcome = self.outcome
-        return outcome.counts[at].log_level is None and outcome.served is None and math.isinf(outcome.in_flight)
 
     @property
     def beyond(self) -> bool:

@@ -150,7 +150,7 @@ def _per_s(at_ns: Ints) -> float | None:
 
 
 def _pace(requests: pd.DataFrame) -> float:
-    """How fast requests left against the plan, by all of them: the line of due over left times, less who never did."""
+    """How fast requests left against the plan: the slope of due over leaving times, times the share that left."""
     left = _left_ns(requests)
     went = left >= 0
     (_, together), (_, spread) = np.cov(stamps_ns(requests, "due_ns")[went], left[went])

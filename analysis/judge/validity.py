@@ -253,7 +253,7 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame)
     flags = {"LESS": half, "MORE": f"--set load.processes={evidence.processes + 1}" if can_be_more else ""}
     out = []
     for check in checks:
-        told = check.rule == "prompt_length" and not evidence.prompt_exact  # by the plan, that no tokenizer is known
+        told = check.rule == "prompt_length" and not evidence.prompt_exact  # by the plan
         if check.status in (WARN, BROKEN) and not told:
             cause, flag, touches = _ADVICE[check.rule]
             if check.rule in _BY_REQUESTS:

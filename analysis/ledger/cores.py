@@ -57,7 +57,7 @@ class Stretches:
     reason: Ints
 
     def near(self, start: Ints, end: Ints) -> Stretches:
-        """Those that meet one of some stretches of time, and more."""
+        """All that meet any of these stretches of time, and perhaps others."""
         return self.within(start.min(initial=FAR), end.max(initial=-FAR))
 
     def within(self, low: int, high: int) -> Stretches:
@@ -77,7 +77,7 @@ class Stretches:
 
 
 class ManyStretches:
-    """As ``Stretches``, of a whole run: a part ``packed`` after the other."""
+    """As ``Stretches``, of a whole run: the parts that ``packed`` made, in order."""
 
     def __init__(self, parts: Sequence[tuple[int, Stretches]]) -> None:
         self._parts = parts
@@ -85,7 +85,7 @@ class ManyStretches:
         self._ended = np.array([origin + int(part.end[-1]) for origin, part in parts], np.int64)
 
     def near(self, start: Ints, end: Ints) -> Stretches:
-        """Those that meet one of some stretches of time, and more."""
+        """All that meet any of these stretches of time, and perhaps others."""
         _, met = ranges(np.searchsorted(self._ended, start, side="right"), np.searchsorted(self._begun, end))
         parts = []
         for number in distinct(met).tolist():
@@ -120,9 +120,9 @@ class CoreUse:
     ``forward`` (the same at computing). Between two threads' stamps, by who should take the message: ``loop woken``,
     ``pool woken``, ``engine woken`` (its receiver or sender), ``executor`` (a worker process, or the stepping thread).
 
-    ``known_from``: the kernel's switches; its sums of waits (no culprits, no waits between stamps, no locks); or the
-    probes' spans alone (only what an event loop was at). ``lost_share``: of the time, where too many of the switches
-    were lost to be used.
+    ``known_from``: the kernel's switches; its sums of waits (no culprits, no locks, and between stamps only what
+    ``executor`` has); or the probes' spans alone (only what an event loop was at). ``lost_share``: of the time, where
+    too many of the switches were lost to be used.
     """
 
     reasons: tuple[Reason, ...]

@@ -125,9 +125,9 @@ class Index:
         return event, self.spans(code).take(at)
 
     def of_choices(self, code: int, row: Ints, low: Ints, high: Ints) -> tuple[Ints, Table]:
-        """The spans of ``code`` of any choice that began about ``low`` to ``high``: the place of its row, and they.
+        """The spans of ``code`` of any choice that began about ``low`` to ``high``, behind the places of their rows.
 
-        None where no request has several choices.
+        Empty where no request has several choices.
         """
         if not len(self._choices):
             return np.empty(0, np.int64), np.empty(0, REQUEST_SPAN)

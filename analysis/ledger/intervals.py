@@ -25,7 +25,7 @@ class ClientStamps:
     """The client's stamps, one element a row of its table; ``MISSING`` where there is none.
 
     ``first_due``: when the first attempt was due, where earlier ones had failed; ``due`` is the attempt's own.
-    ``together``: how many tokens were read with the first one, it included, and ``looked``: until when the load tester
+    ``together``: up to which token the first one's read reached, and ``looked``: until when the load tester
     had read whatever was there. ``network_ns``: what the network takes of every request, in which none can wait for the
     server.
     """

@@ -65,15 +65,15 @@ def _until(
 def _counted(requests: pd.DataFrame, events: Events, index: Index | None, *, first: bool = False) -> Events:
     """The same; of answers that do not say how many tokens a chunk holds, as many as the server had written by then.
 
-    Chunks alone don't tell: one may hold several, and one without text none. Of k that were read together the ``first``
-    is the k-th last.
+    Chunks alone don't tell: one may hold several, and one without text none. With ``first``: of k chunks that were read
+    together the first one, before k - 1 writes.
     """
     if index is None or "counted" not in requests:
         return events
     unknown = np.flatnonzero((requests["counted"] == "unmeasured").to_numpy(np.bool_)[events.request])
     if len(unknown):
         rows = events.request[unknown]
-        behind = read_together(requests.iloc[rows]) - 1 if first else 0
+        behind = read_together(requests[["token_ns"]].iloc[rows]) - 1 if first else 0
         events.n[unknown] = index.written(rows, events.end[unknown], behind)
     return events
 
@@ -85,7 +85,7 @@ def arrived(requests: pd.DataFrame, rows: Ints) -> Ints:
 
 
 def read_together(requests: pd.DataFrame) -> Ints:
-    """How many tokens of each answer, chunks of one that does not count them, have the stamp of its first."""
+    """How many tokens of each answer (chunks, of one that does not count tokens) have the stamp of its first."""
     at_ns, counts = flattened(requests, "token_ns")
     some = np.flatnonzero(counts)
     begins = (np.cumsum(counts) - counts)[some]
@@ -96,7 +96,7 @@ def read_together(requests: pd.DataFrame) -> Ints:
 
 
 def tokens_together(requests: pd.DataFrame, index: Index) -> Ints:
-    """How many tokens of each answer have the stamp of its first."""
+    """Up to which token of each answer the read reached in which its first came."""
     together, good = read_together(requests), np.flatnonzero(answered(requests))
     together[good] = _until(requests, good, "first_token_ns", together[good], index).n
     return together

@@ -24,7 +24,10 @@ _IN_LOOP = (Span.REQUEST, Span.HANDOFF, Span.OUTPUT_RECEIVE, Span.DETOKENIZE, Sp
 
 @dataclass(frozen=True)
 class RecordedProcess:
-    """``kinds``: its spans by what they time, each kind's in the order written; ``file``: what else it recorded."""
+    """``kinds``: its spans by what they time, each kind's in the order written; ``file``: what else it recorded.
+
+    Of a kind whose tables are made only the times are left (``times_of``).
+    """
 
     file: RecordFile
     kinds: dict[int, Table]

@@ -72,7 +72,7 @@ def read_trace(
     for number, process in enumerate(processes):  # most of each goes when its tables are there
         parts.append(_tables(process, rows[number], with_steps=process.file.path not in silent))
         processes[number] = process.times_alone()
-    tables = {name: _together([part.pop(name) for part in parts]) for name in tuple(parts[0])}
+    tables = {name: _joined([part.pop(name) for part in parts]) for name in tuple(parts[0])}
     emissions, step_spans = tables.pop("emissions"), tables.pop("step_spans")
     emissions = emissions.take(np.lexsort((emissions["at"], emissions["request"])))
     step_spans = step_spans.take(np.argsort(step_spans["start"], kind="stable"))
@@ -216,13 +216,13 @@ def _rows_of(file: RecordFile, by_engine: Mapping[str, int]) -> NDArray[np.int32
 def _request_spans(
     processes: Sequence[RecordedProcess], rows: Sequence[NDArray[np.int32]], asked: AskedTokens | None
 ) -> dict[int, Table]:
-    """By what they time."""
+    """By what they time; of those in ``processes`` only the times are left."""
     codes = {code for process in processes for code in process.kinds if code < FIRST_STEP_CODE}
     found = {}
     for code in sorted(codes, key=lambda code: code != Span.EGRESS):
         both = zip(processes, rows, strict=True)
         parts = [(process.kinds[code], of, process.pid) for process, of in both if code in process.kinds]
-        spans = _together([own for own, _, _ in parts])
+        spans = _joined([own for own, _, _ in parts])
         request = np.concatenate([of.take(own["ref"], mode="clip") for own, of, _ in parts])
         pids = np.repeat(np.array([pid for *_, pid in parts], np.int32), [len(own) for own, _, _ in parts])
         order = np.argsort(as_key(request, spans["n"]), kind="stable")
@@ -257,7 +257,7 @@ def _tables(process: RecordedProcess, row_of: NDArray[np.int32], *, with_steps: 
     }  # fmt: skip
 
 
-def _together(parts: Sequence[Table]) -> Table:
+def _joined(parts: Sequence[Table]) -> Table:
     """As one; it is not copied where one alone has rows."""
     some = [part for part in parts if len(part)]
     return some[0] if len(some) == 1 else np.concatenate(parts)

@@ -23,7 +23,8 @@ from gapmeter.analysis.ledger.threads import BESIDE, MAIN, Threads, spans_of
 from gapmeter.records import Span
 from gapmeter.records.process import give_back_memory
 
-_AT_ONCE, _OFTEN = 2, 32  # windows that are looked at side by side; after how many the memory is put in order
+_AT_ONCE = 2  # windows that are looked at side by side
+_WINDOWS_A_TRIM = 32  # after so many, memory that is no longer used is given back
 _WAKES_NS = 100_000_000  # within this a thread that was woken gets a core; what it slept before that had another cause
 _LETS_GO_NS = 100_000  # within this a thread runs again that waited for its interpreter
 
@@ -40,8 +41,8 @@ def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Seque
         parts = []
         for part in pool.map(lambda times: _Window(threads, *times).found(), threads.windows()):
             parts.append(part)
-            if len(parts) % _OFTEN == 0:
-                give_back_memory()  # what is kept of each lies between what is not
+            if len(parts) % _WINDOWS_A_TRIM == 0:
+                give_back_memory()  # what is kept of each lies scattered among what is not
     of = {key: ManyStretches(list(itertools.chain(*(part[key] for part in parts)))) for key in parts[0]}
     for pid, computing in threads.computing.items():
         alone = computing == [threads.main[pid]]

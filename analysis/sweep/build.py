@@ -84,7 +84,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
     main = next((metric for metric in asked if metric in WITH_LEDGERS), "ttft")
     levels = {metric: common_level(points, metric) for metric in LATENCIES}
     curve_points = [curve_point(point, own, levels) for point, own in zip(points, frames, strict=True)]
-    axis = axis_of(points)
+    axis = axis_of(points, _unit(manifest.scenario["workload"]["kind"]))
     knees = tuple(knees_of(axis, points, curve_points, main, levels))
     figures = SweepFigures(
         key=axis.key,

@@ -38,8 +38,8 @@ _WORDS = {
 }  # fmt: skip
 # What a load is, then the server's size; they order points before whatever else has numbers.
 _TITLES = {
-    LOAD: "users, or requests per second",
-    "load.concurrency": "users (closed loop)", "load.rate": "requests per second asked for (open loop)",
+    LOAD: "users, or {unit} per second",
+    "load.concurrency": "users (closed loop)", "load.rate": "{unit} per second asked for (open loop)",
     "server.max_batch": "max batch", "workload.prompt_tokens": "prompt tokens",
     "workload.output_tokens": "output tokens",
 }  # fmt: skip
@@ -58,8 +58,8 @@ class Axis:
     series: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-def axis_of(points: Sequence[PointFacts]) -> Axis:
-    """The axis of these points, which have the same swept keys."""
+def axis_of(points: Sequence[PointFacts], unit: str = "req") -> Axis:
+    """The axis of these points, which have the same swept keys. ``unit``: what a rate counts."""
     keys = list(dict.fromkeys(key for point in points for key in point.resolved))
     loops = {point.loop for point in points}
     ordering = None
@@ -74,7 +74,7 @@ def axis_of(points: Sequence[PointFacts]) -> Axis:
     ordered_by = ("load.concurrency", "load.rate", *alike) if ordering == LOAD else (ordering,)
     groups: dict[str, list[int]] = {}
     for at, point in enumerate(points):
-        name = label({key: value for key, value in point.resolved.items() if key not in ordered_by})
+        name = label({key: value for key, value in point.resolved.items() if key not in ordered_by}, unit)
         if len(loops) > 1:
             name = ", ".join(filter(None, (name, f"{point.loop} loop")))
         groups.setdefault(name, []).append(at)
@@ -83,7 +83,8 @@ def axis_of(points: Sequence[PointFacts]) -> Axis:
         return place(points[at], ordering) if ordering else at
 
     return Axis(
-        ordering, _TITLES.get(ordering or "", (ordering or "").rpartition(".")[2]),
+        ordering,
+        _TITLES.get(ordering or "", (ordering or "").rpartition(".")[2]).format(unit=unit.replace("req", "requests")),
         tuple((name, tuple(sorted(group, key=rank))) for name, group in groups.items()),
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,7 +121,11 @@ def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> Compa
             from gapmeter.analysis.compare.build import compare  # its import takes a second: mistakes are told before
             from gapmeter.analysis.compare.sides import Side
 
-            return compare([Side(tuple(map(_read_run, side))) for side in folders], asked, command)
+            read = [Side(tuple(map(_read_run, side))) for side in folders]
+            for run, path in zip(chain(*(side.runs for side in read)), chain(*sides), strict=True):
+                if not run.columns.count:
+                    raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
+            return compare(read, asked, command)
         from gapmeter.analysis.compare.cost_table import cost_table
         from gapmeter.analysis.compare.searches import NotOneSide
 
@@ -134,10 +139,7 @@ def _read_run(path: Path) -> AnalysedRun:
     from gapmeter.analysis.compare.sides import read_run
 
     with unless_unreadable(path):
-        run = read_run(path)
-    if not run.columns.count:
-        raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
-    return run
+        return read_run(path)
 
 
 def _read_capacities(path: Path) -> list[ServerCapacity]:

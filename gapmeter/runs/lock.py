@@ -33,10 +33,12 @@ def locked(folder: Path) -> Iterator[None]:
                 raise UserError(text, errors.USAGE)
             time.sleep(_LOOK_S / 10)
         _ours.add((found.st_dev, found.st_ino))
-        yield
+        try:
+            yield
+        finally:
+            is_asked_to_stop(folder)  # once its load is over nobody looks
+            _ours.discard((found.st_dev, found.st_ino))
     finally:
-        is_asked_to_stop(folder)  # once its load is over nobody looks
-        _ours.discard((found.st_dev, found.st_ino))
         os.close(descriptor)
 
 

@@ -231,6 +231,6 @@ def rederivable(path: Path) -> Iterator[None]:
 def in_a_line(error: BaseException) -> str:
     """What went wrong, short enough for a sentence."""
     lines = str(error).splitlines() or [""]
-    if isinstance(error, KeyError):  # most often of a table
+    if isinstance(error, KeyError) and str(error.args[0]).isidentifier():  # a table's column, or a key of its facts
         return f"it has no {lines[0][:200]}"
     return f"{type(error).__name__}: {lines[0][:200]}" if lines[0] else type(error).__name__

@@ -707,7 +707,7 @@ class Failing:
             if enough(at, counts):
                 break
         good = int(look - failed[:look].sum())
-        return Outcome(counts, look, look, look / ask.rate + 8.0, good, good, at + 1)
+        return Outcome(counts, look, look, look / ask.rate + 8.0, good, good, at + 1, lost=1 - good / look)
 
 
 @pytest.mark.parametrize(
