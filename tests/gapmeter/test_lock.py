@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import threading
@@ -14,7 +15,7 @@ import pytest
 from gapmeter.errors import UserError
 from gapmeter.options import Options
 from gapmeter.runs.listing import list_known
-from gapmeter.runs.lock import ask_to_stop, is_locked, locked
+from gapmeter.runs.lock import ask_to_stop, is_asked_to_stop, is_locked, locked
 from gapmeter.study.capacities import find_capacities
 from gapmeter.study.capacity import find_capacity
 from gapmeter.study.sweep import run_sweep
@@ -51,6 +52,18 @@ def test_who_is_asked_to_stop_when_its_load_is_over_leaves_no_trace_of_it(tmp_pa
     with locked(tmp_path):
         ask_to_stop(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_who_is_refused_a_folder_leaves_its_owner_asked_to_stop(tmp_path: Path) -> None:
+    owner = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        ask_to_stop(tmp_path)
+        with pytest.raises(UserError, match="at work in"), locked(tmp_path):
+            pass
+        assert is_asked_to_stop(tmp_path)
+    finally:
+        os.close(owner)
 
 
 @pytest.mark.whole_run
