@@ -280,7 +280,7 @@ def least(posteriors: Sequence[Posterior]) -> Posterior:
     for each in posteriors:
         below = np.maximum(below, np.interp(edges, each.edges, np.concatenate([[0.0], np.cumsum(each.masses)])))
     first = min(posteriors, key=lambda each: each.quantile(0.5))
-    drift = max(each.drift for each in posteriors) if first.grid else 0.0
+    drift = max(each.drift for each in posteriors) if first.drift else 0.0
     return Posterior(edges, np.diff(below) / below[-1], drift, first.ceiling, first.promise, first.grid)
 
 

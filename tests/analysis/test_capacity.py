@@ -464,6 +464,8 @@ def test_the_least_of_two_capacities_has_the_lower_quantiles() -> None:
         assert both.quantile(0.5) == pytest.approx(one.quantile(0.5))
         assert both.masses.sum() == pytest.approx(1.0)
         assert both.drift == 0.03, "the server's speed differs by as much as either tells"
+        without = [dataclasses.replace(each, drift=0.0) if each is one else each for each in pair]
+        assert least(without).drift == 0.0, "where the lower one has no curve, nothing is said of one"
 
 
 def test_arrivals_in_bursts_tell_a_percentile_less_exactly() -> None:
