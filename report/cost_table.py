@@ -23,7 +23,6 @@ _LEAD: Final = (
 )
 _LONGEST = 40  # characters of a name in a sentence
 _FEW = 6  # rows in a sentence
-_OPEN = ", not established"  # of a ratio
 
 
 def write(folder: Path, result: CostTable) -> CostTable:
@@ -259,7 +258,12 @@ def _ratio(row: CostRow) -> str:
         return DASH
     if row.ratio.value == row.ratio.low == row.ratio.high:
         return "1" if row.ratio.value else "not established"
-    return f"{_times(row.ratio)}{_OPEN if row.ratio.doubt else ''}"
+    return _times(row.ratio)
+
+
+def _is_open(row: CostRow) -> bool:
+    """Whether a row's ratio has an interval that establishes nothing."""
+    return row.ratio is not None and row.ratio.doubt is not None and row.ratio.low != row.ratio.high
 
 
 def _times(ratio: CostRatio) -> str:
@@ -299,6 +303,7 @@ def _table(result: CostTable) -> Table:
     fleets = any(row.fleet for row in result.rows)
     for at, row in enumerate(result.rows):
         capacity, requests, tokens, ratio = _cells(row)
+        ratio += ", not established" * _is_open(row)
         # The page of its only search, sweep or run; of several, or of an archive, there is none.
         own = [path for side in result.asked.folders or () for path in side if Path(path).name in row.folders]
         cells: list[Words] = [
@@ -333,7 +338,7 @@ def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
     for row in result.rows:
         capacity, requests, tokens, ratio = _cells(row)
         price = price_words(row.price) if row.price else row.why_no_cost or "no price"
-        more = [*(["ratio not established"] if ratio.endswith(_OPEN) else []), f"{row.device}; {_set(row)}; {price}"]
+        more = [*(["ratio not established"] if _is_open(row) else []), f"{row.device}; {_set(row)}; {price}"]
         if row.price and row.why_no_cost and (result.cheapest or not result.served):
             more.append(f"no cost: {row.why_no_cost}")
         more += [f"95 % sure to hold {rate(row.capacity.held)}"] * (row.capacity.held is not None)
@@ -342,7 +347,7 @@ def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
         more += [f"binds: {_binds(row)}"] * bool(row.binding_slo)
         more += [f"in whole replicas: {_fleet(row)}"] * bool(row.fleet)
         told.append((row.name, "; ".join(more)))
-        rows.append([Name(row.name), capacity, requests, ratio.removesuffix(_OPEN), "; ".join(more)])
+        rows.append([Name(row.name), capacity, requests, ratio, "; ".join(more)])
     headers: doc.Headers = [
         "", "req/s within the SLO", "a million requests", "times the cheapest", Column("", below=True)
     ]  # fmt: skip
