@@ -38,8 +38,8 @@ _WORDS = {
 }  # fmt: skip
 # What a load is, then the server's size; they order points before whatever else has numbers.
 _TITLES = {
-    LOAD: "users, or {unit} per second",
-    "load.concurrency": "users (closed loop)", "load.rate": "{unit} per second asked for (open loop)",
+    LOAD: "users, or requests per second",
+    "load.concurrency": "users (closed loop)", "load.rate": "requests per second asked for (open loop)",
     "server.max_batch": "max batch", "workload.prompt_tokens": "prompt tokens",
     "workload.output_tokens": "output tokens",
 }  # fmt: skip
@@ -82,9 +82,9 @@ def axis_of(points: Sequence[PointFacts], unit: str = "req") -> Axis:
     def rank(at: int) -> float:
         return place(points[at], ordering) if ordering else at
 
+    title = _TITLES.get(ordering or "", (ordering or "").rpartition(".")[2])
     return Axis(
-        ordering,
-        _TITLES.get(ordering or "", (ordering or "").rpartition(".")[2]).format(unit=unit.replace("req", "requests")),
+        ordering, title if unit == "req" else title.replace("requests", unit),
         tuple((name, tuple(sorted(group, key=rank))) for name, group in groups.items()),
     )  # fmt: skip
 
