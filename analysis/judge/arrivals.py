@@ -49,8 +49,7 @@ def check_arrivals(requests: pd.DataFrame, evidence: Evidence) -> Iterator[Check
         yield too_few if begun is None else _rate(begun, evidence.requested_rate, len(starts), evidence)
     late = abs(delivered / planned - 1)
     allowed = max(RATE_TOLERANCE, DELIVERED_FLOOR_NS * planned / 1e9 / max(len(requests) - 1, 1))
-    pace = _pace(requests)
-    if late > allowed >= abs(pace - 1):  # a stall just as the first or the last request was due: no other rate
+    if late > allowed >= abs((pace := _pace(requests)) - 1):  # one stall at an end is no other rate
         delivered, late = pace * planned, abs(pace - 1)
     yield Check(
         rule="delivered", status=BROKEN if late > allowed else OK, value=delivered, limit=planned,

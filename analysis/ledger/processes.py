@@ -102,6 +102,8 @@ class RecordedProcess:
 
 def times_of(spans: Table) -> Table:
     """When spans were, once each: what a step's tokens have in common is there for every one of them."""
+    if spans.dtype == _TIMES:
+        return spans
     columns = [spans[name] for name in _TIMES.names or ()]
     new = changes(*columns)
     times = np.empty(int(new.sum()), _TIMES)
