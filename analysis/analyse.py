@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -49,18 +49,22 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
     manifest = Manifest.read(folder.path)
     plan = manifest.plan
     requests, generators, warmup = _read_without_warmup(folder, manifest)
-    trace = _trace(folder, manifest, requests)
-    steps = steps_table(trace) if trace is not None and trace.has_engine else None
-    inputs = LedgerInputs.of(
-        requests,
-        trace,
-        attached=manifest.asked.server.engine == "attach",
-        looked_ns=last_looks_ns(requests, generators),
-    )
-    trace = inputs.trace
-    give_back_memory()
+    tables = RunTables(requests)
     with ThreadPoolExecutor(2) as beside:  # what takes seconds of a large run is mostly done without Python's lock
-        tables, ledger, files = _with_ledger(RunTables(requests), inputs, beside)
+        prepared = beside.submit(lambda: tables.series.prepare())  # which makes the series, too
+        trace = _trace(folder, manifest, requests)
+        by_step = beside.submit(steps_table, trace) if trace is not None and trace.has_engine else None
+        inputs = LedgerInputs.of(
+            requests,
+            trace,
+            attached=manifest.asked.server.engine == "attach",
+            looked_ns=last_looks_ns(requests, generators),
+        )
+        trace = inputs.trace
+        give_back_memory()
+        prepared.result()
+        steps = by_step and by_step.result()
+        tables, ledger, files = _with_ledger(tables, inputs)
         del inputs  # a gigabyte in a large run
         trace = trace and trace.without_tokens()
         give_back_memory()
@@ -145,14 +149,9 @@ def _read_without_warmup(
     return requests, generators, warmup
 
 
-def _with_ledger(
-    tables: RunTables, inputs: LedgerInputs, beside: Executor
-) -> tuple[RunTables, Ledger, dict[str, pd.DataFrame]]:
+def _with_ledger(tables: RunTables, inputs: LedgerInputs) -> tuple[RunTables, Ledger, dict[str, pd.DataFrame]]:
     """The tables with their ledger, unless it is refused; the ledger; what of both becomes a file."""
-    made = beside.submit(make_ledger, inputs)
-    if inputs.trace is None:  # else there would have to be room for both
-        tables.series.prepare()
-    ledger = made.result()
+    ledger = make_ledger(inputs)
     give_back_memory()
     files = {"gaps": ledger.gaps, "requests": tables.requests, "ledger": ledger.rows}
     if not ledger.refused:

@@ -96,6 +96,12 @@ class RunTables:
         """The stages of these, up to the first and to the last token, by metric: what each is worth takes long."""
         return {metric: fig.stage_series(self.ledgers[metric]) for metric in fig.LEDGER_OF}
 
+    def prepare_stages(self) -> None:
+        """Make what these are worth."""
+        for stages in self.stages.values():
+            for values in stages.values():
+                _ = values.worth
+
 
 def build_figures(
     tables: RunTables, slos: Sequence[Slo], evidence: Evidence, *, name: str = "", device: str = "GPU",
@@ -110,14 +116,16 @@ def build_figures(
         tables = RunTables(tables.requests)
     measured, series, ledgers = tables.measured, tables.series, tables.ledgers
     asked = sorted({*PERCENTILES, *(float(slo.percentile) for slo in slos if slo.percentile is not None)})
-    with ThreadPoolExecutor(1) as beside:  # both take seconds of a large run, most of them without Python's lock
+    with ThreadPoolExecutor(2) as beside:  # they take seconds of a large run, most of them without Python's lock
         dissected = beside.submit(anatomies_of, ledgers, slos)
+        prepared = beside.submit(tables.prepare_stages)
         row = find_row(measured, tables.origin_ns)
         outage = outage_of(row)
         lateness = lateness_of(measured, evidence.client_loop_lag_ns, series)
         pools = _Pools(measured, lateness, asked)
         metrics = {metric: pools.metric(metric, "due") for metric in LATENCIES}
         anatomies = dissected.result()
+        prepared.result()
     answers = verdict.judge(slos, measured, anatomies, lateness=lateness, outage=outage, series=series)
     checks = validity.check_run(measured, evidence, answers, lateness, outage)
     decided = _decided(name, answers, checks)

@@ -30,7 +30,7 @@ from gapmeter.records.request import FINISHED, Ints, RequestRecord, decode
 from gapmeter.records.request import Table as Table
 
 Take = Callable[[bytes, Ints, Ints, Ints], None]
-TakeSpans = Callable[[Table], None]
+TakeSpans = Callable[[Table, dict[int, str]], None]
 
 _BLOCK = 1 << 22
 _FEW, _MANY = 8, 4096
@@ -160,7 +160,8 @@ def read_records(
 
     With ``take``, what ``blobs`` would hold goes there instead, block by block: bytes, the code of each payload in
     them, and from where to where it is; it raises ValueError for what is damaged. With ``take_spans``, each block's
-    spans go there. A process that was killed leaves no END mark; its records are read up to the last whole frame.
+    spans go there, with the client's ids that were named so far. A process that was killed leaves no END mark; its
+    records are read up to the last whole frame.
     Raises OSError if the file cannot be opened, NotRecords if it is something else, or damaged.
     """
     name = os.fspath(path)
@@ -214,7 +215,7 @@ class _Reader:
             whole = frames(data)
             self._sort(data, whole, before, take)
             if take_spans is not None:
-                take_spans(np.frombuffer(self.tables[Kind.SPAN], SPAN_DTYPE))
+                take_spans(np.frombuffer(self.tables[Kind.SPAN], SPAN_DTYPE), self.client_ids)
                 self.tables[Kind.SPAN] = bytearray()
             data, self.complete = data[whole.used :], whole.closed
             before += whole.used

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from gapmeter.analysis.arrays import Ints, distinct, ranges
-from gapmeter.analysis.ledger.critical_path import FAR
+from gapmeter.analysis.ledger.critical_path import FAR, overlaps
 
 CORE, LOCK, WORK = "core_wait", "lock_wait", "at work"  # what a Reason may be
 LIMIT, STOPPED, NOBODY, UNKNOWN = "CPU limit", "stopped", "nobody", "unknown"
@@ -65,6 +65,11 @@ class Stretches:
         near = slice(np.searchsorted(self.end, low, side="right"), np.searchsorted(self.start, high))
         return Stretches(self.start[near], self.end[near], self.reason[near])
 
+    def meeting(self, start: Ints, end: Ints) -> Stretches:
+        """Those that meet any of these stretches of time, in order, none overlapping."""
+        met = distinct(overlaps(start, end, self.start, self.end)[1])
+        return Stretches(self.start[met], self.end[met], self.reason[met])
+
     def packed(self) -> list[tuple[int, Stretches]]:
         """The same, some seconds at a time, counted from when their first one began: half the bytes."""
         parts, cuts = [], np.flatnonzero(np.diff(self.start >> 31)) + 1  # 2^31 ns are 2.1 s
@@ -72,7 +77,8 @@ class Stretches:
             if len(start):
                 origin = int(start[0])
                 least = np.uint32 if end[-1] - origin < 1 << 32 else np.int64
-                parts.append((origin, Stretches((start - origin).astype(least), (end - origin).astype(least), reason)))
+                why = reason.astype(np.min_scalar_type(reason.max()))
+                parts.append((origin, Stretches((start - origin).astype(least), (end - origin).astype(least), why)))
         return parts
 
 

@@ -46,7 +46,7 @@ class Index:
         self._choices = trace.choices
         self._spans = {code: _without_strangers(spans) for code, spans in trace.request_spans.items()}
         emissions = _without_strangers(trace.emissions)
-        self.emission_key = as_key(emissions["request"], running_sums(emissions["request"], emissions["tokens"]))
+        self.emission_key = as_key(emissions["request"], emissions["n"])
         self.emission_step = emissions["step"].copy()  # a column alone, without the others in memory
         self.scheduled_ns = np.sort(trace.steps["schedule_ns"])
         entries = np.flatnonzero((trace.entries["request"] >= 0) & (trace.entries["tokens"] > 0))

@@ -12,7 +12,7 @@ import pandas as pd
 from gapmeter.analysis.arrays import AnyArray, Bools, Ints, changes, each_of, running_sums
 from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.shares import Shares
-from gapmeter.analysis.ledger.trace import AskedTokens
+from gapmeter.analysis.ledger.sieve import AskedTokens
 from gapmeter.analysis.requests.metrics import arrivals_of, flattened
 
 _BLOCK = 20_000  # events and steps within them whose ledgers are made at once

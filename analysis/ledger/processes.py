@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from gapmeter.analysis.arrays import Ints, changes
 from gapmeter.analysis.ledger.critical_path import Times, at_least, union
+from gapmeter.analysis.ledger.sieve import OF_TOKENS, Sieve
 from gapmeter.records import RecordFile, Span, read_records
 from gapmeter.records.reader import SPAN_DTYPE, Table
 
@@ -26,24 +28,36 @@ _IN_LOOP = (Span.REQUEST, Span.HANDOFF, Span.OUTPUT_RECEIVE, Span.DETOKENIZE, Sp
 class RecordedProcess:
     """``kinds``: its spans by what they time, each kind's in the order written; ``file``: what else it recorded.
 
-    Of a kind whose tables are made only the times are left (``times_of``).
+    Of a kind whose tables are made only the times are left (``times_of``); of a kind of which only some rows are asked
+    for as well, and these are in ``asked``.
     """
 
     file: RecordFile
     kinds: dict[int, Table]
+    asked: dict[int, Table] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path) -> RecordedProcess:
-        """Of one file. Raises as ``read_records``."""
-        kinds: dict[int, bytearray] = {}
+    def read(cls, path: Path, sieve: Sieve | None = None) -> RecordedProcess:
+        """Of one file; with ``sieve``, of tokens' spans only what passes it. Raises as ``read_records``."""
+        kinds, asked = defaultdict[int, bytearray](bytearray), defaultdict[int, bytearray](bytearray)
 
-        def sort(spans: Table) -> None:
+        def sort(spans: Table, client_ids: Mapping[int, str]) -> None:
+            if sieve is not None:
+                sieve.name(client_ids)
             codes = np.ascontiguousarray(spans["code"])
-            for code in np.flatnonzero(np.bincount(codes)).tolist():
-                kinds.setdefault(code, bytearray()).extend(spans.compress(codes == code).data)
+            for code in sorted(np.flatnonzero(np.bincount(codes)).tolist(), key=lambda code: code != Span.EGRESS):
+                own = spans.compress(codes == code)
+                if sieve is not None and code in OF_TOKENS:
+                    asked[code] += own.compress(sieve.passes(code, own["ref"], own["n"])).data
+                    own = times_of(own)
+                kinds[code] += own.data
 
         file = read_records(path, take_spans=sort)
-        return cls(file, {code: np.frombuffer(kinds[code], SPAN_DTYPE) for code in sorted(kinds)})
+        return cls(
+            file,
+            {code: np.frombuffer(kinds[code], _TIMES if code in asked else SPAN_DTYPE) for code in sorted(kinds)},
+            {code: np.frombuffer(rows, SPAN_DTYPE) for code, rows in asked.items()},
+        )
 
     @property
     def pid(self) -> int:
@@ -66,6 +80,12 @@ class RecordedProcess:
         """Of one kind after the other."""
         every = [self.kinds[code] for code in codes if code in self.kinds] or [_NO_SPANS]
         return every[0] if len(every) == 1 else np.concatenate(every)
+
+    def take_requests(self, code: int) -> Table:
+        """The spans of a kind that is recorded by request, all or those asked for; only their times are kept."""
+        found = self.asked.pop(code) if code in self.asked else self.kinds[code]
+        self.kinds[code] = times_of(self.kinds[code])
+        return found
 
     def times_alone(self) -> RecordedProcess:
         """The same process, of which nothing is left but its head and when its spans were; takes these from it."""
@@ -125,6 +145,12 @@ def loop_work(process: RecordedProcess, also: Sequence[Span] = _IN_LOOP) -> Time
     begun = [rows["queued_ns" if code == Span.DETOKENIZE else "start_ns"]
              for code, rows in zip((*_TO_POOL, *also), spans, strict=True)]  # fmt: skip
     return union(np.concatenate(begun), np.concatenate([rows["end_ns"] for rows in spans]))
+
+
+def pool_awaited(process: RecordedProcess) -> Times:
+    """When a template or a text was in a pool's queue."""
+    spans = process.spans(*_TO_POOL)
+    return union(spans["queued_ns"], spans["start_ns"])
 
 
 def pool_full(process: RecordedProcess, threads: int) -> Times:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Ints, distinct
+from gapmeter.analysis.arrays import Ints, distinct, running_sums
 from gapmeter.analysis.ledger.core_use import core_use
 from gapmeter.analysis.ledger.device_time import anchors_of, device_spans
-from gapmeter.analysis.ledger.processes import RecordedProcess, times_of
+from gapmeter.analysis.ledger.processes import RecordedProcess
+from gapmeter.analysis.ledger.sieve import OF_TOKENS, AskedTokens, Sieve
 from gapmeter.analysis.ledger.trace import (
     EMISSION,
     ENTRY,
@@ -22,7 +24,6 @@ from gapmeter.analysis.ledger.trace import (
     FIRST_STEP_CODE,
     REQUEST_SPAN,
     STEP_SPAN,
-    AskedTokens,
     Trace,
     as_key,
     engines_of,
@@ -37,7 +38,7 @@ _TIMES: dict[tuple[Span, ...], tuple[str, ...]] = {
     (Span.INPUT_PREP,): ("input_prep",),
     (Span.INPUT_PREP, Span.SAMPLING): ("sampling",),
 }
-_OF_TOKENS = (Span.EGRESS, Span.OUTPUT_RECEIVE, Span.DETOKENIZE)
+_AT_ONCE = 2  # files that are read side by side
 _IN_FLIGHT = 2  # steps at the end that may be on one side only: asynchronous scheduling puts one behind another
 
 
@@ -51,10 +52,9 @@ def read_trace(
     where a request has several choices.
     Raises gapmeter.records.NotRecords when a file is something else.
     """
-    processes = [RecordedProcess.read(path) for path in probe_files]
+    processes, by_engine, choices = _read(probe_files, request_ids, asked)
     if not processes:
         return None
-    by_engine, choices = _requests([process.file for process in processes], request_ids)
     processes, last, engine_of = _in_one_numbering(processes)
     files = [process.file for process in processes]
     silent = _silent(processes)
@@ -65,16 +65,16 @@ def read_trace(
     problems, ranks_apart_ns = _problems(processes), _ranks_apart_ns(processes)
     incomplete = tuple(Path(file.path).name for file in files if not file.complete)
     drifts = tuple(drift for f in files if (found := anchors_of(f.notes)) and (drift := found.drift) is not None)
-    files.clear()
     rows = [_rows_of(process.file, by_engine) for process in processes]
-    request_spans = _request_spans(processes, rows, None if len(choices) else asked)
+    request_spans, asked = _request_spans(processes, rows, None if len(choices) else asked)
+    emissions = _emissions(files, rows, asked)
+    files.clear()
     parts = []
     for number, process in enumerate(processes):  # most of each goes when its tables are there
         parts.append(_tables(process, rows[number], with_steps=process.file.path not in silent))
         processes[number] = process.times_alone()
     tables = {name: _joined([part.pop(name) for part in parts]) for name in tuple(parts[0])}
-    emissions, step_spans = tables.pop("emissions"), tables.pop("step_spans")
-    emissions = emissions.take(np.lexsort((emissions["at"], emissions["request"])))
+    step_spans = tables.pop("step_spans")
     step_spans = step_spans.take(np.argsort(step_spans["start"], kind="stable"))
     missing = {stage for note in notes if note.get("type") == "missing" for stage in note.get("stages", ())}
     unmeasured = frozenset(missing) | _untimed(tables["steps"], step_spans, last)
@@ -99,6 +99,20 @@ def read_trace(
         ranks_apart_ns=ranks_apart_ns,
         drifts=drifts,
     )
+
+
+def _read(
+    paths: Sequence[Path], request_ids: Sequence[str], asked: AskedTokens | None
+) -> tuple[list[RecordedProcess], dict[str, int], Ints]:
+    """The processes, and what ``_requests`` says of them."""
+    rows = {request_id: row for row, request_id in enumerate(request_ids)}
+    sieves = [] if asked is None else [Sieve(asked, rows) for _ in paths]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        processes = list(pool.map(RecordedProcess.read, paths, sieves or [None] * len(paths)))
+    by_engine, choices = _requests([process.file for process in processes], request_ids)
+    if sieves and (len(choices) or not all(sieve.sure for sieve in sieves)):
+        return _read(paths, request_ids, None)
+    return processes, by_engine, choices
 
 
 def _requests(files: Sequence[RecordFile], request_ids: Sequence[str]) -> tuple[dict[str, int], Ints]:
@@ -154,7 +168,7 @@ def _counted_on(process: RecordedProcess, before: int) -> RecordedProcess:
     file = replace(
         file, steps=steps, device=device, entry_step=file.entry_step + before, emission_step=file.emission_step + before
     )
-    return RecordedProcess(file, kinds)
+    return replace(process, file=file, kinds=kinds)
 
 
 def _ranks(processes: Sequence[RecordedProcess]) -> list[list[RecordedProcess]]:
@@ -215,46 +229,52 @@ def _rows_of(file: RecordFile, by_engine: Mapping[str, int]) -> NDArray[np.int32
 
 def _request_spans(
     processes: Sequence[RecordedProcess], rows: Sequence[NDArray[np.int32]], asked: AskedTokens | None
-) -> dict[int, Table]:
-    """By what they time; of those in ``processes`` only the times are left."""
+) -> tuple[dict[int, Table], AskedTokens | None]:
+    """By what they time, and what is asked for; of those in ``processes`` only the times are left."""
     codes = {code for process in processes for code in process.kinds if code < FIRST_STEP_CODE}
     found = {}
     for code in sorted(codes, key=lambda code: code != Span.EGRESS):
         both = zip(processes, rows, strict=True)
-        parts = [(process.kinds[code], of, process.pid) for process, of in both if code in process.kinds]
+        parts = [(process.take_requests(code), of, process.pid) for process, of in both if code in process.kinds]
         spans = _joined([own for own, _, _ in parts])
         request = np.concatenate([of.take(own["ref"], mode="clip") for own, of, _ in parts])
         pids = np.repeat(np.array([pid for *_, pid in parts], np.int32), [len(own) for own, _, _ in parts])
         order = np.argsort(as_key(request, spans["n"]), kind="stable")
-        if asked is not None and code in _OF_TOKENS:
+        if asked is not None and code in OF_TOKENS:
             counts = request[order], spans["n"][order]
             asked = asked.with_chunks(*counts) if code == Span.EGRESS else asked
             order = order[asked.carried_by(*counts)]
         found[code] = _table(REQUEST_SPAN, spans.take(order), request=request[order], process=pids[order])
-        del spans, parts
-        for process in processes:  # there is no room for all of a large run's spans beside what comes of them
-            if code in process.kinds:
-                process.kinds[code] = times_of(process.kinds[code])
-    return found
+    return found, asked
+
+
+def _emissions(files: Sequence[RecordFile], rows: Sequence[NDArray[np.int32]], asked: AskedTokens | None) -> Table:
+    """What the engines' steps made of each request, as far as it is asked for."""
+    both = zip(files, rows, strict=True)
+    request = np.concatenate([of.take(file.emissions["ref"], mode="clip") for file, of in both])
+    order = np.lexsort((np.concatenate([file.emission_ns for file in files]), request))
+    request, tokens = request[order], np.concatenate([file.emissions["tokens"] for file in files])[order]
+    n = running_sums(request, tokens)
+    kept = slice(None) if asked is None else asked.carried_by(request, n)
+    steps = np.concatenate([file.emission_step for file in files])
+    emissions = np.empty(len(order[kept]), EMISSION)
+    emissions["step"], emissions["request"], emissions["n"] = steps[order[kept]], request[kept], n[kept]
+    return emissions
 
 
 def _tables(process: RecordedProcess, row_of: NDArray[np.int32], *, with_steps: bool) -> dict[str, Table]:
     """One process's tables, with numbers of requests in place of its refs, but for its requests' spans."""
     file, step_spans = process.file, np.empty(0, STEP_SPAN)
-    scheduled, emitted = (row_of.take(rows["ref"], mode="clip") for rows in (file.entries, file.emissions))
+    scheduled = row_of.take(file.entries["ref"], mode="clip")
     if with_steps:
-        spans = process.spans(*(code for code in process.kinds if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE))
+        kinds = [rows for code, rows in process.kinds.items() if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE]
         by_device = device_spans(file, process.spans(Span.SAMPLING))
-        step_spans = np.concatenate([_table(STEP_SPAN, spans, step=spans["ref"]), by_device])
+        step_spans = _joined([*(_table(STEP_SPAN, rows, step=rows["ref"]) for rows in kinds), by_device])
     return {
         "step_spans": step_spans,
         "steps": file.steps,
         "entries": _table(ENTRY, file.entries, step=file.entry_step, request=scheduled),
-        "emissions": _table(
-            EMISSION, file.emissions,
-            step=file.emission_step, request=emitted, at=file.emission_ns,
-        ),
-    }  # fmt: skip
+    }
 
 
 def _joined(parts: Sequence[Table]) -> Table:

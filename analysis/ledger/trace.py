@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Bools, Floats, Ints, changes, distinct
+from gapmeter.analysis.arrays import Bools, Floats, Ints, distinct
 from gapmeter.analysis.ledger.cores import NOTHING_KNOWN, CoreUse
 from gapmeter.analysis.ledger.critical_path import covered
 from gapmeter.records import EntryFlag, Span
@@ -25,8 +25,8 @@ def _dtype(numbers: str, times: str = "") -> np.dtype[Any]:
 
 REQUEST_SPAN = _dtype("request process", "n queued start end")  # n may be a time as well
 STEP_SPAN = _dtype("step code", "n start end")
-ENTRY = _dtype("step request tokens before cached flags")
-EMISSION = _dtype("step request tokens", "at")
+ENTRY = _dtype("step request tokens before flags")
+EMISSION = _dtype("step request n")
 
 MISSING = -1
 MOST_TOKENS = np.int64(1) << 40  # more tokens than any request has
@@ -54,34 +54,12 @@ def from_key(key: Ints) -> tuple[Ints, Ints]:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedTokens:
-    """Of which tokens of each request ledgers are made: of all (``every``), or up to ``first`` and from ``last`` on."""
-
-    every: Bools
-    first: Ints
-    last: Ints
-
-    def with_chunks(self, request: Ints, n: Ints) -> AskedTokens:
-        """The same, and all tokens that left with the first one. Of writes by request and count: these."""
-        known = np.flatnonzero((request >= 0) & (n > 0))
-        begins = known[changes(request[known])]
-        first = self.first.copy()
-        first[request[begins]] = np.maximum(first[request[begins]], n[begins])
-        return replace(self, first=first)
-
-    def carried_by(self, request: Ints, n: Ints) -> Bools:
-        """Which spans a search by tokens finds. Of spans of one kind by request and count: these."""
-        before = np.where(changes(request), 0, np.roll(n, 1))
-        return self.every[request] | (before < self.first[request]) | (n >= self.last[request])
-
-
-@dataclass(frozen=True, slots=True)
 class Trace:
     """What the server's processes stamped. ``request`` is a row number of the client's table, -1 for a stranger.
 
-    ``request_spans`` by what they time, each kind's in the order of requests and tokens, those of tokens as far as they
-    were asked for; ``emissions`` in the order of requests and time. The further choices of one request (n > 1, a list
-    of prompts) are requests of their own: the numbers behind the table's last row, whose row is in ``choices``.
+    ``request_spans`` by what they time, each kind's in the order of requests and tokens; ``emissions`` the same, ``n``
+    the tokens so far; both as far as tokens were asked for. The further choices of one request (n > 1, a list of
+    prompts) are requests of their own: the numbers behind the table's last row, whose row is in ``choices``.
     ``step`` counts through all engines of the server: ``engine_steps`` has each one's last. Of an engine's ranks the
     one that answers it tells the steps; ``ranks_apart_ns`` is how far apart they began a step's forward.
 

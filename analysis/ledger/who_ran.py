@@ -17,7 +17,7 @@ import numpy as np
 from gapmeter.analysis.arrays import Bools, Ints, distinct
 from gapmeter.analysis.ledger.cores import CORE, LOCK, STOPPED, WORK, CoreUse, Culprit, ManyStretches, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import Intervals, Times, at_least, covered, outside, overlaps, pieces, union
-from gapmeter.analysis.ledger.processes import RecordedProcess, loop_work, pool_full
+from gapmeter.analysis.ledger.processes import RecordedProcess, loop_work, pool_awaited, pool_full
 from gapmeter.analysis.ledger.switches import Watched
 from gapmeter.analysis.ledger.threads import BESIDE, MAIN, Threads, spans_of
 from gapmeter.records import Span
@@ -97,7 +97,7 @@ class _Window:
             ),
             "pool woken": self._join(
                 stopped, pool_preempted, held.outside(*full).outside(*self._asleep(pool)), lock=busy, work=full
-            ),
+            ).meeting(*pool_awaited(process)),
         }
 
     def _of_engine(self, pid: int) -> dict[str, Stretches]:

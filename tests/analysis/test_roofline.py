@@ -25,8 +25,8 @@ from tests.kit.telemetry import read
 PROMPT, LAST = int(EntryFlag.PROMPT), int(EntryFlag.PROMPT | EntryFlag.LAST_CHUNK)
 
 
-def trace(entries: list[tuple[int, int, int, int, int, int]], forwards: list[tuple[int, int, int]]) -> Trace:
-    """``entries``: step, request, tokens, before, cached, flags. ``forwards``: step, start, end."""
+def trace(entries: list[tuple[int, int, int, int, int]], forwards: list[tuple[int, int, int]]) -> Trace:
+    """``entries``: step, request, tokens, before, flags. ``forwards``: step, start, end."""
     spans = [(step, Span.FORWARD, 0, start, end) for step, start, end in forwards]
     return Trace(
         request_spans={}, step_spans=np.array(spans, STEP_SPAN), process_spans={},
@@ -36,7 +36,7 @@ def trace(entries: list[tuple[int, int, int, int, int, int]], forwards: list[tup
 
 
 def test_a_decode_step_reads_its_weights_once_and_every_sequences_cache() -> None:
-    found = step_work(trace([(1, 0, 1, 9, 0, 0), (1, 1, 1, 19, 0, 0)], [(1, 100, 1100)]), WEIGHTS)
+    found = step_work(trace([(1, 0, 1, 9, 0), (1, 1, 1, 19, 0)], [(1, 100, 1100)]), WEIGHTS)
     (row,) = found.to_dict("records")
     assert (row["decoding"], row["prompts"], row["kv_tokens"], row["forward_ns"]) == (2, 0, 30, 1000)
     assert row["bytes"] == 4000 + (10 + 20) * 2 * 32
@@ -45,16 +45,16 @@ def test_a_decode_step_reads_its_weights_once_and_every_sequences_cache() -> Non
 
 
 def test_a_prompt_multiplies_for_every_token_but_the_head_only_for_the_one_that_it_makes() -> None:
-    whole = step_work(trace([(1, 0, 4, 0, 0, LAST)], [(1, 0, 50)]), WEIGHTS)
+    whole = step_work(trace([(1, 0, 4, 0, LAST)], [(1, 0, 50)]), WEIGHTS)
     assert whole["operations"].tolist() == [2 * 800 * 4 + 2 * 200 + 4 * 2 * 8 * (1 + 2 + 3 + 4)]
-    chunk = step_work(trace([(1, 0, 3, 5, 0, PROMPT)], [(1, 0, 50)]), WEIGHTS)
+    chunk = step_work(trace([(1, 0, 3, 5, PROMPT)], [(1, 0, 50)]), WEIGHTS)
     assert chunk["operations"].tolist() == [2 * 800 * 3 + 4 * 2 * 8 * (6 + 7 + 8)]
     assert chunk["prompt_tokens"].tolist() == [3]
 
 
 def test_a_layer_with_a_window_reads_no_more_than_that() -> None:
     weights = WEIGHTS.model_copy(update={"sliding_layers": 1, "window": 8})
-    found = step_work(trace([(1, 0, 1, 19, 0, 0)], [(1, 0, 50)]), weights)
+    found = step_work(trace([(1, 0, 1, 19, 0)], [(1, 0, 50)]), weights)
     assert found.bytes.tolist() == [4000 + (20 + 8) * 32]
 
 
@@ -68,13 +68,13 @@ def test_pairs_in_a_window_are_those_that_counting_gives(before: int, tokens: in
 
 def test_experts_are_read_as_far_as_tokens_choose_them() -> None:
     experts = Experts(parameters=8000, bytes=16000.0, count=8, per_token=2)
-    found = step_work(trace([(1, 0, 1, 0, 0, 0)], [(1, 0, 50)]), WEIGHTS.model_copy(update={"experts": experts}))
+    found = step_work(trace([(1, 0, 1, 0, 0)], [(1, 0, 50)]), WEIGHTS.model_copy(update={"experts": experts}))
     assert found.bytes.tolist() == [pytest.approx(4000 + 16000 * 2 / 8 + 2 * 32)]
     assert found.operations.tolist() == [2 * (800 + 2000) + 2 * 200 + 4 * 2 * 8]
 
 
 def test_steps_without_a_forward_are_left_out() -> None:
-    found = step_work(trace([(1, 0, 1, 0, 0, 0), (2, 0, 1, 1, 0, 0)], [(2, 5, 25)]), WEIGHTS)
+    found = step_work(trace([(1, 0, 1, 0, 0), (2, 0, 1, 1, 0)], [(2, 5, 25)]), WEIGHTS)
     assert found.step.tolist() == [2] and found.start_ns.tolist() == [5]
 
 
@@ -108,7 +108,7 @@ def about(peaks: dict[str, Any] | None = None, **server: Any) -> Manifest:
 
 
 def decode_steps(ns: int) -> Trace:
-    entries = [(step, 0, 1, 9, 0, 0) for step in range(40)]
+    entries = [(step, 0, 1, 9, 0) for step in range(40)]
     return trace(entries, [(step, 10_000 * step, 10_000 * step + ns) for step in range(40)])
 
 
@@ -140,7 +140,7 @@ def test_a_model_that_fits_into_the_cache_is_not_held_against_memory() -> None:
 
 
 def test_prefill_is_held_against_the_peak_of_its_precision_or_called_unmeasured() -> None:
-    entries = [(step, 0, 16, 0, 0, LAST) for step in range(30)]
+    entries = [(step, 0, 16, 0, LAST) for step in range(30)]
     prompts = trace(entries, [(step, 10**6 * step, 10**6 * step + 60_000) for step in range(30)])
     operations = 2 * 800 * 16 + 2 * 200 + 4 * 2 * 8 * 16 * 17 / 2
     found = describe_roofline(prompts, about(), (0, 10**9))
@@ -166,7 +166,7 @@ def test_a_gpu_is_held_against_the_catalogue_times_the_gpus_that_share_the_model
 
 def test_the_least_time_of_a_forward_is_that_of_its_bytes_or_of_its_operations_without_the_head() -> None:
     """Step 1 decodes one token, step 2 computes a prompt of 4,000."""
-    entries = [(1, 0, 1, 9, 0, 0), (2, 0, 4000, 0, 0, LAST)]
+    entries = [(1, 0, 1, 9, 0), (2, 0, 4000, 0, LAST)]
     steps = trace(entries, [(1, 0, 10**7), (2, 10**7, 2 * 10**7)])
     target = {"weights": WEIGHTS.to_json(), "tensor_parallel": None}
     gpu = manifest(hardware={"gpus": ["NVIDIA H200, 143771 MiB, 570.1"]}, target=target,
@@ -201,7 +201,7 @@ def test_a_forwards_share_is_of_the_window_and_of_the_steps() -> None:
         (1, Span.SCHEDULE, 0, 0, 10), (1, Span.FORWARD, 0, 20, 80), (1, Span.UPDATE, 0, 90, 100),
         (2, Span.SCHEDULE, 0, 200, 210), (2, Span.FORWARD, 1, 220, 280), (2, Span.UPDATE, 0, 290, 300),
     ]  # fmt: skip
-    known = trace([(1, 0, 1, 0, 0, 0)], [])
+    known = trace([(1, 0, 1, 0, 0)], [])
     whole = Trace(
         **{name: getattr(known, name) for name in Trace.__slots__} | {"step_spans": np.array(spans, STEP_SPAN)}
     )
@@ -217,7 +217,7 @@ def test_engines_that_take_turns_are_each_busy_for_half_of_the_time() -> None:
         (step, code, int(code == Span.FORWARD), start, start + 100)
         for step, start in ((1, 0), (2, 100)) for code in (Span.LOOP, Span.FORWARD, Span.DEVICE_STEP)
     ]  # fmt: skip
-    known = trace([(1, 0, 1, 0, 0, 0), (2, 0, 1, 0, 0, 0)], [])
+    known = trace([(1, 0, 1, 0, 0), (2, 0, 1, 0, 0)], [])
     fields = {name: getattr(known, name) for name in Trace.__slots__}
     whole = Trace(**fields | {"step_spans": np.array(spans, STEP_SPAN), "engine_steps": (1, 2)})
     found = describe_utilisation((), (), whole, (0, 200), 0)

@@ -55,7 +55,7 @@ def test_a_forward_is_shorter_by_the_waits_of_its_own_engine_alone() -> None:
     forwards = [(1, Span.FORWARD, 0, 0, 100), (2, Span.FORWARD, 0, 0, 100)]
     trace = replace(
         _trace({}), step_spans=np.array(forwards, STEP_SPAN), engine_steps=(1, 2), engine_of={ENGINE: 0, ENGINE + 1: 1},
-        entries=np.array([(step, 0, 1, 0, 0, 0) for step in (1, 2)], ENTRY),
+        entries=np.array([(step, 0, 1, 0, 0) for step in (1, 2)], ENTRY),
         cores=CoreUse(REASONS, {("forward", ENGINE): waits}, "switches"),
     )  # fmt: skip
     assert trace.step_loads()["forward_ns"].tolist() == [80, 100]
