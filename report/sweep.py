@@ -110,6 +110,12 @@ def _at_level(sweep: SweepFigures, point: Point, metric: str) -> tuple[Figure, s
     return Figure(found.value_ms, "ms", key), interval(found.ci_ms)
 
 
+def _told_at_level(sweep: SweepFigures, point: Point, metric: str) -> str:
+    """Both in one cell."""
+    figure, ends = _at_level(sweep, point, metric)
+    return str(figure) if str(figure) == DASH else f"{figure} ({ends})"
+
+
 def _latency_heads(sweep: SweepFigures, *metrics: str) -> list[str | Column]:
     """Over the cells of ``_at_level``."""
     heads: list[str | Column] = []
@@ -134,27 +140,27 @@ def _binds(point: Point) -> str:
 
 
 def _brief(sweep: SweepFigures) -> Section:
-    """A line a point; p50 beside the percentile that all points support, unless that is it."""
+    """A row a point; p50 beside the percentile that all points support, unless that is it."""
     ttft, itl = (level_key(sweep.levels[metric]) for metric in ("ttft", "itl"))
     beside = ttft != "p50"
     rows: list[Row] = []
     for point in sweep.in_order():
         if isinstance(point, LostPoint):
-            rows.append([point.label, *[DASH] * (6 + beside), Mark(point.verdict, tone(point.verdict)), ""])
+            rows.append([point.label, Mark(point.verdict, tone(point.verdict)), *[DASH] * (5 + beside)])
             continue
         stages = point.stages["e2e"].stages_ms if "e2e" in point.stages else {}
-        largest = f" ({marks.words(max(stages, key=lambda stage: stages[stage]))})" if stages else ""
+        largest = max(stages, key=lambda stage: stages[stage], default=point.binding.resource)
+        most = "" if largest == point.binding.resource else f" ({marks.words(largest)})"
         rows.append([
-            point.label, _tokens(point), Figure(point.batch.running, "number"),
-            *([Figure(point.metrics["ttft"].p50_ms)] if beside else []),
-            *_at_level(sweep, point, "ttft"), *_at_level(sweep, point, "itl"),
-            Mark(point.verdict, tone(point.verdict)), f"{_binds(point)}{largest}",
+            point.label, Mark(point.verdict, tone(point.verdict)), _tokens(point),
+            _told_at_level(sweep, point, "ttft"), *([Figure(point.metrics["ttft"].p50_ms)] if beside else []),
+            _told_at_level(sweep, point, "itl"), Figure(point.batch.running, "number"), f"{_binds(point)}{most}",
         ])  # fmt: skip
     headers: doc.Headers = [
-        "point", "tokens/s", "batch", *(["TTFT p50"] if beside else []), f"TTFT {ttft}", "95 % interval",
-        f"ITL {itl}", "95 % interval", Column("verdict", wraps=True), Column("binds", wraps=True),
+        "point", "verdict", "tokens/s", f"TTFT {ttft} (95 % interval)", *(["TTFT p50"] if beside else []),
+        f"ITL {itl}", "batch", Column("binds", wraps=True),
     ]  # fmt: skip
-    return Section("brief", "", [Table("Points", headers, rows, words=1, whole=True), *_reasons(sweep)], on=BRIEF)
+    return Section("brief", "", [Table("Points", headers, rows, words=2), *_reasons(sweep)], on=BRIEF)
 
 
 def _reasons(sweep: SweepFigures) -> list[Block]:

@@ -16,7 +16,7 @@ from gapmeter.report.document import Document, Facts, Mark, Table, Tone, plain
 from gapmeter.report.printable import is_shown, printable
 
 WIDTH = 80
-_LEAST, _MOST = 60, 100  # columns
+_LEAST, _MOST = 60, 100  # columns; the most of a sentence
 _MARGIN = 9  # columns before what is said of a fact: a blank, its name, a blank
 _BETWEEN = "   "  # columns of a table
 _TOGETHER = "\N{NO-BREAK SPACE}"  # textwrap does not break here
@@ -36,16 +36,16 @@ def show(
 def text(
     document: Document, width: int = WIDTH, *, links: Facts | None = None, end: str = "", details: bool = False
 ) -> Text:
-    """The document in at most ``width`` columns.
+    """The document in at most ``width`` columns, sentences in fewer where those are many.
 
     ``links``: where to go from here, such as the page and the command that repeats it, which are never broken.
     ``end``: its last line. ``details``: also what is left out of the first screen.
     """
-    width = max(_LEAST, min(width, _MOST))
+    wide, width = max(_LEAST, width), max(_LEAST, min(width, _MOST))
     parts = [*_head(document, width, details=details)]
     joined = document.verdict is not None  # the first section is what it rests on
     for section in document.on(doc.TERMINAL | doc.DETAILS if details else doc.TERMINAL):
-        if drawn := [one for block in doc.flat(section.blocks) for one in _block(block, width, details=details)]:
+        if drawn := [one for block in doc.flat(section.blocks) for one in _block(block, width, wide, details=details)]:
             parts.append(Text("" if joined or section.joined else "\n").append_text(Text("\n").join(drawn)))
             joined = False
     for name, *lines in links.rows if links else ():
@@ -82,7 +82,7 @@ def _head(document: Document, width: int, *, details: bool) -> Iterator[Text]:
             yield Text(_wrapped(one.words, width, margin, margin))
 
 
-def _block(block: doc.Block, width: int, *, details: bool) -> Iterator[Text]:
+def _block(block: doc.Block, width: int, wide: int, *, details: bool) -> Iterator[Text]:
     match block:
         case doc.Paragraph():
             yield Text(_wrapped(plain(block.words), width, " ", "   "))
@@ -93,7 +93,7 @@ def _block(block: doc.Block, width: int, *, details: bool) -> Iterator[Text]:
                     foreign = isinstance(line, doc.Quoted)
                     yield Text(_wrapped(plain(line), width, first, " " * _MARGIN, broken=foreign))
         case (Table() as table) | doc.Chart(table=Table() as table):
-            yield from _table(table, width)
+            yield from _table(table, wide)
         case doc.Warnings():
             for one in block.items:
                 yield Text(_wrapped(" ".join(filter(None, (one.text, one.cause))), width, " ! ", "   "))

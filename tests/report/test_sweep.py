@@ -108,8 +108,12 @@ def test_every_medium_tells_every_point_and_why_one_has_no_figures(swept: SweepR
         )
         assert text.count("32 req/s: failed: the server did not start") == 1
         assert "16 req/s: invalid: sent late" in text
-    rows = [line for line in brief.splitlines() if re.match(r" \d+ req/s  ", line)]
-    assert [line.split()[-1] for line in rows] == ["(decode)", "(decode)", "(decode)", "FAILED"], "no row is cut"
+    wide, narrow = (terminal.text(shown, width).plain.splitlines() for width in (140, 80))
+    rows = [line for line in wide if re.match(r" +\d+ req/s  ", line)]
+    assert [line.split()[-1] for line in rows] == ["(decode)", "(decode)", "(decode)", "–"], "no row is cut"
+    assert "FAILED" in rows[-1]
+    assert max(map(len, narrow)) <= 80
+    assert " ".join(" ".join(narrow).split()).count("binds: queue / device (decode)") == 3, "what has no room is below"
 
 
 def test_the_page_marks_the_knee_what_is_not_valid_and_what_no_sample_supports(swept: SweepResult) -> None:
