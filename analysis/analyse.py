@@ -51,9 +51,9 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
     requests, generators, warmup = _read_without_warmup(folder, manifest)
     tables = RunTables(requests)
     with ThreadPoolExecutor(2) as beside:  # what takes seconds of a large run is mostly done without Python's lock
-        prepared = beside.submit(lambda: tables.series.prepare())  # which makes the series, too
+        prepared = beside.submit(tables.prepare_series)
         trace = _trace(folder, manifest, requests)
-        by_step = beside.submit(steps_table, trace) if trace is not None and trace.has_engine else None
+        stepped = beside.submit(steps_table, trace) if trace is not None and trace.has_engine else None
         inputs = LedgerInputs.of(
             requests,
             trace,
@@ -63,7 +63,7 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
         trace = inputs.trace
         give_back_memory()
         prepared.result()
-        steps = by_step and by_step.result()
+        steps = stepped and stepped.result()
         tables, ledger, files = _with_ledger(tables, inputs)
         del inputs  # a gigabyte in a large run
         trace = trace and trace.without_tokens()

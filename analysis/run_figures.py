@@ -96,6 +96,10 @@ class RunTables:
         """The stages of these, up to the first and to the last token, by metric: what each is worth takes long."""
         return {metric: fig.stage_series(self.ledgers[metric]) for metric in fig.LEDGER_OF}
 
+    def prepare_series(self) -> None:
+        """Make what these are worth."""
+        self.series.prepare()
+
     def prepare_stages(self) -> None:
         """Make what these are worth."""
         for stages in self.stages.values():

@@ -110,7 +110,7 @@ def _at_level(sweep: SweepFigures, point: Point, metric: str) -> tuple[Figure, s
     return Figure(found.value_ms, "ms", key), interval(found.ci_ms)
 
 
-def _told_at_level(sweep: SweepFigures, point: Point, metric: str) -> str:
+def _with_interval(sweep: SweepFigures, point: Point, metric: str) -> str:
     """Both in one cell."""
     figure, ends = _at_level(sweep, point, metric)
     return str(figure) if str(figure) == DASH else f"{figure} ({ends})"
@@ -153,8 +153,8 @@ def _brief(sweep: SweepFigures) -> Section:
         most = "" if largest == point.binding.resource else f" ({marks.words(largest)})"
         rows.append([
             point.label, Mark(point.verdict, tone(point.verdict)), _tokens(point),
-            _told_at_level(sweep, point, "ttft"), *([Figure(point.metrics["ttft"].p50_ms)] if beside else []),
-            _told_at_level(sweep, point, "itl"), Figure(point.batch.running, "number"), f"{_binds(point)}{most}",
+            _with_interval(sweep, point, "ttft"), *([Figure(point.metrics["ttft"].p50_ms)] if beside else []),
+            _with_interval(sweep, point, "itl"), Figure(point.batch.running, "number"), f"{_binds(point)}{most}",
         ])  # fmt: skip
     headers: doc.Headers = [
         "point", "verdict", "tokens/s", f"TTFT {ttft} (95 % interval)", *(["TTFT p50"] if beside else []),

@@ -28,35 +28,35 @@ _IN_LOOP = (Span.REQUEST, Span.HANDOFF, Span.OUTPUT_RECEIVE, Span.DETOKENIZE, Sp
 class RecordedProcess:
     """``kinds``: its spans by what they time, each kind's in the order written; ``file``: what else it recorded.
 
-    Of a kind whose tables are made only the times are left (``times_of``); of a kind of which only some rows are asked
-    for as well, and these are in ``asked``.
+    Of a kind whose tables are made only the times are left (``times_of``). Of a kind of which only some rows are kept,
+    these are in ``kept``, and ``kinds`` has its times alone.
     """
 
     file: RecordFile
     kinds: dict[int, Table]
-    asked: dict[int, Table] = field(default_factory=dict)
+    kept: dict[int, Table] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path, sieve: Sieve | None = None) -> RecordedProcess:
         """Of one file; with ``sieve``, of tokens' spans only what passes it. Raises as ``read_records``."""
-        kinds, asked = defaultdict[int, bytearray](bytearray), defaultdict[int, bytearray](bytearray)
+        kinds, kept = defaultdict[int, bytearray](bytearray), defaultdict[int, bytearray](bytearray)
 
         def sort(spans: Table, client_ids: Mapping[int, str]) -> None:
             if sieve is not None:
-                sieve.name(client_ids)
+                sieve.learn(client_ids)
             codes = np.ascontiguousarray(spans["code"])
             for code in sorted(np.flatnonzero(np.bincount(codes)).tolist(), key=lambda code: code != Span.EGRESS):
                 own = spans.compress(codes == code)
                 if sieve is not None and code in OF_TOKENS:
-                    asked[code] += own.compress(sieve.passes(code, own["ref"], own["n"])).data
+                    kept[code] += own.compress(sieve.passes(code, own["ref"], own["n"])).data
                     own = times_of(own)
                 kinds[code] += own.data
 
         file = read_records(path, take_spans=sort)
         return cls(
             file,
-            {code: np.frombuffer(kinds[code], _TIMES if code in asked else SPAN_DTYPE) for code in sorted(kinds)},
-            {code: np.frombuffer(rows, SPAN_DTYPE) for code, rows in asked.items()},
+            {code: np.frombuffer(kinds[code], _TIMES if code in kept else SPAN_DTYPE) for code in sorted(kinds)},
+            {code: np.frombuffer(rows, SPAN_DTYPE) for code, rows in kept.items()},
         )
 
     @property
@@ -82,8 +82,8 @@ class RecordedProcess:
         return every[0] if len(every) == 1 else np.concatenate(every)
 
     def take_requests(self, code: int) -> Table:
-        """The spans of a kind that is recorded by request, all or those asked for; only their times are kept."""
-        found = self.asked.pop(code) if code in self.asked else self.kinds[code]
+        """The spans of a kind that is recorded by request, all or those kept; only the times stay here."""
+        found = self.kept.pop(code) if code in self.kept else self.kinds[code]
         self.kinds[code] = times_of(self.kinds[code])
         return found
 

@@ -111,6 +111,8 @@ def _read(
         processes = list(pool.map(RecordedProcess.read, paths, sieves or [None] * len(paths)))
     by_engine, choices = _requests([process.file for process in processes], request_ids)
     if sieves and (len(choices) or not all(sieve.sure for sieve in sieves)):
+        del processes, by_engine, choices  # there is no room for both
+        give_back_memory()
         return _read(paths, request_ids, None)
     return processes, by_engine, choices
 
@@ -245,6 +247,7 @@ def _request_spans(
             asked = asked.with_chunks(*counts) if code == Span.EGRESS else asked
             order = order[asked.carried_by(*counts)]
         found[code] = _table(REQUEST_SPAN, spans.take(order), request=request[order], process=pids[order])
+        del spans, parts  # there is no room for all of a large run's spans beside what comes of them
     return found, asked
 
 

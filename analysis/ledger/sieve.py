@@ -44,39 +44,47 @@ class AskedTokens:
 class Sieve:
     """Lets through what ``AskedTokens`` will ask for of a process's spans, and a little more.
 
-    How many tokens left with the first one is not known before that did, so until then all of a request pass.
+    How many tokens left with the first one is not known before that did, so until then all of a request pass. Spans of
+    tokens are written only where the client's ids are known, so what has another's, or none, is a stranger's.
     ``sure``: nothing was held back that may be asked for. It may have been where a process spoke of a request before it
     named it, or where its tokens are not in order.
     """
 
     def __init__(self, asked: AskedTokens, rows: Mapping[str, int]) -> None:
         self.sure = True
-        self._first, self._rows = asked.first, rows
+        self._first, self._rows, self._named = asked.first, rows, 0
         self._asked = replace(asked, first=np.full(len(asked.first), _NONE_YET))
-        self._row_of = np.full(1, _UNNAMED, np.int32)  # by ref, which counts from 1; the last: of any not yet named
+        self._row_of = np.full(1, _UNNAMED, np.int32)  # by ref; the last: of any that is not yet named
         self._before = {int(code): np.zeros(len(asked.first), np.int64) for code in OF_TOKENS}
 
-    def name(self, client_ids: Mapping[int, str]) -> None:
-        """Take in the client's id behind each ref, "" for none: those that were named before, and more."""
-        refs = list(islice(client_ids, len(self._row_of) - 1, None))
-        self.sure &= refs == list(range(len(self._row_of), len(client_ids) + 1))
-        new = [self._rows.get(client_ids[ref], STRANGER) for ref in refs]
-        self._row_of = np.concatenate([self._row_of[:-1], np.array([*new, _UNNAMED], np.int32)])
+    def learn(self, client_ids: Mapping[int, str]) -> None:
+        """The client's id behind each ref, "" for none: those that were there before, and then more."""
+        new = dict(islice(client_ids.items(), self._named, None))
+        if not new:
+            return
+        self._named += len(new)
+        row_of = np.full(max(len(self._row_of), max(new) + 2), _UNNAMED, np.int32)
+        row_of[: len(self._row_of)] = self._row_of
+        row_of[list(new)] = [self._rows.get(name, STRANGER) for name in new.values()]
+        self._row_of = row_of
 
     def passes(self, code: int, ref: AnyArray, n: AnyArray) -> Bools:
-        """Which of the next spans of one kind do. Of EGRESS first: it says what left with a first token."""
-        row = self._row_of.take(ref - 1, mode="clip")
-        ours = np.flatnonzero(row >= 0)
+        """Which of the next spans of one kind do. Of EGRESS first: it says what left with a first token.
+
+        Those without a token do: a chunk of them may leave at any moment.
+        """
+        row = self._row_of.take(ref, mode="clip")
+        passing = np.asarray((row >= 0) & (n == 0))
+        ours = np.flatnonzero((row >= 0) & (n > 0))
         ours = ours[np.argsort(row[ours], kind="stable")]
         request, count, before = row[ours].astype(np.int64), n[ours].astype(np.int64), self._before[code]
-        new, (_, last) = changes(request), runs(changes(request))
+        new = changes(request)
+        first, last = runs(new)
         in_order = count >= np.where(new, before[request], np.roll(count, 1))
         self.sure &= bool((row != _UNNAMED).all() and in_order.all())
         if code == Span.EGRESS:
-            known = np.flatnonzero((count > 0) & (self._asked.first[request] == _NONE_YET))
-            known = known[changes(request[known])]
-            self._asked.first[request[known]] = np.maximum(self._first[request[known]], count[known])
-        passing = np.zeros(len(ref), np.bool_)
+            left = first[self._asked.first[request[first]] == _NONE_YET]
+            self._asked.first[request[left]] = np.maximum(self._first[request[left]], count[left])
         passing[ours] = self._asked.carried_by(request, count, before[request])
         before[request[last]] = count[last]
         return passing

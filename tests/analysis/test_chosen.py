@@ -86,9 +86,9 @@ def test_of_a_request_whose_gaps_are_not_told_what_lies_between_is_left_out() ->
 
 
 _WRITTEN = st.lists(
-    st.tuples(st.sampled_from(OF_TOKENS), st.integers(1, 4), st.integers(0, 3), st.booleans()), max_size=60
+    st.tuples(st.sampled_from(OF_TOKENS), st.sampled_from([1, 2, 4, 9]), st.integers(-1, 3), st.booleans()), max_size=60
 )
-_IDS = {1: "a", 2: "", 3: "b", 4: "c"}  # the second is not the client's
+_IDS = {1: "a", 2: "", 4: "b", 9: "c"}  # the second is not the client's
 
 
 @given(_WRITTEN, _LIMITS, _LIMITS, st.lists(st.booleans(), min_size=3, max_size=3))
@@ -97,14 +97,14 @@ def test_what_passes_while_a_file_is_read_is_all_that_is_asked_for_of_it(
 ) -> None:
     asked = AskedTokens(np.array(every), np.array(first), np.array(last))
     sieve = Sieve(asked, {"a": 0, "b": 1, "c": 2})
-    rows, counts = {1: 0, 2: -1, 3: 1, 4: 2}, dict[tuple[Span, int], int]()
+    rows, counts = {1: 0, 2: -1, 4: 1, 9: 2}, dict[tuple[Span, int], int]()
     block, whole = list[tuple[Span, int, int]](), list[tuple[Span, int, int]]()
     passed = list[tuple[Span, int, int]]()
     for number, (code, ref, more, ends) in enumerate(written, 1):
-        counts[code, ref] = counts.get((code, ref), 0) + more
-        block.append((code, ref, counts[code, ref]))
+        counts[code, ref] = counts.get((code, ref), 0) + max(more, 0)
+        block.append((code, ref, counts[code, ref] if more >= 0 else 0))  # a chunk without tokens
         if ends or number == len(written):
-            sieve.name(_IDS)
+            sieve.learn(_IDS)
             for kind in sorted(OF_TOKENS, key=lambda kind: kind != Span.EGRESS):
                 refs, n = np.array([one[1:] for one in block if one[0] == kind], np.uint32).reshape(-1, 2).T
                 kept = sieve.passes(kind, refs, n)
@@ -126,22 +126,24 @@ def test_what_passes_while_a_file_is_read_is_all_that_is_asked_for_of_it(
 
 
 def test_what_passes_is_not_sure_where_a_request_was_not_named_or_its_tokens_are_not_in_order() -> None:
-    def told(names: dict[int, str], refs: list[int], n: list[int]) -> bool:
+    def is_sure(names: dict[int, str], refs: list[int], n: list[int]) -> bool:
         sieve = Sieve(AskedTokens(*np.zeros((3, 2), np.int64)), {"a": 0, "b": 1})
-        sieve.name(names)
+        sieve.learn(names)
         sieve.passes(Span.EGRESS, np.array(refs, np.uint32), np.array(n, np.uint32))
         return sieve.sure
 
-    assert told({1: "a", 2: "b"}, [1, 2, 1, 2], [1, 3, 2, 3])
-    assert not told({1: "a"}, [1, 2], [1, 1]), "not named yet"
-    assert not told({1: "a", 3: "b"}, [1, 1], [1, 2]), "one has no name"
-    assert not told({1: "a", 2: "b"}, [1, 2, 1], [2, 1, 1]), "not in order"
-    assert not told({1: "a"}, [0], [1]), "nobody's"
+    assert is_sure({1: "a", 2: "b"}, [1, 2, 1, 2], [1, 3, 2, 3])
+    assert not is_sure({1: "a"}, [1, 2], [1, 1]), "not named yet"
+    assert is_sure({1: "a", 3: "b"}, [1, 3, 1], [1, 1, 2]), "one has no name, and nobody speaks of it"
+    assert not is_sure({1: "a", 3: "b"}, [1, 2], [1, 2])
+    assert is_sure({1: "a"}, [1, 1, 1], [1, 2, 0]), "the end of an answer carries no token"
+    assert not is_sure({1: "a", 2: "b"}, [1, 2, 1], [2, 1, 1]), "not in order"
+    assert not is_sure({1: "a"}, [0], [1]), "nobody's"
 
 
 def test_sieved_blocks_keep_few_of_the_tokens_of_long_answers() -> None:
     sieve = Sieve(AskedTokens(*np.array([[0], [1], [100]])), {"a": 0})
-    sieve.name({1: "a"})
+    sieve.learn({1: "a"})
     n = np.arange(1, 101, dtype=np.uint32)
     for kind in sorted(OF_TOKENS, key=lambda kind: kind != Span.EGRESS):
         parts = [sieve.passes(kind, np.ones(50, np.uint32), half) for half in np.split(n, 2)]
