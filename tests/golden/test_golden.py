@@ -62,13 +62,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
+from unittest.mock import MagicMock
 
 import jsonschema
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from gapmeter.analysis.ledger import portions, processes
+from gapmeter.analysis.ledger.ledger import LedgerInputs, make_ledger
+from gapmeter.analysis.ledger.portions import asked_tokens
+from gapmeter.analysis.ledger.read import read_trace
+from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.results.schema import TYPES, schema
+from gapmeter.analysis.tables import read_requests
+from gapmeter.records import RunFolder, read_records
 from gapmeter.runs.comparison import compare_folders
 from gapmeter.study.conclusion import report_again
 
@@ -139,6 +148,27 @@ def test_every_kind_of_result_is_kept() -> None:
         "attached capacity closed compare compare-pairs conversations curve failures killed locustfile simulated sweep"
     )
     assert {*kept.split(), "gpu", "transformers", "vllm", "workers"} == set(KEYS)
+
+
+@pytest.mark.parametrize("key", ["gpu", "simulated", "transformers", "vllm", "workers"])
+def test_what_a_probe_wrote_is_read_once_and_few_of_its_tokens_kept_without_a_ledger_changing(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpack(HERE / f"{key}.tar.xz", tmp_path / "kept", tmp_path / "today")
+    (folder,) = (RunFolder(path.parent) for path in (tmp_path / "today").rglob("manifest.json"))
+    manifest, files = Manifest.read(folder.path), folder.record_files(folder.probe)
+    requests, _ = read_requests(folder, manifest.plan)
+    of = files, requests["request_id"].tolist(), folder.telemetry, manifest.placement.server
+    whole = read_trace(*of)
+    monkeypatch.setattr(portions, "_MOST_GAPS", 20)
+    reading = MagicMock(side_effect=read_records)
+    monkeypatch.setattr(processes, "read_records", reading)
+    few = read_trace(*of, asked_tokens(requests))
+    assert whole is not None and few is not None and reading.call_count == len(files)
+    assert len(few.emissions) < len(whole.emissions) / 2
+    ledgers = [make_ledger(LedgerInputs.of(requests, trace)) for trace in (whole, few)]
+    pd.testing.assert_frame_equal(*(ledger.rows for ledger in ledgers))
+    pd.testing.assert_frame_equal(*(ledger.gaps for ledger in ledgers))
 
 
 def told(key: str, differences: list[str]) -> str:
