@@ -62,9 +62,11 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
         )
         trace = inputs.trace
         give_back_memory()
-        prepared.result()
         steps = stepped and stepped.result()
-        tables, ledger, files = _with_ledger(tables, inputs)
+        ledger = make_ledger(inputs)
+        give_back_memory()
+        prepared.result()
+        tables, files = _with_ledger(tables, ledger, inputs)
         del inputs  # a gigabyte in a large run
         trace = trace and trace.without_tokens()
         give_back_memory()
@@ -149,15 +151,13 @@ def _read_without_warmup(
     return requests, generators, warmup
 
 
-def _with_ledger(tables: RunTables, inputs: LedgerInputs) -> tuple[RunTables, Ledger, dict[str, pd.DataFrame]]:
-    """The tables with their ledger, unless it is refused; the ledger; what of both becomes a file."""
-    ledger = make_ledger(inputs)
-    give_back_memory()
+def _with_ledger(tables: RunTables, ledger: Ledger, inputs: LedgerInputs) -> tuple[RunTables, dict[str, pd.DataFrame]]:
+    """The tables with their ledger, unless it is refused; what of both becomes a file."""
     files = {"gaps": ledger.gaps, "requests": tables.requests, "ledger": ledger.rows}
     if not ledger.refused:
         tables = tables.with_ledger(ledger)
         files["timeline"] = shown_timelines(inputs)
-    return tables, ledger, files
+    return tables, files
 
 
 def _shortened(requests: pd.DataFrame, plan: PlanFacts) -> ShortenedLoad | None:
