@@ -26,7 +26,7 @@ from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.records import RunFolder
-from gapmeter.report import cost, html, pareto
+from gapmeter.report import cost, html, marks, pareto
 from gapmeter.report import document as doc
 from gapmeter.report.capacity_charts import Goodput, Latency, Posterior, measured
 from gapmeter.report.document import BRIEF, TERMINAL, Chart, Column, Figure, Mark, Name, Row, Section, Table
@@ -252,7 +252,7 @@ def _binding(search: Search, slo: str) -> str:
     # A stage can grow by more than the whole difference, where another shrank.
     some = search.binding_share <= 1
     much = f"{share(search.binding_share)} of" if some else "all of"
-    whose = f"{search.binding_stage} ({search.binding_owner})"
+    whose = f"{marks.words(search.binding_stage)} ({search.binding_owner})"
     return f"{text}; at {rate(search.binding_rate)} {much} the extra time of slow requests is {whose}."
 
 

@@ -11,7 +11,7 @@ from gapmeter.analysis.results.comparison import NOT_COMPARABLE
 from gapmeter.analysis.results.cost_table import CHEAPER, CostRatio, CostRow, CostTable, CostWords
 from gapmeter.records import RunFolder
 from gapmeter.report import document as doc
-from gapmeter.report import html, pareto
+from gapmeter.report import html, marks, pareto
 from gapmeter.report.cost import price_words
 from gapmeter.report.document import MARKDOWN, TERMINAL, Column, Figure, Name, Paragraph, Row, Section, Table, Words
 from gapmeter.report.words import as_sentence, low_to_high, page_of, tone
@@ -287,7 +287,7 @@ def _energy(row: CostRow) -> str:
 
 
 def _binds(row: CostRow) -> str:
-    stage = f" ({row.binding_stage})" if row.binding_stage else ""
+    stage = f" ({marks.words(row.binding_stage)})" if row.binding_stage else ""
     return f"{row.binding_slo}{stage}" if row.binding_slo else DASH
 
 

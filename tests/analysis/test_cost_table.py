@@ -86,6 +86,12 @@ def test_the_ratio_of_two_costs_is_that_of_prices_over_rates_and_both_errors_com
     assert headline(found) == f"B {told} Within the SLOs {each}."
 
 
+def test_what_binds_is_told_by_its_name(tmp_path: Path) -> None:
+    sides = [searched(tmp_path, 50, 45, 60, binding_stage=stage) for stage in ("other_step", "core_wait")]
+    told = " ".join(text(document(table(*sides))).plain.split())
+    assert "ttft p99 <= 500 ms (others' steps)" in told and "ttft p99 <= 500 ms (core wait)" in told
+
+
 def test_the_spread_of_searches_is_that_of_the_published_pairs() -> None:
     rows = re.findall(
         r"^\| (?:vLLM|Transformers) [^|]*\| ([\d.]+),[^|]*\| ([\d.]+),", ENGINES.read_text(), re.MULTILINE

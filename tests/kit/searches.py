@@ -29,7 +29,7 @@ SLO = "ttft p99 <= 500 ms"
 
 def write_search(
     path: Path, rate: float | None, low: float | None, high: float | None, *, confidence: float = 0.95, slo: str = SLO,
-    target_rps: float | None = None, ended: Ended = "found", **about: Any,
+    target_rps: float | None = None, ended: Ended = "found", binding_stage: str = "queue", **about: Any,
 ) -> Path:  # fmt: skip
     """One that ended with these rates. ``about``: what its manifest says, merged into a complete one."""
     document = manifest_document(**about)
@@ -51,8 +51,9 @@ def write_search(
     unknown: dict[str, Any] = dict.fromkeys(Search.model_fields)
     known = {
         "rate": rate, "low": low, "high": high, "held": low, "confidence": confidence, "within": 0.1, "ended": ended,
-        "binding_slo": slo, "binding_stage": "queue", "planning": fleet, "replicas": fleet and fleet.replicas,
-        "target_rps": target_rps, "requests": 900, "seconds": 60.0, "trials": (trial,), "curve": (),
+        "binding_slo": slo, "binding_stage": binding_stage, "planning": fleet,
+        "replicas": fleet and fleet.replicas, "target_rps": target_rps, "requests": 900, "seconds": 60.0,
+        "trials": (trial,), "curve": (),
     }  # fmt: skip
     result = CapacityResult(
         name="chat", exit_code=0, slo=(SearchedSlo(text=slo, metric="ttft"),), capacity=Search(**unknown | known),

@@ -254,6 +254,13 @@ def test_no_stage_is_missed_where_errors_limit_a_search(tmp_path: Path, slo: str
     assert f"Limiting SLO: {slo}{said}" in told
 
 
+def test_what_slow_requests_wait_for_where_a_search_ends_is_told_by_its_name(tmp_path: Path) -> None:
+    search = CapacityResult.read(write_search(tmp_path / "s", 9.0, 8.0, 10.0, binding_stage="other_step")).capacity
+    bound = {"binding_share": 0.6, "binding_rate": 10.0, "binding_owner": "contention"}
+    said = "; at 10 req/s 60 % of the extra time of slow requests is others' steps (contention)."
+    assert any(line.endswith(said) for line in headline(search.model_copy(update=bound)))
+
+
 def test_a_search_of_one_trial_is_told_in_the_singular(tmp_path: Path) -> None:
     path = write_search(tmp_path / "s", 9.0, 8.0, 10.0)
     shown = document(CapacityResult.read(path), SearchManifest.read(path))
