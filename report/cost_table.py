@@ -316,7 +316,7 @@ def _table(result: CostTable) -> Table:
         ]  # fmt: skip
         rows.append([*cells, _fleet(row)] if fleets else cells)
     headers: doc.Headers = [
-        "", "device", "setting", "within the SLO (req/s)", "95 % sure to hold (req/s)", Column("price", wraps=True),
+        "", "device", "setting", "within the SLO (req/s)", "proven to hold (req/s)", Column("price", wraps=True),
         "a million requests", "a million output tokens", "energy a request", "times the cheapest",
         Column("what binds", wraps=True), *([Column("in whole replicas", wraps=True)] if fleets else []),
     ]  # fmt: skip
@@ -341,7 +341,7 @@ def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
         more = [*(["ratio not established"] if _is_open(row) else []), f"{row.device}; {_set(row)}; {price}"]
         if row.price and row.why_no_cost and (result.cheapest or not result.served):
             more.append(f"no cost: {row.why_no_cost}")
-        more += [f"95 % sure to hold {rate(row.capacity.held)}"] * (row.capacity.held is not None)
+        more += [f"proven to hold {rate(row.capacity.held)}"] * (row.capacity.held is not None)
         more += [f"{tokens} a million output tokens"] * (tokens != DASH)
         more += [f"energy a request {_energy(row)}"] * (row.energy_per_request_j is not None)
         more += [f"binds: {_binds(row)}"] * bool(row.binding_slo)
