@@ -72,8 +72,7 @@ class Command:
 
     def of_one_point(self, *settings: str) -> Command:
         """For a sweep, or searches of several settings: the command of the point with ``settings`` by itself."""
-        words = self.without("--over", "--resume", "--junit", "--markdown", "--json").words
-        typed = [part for word in words for part in _parted(word)]
+        typed = self.without("--over", "--resume", "--junit", "--markdown", "--json")._flags
         points = ("sweep", "repeat")  # which there are, and how often each is visited
         sets = [(at, value.lstrip()) for at, (flag, value) in enumerate(pairwise(typed)) if flag == "--set"]
         whole = [at for at, setting in sets if setting.startswith(points)]
@@ -83,9 +82,13 @@ class Command:
     @property
     def settings(self) -> list[str]:
         """What it changes of its scenario, as ``--set`` takes it."""
-        flags = [part for word in self.words for part in _parted(word)]
+        flags = self._flags
         asked = [f"{_OF_THE_SCENARIO[name]}{value}" for name, value in pairwise(flags) if name in _OF_THE_SCENARIO]
         return ["server.engine=attach", *asked] if "--url" in flags else asked
+
+    @property
+    def _flags(self) -> list[str]:
+        return [part for word in self.words for part in _parted(word)]
 
     def as_comparison(self, b: str) -> Command | None:
         """For a run: the command that runs its scenario as it is and under ``b``, in turn; None for any other one."""
@@ -93,7 +96,8 @@ class Command:
 
     def as_search(self) -> Command | None:
         """For a run: the command that searches its scenario's capacity; None for any other command."""
-        return self._with_its_settings(("capacity",))
+        probe = (pair for pair in pairwise(self._flags) if pair[0] == "--probe-dir")
+        return self._with_its_settings(("capacity",), next(probe, ()))
 
     def _with_its_settings(self, verb: tuple[str, ...], more: tuple[str, ...] = ()) -> Command | None:
         scenario = next(iter(self.words[2:]), "-")
@@ -113,4 +117,4 @@ def _quoted(word: str) -> str:
 def _parted(word: str) -> list[str]:
     """``--flag=value`` as two words."""
     name, equals, value = word.partition("=")
-    return [name, value] if equals and name in _OF_THE_SCENARIO else [word]
+    return [name, value] if equals and name in (*_OF_THE_SCENARIO, "--probe-dir") else [word]

@@ -68,3 +68,10 @@ def test_a_flag_is_left_out_with_its_value_and_nothing_else() -> None:
 
 def test_a_line_that_is_no_command_line_stays_as_it_is() -> None:
     assert Command.parse("it's").words == ("it's",)
+
+
+@pytest.mark.parametrize("flag", ["--probe-dir 'a folder'", "'--probe-dir=a folder'"])
+def test_a_search_sees_the_stages_that_its_run_saw(flag: str) -> None:
+    search = Command.parse(f"gapmeter run smoke --url http://a:1 {flag} --set load.rate=2").as_search()
+    settings = "--set server.engine=attach --set server.url=http://a:1 --set load.rate=2"
+    assert str(search) == f"gapmeter capacity smoke --probe-dir 'a folder' {settings}"
