@@ -42,7 +42,7 @@ def ink(paint: str) -> str:
 
 
 def definitions() -> Fragment:
-    """The hatches, once a page: light for transit in its owner's color, gray for the residual, thin for estimates."""
+    """The hatches, once a page: in its owner's color for transit, gray for the residual."""
     hatches = [_hatch(f"hatch-{s.name}", color(s.name), 45) for s in STAGES if s.kind == "transit"]
     hatches.append(_hatch("hatch-unexplained", HATCHED, -45))
     return el("svg", el("defs", *hatches), width=0, height=0, class_="defs", aria_hidden="true", focusable="false")

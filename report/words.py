@@ -44,7 +44,7 @@ def stopped(text: str) -> str:
 
 
 def whose(stage: str, owner: str, device: str) -> str:
-    """``queue (capacity)``; ``device`` is what computed the forwards."""
+    """``queue (contention)``; ``device`` is what computed the forwards."""
     return f"{marks.words(stage)} ({owner_words(owner, device)})"
 
 

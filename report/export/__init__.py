@@ -1,1 +1,1 @@
-"""A run for other tools: each module reads a run's folder and writes one format."""
+"""What was measured, for other tools: each module makes one format, from a run's folder or from results."""
