@@ -23,7 +23,7 @@ from gapmeter.analysis.results.comparison import (
     StageDifferences,
 )
 from gapmeter.analysis.results.distribution import percentile_of_key
-from gapmeter.analysis.stages import UNEXPLAINED, owner_words
+from gapmeter.analysis.stages import UNEXPLAINED
 from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.report import document as doc
 from gapmeter.report import marks
@@ -350,7 +350,7 @@ def _stage_table(event: str, own: StageDifferences, pair: PairComparison) -> Tab
     for one in own.stages:
         inner = [difference(known) if (known := one.percentiles.get(key)) else "" for key in ("p50", "p99")]
         part = part_of(one.share or 0.0, one.share_ci) if one.share_ci else ""
-        rows.append([doc.Stage(one.stage), owner_words(one.owner, pair.device), *_cells(one), part, *inner])
+        rows.append([doc.Stage(one.stage), marks.owner(one.stage, pair.device), *_cells(one), part, *inner])
     rows.append(["sum", "", *_cells(own.total), "", "", ""])
     times = in_ms(f"{pair.a}, mean", f"{pair.b}, mean", "difference")
     headers: doc.Headers = ["stage", "owner", *times, "95 % interval", "share of the whole", "at p50", "at p99"]

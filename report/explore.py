@@ -5,12 +5,11 @@ from __future__ import annotations
 from gapmeter.analysis.numbers import counted, duration
 from gapmeter.analysis.results.latency import GroupDifference, GroupPair
 from gapmeter.analysis.results.run import RunResult
-from gapmeter.analysis.stages import owner_words
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Chart, Code, Figure, Panel, Paragraph, Section, Stage, Table, in_ms
 from gapmeter.report.pictures import Changes, StageChange
-from gapmeter.report.words import UNTIL, as_sentence, part_of, whose
+from gapmeter.report.words import UNTIL, as_sentence, part_of
 
 _SHOWN = 10
 _EXPLORE = (
@@ -35,7 +34,7 @@ def difference_sentence(difference: GroupDifference, a: str, b: str, device: str
     first = next((row for row in difference.ranked if row.ms * difference.difference_ms > 0), None)
     if first is None:
         return f"{said}{unsure}"
-    who, part = whose(first.stage, first.owner, device), duration(abs(first.ms))
+    who, part = marks.with_owner(first.stage, device), duration(abs(first.ms))
     if abs(first.ms) > abs(difference.difference_ms):
         return f"{said}; {who} took {part} {more}, the other stages together {other}{unsure}"
     return f"{said}, {part} of it {who}{unsure}"
@@ -88,7 +87,7 @@ def _pair(pair: GroupPair, metric: str, device: str) -> list[Block]:
     largest = "; ".join(f"{marks.words(row.stage)} {duration(row.ms)}" for row in ranked[:4])
     picture = Changes(f"{pair.a} minus {pair.b}, by stage", f"Differences of the means: {largest}.", changes, device)
     rows: list[doc.Row] = [
-        [Stage(row.stage), owner_words(row.owner, device), *map(Figure, (row.a_ms, row.b_ms, row.ms, *row.ci_ms)),
+        [Stage(row.stage), marks.owner(row.stage, device), *map(Figure, (row.a_ms, row.b_ms, row.ms, *row.ci_ms)),
          Figure(row.share, "share", text=part_of(row.share) if row.share is not None else "")]
         for row in pair.ranked
     ]  # fmt: skip

@@ -11,12 +11,11 @@ from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Verdict
 from gapmeter.analysis.results.sweep import THROUGHPUT, CurveKnee, Growth, Point, SweepFigures, SweepResult
-from gapmeter.analysis.stages import owner_words
 from gapmeter.analysis.sweep.curves import KNEE, NONE, UNDECIDED
 from gapmeter.analysis.sweep.growth import SLOW_LEVEL
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Figure, Headers, Heading, Name, Paragraph, Row, Section, Table, in_ms
-from gapmeter.report.words import WHOLE, how_much_more, interval, part_of, shares, signed, whose
+from gapmeter.report.words import WHOLE, how_much_more, interval, part_of, shares, signed
 
 _GROWTH = (
     "From each point to the next, and which stage makes up most of it. 95 % block-bootstrap intervals, "
@@ -200,11 +199,11 @@ def growth_sentence(growth: Growth, device: str) -> str:
     near, far = sorted(map(abs, ends))
     way = "grows" if grows > 0 else "falls"
     start += f"{way} by {duration(abs(grows))} (95 % interval {duration(near)} to {duration(far)})"
-    if growth.stage is None or growth.owner is None or growth.share_ci is None or growth.share is None:
+    if growth.stage is None or growth.share_ci is None or growth.share is None:
         return start
     if grows * (growth.band_grows_ms or 0.0) <= 0:
         return start
-    stage = whose(growth.stage, growth.owner, device)
+    stage = marks.with_owner(growth.stage, device)
     slowest = growth.percentile is not None and growth.percentile >= SLOW_LEVEL
     if growth.share > WHOLE:
         # A stage that changes by more than the whole does, since the others together go the other way.
@@ -245,7 +244,7 @@ def section(result: SweepResult) -> Section | None:
 
 def _growth_row(growth: Growth, device: str) -> Row:
     same_way = (growth.grows_ms or 0.0) * (growth.band_grows_ms or 0.0) > 0  # else its stages do not tell of it
-    stage, owner = (growth.stage, growth.owner) if growth.is_sure and same_way else (None, None)
+    stage = growth.stage if growth.is_sure and same_way else None
     nobody = DASH if growth.is_sure else "not beyond its interval"
     within = shares(growth.share_ci) if stage else ""  # a share without an interval is not shown
     part = part_of(growth.share or 0.0)
@@ -254,6 +253,6 @@ def _growth_row(growth: Growth, device: str) -> Row:
     return [
         Name(f"{growth.from_} → {growth.to}{' (knee)' if growth.at_knee else ''}"), Figure(growth.grows_ms),
         interval(growth.grows_ci_ms),
-        marks.words(stage) if stage else nobody, owner_words(owner, device) if owner else DASH,
+        marks.words(stage) if stage else nobody, marks.owner(stage, device) if stage else DASH,
         Figure(growth.share, "share", text=part) if within else Figure(None), within or DASH,
     ]  # fmt: skip

@@ -23,6 +23,11 @@ def owner(stage: str, device: str) -> str:
     return owner_words(owner_of(stage), device)
 
 
+def with_owner(stage: str, device: str) -> str:
+    """``queue (contention)``."""
+    return f"{words(stage)} ({owner(stage, device)})"
+
+
 def kind(stage: str) -> str:
     return BY_NAME[stage].kind if stage in BY_NAME else "the rest"
 

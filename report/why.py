@@ -95,7 +95,7 @@ def pays_sentence(anatomy: Anatomy, metric: str, device: str, *, listed: bool = 
         said = f"typical {_SLOW.get(metric, 'requests')} already take {typical} of the {at} around {name}"
     if most is not None:
         stage, ms = most
-        return f"{said}, {duration(ms)} of it {marks.words(stage)} ({marks.owner(stage, device)})"
+        return f"{said}, {duration(ms)} of it {marks.with_owner(stage, device)}"
     ranked = sorted(anatomy.owners, key=lambda part: -part.typical_ms)
     least = _SMALL * anatomy.typical.total_ms
     ranked = [part for part in ranked[:2] if part.typical_ms >= least]
@@ -324,8 +324,7 @@ def burst_sentence(burst: Burst, device: str) -> str:
         said += ", when requests waited in the scheduler's queue"
     if burst.stage is None or (burst.stage == "queue" and (burst.slots is not None or burst.queued)):
         return said
-    owner = owner_words(owner_of(burst.stage), device)
-    return f"{said}; most of their extra time was {marks.words(burst.stage)} ({owner})"
+    return f"{said}; most of their extra time was {marks.with_owner(burst.stage, device)}"
 
 
 def cores_sentence(result: RunResult, anatomy: Anatomy) -> str:

@@ -12,9 +12,7 @@ from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID_TRIAL, UNDE
 from gapmeter.analysis.results.distribution import Needs
 from gapmeter.analysis.results.manifest import ManifestBase
 from gapmeter.analysis.results.run import RunFigures
-from gapmeter.analysis.stages import owner_words
 from gapmeter.records import RunFolder
-from gapmeter.report import marks
 from gapmeter.report.document import Block, Folded, Pre, Tone
 
 WHOLE = 1.05  # a share above this is told in milliseconds, with what goes the other way
@@ -41,11 +39,6 @@ def as_sentence(text: str) -> str:
 
 def stopped(text: str) -> str:
     return text if not text or text.endswith((".", "!", "?")) else f"{text}."
-
-
-def whose(stage: str, owner: str, device: str) -> str:
-    """``queue (contention)``; ``device`` is what computed the forwards."""
-    return f"{marks.words(stage)} ({owner_words(owner, device)})"
 
 
 def page_of(folder: str | None) -> str:

@@ -25,9 +25,8 @@ from gapmeter.analysis.tables import read_table
 from gapmeter.errors import UserError
 from gapmeter.records import RunFolder
 from gapmeter.report import document as doc
-from gapmeter.report import terminal
+from gapmeter.report import marks, terminal
 from gapmeter.report.explore import difference_sentence
-from gapmeter.report.words import whose
 from gapmeter.runs.run import Run, rederivable, require_one_run
 from gapmeter.runs.sql import one_sentence, select
 
@@ -141,7 +140,7 @@ def show(found: Explanation) -> None:
     low, high = parts.difference_ci_ms
     proven = low is not None and high is not None and not low <= 0 <= high  # of nothing there are no shares
     rows: list[doc.Row] = [
-        [whose(row.stage, row.owner, found.device), doc.Figure(row.a_ms), doc.Figure(row.b_ms), doc.Figure(row.ms),
+        [marks.with_owner(row.stage, found.device), doc.Figure(row.a_ms), doc.Figure(row.b_ms), doc.Figure(row.ms),
          bounds(*row.ci_ms), share(row.share if proven else None)]
         for row in [row for row in parts.ranked if row.ms][:_SHOWN]
     ]  # fmt: skip
