@@ -21,9 +21,9 @@ from gapmeter.report.command import Command
 from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.run import Conclusion, manifest_of
 from gapmeter.scenarios.read import Point
-from gapmeter.study.capacity import begin_search, report_capacity, run_search
+from gapmeter.study.capacity import begin_search, report_capacity, run_search, search_command
 from gapmeter.study.conclusion import show
-from gapmeter.study.resolve import point_overrides, resolve, searchable_points, settings_of
+from gapmeter.study.resolve import resolve, searchable_points, settings_of
 from gapmeter.study.study import is_of
 
 
@@ -44,7 +44,7 @@ def find_capacities(
     order = [at for _ in range(scenario.repeat) for at in rng.sample(range(len(points)), len(points))]
     found: list[list[Conclusion[CapacityResult]]] = [[] for _ in points]
     rate, unseen = goal.start, list[Path]()
-    whole = options.command or Command.of("capacity", name, overrides, (*options.flags, *goal.flags))
+    whole = search_command(name, overrides, options, goal)
     options.say(f"capacity of {len(points)} settings: {len(order)} searches, {goal.budget_s:g} s of trials each")
     for number, at in enumerate(order, 1):
         point, resumable = points[at], earlier[at]
@@ -52,9 +52,8 @@ def find_capacities(
         folder = resumable.pop(0) if resumable else None
         if folder is None or _goes_on(SearchManifest.read(folder), goal):
             options.say(title)
-            single = point_overrides(point, overrides)
-            of_one = replace(options, command=whole.of_one_point(*settings_of(point)))
-            with begin_search(name, single, point.scenario, of_one, replace(goal, start=rate), folder) as study:
+            single = whole.of_one_point(*settings_of(point))
+            with begin_search(point.scenario, single, options, replace(goal, start=rate), folder) as study:
                 folder = study.path
                 try:
                     run_search(study, point.scenario)

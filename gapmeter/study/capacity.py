@@ -64,7 +64,8 @@ def find_capacity(
     goal.check()
     scenario = resolve(name, overrides)
     check_searchable(scenario, name)
-    with begin_search(name, overrides, scenario, options, goal, resume) as study:
+    command = search_command(name, overrides, options, goal)
+    with begin_search(scenario, command, options, goal, resume) as study:
         run_search(study, scenario)
         return report_capacity(study.path, quiet=options.quiet)
 
@@ -250,15 +251,18 @@ def _warmup_ns(scenario: Scenario, ask: Ask | None = None) -> int:
     return min(asked, _BRIEF_WARMUP_NS) if ask and ask.aim == "ceiling" else asked
 
 
+def search_command(name: str | Path, overrides: Sequence[str], options: Options, goal: CapacityGoal) -> Command:
+    """What repeats a search, of one setting or of several."""
+    return options.command or Command.of("capacity", name, overrides, (*options.flags, *goal.flags))
+
+
 @contextlib.contextmanager
 def begin_search(
-    name: str | Path, overrides: Sequence[str], scenario: Scenario, options: Options, goal: CapacityGoal,
-    resume: Path | None,
-) -> Iterator[Study[SearchManifest]]:  # fmt: skip
+    scenario: Scenario, command: Command, options: Options, goal: CapacityGoal, resume: Path | None
+) -> Iterator[Study[SearchManifest]]:
     """A new search, or an earlier one that goes on with this goal. Raises UserError."""
     rate = scenario.load.trace.rate if scenario.load.trace else scenario.load.rate
     assert rate is not None
-    command = options.command or Command.of("capacity", name, overrides, (*options.flags, *goal.flags))
     goal = replace(goal, headroom=goal.headroom_of(scenario.cost))
     keys = Keys.within(scenario.to_dict(), options.api_key)
     with study_folder(options.runs, scenario, SearchManifest, resume) as (path, manifest):

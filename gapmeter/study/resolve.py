@@ -71,12 +71,6 @@ def changes(scenario: Scenario, other: Scenario) -> list[str]:
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in after.items() if value != before[key]]
 
 
-def point_overrides(point: Point, overrides: Sequence[str]) -> list[str]:
-    """What runs one point of a sweep by itself; ``overrides``: the sweep's."""
-    kept = [each for each in overrides if not each.lstrip().startswith(("sweep", "repeat"))]
-    return [*kept, "sweep=[]", "repeat=1", *settings_of(point)]
-
-
 def explain_config(name: str | Path, overrides: Sequence[str]) -> tuple[Setting, ...]:
     """Each key of the resolved scenario with its value and where that came from. Raises UserError."""
     with _as_user_errors():

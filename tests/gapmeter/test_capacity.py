@@ -32,7 +32,7 @@ from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.run import Conclusion, open_run
 from gapmeter.scenarios.model import Scenario
 from gapmeter.study.capacities import compared, find_capacities
-from gapmeter.study.capacity import Trials, at_rate, begin_search, find_capacity
+from gapmeter.study.capacity import Trials, at_rate, begin_search, find_capacity, search_command
 from gapmeter.study.resolve import changes, check_searchable, resolve, searchable_points
 from gapmeter.study.study import Study, study_folder
 from gapmeter.study.verify import verify
@@ -375,7 +375,8 @@ def test_a_trial_that_was_no_measurement_twice_is_run_again_when_its_search_is_t
     ended: str, kept: int, tmp_path: Path
 ) -> None:
     path = taken_up(tmp_path, ended)
-    with begin_search("smoke", [], resolve("smoke"), Options(), CapacityGoal(), path) as study:
+    command = CommandLine.of("capacity", "smoke")
+    with begin_search(resolve("smoke"), command, Options(), CapacityGoal(), path) as study:
         assert len(study.manifest.capacity.trials) == kept
 
 
@@ -398,11 +399,10 @@ def test_a_goal_that_no_search_can_have_is_refused_before_there_is_a_folder(
     assert not options.runs.exists()
 
 
-def test_the_command_of_a_search_from_python_asks_for_the_same_goal(tmp_path: Path) -> None:
-    asked, options = ["load.rate=3"], Options(runs=tmp_path, probe_dir=Path("probe"))
+def test_the_command_of_a_search_from_python_asks_for_the_same_goal() -> None:
+    asked, options = ["load.rate=3"], Options(probe_dir=Path("probe"))
     goal = CapacityGoal(50.0, headroom=0.07, spare=1, confidence=0.999, within=0.005, budget_s=90.5)
-    with begin_search("smoke", asked, resolve("smoke", asked), options, goal, None) as study:
-        words = study.command.words
+    words = search_command("smoke", asked, options, goal).words
     assert words[:5] == ("gapmeter", "capacity", "smoke", "--set", "load.rate=3")
     read = parser().parse_args(words[1:])
     assert read.probe_dir == Path("probe")
@@ -414,8 +414,8 @@ def test_the_command_of_a_search_from_python_asks_for_the_same_goal(tmp_path: Pa
 
 def test_what_repeats_a_search_that_was_taken_up_has_the_goal_that_it_was_taken_up_with(tmp_path: Path) -> None:
     path = taken_up(tmp_path, "budget")
-    options = Options(command=CommandLine.parse(f"gapmeter capacity smoke --budget 9m --resume {path}"))
-    with begin_search("smoke", [], resolve("smoke"), options, CapacityGoal(budget_s=540.0), path) as study:
+    command = CommandLine.parse(f"gapmeter capacity smoke --budget 9m --resume {path}")
+    with begin_search(resolve("smoke"), command, Options(), CapacityGoal(budget_s=540.0), path) as study:
         assert study.manifest.command == "gapmeter capacity smoke --budget 9m"
 
 
