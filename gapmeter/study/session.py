@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import secrets
 import shutil
 import time
@@ -109,7 +110,7 @@ class Session:
         A load that was interrupted (exit code 105) or lost its server is still analysed. Raises UserError when the
         server has died before, and as a run does.
         """
-        if not self.serves(scenario):
+        if server_key(scenario) != server_key(self.scenario):
             raise ValueError("the scenario asks for another server than this session's")
         return self.visit(Visit(scenario, self.loads, into), stop_when)
 
@@ -150,10 +151,6 @@ class Session:
                 manifest.note(files=folder.seal())
                 manifest.write()
             yield manifest
-
-    def serves(self, scenario: Scenario) -> bool:
-        """Whether this session's server is the one that a scenario asks for."""
-        return scenario.server == self.scenario.server and placed(scenario).server == self.placement.server
 
     def alive(self) -> bool:
         """Whether the server has not died; one that is not ours is taken to live."""
@@ -353,3 +350,8 @@ def placed(scenario: Scenario) -> Placement:
     """Who gets which cores. A server stays on those that it was started on."""
     load = scenario.load
     return place(load.processes, local_server=scenario.server.engine != "attach", share=load.placement == "shared")
+
+
+def server_key(scenario: Scenario) -> str:
+    """Equal for scenarios that one server can serve."""
+    return json.dumps([scenario.to_dict()["server"], placed(scenario).server], sort_keys=True, default=str)

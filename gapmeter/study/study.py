@@ -7,7 +7,6 @@ their own each.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -142,11 +141,6 @@ def is_finished(run: Path) -> bool:
         is_measured = (run / RunResult.FILE).exists() and not (run / FailedRun.FILE).exists()
         return is_measured and Manifest.read(run).status == "complete"
     return False
-
-
-def server_key(scenario: Scenario) -> str:
-    """Equal for scenarios that one server can serve."""
-    return json.dumps([scenario.to_dict()["server"], placed(scenario).server], sort_keys=True, default=str)
 
 
 def run_scenario(

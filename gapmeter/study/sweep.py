@@ -31,8 +31,8 @@ from gapmeter.scenarios.model import Load, Scenario
 from gapmeter.scenarios.read import Point
 from gapmeter.study.conclusion import describe, show
 from gapmeter.study.resolve import resolve, resolve_points, settings_of
-from gapmeter.study.session import Session, Visit, open_session
-from gapmeter.study.study import Study, is_finished, new_texts, server_key, study_folder
+from gapmeter.study.session import Session, Visit, open_session, server_key
+from gapmeter.study.study import Study, is_finished, new_texts, study_folder
 from gapmeter.study.target import why_gone
 
 Place = tuple[int, int]  # a point and a repeat, both from 0
