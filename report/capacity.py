@@ -87,11 +87,6 @@ def meaning(search: Search) -> str:
     }.get(search.ended, "")
 
 
-def can_go_on(search: Search) -> bool:
-    """Whether the search can be taken up: with a larger budget, or with its last trial once more."""
-    return search.ended in (BUDGET, NOT_MEASURED, INTERRUPTED, DIED)
-
-
 # --- the answer in sentences
 
 

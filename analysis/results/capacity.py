@@ -19,6 +19,7 @@ CLIENT: Final = "client_limit"
 NOT_MEASURED: Final = "not_measured"
 DIED: Final = "died"
 INTERRUPTED: Final = "interrupted"
+BROKE_OFF: Final = (NOT_MEASURED, DIED, INTERRUPTED)
 
 HOLDS: Final = "holds"
 FAILS: Final = "fails"
@@ -216,6 +217,11 @@ class Search(Result):
     latency: LatencyCurve | None = left_out()
     pareto: Pareto | None = left_out()
     burstiness: float | None = left_out()
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the search can be taken up: with a larger budget, or with its last trial once more."""
+        return self.ended in (BUDGET, *BROKE_OFF)
 
 
 class SearchWords(Result):

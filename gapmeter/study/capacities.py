@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from gapmeter import errors
-from gapmeter.analysis.results.capacity import BUDGET, DIED, INTERRUPTED, NOT_MEASURED, UNMEETABLE, CapacityResult
+from gapmeter.analysis.results.capacity import BROKE_OFF, BUDGET, DIED, INTERRUPTED, UNMEETABLE, CapacityResult
 from gapmeter.analysis.results.cost_table import CostTable
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.errors import UserError
 from gapmeter.keys import Keys
 from gapmeter.options import CapacityGoal, Options
 from gapmeter.report import cost_table
-from gapmeter.report.capacity import can_go_on, headline
+from gapmeter.report.capacity import headline
 from gapmeter.report.command import Command
 from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.run import Conclusion, manifest_of
@@ -105,7 +105,7 @@ def compared(
         code = errors.SLO_MISSED
     if not options.quiet:
         end = errors.exit_words(code, "" if code else "every setting was searched")
-        go_on = [("go on", str(again))] * (is_stopped or any(map(can_go_on, searches)))
+        go_on = [("go on", str(again))] * (is_stopped or any(s.can_go_on for s in searches))
         show(cost_table.document(table.result), table.folder, end, *go_on)
     return Conclusion(table.folder, table.result, code)
 
@@ -134,4 +134,4 @@ def _goes_on(manifest: SearchManifest, goal: CapacityGoal) -> bool:
     """Whether an earlier search has found no end, or has more time now."""
     facts = manifest.capacity
     more_time = facts.ended == BUDGET and goal.budget_s > facts.budget_s
-    return more_time or facts.ended in (None, NOT_MEASURED, INTERRUPTED, DIED)
+    return more_time or facts.ended in (None, *BROKE_OFF)

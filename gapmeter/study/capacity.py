@@ -112,7 +112,7 @@ def report_capacity(path: Path, *, quiet: bool) -> Conclusion[CapacityResult]:
 
         again = Command.parse(manifest.command)
         links = [("again", str(again))]
-        if capacity.can_go_on(result.capacity):
+        if result.capacity.can_go_on:
             minutes = math.ceil(2 * manifest.capacity.budget_s / 60)
             links.append(("go on", str(again.resumed(path, "--budget", f"{minutes}m"))))
         end = errors.exit_words(result.exit_code, capacity.meaning(result.capacity))
