@@ -8,20 +8,19 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gapmeter.analysis.numbers import duration, rate, significant
-from gapmeter.analysis.results.capacity import FAILS, HOLDS, CountedSlo, LatencyCurve, Search, TrialResult, TrialVerdict
+from gapmeter.analysis.results.capacity import FAILS, CountedSlo, LatencyCurve, Search, TrialResult, TrialVerdict
 from gapmeter.report.charts import Axis, Plot, Point, Side, Text, band, limit, line, points, shade, stairs, written
 from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
-from gapmeter.report.words import both
+from gapmeter.report.words import both, point_css
 
 _TOP = 2.0  # of the limit: how far up latencies are drawn
 _BESIDE: tuple[tuple[float, Side], ...] = ((-5, "end"), (5, "start"))
-_DOTS: dict[TrialVerdict, str] = {HOLDS: "point met", FAILS: "point missed"}
 
 
 def _dot(at: float, verdict: TrialVerdict, value: float, ends: tuple[float, float] | None = None) -> Point:
     return Point(
-        at, value, y_ends=ends, css=_DOTS.get(verdict, "point open"), size=5, title=f"{rate(at)}: {verdict}",
+        at, value, y_ends=ends, css=point_css(verdict), size=5, title=f"{rate(at)}: {verdict}",
         data={"data_rate": repr(at), "data_value": repr(value)},
     )  # fmt: skip
 

@@ -10,17 +10,15 @@ from typing import Literal
 from gapmeter.analysis.numbers import DASH, significant, usd
 from gapmeter.analysis.results.cost import Interval
 from gapmeter.analysis.results.pareto import Pareto, ParetoPoint
-from gapmeter.analysis.results.run import FAIL, PASS
 from gapmeter.report import marks
 from gapmeter.report.charts import Axis, Plot, Point, limit, line, points, shade
 from gapmeter.report.document import Block, Chart, Figure, Headers, Html, Mark, Row, Section, Table
 from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el
-from gapmeter.report.words import both, low_to_high, tone
+from gapmeter.report.words import both, low_to_high, point_css, tone
 
 _SIDES = 8  # colors of report.css
 _DASHES = (None, "7 4", "2 4", "9 3 2 3")  # a curve is told apart by its line and its name, not by its color
-_MARKS = {PASS: "met", FAIL: "missed"}
 _COLORS = "Green: SLOs met; red: missed; hollow: undecided"
 
 
@@ -103,7 +101,7 @@ class Plane:
         ends = both((x.low, x.high)), both((y.low, y.high))
         if not point.is_valid:
             return Point(x.value, y.value, *ends, "failed", label=label, title=title, sign="✕")
-        css = f"point {_MARKS.get(point.verdict, 'open')}"
+        css = point_css(point.verdict)
         if self.by_side:
             css += f" side-{list(sides).index(point.side) % _SIDES}"
         data = {"data_user": repr(x.value), "data_unit": repr(y.value), "data_front": str(point.on_front).lower()}

@@ -15,9 +15,7 @@ from gapmeter.report.charts import Point as Dot
 from gapmeter.report.pictures import segment
 from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
-from gapmeter.report.words import both
-
-_MARKS = {"PASS": "point met", "FAIL": "point missed"}
+from gapmeter.report.words import both, point_css
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ class PointByPoint:
             return Dot(x, y, y_ends=ends, css="failed", title=title, sign="✕")
         is_knee = any(knee.point == point.index for knee in self.result.sweep.knees)
         return Dot(
-            x, y, y_ends=ends, css=_MARKS.get(point.verdict, "point open"), size=6 if is_knee else 4.5,
+            x, y, y_ends=ends, css=point_css(point.verdict), size=6 if is_knee else 4.5,
             title=title, data={"data_point": point.index, "data_ms": f"{value:.6g}"},
         )  # fmt: skip
 

@@ -32,6 +32,11 @@ def tone(answer: str | None) -> Tone:
     return _TONES.get(answer or "", "")
 
 
+def point_css(answer: str) -> str:
+    """How a measured point with this answer is drawn: green, red or hollow."""
+    return {"good": "point met", "bad": "point missed"}.get(tone(answer), "point open")
+
+
 def as_sentence(text: str) -> str:
     """The text with a capital (p99 stays p99) and a full stop."""
     return stopped(text if text[1:2].isdigit() else text[:1].upper() + text[1:])
