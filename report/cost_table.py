@@ -14,7 +14,7 @@ from gapmeter.report import document as doc
 from gapmeter.report import html, marks, pareto
 from gapmeter.report.cost import price_words
 from gapmeter.report.document import MARKDOWN, TERMINAL, Column, Figure, Name, Paragraph, Row, Section, Table, Words
-from gapmeter.report.words import as_sentence, low_to_high, page_of, tone
+from gapmeter.report.words import as_sentence, grouped, low_to_high, page_of, tone
 from gapmeter.scenarios.errors import either
 
 _LEAD: Final = (
@@ -174,10 +174,7 @@ def _has_costs(result: CostTable) -> bool:
 
 def _without_cost(result: CostTable) -> list[str]:
     """``A and B have no cost (why)``, once for each reason."""
-    names: dict[str, list[str]] = {}
-    for row in result.rows:
-        if row.why_no_cost:
-            names.setdefault(row.why_no_cost, []).append(row.name)
+    names = grouped((row.why_no_cost, row.name) for row in result.rows if row.why_no_cost)
     have = {why: f"{' and '.join(rows)} {'has' if len(rows) == 1 else 'have'}" for why, rows in names.items()}
     return [f"{rows} no cost ({why})" for why, rows in have.items()]
 
@@ -185,10 +182,10 @@ def _without_cost(result: CostTable) -> list[str]:
 def _serves(result: CostTable) -> list[str]:
     """What each row's hardware serves over what the first one's does, load by load."""
     rows = {row.name: row for row in result.rows}
-    served: dict[str, list[str]] = {}
-    for one in result.served:
-        ends = _between(one.times.low, one.times.high, " to ")
-        served.setdefault(one.row, []).append(f"{significant(one.times.value)} ({ends}) at {one.point}")
+    served = grouped(
+        (one.row, f"{significant(one.times.value)} ({_between(one.times.low, one.times.high, ' to ')}) at {one.point}")
+        for one in result.served
+    )
     unit, first = result.pareto.unit if result.pareto else "", result.served[0].over if result.served else ""
     said = [
         f"Output tokens per second and {unit}, {_called(rows[name], result)} over {_called(rows[first], result)}: "

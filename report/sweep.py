@@ -28,7 +28,7 @@ from gapmeter.report.growth import growth_sentence, headline
 from gapmeter.report.pictures import stages_in
 from gapmeter.report.slo import slo_sentence
 from gapmeter.report.sweep_charts import PointByPoint
-from gapmeter.report.words import as_sentence, both, interval, page_of, reproduce, tone
+from gapmeter.report.words import as_sentence, both, grouped, interval, page_of, reproduce, tone
 
 _STACKS = {"ttft": "Time to first token (TTFT)", "itl": "A token gap (ITL)", "e2e": "The whole answer (E2E)"}
 _METRICS = tuple(_STACKS)
@@ -165,10 +165,7 @@ def _brief(sweep: SweepFigures) -> Section:
 
 def _reasons(sweep: SweepFigures) -> list[Block]:
     """Why points have no figures, or none that count; those with one reason together."""
-    alike: dict[str, list[str]] = {}
-    for point in sweep.in_order():
-        if point.reason:
-            alike.setdefault(f"{point.verdict.lower()}: {point.reason}", []).append(point.label)
+    alike = grouped((f"{p.verdict.lower()}: {p.reason}", p.label) for p in sweep.in_order() if p.reason)
     return [doc.Warnings([doc.Warned(f"{', '.join(labels)}: {why}") for why, labels in alike.items()])] if alike else []
 
 
@@ -263,9 +260,7 @@ def _economy(sweep: SweepFigures) -> Section | None:
     if not shown:
         return None
     if all(p.economy.cost.per_request_usd is None and p.economy.energy.per_request_j is None for p in shown):
-        reasons: dict[str, list[str]] = {}  # each once, with whose it is where they differ
-        for point in shown:
-            reasons.setdefault(point.economy.cost.reason or "", []).append(point.label)
+        reasons = grouped((point.economy.cost.reason or "", point.label) for point in shown)
         said = [reason if len(reasons) == 1 else f"{', '.join(labels)}: {reason}" for reason, labels in reasons.items()]
         none = f"No point has a cost at the SLO, and energy was not measured. {as_sentence('; '.join(said))}"
         return Section("economy", name, [Paragraph(none)], short="cost")
@@ -278,9 +273,7 @@ def _economy(sweep: SweepFigures) -> Section | None:
     rows = [_economy_row(sweep, point, why=why) for point in shown]
     table = Table(name, headers, rows, words=2 + why, css="dense")
     costs = [(point.label, cost.price) for point in shown if isinstance(cost := point.economy.cost, Cost)]
-    paid: dict[str, list[str]] = {}  # each price once, with whose it is where they differ
-    for label, price in costs:
-        paid.setdefault(price_words(price), []).append(label)
+    paid = grouped((price_words(price), label) for label, price in costs)
     prices = [words if len(paid) == 1 else f"{words} ({', '.join(labels)})" for words, labels in paid.items()]
     say = "; set yours with cost.usd_per_hour" if any(price.is_default for _, price in costs) else ""
     told = f" The price is {'; '.join(prices)}{say}." if prices else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -35,6 +35,14 @@ def tone(answer: str | None) -> Tone:
 def point_css(answer: str) -> str:
     """How a measured point with this answer is drawn: green, red or hollow."""
     return {"good": "point met", "bad": "point missed"}.get(tone(answer), "point open")
+
+
+def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Each first of the pairs once, with its seconds: a text with the names of all that it is said of."""
+    found: dict[str, list[str]] = {}
+    for first, second in pairs:
+        found.setdefault(first, []).append(second)
+    return found
 
 
 def as_sentence(text: str) -> str:
