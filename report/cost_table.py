@@ -98,7 +98,7 @@ def _holds(row: CostRow, result: CostTable) -> str:
         held = f"{_one_end(capacity.low, capacity.high, 'below')} req/s"
     cost = _money(row.per_request_usd, None if row.per_request_usd else row.per_request_usd_ci, 1e6)
     holds = "serves about" if capacity.rate and not capacity.held else "holds"
-    return f"{_called(row, result)} {holds} {held}{'' if cost == DASH else f' for {cost} a million'}"
+    return f"{_called(row, result)} {holds} {held}{cost and f' for {cost} a million'}"
 
 
 def _answer(result: CostTable) -> str:
@@ -225,7 +225,7 @@ def _differences(row: CostRow) -> str:
 
 
 def _cells(row: CostRow) -> tuple[str, str, str, str]:
-    """Capacity, cost of a million requests and of a million output tokens, ratio; each with its interval."""
+    """Capacity, cost of a million requests and of a million output tokens (or ""), ratio; each with its interval."""
     low, high = row.capacity.low, row.capacity.high
     if row.capacity.rate:
         capacity = f"{significant(row.capacity.rate)} ({_between(low, high, ' .. ')})"
@@ -237,9 +237,10 @@ def _cells(row: CostRow) -> tuple[str, str, str, str]:
 
 
 def _money(value: float | None, ends: Ends | None, many: float = 1.0) -> str:
+    """``$3.70 (3.09 .. 4.03)``, or the end that is known; "" where neither is."""
     low, high = (None if end is None else many * end for end in ends or (None, None))
     if value is None:
-        return f"at most {usd(high)}" if high else DASH
+        return f"at most {usd(high)}" if high else ""
     return usd(many * value) if ends is None else f"{usd(many * value)} ({_between(low, high, ' .. ')})"
 
 
@@ -339,12 +340,12 @@ def _in_short(result: CostTable, notes: list[Paragraph]) -> Section:
         if row.price and row.why_no_cost and (result.cheapest or not result.served):
             more.append(f"no cost: {row.why_no_cost}")
         more += [f"proven to hold {rate(row.capacity.held)}"] * (row.capacity.held is not None)
-        more += [f"{tokens} a million output tokens"] * (tokens != DASH)
+        more += [f"{tokens} a million output tokens"] * bool(tokens)
         more += [f"energy a request {_energy(row)}"] * (row.energy_per_request_j is not None)
         more += [f"binds: {_binds(row)}"] * bool(row.binding_slo)
         more += [f"in whole replicas: {_fleet(row)}"] * bool(row.fleet)
         told.append((row.name, "; ".join(more)))
-        rows.append([Name(row.name), capacity, requests, ratio, "; ".join(more)])
+        rows.append([Name(row.name), capacity, requests or DASH, ratio, "; ".join(more)])
     headers: doc.Headers = [
         "", "req/s within the SLO", "a million requests", "times the cheapest", Column("", below=True)
     ]  # fmt: skip

@@ -113,7 +113,7 @@ def _at_level(sweep: SweepFigures, point: Point, metric: str) -> tuple[Figure, s
 def _with_interval(sweep: SweepFigures, point: Point, metric: str) -> str:
     """Both in one cell."""
     figure, ends = _at_level(sweep, point, metric)
-    return str(figure) if str(figure) == DASH else f"{figure} ({ends})"
+    return DASH if figure.value is None and not figure.text else f"{figure} ({ends})"
 
 
 def _latency_heads(sweep: SweepFigures, *metrics: str) -> list[str | Column]:
