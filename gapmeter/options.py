@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 _LONGEST = 2000  # letters of a line for people
-# What a search may be asked for.
-SHARES = {"--headroom": (0.0, 0.95), "--confidence": (0.5, 0.999), "--within": (0.005, 1.0)}
+# What may be asked for.
+SHARES = {
+    "--headroom": (0.0, 0.95), "--confidence": (0.5, 0.999), "--within": (0.005, 1.0), "--max-regression": (0.0, 10.0),
+}  # fmt: skip
 BUDGET_S = (30.0, 86400.0)
 
 
@@ -94,9 +96,10 @@ class CapacityGoal:
                 check_rate(flag, rate, f"{rate:g}")
         if self.spare < 0:
             raise UserError(f"--spare {self.spare}: no fewer than 0 servers; write 1 for N+1", errors.USAGE)
-        for flag, share in zip(SHARES, (self.headroom, self.confidence, self.within), strict=True):
+        shares = {"--headroom": self.headroom, "--confidence": self.confidence, "--within": self.within}
+        for flag, share in shares.items():
             if share is not None:
-                check_share(flag, share, f"{100 * share:g}%", SHARES[flag])
+                check_share(flag, share, f"{100 * share:g}%")
         check_seconds("--budget", self.budget_s, f"{self.budget_s:g}s", BUDGET_S)
 
     @property
@@ -124,9 +127,9 @@ def check_rate(flag: str, rate: float, text: str) -> None:
         raise UserError(f"{flag} {text}: not a rate; write requests per second above 0, for instance 50", errors.USAGE)
 
 
-def check_share(flag: str, share: float, text: str, ends: tuple[float, float]) -> None:
+def check_share(flag: str, share: float, text: str) -> None:
     """Raises UserError, which quotes ``text``."""
-    least, most = ends
+    least, most = SHARES[flag]
     if not least <= share <= most:
         raise UserError(f"{flag} {text}: write a percentage from {100 * least:g}% to {100 * most:g}%", errors.USAGE)
 

@@ -136,11 +136,11 @@ def seconds_of(flag: str, text: str, *, least_s: float = 0.0, most_s: float = ma
     return float(value_ns / 1e9)
 
 
-def share_of(flag: str, text: str, least: float, most: float) -> float:
-    """Per cent as a fraction. Raises UserError."""
+def share_of(flag: str, text: str) -> float:
+    """Per cent as a fraction, of a flag in ``SHARES``. Raises UserError."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
     value = float(f"{found[1]}e-2") if found else math.nan  # 99.9 over 100 is more than 0.999
-    check_share(flag, value, text, (least, most))
+    check_share(flag, value, text)
     return value
 
 

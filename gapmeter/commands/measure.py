@@ -17,7 +17,7 @@ from gapmeter import errors
 from gapmeter.commands import flags
 from gapmeter.commands.flags import Commands
 from gapmeter.errors import UserError, say_exit
-from gapmeter.options import BUDGET_S, SHARES, CapacityGoal, Options
+from gapmeter.options import BUDGET_S, CapacityGoal, Options
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.loadgen.fleet import Workers
@@ -99,7 +99,7 @@ def _baseline(arguments: argparse.Namespace, scenario: Scenario) -> Baseline | N
         return None
     from gapmeter.study.comparison import Baseline, check_baseline
 
-    limit = flags.share_of("--max-regression", arguments.max_regression or "5%", 0.0, 10.0)
+    limit = flags.share_of("--max-regression", arguments.max_regression or "5%")
     folders = tuple(Path(part) for part in arguments.baseline.split(",") if part)
     baseline = Baseline(folders, limit, tuple(arguments.factor), force=arguments.force)
     check_baseline(baseline, scenario)
@@ -160,9 +160,9 @@ def _capacity(arguments: argparse.Namespace) -> int:
         raise UserError("--headroom and --spare go with --target-rps N", errors.USAGE)
     target_rps = None if arguments.target_rps is None else flags.rate_of("--target-rps", arguments.target_rps)
     free = arguments.headroom
-    headroom = None if free is None else flags.share_of("--headroom", free, *SHARES["--headroom"])
-    confidence = flags.share_of("--confidence", arguments.confidence, *SHARES["--confidence"])
-    within = flags.share_of("--within", arguments.within, *SHARES["--within"])
+    headroom = None if free is None else flags.share_of("--headroom", free)
+    confidence = flags.share_of("--confidence", arguments.confidence)
+    within = flags.share_of("--within", arguments.within)
     budget_s = flags.seconds_of("--budget", arguments.budget, least_s=BUDGET_S[0], most_s=BUDGET_S[1])
     goal = CapacityGoal(target_rps, headroom, spare, confidence, within, budget_s)
     goal.check()

@@ -59,7 +59,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     flags.check_files(arguments.markdown)
     limit = arguments.max_regression
-    allowed = None if limit is None else flags.share_of("--max-regression", limit, 0.0, 10.0)
+    allowed = None if limit is None else flags.share_of("--max-regression", limit)
     keys = Keys.within({})
     if arguments.run:
         from gapmeter.runs.comparison import check_percentiles

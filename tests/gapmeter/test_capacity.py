@@ -25,7 +25,7 @@ from gapmeter.cli import main, parser
 from gapmeter.commands import flags
 from gapmeter.errors import UserError
 from gapmeter.machine.instrument import Cores, Timing, null_server
-from gapmeter.options import SHARES, CapacityGoal, Options
+from gapmeter.options import CapacityGoal, Options
 from gapmeter.report.command import Command as CommandLine
 from gapmeter.runs.archive import archive
 from gapmeter.runs.comparison import compare_folders
@@ -406,7 +406,7 @@ def test_the_command_of_a_search_from_python_asks_for_the_same_goal() -> None:
     assert words[:5] == ("gapmeter", "capacity", "smoke", "--set", "load.rate=3")
     read = parser().parse_args(words[1:])
     assert read.probe_dir == Path("probe")
-    shares = (flags.share_of(name, getattr(read, name[2:]), *SHARES[name]) for name in SHARES)
+    shares = (flags.share_of(f"--{name}", getattr(read, name)) for name in ("headroom", "confidence", "within"))
     budget_s = flags.seconds_of("--budget", read.budget)
     assert goal == CapacityGoal(flags.rate_of("", read.target_rps), next(shares), read.spare, *shares, budget_s)
     assert not CapacityGoal().flags

@@ -296,19 +296,26 @@ def test_runs_are_made_in_turn() -> None:
 
 @pytest.mark.parametrize(("text", "limit"), [("5%", 0.05), (" 2.5 % ", 0.025)])
 def test_a_limit_is_a_share(text: str, limit: float) -> None:
-    assert share_of("--max-regression", text, 0.0, 10.0) == pytest.approx(limit)
+    assert share_of("--max-regression", text) == pytest.approx(limit)
 
 
-@pytest.mark.parametrize(("least", "most"), [(0.5, 0.999), (0.005, 1.0), (0.0, 0.95)])
-def test_a_share_may_be_either_end_of_its_range(least: float, most: float) -> None:
-    """As of --confidence, --within and --headroom."""
-    assert [share_of("--x", f"{100 * end:g}%", least, most) for end in (least, most)] == [least, most]
+@pytest.mark.parametrize(
+    ("flag", "least", "most"),
+    [
+        ("--confidence", 0.5, 0.999),
+        ("--within", 0.005, 1.0),
+        ("--headroom", 0.0, 0.95),
+        ("--max-regression", 0.0, 10.0),
+    ],
+)
+def test_a_share_may_be_either_end_of_its_range(flag: str, least: float, most: float) -> None:
+    assert [share_of(flag, f"{100 * end:g}%") for end in (least, most)] == [least, most]
 
 
 @pytest.mark.parametrize("text", ["5", "0.05", "-5%", "five"])
 def test_a_limit_without_its_unit_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"--max-regression .*: write a percentage from 0% to 1000%"):
-        share_of("--max-regression", text, 0.0, 10.0)
+        share_of("--max-regression", text)
 
 
 def regression(status: str) -> Regression:
