@@ -22,7 +22,7 @@ from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult
 from gapmeter.analysis.results.run import Words as RunWords
 from gapmeter.analysis.run_figures import RunTables
 from gapmeter.records import RunFolder
-from gapmeter.report import compute, cost, device, explore, glance, percentiles, slo, timeline, trust, waits, why
+from gapmeter.report import compute, cost, device, explore, glance, html, percentiles, slo, timeline, trust, waits, why
 from gapmeter.report import document as doc
 from gapmeter.report.advice import why_and_advice
 from gapmeter.report.document import DETAILS, MARKDOWN, PAGE, TERMINAL, Facts, Figure, Name, Row, Said, Section
@@ -58,6 +58,28 @@ _WHOSE = {
     "transformers": "Transformers' own continuous batching, behind gapmeter's own HTTP server (not transformers serve)",
     "simulated": "gapmeter's simulated engine: its times are set, and do not represent a real engine",
 }
+
+
+def write(folder: RunFolder, result: RunResult, tables: RunTables) -> RunResult:
+    """``summary.json``, ``verdict.json`` and ``report.html`` of a run's folder; ``tables``: the run's.
+
+    Returns the result with its words. Raises OSError.
+    """
+    result = result.model_copy(update={"words": words_of(result, Manifest.read(folder.path))})
+    result.write(folder.path)
+    result.verdict_file.write(folder.path)
+    write_page(folder, tables)
+    return result
+
+
+def write_page(folder: RunFolder, tables: RunTables | None = None) -> Path:
+    """Write ``report.html`` into a run's folder that has been analysed, and return its path.
+
+    Raises FileNotFoundError when summary.json or manifest.json is not there, NotReadable when they are not of this
+    version, OSError when the page cannot be written.
+    """
+    html.write(folder.report, document(folder, tables), scripts=[html.asset("request.js")])
+    return folder.report
 
 
 def brief(result: RunResult, manifest: Manifest, regression: Regression | None = None) -> doc.Document:

@@ -173,9 +173,9 @@ def show(document: Document, folder: Path, end: str = "", *links: tuple[str, str
 def analyse_run(folder: RunFolder, *, definitions: bool) -> RunResult:
     """Everything that is derived from a run's records, and its report, into its folder. Raises NotRecords, OSError."""
     from gapmeter.analysis.analyse import analyse  # its import takes a second or two: mistakes are reported before
-    from gapmeter.report import write_result
+    from gapmeter.report import run
 
-    return write_result(folder, *analyse(folder, definitions=definitions))
+    return run.write(folder, *analyse(folder, definitions=definitions))
 
 
 def report_again(

@@ -14,7 +14,7 @@ from markupsafe import escape
 
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stages import STAGES
-from gapmeter.report import write_report
+from gapmeter.report.run import write_page
 from tests.kit.results import figure_at
 from tests.kit.runs import write_run
 
@@ -42,7 +42,7 @@ class Page(HTMLParser):
 
 
 def _page(folder: Any) -> Page:
-    return Page(write_report(folder).read_text(encoding="utf-8"))
+    return Page(write_page(folder).read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
