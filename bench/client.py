@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from gapmeter.analysis.arrays import Ints
-from gapmeter.machine.instrument import Cores, Timing, departures, equal_plan, errors, issue, kept_to, poisson
+from gapmeter.machine.instrument import Cores, Timing, departures, equal_plan, issue, kept_to, poisson, stamp_errors
 from gapmeter.records.stream import parse_answer
 
 STREAMS = 64
@@ -118,7 +118,7 @@ def exactness(cores: Cores, seed: int, rate: int, seconds: int, *, busy: bool = 
         run = issue(cores, equal_plan(due, tokens=64), Timing(), warm=STREAMS)
     left = departures(run.server)
     error = np.array([parse_answer(r).token_ns[0] - left[r.request_id][1][0] for r in run.records]) / 1e6
-    lag = errors(run).lag / 1e6
+    lag = stamp_errors(run).lag / 1e6
     sent = np.sort(np.array([r.sent_ns for r in run.records]))
     name = f"{rate}_busy" if busy else str(rate)
     waits = [r.chunk_wait_ns for r in run.records if len(r.chunk_wait_ns)]

@@ -32,16 +32,16 @@ def kind(stage: str) -> str:
     return BY_NAME[stage].kind if stage in BY_NAME else "the rest"
 
 
-def fill(stage: str) -> str:
-    """The paint of a stage: its color, or for the residual and transit stages a hatch of it."""
+def paint(stage: str) -> str:
+    """A stage's color, or for the residual and transit stages a hatch of it."""
     return f"url(#hatch-{stage})" if stage == UNEXPLAINED or kind(stage) == "transit" else color(stage)
 
 
-def ink(paint: str) -> str:
+def ink(fill: str) -> str:
     """Black or white, whichever reads better on a color (WCAG relative luminance); on a hatch the page's own ink."""
-    if paint.startswith("url("):
+    if fill.startswith("url("):
         return "var(--ink)"
-    channels = [int(paint[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    channels = [int(fill[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return "#000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else "#fff"
 
@@ -65,15 +65,15 @@ def _hatch(name: str, line: str, angle: int) -> Fragment:
 
 def swatch(stage: str) -> Fragment:
     """A small square in the paint of a stage."""
-    return _square(fill(stage))
+    return _square(paint(stage))
 
 
 def key(entries: Iterable[tuple[str, str]]) -> Fragment:
-    """What colors stand for, where they are no stage's: (paint, words)."""
-    shown = [el("span", _square(paint), words, class_="owner-key") for paint, words in entries]
+    """What colors stand for, where they are no stage's: (fill, words)."""
+    shown = [el("span", _square(fill), words, class_="owner-key") for fill, words in entries]
     return el("p", *shown, class_="lead key")
 
 
-def _square(paint: str) -> Fragment:
-    box = el("rect", width=12, height=12, rx=2, fill=paint, class_="segment")
+def _square(fill: str) -> Fragment:
+    box = el("rect", width=12, height=12, rx=2, fill=fill, class_="segment")
     return el("svg", box, width=12, height=12, class_="swatch", aria_hidden="true")

@@ -27,7 +27,7 @@ def segment(stage: str, ms: float, device: str, whole: str, *, label: str = "", 
     """A stage's piece of a bar; ``whole``: what part it is of what. The residual is drawn however small it is."""
     words = ", ".join(filter(None, (f"{of}{marks.words(stage)}: {duration(ms)}", whole)))
     return Segment(
-        ms, marks.fill(stage), label, f"{words} · {marks.owner(stage, device)} · {marks.kind(stage)}",
+        ms, marks.paint(stage), label, f"{words} · {marks.owner(stage, device)} · {marks.kind(stage)}",
         least_px=4 if stage == UNEXPLAINED else None, data={"data_stage": stage, "data_ms": f"{ms:.7g}"},
     )  # fmt: skip
 
@@ -247,7 +247,7 @@ def ledger_bar(parts: Mapping[str, float], longest_ms: float) -> Fragment:
     scale = Axis(Scale("linear", 0.0, longest_ms), labels=False)
     plot = Plot(scale, _ONE_ROW, height=16)
     pieces = [
-        Segment(ms, marks.fill(stage), title=f"{marks.words(stage)}: {duration(ms)}",
+        Segment(ms, marks.paint(stage), title=f"{marks.words(stage)}: {duration(ms)}",
                 data={"data_stage": stage, "data_ms": f"{ms:.6g}"})
         for stage, ms in parts.items() if ms > 0
     ]  # fmt: skip

@@ -149,8 +149,8 @@ def request_data(run: ReportedRun, names: Sequence[str]) -> dict[str, Any]:
         "words": [marks.words(stage) for stage in STAGE_NAMES],
         "owners": [marks.owner(stage, run.result.device) for stage in STAGE_NAMES],
         "kinds": [marks.kind(stage) for stage in STAGE_NAMES],
-        "paints": [marks.fill(stage) for stage in STAGE_NAMES],
-        "inks": [marks.ink(marks.fill(stage)) for stage in STAGE_NAMES],
+        "paints": [marks.paint(stage) for stage in STAGE_NAMES],
+        "inks": [marks.ink(marks.paint(stage)) for stage in STAGE_NAMES],
     }
 
 

@@ -34,10 +34,10 @@ from gapmeter.machine.instrument import (
     Timing,
     TooBusy,
     equal_plan,
-    errors,
     issue,
     kept_to,
     poisson,
+    stamp_errors,
 )
 from gapmeter.options import Say, tell
 from gapmeter.records.folder import write_json
@@ -255,16 +255,16 @@ def _floor(name: str, placement: Placement, effort: Effort, say: Say) -> Generat
     rounds = [_round(name, cores, effort, seed) for seed in range(effort.rounds)]
     middle = {key: statistics.median(found[key] for found in rounds) for key in rounds[0]}
 
-    def tell(what: str) -> Callable[[float, Trial], None]:
+    def show(what: str) -> Callable[[float, Trial], None]:
         return lambda rate, trial: say(
             f"{name}: {rate:,.0f} {what}/s: {trial.delivered:,.0f} delivered, error p99 {trial.error_ms:.2f} ms"
         )
 
     tokens = highest(
-        lambda rate: _token_trial(name, cores, rate, effort.step_s), 8_000, 1_024_000, effort.halvings, tell("tokens")
+        lambda rate: _token_trial(name, cores, rate, effort.step_s), 8_000, 1_024_000, effort.halvings, show("tokens")
     )
     requests = highest(
-        lambda rate: _request_trial(name, cores, rate, effort.step_s), 200, 12_800, effort.halvings, tell("requests")
+        lambda rate: _request_trial(name, cores, rate, effort.step_s), 200, 12_800, effort.halvings, show("requests")
     )
     return GeneratorFloor.model_validate(
         {
@@ -281,7 +281,7 @@ def _floor(name: str, placement: Placement, effort: Effort, say: Say) -> Generat
 def _round(name: str, cores: Cores, effort: Effort, seed: int) -> dict[str, float]:
     """Errors at a gentle rate, and the CPU time of a chunk that arrives alone."""
     due = poisson(_RATE, round(_RATE * effort.floor_s), [seed, 1])
-    seen = errors(issue(cores, equal_plan(due, _TOKENS), Timing(), generator=name, warm=STREAMS))
+    seen = stamp_errors(issue(cores, equal_plan(due, _TOKENS), Timing(), generator=name, warm=STREAMS))
     found: dict[str, float] = {}
     for metric in ("ttft", "itl", "e2e", "lag"):
         values = getattr(seen, metric)
@@ -298,7 +298,7 @@ def _token_trial(name: str, cores: Cores, rate: float, seconds: float) -> Trial:
     due = (np.arange(STREAMS) * gap_ns / STREAMS).astype(np.int64)
     plan = equal_plan(due, max(2, round(rate * seconds / STREAMS)))
     run = issue(cores, plan, Timing(gap_ms=gap_ns / 1e6), generator=name, warm=STREAMS)
-    seen = errors(run)
+    seen = stamp_errors(run)
     return Trial(_worst(seen), _pace(seen.stamps, len(seen.stamps)))
 
 
@@ -310,7 +310,7 @@ def _request_trial(name: str, cores: Cores, rate: float, seconds: float) -> Tria
     run = issue(cores, equal_plan(due, _SHORT_TOKENS), _SHORT, generator=name, warm=warm)
     sent = np.array([record.sent_ns for record in run.records], np.int64)
     planned = (len(due) - 1) / float(due[-1] - due[0]) * 1e9
-    return Trial(_worst(errors(run)), rate * _pace(sent, len(sent) - 1) / planned)
+    return Trial(_worst(stamp_errors(run)), rate * _pace(sent, len(sent) - 1) / planned)
 
 
 def _worst(seen: Errors) -> float:

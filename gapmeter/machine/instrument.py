@@ -138,7 +138,7 @@ def issue(
     return NullRun(records, generated, server, cpu_ns)
 
 
-def errors(run: NullRun) -> Errors:
+def stamp_errors(run: NullRun) -> Errors:
     """The client's stamps against the server's log, over all requests."""
     logged = departures(run.server)
     ttft, e2e, itl, late, lag, arrived = [], [], [], [], [], []

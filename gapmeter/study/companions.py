@@ -90,7 +90,7 @@ def telemetry(
 
 
 @contextlib.contextmanager
-def runs_page(runs: Path, port: int | None, generator: Sequence[int]) -> Iterator[str]:
+def page_server(runs: Path, port: int | None, generator: Sequence[int]) -> Iterator[str]:
     """Serve the page over the runs folder while the block lasts; its address, "" for none.
 
     ``port`` None: no page, 0: any free port. ``generator``: the cores to keep off. A page that cannot be served is

@@ -24,7 +24,7 @@ from gapmeter.report.command import Command
 from gapmeter.runs.lock import locked
 from gapmeter.runs.run import STUDIES, Conclusion, manifest_of
 from gapmeter.scenarios.model import Scenario
-from gapmeter.study.companions import runs_page
+from gapmeter.study.companions import page_server
 from gapmeter.study.conclusion import raise_if_gone
 from gapmeter.study.patience import shortage
 from gapmeter.study.resolve import resolve
@@ -172,7 +172,7 @@ def run_repeats(
     if short := shortage(scenario):
         say(short)
 
-    with runs_page(options.runs, options.live_port, placed(scenario).generator) as live:
+    with page_server(options.runs, options.live_port, placed(scenario).generator) as live:
 
         def begun(run: Path) -> None:
             if live:

@@ -35,7 +35,7 @@ class LiveRun:
     """One run that goes on: its state, and who is looking at it."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self._folder, self._stream = folder, LiveState(folder)
+        self._folder, self._state = folder, LiveState(folder)
         self._pages: set[asyncio.Queue[dict[str, Any]]] = set()
         self._fetching = 0
         self._fetched = asyncio.Event()
@@ -47,7 +47,7 @@ class LiveRun:
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         while not self.over.is_set() and await asyncio.to_thread(self._goes_on):
-            self._tell(await self._stream.update())
+            self._tell(await self._state.update())
             due_s += _EVERY_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.over.wait(), max(0.0, due_s - loop.time()))
@@ -77,7 +77,7 @@ class LiveRun:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
         queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        queue.put_nowait(self._stream.all_so_far())
+        queue.put_nowait(self._state.all_so_far())
         if self._end is not None:
             queue.put_nowait(self._end)
         self._pages.add(queue)

@@ -14,7 +14,7 @@ from gapmeter.analysis.results.manifest import CalibratedLimit, Calibration, Gen
 from gapmeter.cli import main
 from gapmeter.machine import calibration, doctor
 from gapmeter.machine.calibration import Trial, calibrate, highest, render
-from gapmeter.machine.instrument import Cores, NullRun, Timing, TooBusy, equal_plan, errors, issue
+from gapmeter.machine.instrument import Cores, NullRun, Timing, TooBusy, equal_plan, issue, stamp_errors
 from gapmeter.records import RecordWriter, Span, read_records
 from tests.kit.streams import arrived, chat, sse, wire
 
@@ -24,7 +24,7 @@ ANYWHERE = Cores((), ())
 def test_client_and_null_server_agree_about_every_token() -> None:
     due = np.arange(12, dtype=np.int64) * 5_000_000
     run = issue(ANYWHERE, equal_plan(due, 20), Timing(first_ms=20, gap_ms=2), warm=12)
-    seen = errors(run)
+    seen = stamp_errors(run)
     assert len(seen.ttft) == len(seen.e2e) == len(seen.lag) == 12
     assert len(seen.late) == len(seen.stamps) == 12 * 20
     assert len(seen.itl) == 12 * 19
@@ -142,7 +142,7 @@ def test_an_error_is_the_client_s_figure_less_the_log_s_so_that_the_schedule_is_
     )  # fmt: skip
     server = read_records(tmp_path / "null.gap")
     run = NullRun([record], server, server, cpu_ns=9_000)
-    found = errors(run)
+    found = stamp_errors(run)
     assert (found.ttft.tolist(), found.e2e.tolist()) == ([6_000 + 4_000], [6_000 + 5_000])
     assert (found.itl.tolist(), found.lag.tolist()) == ([3_000, 2_000], [2_000])
     assert (found.late.tolist(), found.stamps.tolist()) == ([4_000, 7_000, 5_000], seen)
