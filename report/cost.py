@@ -12,7 +12,7 @@ from gapmeter.analysis.results.cost import Cost, Economy, Energy, NoCost, NoEner
 from gapmeter.analysis.stats.estimate import CONFIDENCE
 from gapmeter.report.document import Block, Chart, Column, Figure, Row, Section, Table
 from gapmeter.report.pictures import CostRange
-from gapmeter.report.words import Interval, low_to_high
+from gapmeter.report.words import low_to_high
 
 _CHEAP_USD = 0.001  # from which a request's own cost is shown
 
@@ -76,7 +76,7 @@ def energy_sentence(energy: Energy | NoEnergy) -> str:
     return f"{each} a request, {rate} output tokens per joule ({idle}; {energy.source})"
 
 
-def value_sentence(value: Value, goodput_ci: Interval) -> str:
+def value_sentence(value: Value, goodput_ci: Ends | None) -> str:
     """How many good requests a dollar buys; ``goodput_ci``: the share of requests that are good."""
     if value.good_requests_per_usd is None:
         return f"none: {value.reason}"
@@ -90,7 +90,7 @@ def value_sentence(value: Value, goodput_ci: Interval) -> str:
 Lines = Sequence[tuple[str, str]]
 
 
-def lines(economy: Economy, goodput_ci: Interval, *, simulated: bool, proven: bool = True) -> Lines:
+def lines(economy: Economy, goodput_ci: Ends | None, *, simulated: bool, proven: bool = True) -> Lines:
     """Three (name, sentence) of a run, or of a search for capacity: the figure, or why there is none.
 
     ``goodput_ci``: the share of requests within their own limits; the others as ``cost_sentence`` takes them.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gapmeter.analysis.numbers import duration, share, significant, usd
+from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.latency import Band
 from gapmeter.analysis.stages import UNEXPLAINED
 from gapmeter.report import marks
@@ -13,7 +14,7 @@ from gapmeter.report.charts import Axis, Plot, Point, Segment, after, bar, head,
 from gapmeter.report.document import Gauge
 from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, percent
-from gapmeter.report.words import Interval, both
+from gapmeter.report.words import both
 
 Limit = tuple[float, str]  # ms, the objective in words
 _FAR = 1.8  # times the longest bar: an objective farther off is told in words, so that bars stay long
@@ -176,7 +177,7 @@ class StageChange:
 
     stage: str
     ms: float
-    ends_ms: Interval
+    ends_ms: Ends | None
     behind: str = ""
     title: str = ""
 

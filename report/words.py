@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
 from gapmeter.analysis.numbers import bounds, count, counted, duration, share, significant
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID_TRIAL, UNDECIDED
+from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.distribution import Needs
 from gapmeter.analysis.results.manifest import ManifestBase
 from gapmeter.analysis.results.run import RunFigures
@@ -86,10 +87,7 @@ def of_answered(result: RunFigures) -> str:
     return f"of {count(result.counts.succeeded)} answered"
 
 
-Interval = Sequence[float | None] | None  # two ends; either may be unknown
-
-
-def interval(ends_ms: Interval) -> str:
+def interval(ends_ms: Ends | None) -> str:
     """``1.31 .. 1.58 ms``, or ``not estimable``."""
     low, high = ends_ms or (None, None)
     return bounds(low, high)
@@ -100,7 +98,7 @@ def signed(ms: float) -> str:
     return f"{'+' if ms > 0 else ''}{duration(ms)}"
 
 
-def part_of(value: float, ends: Interval = None) -> str:
+def part_of(value: float, ends: Ends | None = None) -> str:
     """A share of a whole, with its interval if it has one: ``22 % (12 to 34 %)``, ``all (97 % or more)``."""
     if value > WHOLE:
         return "more than all"
@@ -108,7 +106,7 @@ def part_of(value: float, ends: Interval = None) -> str:
     return said if within in ("", said) else f"{said} ({within})"
 
 
-def shares(ends: Interval) -> str:
+def shares(ends: Ends | None) -> str:
     """``12 to 34 %``, or ``59 % or more`` where that reaches beyond all; "" where either end is unknown.
 
     Shares of a difference do, since other parts may have gone the other way.
@@ -121,12 +119,12 @@ def shares(ends: Interval) -> str:
     return f"{share(low).removesuffix(' %')} to {share(high)}"
 
 
-def low_to_high(ends: Interval) -> str:
+def low_to_high(ends: Ends | None) -> str:
     """``1.31 .. 1.58``; "" where either end is unknown."""
     return " .. ".join(map(significant, both(ends) or ()))
 
 
-def both(ends: Interval) -> tuple[float, float] | None:
+def both(ends: Ends | None) -> tuple[float, float] | None:
     """An interval of which both ends are known."""
     low, high = ends or (None, None)
     return None if low is None or high is None else (low, high)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gapmeter.report.words import Interval, part_of
+from gapmeter.analysis.results.codec import Ends
+from gapmeter.report.words import part_of
 
 
 @pytest.mark.parametrize(
@@ -22,5 +23,5 @@ from gapmeter.report.words import Interval, part_of
         (-0.1, (-0.2, 0.02), "-10 % (-20 to 2.0 %)"),
     ],
 )
-def test_no_share_of_a_whole_reaches_beyond_all_of_it(share: float, ends: Interval, told: str) -> None:
+def test_no_share_of_a_whole_reaches_beyond_all_of_it(share: float, ends: Ends | None, told: str) -> None:
     assert part_of(share, ends) == told
