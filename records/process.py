@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import resource
@@ -14,6 +15,12 @@ _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _ATTR = struct.Struct("<IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, deadline, period
 _SCHED_NORMAL = 0
 _RESET_ON_FORK = 1  # neither the engine process nor the threads that tokenize long texts inherit it
+
+
+@functools.cache
+def libc() -> ctypes.CDLL:
+    """Once a process: each one is a cycle of references, which a process without a collector would keep for good."""
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def allow_many_files() -> int:
@@ -37,7 +44,7 @@ def too_few_files(streams: int, most: int) -> str:
 
 def give_back_memory() -> None:
     """Let the system have what is free between what is in use: glibc keeps it, a gigabyte after a large run's spans."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+    trim = getattr(libc(), "malloc_trim", None)  # musl has none
     if trim is not None:
         trim(0)
 
@@ -64,6 +71,5 @@ def ask_for_short_slices(nicer: int) -> str:
 
 
 def _set(number: int, nice: int) -> bool:
-    libc = ctypes.CDLL(None, use_errno=True)
     attributes = _ATTR.pack(_ATTR.size, _SCHED_NORMAL, _RESET_ON_FORK, nice, 0, _SLICE_NS, 0, 0)
-    return bool(libc.syscall(number, 0, attributes, 0) == 0)
+    return bool(libc().syscall(number, 0, attributes, 0) == 0)

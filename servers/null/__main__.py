@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import gc
 import os
 import signal
@@ -15,7 +14,7 @@ from pathlib import Path
 import uvloop
 
 from gapmeter.records import RecordWriter
-from gapmeter.records.process import allow_many_files
+from gapmeter.records.process import allow_many_files, libc
 from gapmeter.servers.null.server import Schedule, Server
 
 _PR_SET_PDEATHSIG = 1
@@ -25,7 +24,7 @@ def main(arguments: list[str]) -> int:
     """Entry point; SIGTERM and SIGINT end it with its log closed."""
     options = _parse(arguments)
     if options.with_parent:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        libc().prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     allow_many_files()
     sock = socket.create_server((options.host, options.port))
     port = sock.getsockname()[1]

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from gapmeter.records.process import allow_many_files
+from gapmeter.records.process import allow_many_files, libc
 from gapmeter.servers.telemetry import NO_PROCESSES, About, Absent, Row
 from gapmeter.servers.telemetry.sources import tree_of
 
@@ -41,8 +41,6 @@ _RING_PAGES = (1024, 64)  # 100,000 or 6,500 switches of a core between two look
 _OF_THREADS, _OF_CORES = 8, 10  # 32-bit words of a record: PERF_RECORD_SWITCH, PERF_RECORD_SWITCH_CPU_WIDE
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM)
 SERVER, LOAD_TESTER, OTHER = "server", "load tester", "another program"  # whose process a row names
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Switches:
@@ -95,7 +93,7 @@ def _shared(threads: Iterable[int], cpu: int, folder: Path) -> _Ring | None:
         return None
     ring = _Ring(events[0], folder / f"switches-{cpu}.bin")
     for event in events[1:]:
-        if _libc.ioctl(event, _SET_OUTPUT, events[0]) < 0:
+        if libc().ioctl(event, _SET_OUTPUT, events[0]) < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return ring
 
@@ -173,7 +171,7 @@ def _open_event(tid: int, cpu: int) -> int | None:
     struct.pack_into("IIQQQQQ", attributes, 0, _SOFTWARE, len(attributes), _DUMMY, 0, _TID | _TIME | _CPU, 0, flags)
     struct.pack_into("i", attributes, 92, _CLOCK_MONOTONIC)
     buffer = (ctypes.c_char * len(attributes)).from_buffer(attributes)
-    event: int = _libc.syscall(_SYSCALL[platform.machine()], buffer, tid, cpu, -1, _CLOSE_ON_EXEC)
+    event: int = libc().syscall(_SYSCALL[platform.machine()], buffer, tid, cpu, -1, _CLOSE_ON_EXEC)
     if event >= 0:
         return event
     number = ctypes.get_errno()
