@@ -56,14 +56,17 @@ class Switches:
         cores = sorted(_cores(servers))
         if not cores:
             raise Absent("none of the processes is there any more")
-        events = {cpu: event for cpu in cores if (event := _open_event(-1, cpu)) is not None}
-        if events:
-            self._words = _OF_CORES
-            self._rings = [_Ring(event, folder / f"switches-{cpu}.bin") for cpu, event in events.items()]
-        else:
-            self._words = _OF_THREADS
-            threads = sorted({*servers, *(thread for pid in beside for thread in _threads(pid))})
-            self._rings = [ring for cpu in sorted(_cores(threads)) if (ring := _shared(threads, cpu, folder))]
+        with contextlib.ExitStack() as opened:  # closed where not all can be had: else the kernel goes on recording
+            events = {cpu: event for cpu in cores if (event := _open_event(-1, cpu, opened)) is not None}
+            if events:
+                self._words = _OF_CORES
+                self._rings = [_Ring(event, cpu, folder, opened) for cpu, event in events.items()]
+            else:
+                self._words = _OF_THREADS
+                threads = sorted({*servers, *(thread for pid in beside for thread in _threads(pid))})
+                shared = (_shared(threads, cpu, folder, opened) for cpu in sorted(_cores(threads)))
+                self._rings = [ring for ring in shared if ring]
+            opened.pop_all()
         self.about: About = {"cores": cores, "whole": bool(events)}
 
     def read(self) -> list[Row]:
@@ -86,12 +89,12 @@ def _largest(event: int) -> mmap.mmap:
     return mmap.mmap(event, (1 + smallest) * mmap.PAGESIZE)
 
 
-def _shared(threads: Iterable[int], cpu: int, folder: Path) -> _Ring | None:
+def _shared(threads: Iterable[int], cpu: int, folder: Path, opened: contextlib.ExitStack) -> _Ring | None:
     """A ring for one core, with the records of all these threads; None: they are gone."""
-    events = [event for tid in threads if (event := _open_event(tid, cpu)) is not None]
+    events = [event for tid in threads if (event := _open_event(tid, cpu, opened)) is not None]
     if not events:
         return None
-    ring = _Ring(events[0], folder / f"switches-{cpu}.bin")
+    ring = _Ring(events[0], cpu, folder, opened)
     for event in events[1:]:
         if libc().ioctl(event, _SET_OUTPUT, events[0]) < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -111,10 +114,12 @@ def _named(pid: int, roots: Mapping[int, str]) -> Row:
 class _Ring:
     """What the kernel writes for one core, and the file that it goes to."""
 
-    def __init__(self, event: int, path: Path) -> None:
+    def __init__(self, event: int, cpu: int, folder: Path, opened: contextlib.ExitStack) -> None:
         self._map = _largest(event)
         self._data = memoryview(self._map)[mmap.PAGESIZE :]
+        path = folder / f"switches-{cpu}.bin"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        opened.callback(os.close, self._file)
         self._written = 0
 
     def drain(self) -> bytes:
@@ -160,7 +165,7 @@ def open_switches(folder: Path, pids: Sequence[int], beside: Sequence[int]) -> S
         ) from error
 
 
-def _open_event(tid: int, cpu: int) -> int | None:
+def _open_event(tid: int, cpu: int, opened: contextlib.ExitStack) -> int | None:
     """The descriptor of an event for one thread on one core, and for what it starts; None: the thread is gone.
 
     ``tid`` -1: for the core, whoever runs there; None: that is not allowed.
@@ -173,6 +178,7 @@ def _open_event(tid: int, cpu: int) -> int | None:
     buffer = (ctypes.c_char * len(attributes)).from_buffer(attributes)
     event: int = libc().syscall(_SYSCALL[platform.machine()], buffer, tid, cpu, -1, _CLOSE_ON_EXEC)
     if event >= 0:
+        opened.callback(os.close, event)
         return event
     number = ctypes.get_errno()
     if number == errno.ESRCH or (tid < 0 and number in _NOT_ALLOWED):
