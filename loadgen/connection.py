@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
         """The socket has taken the rest of a request that was too long for its buffer: only now it is sent."""
         if self._exchange is not None and not self._stamps:
             self._exchange.sent_ns = monotonic_ns()
-            self._exchange.mark(Flag.WAITED)
+            self._exchange.flags |= Flag.WAITED
 
     def data_received(self, data: bytes) -> None:
         self.received(data, monotonic_ns(), 0)
@@ -126,7 +126,7 @@ class Connection(asyncio.Protocol):
             self._exchange = None
             self._pool.resend(exchange)
         elif error is None and self._headed and not self._framed:
-            exchange.mark(Flag.CLOSE_DELIMITED)
+            exchange.flags |= Flag.CLOSE_DELIMITED
             self._complete = len(self._parts)
             self._answered(now)
         elif self._is_marked():

@@ -143,7 +143,7 @@ class Sender:
         self._unwritten.append(exchange)
         retries = self._retries if exchange.outcome is not Outcome.OK and not self.stopped.is_set() else None
         again = retries is not None and retries.take(exchange)
-        exchange.release()
+        exchange.data = b""  # it has been sent, and is not kept
         if not again:
             self.finished += 1
             if self.on_finished is not None:
