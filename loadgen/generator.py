@@ -5,7 +5,6 @@ Beside them ``Heartbeat``, which looks after the timed window.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import resource
@@ -73,13 +72,6 @@ class Spec:
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
-
-
-def stop_collecting() -> None:
-    """Garbage collection pauses; counting references is enough to free what a request leaves behind."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
 
 
 def exit_code(spec: Spec, sender: Sender, broken: list[BaseException]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -14,7 +13,7 @@ from pathlib import Path
 import uvloop
 
 from gapmeter.records import RecordWriter
-from gapmeter.records.process import allow_many_files, libc
+from gapmeter.records.process import allow_many_files, libc, stop_collecting
 from gapmeter.servers.null.server import Schedule, Server
 
 _PR_SET_PDEATHSIG = 1
@@ -51,9 +50,7 @@ async def _serve(server: Server, sock: socket.socket) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, ended.set)
     await server.listen(sock)
-    gc.collect()
-    gc.freeze()
-    gc.disable()
+    stop_collecting()
     print(sock.getsockname()[1], flush=True)
     await ended.wait()
     await server.close()
