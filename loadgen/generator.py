@@ -25,7 +25,6 @@ from gapmeter.records.timer import Readers, Timer
 _BEAT_NS = 20_000_000
 _BEATS_A_SECOND = 50
 PARENT_GONE = "the process that started this one is gone"
-API_KEY = "GAPMETER_API_KEY"  # in the environment: a key has no place in a run's folder
 
 
 class Exit(IntEnum):
