@@ -13,11 +13,11 @@ from urllib.parse import quote, unquote
 
 import markupsafe
 
+from gapmeter.records.process import API_KEY
 from gapmeter.report.command import Command
 
 REDACTED = "REDACTED"
-_VARIABLES = ("GAPMETER_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY",
-              "GAPMETER_WORKER_SECRET")  # fmt: skip
+_VARIABLES = (API_KEY, "OPENAI_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY", "GAPMETER_WORKER_SECRET")
 _NAME = re.compile(r"(api[-_]?key|token|secret|password)$", re.IGNORECASE)
 _PASSWORD = re.compile(r"https?://[^:/?#]*:([^/?#]*)@")
 _SHORTEST = 6  # a shorter one is taken out where its name stands, and not wherever its letters do

@@ -49,13 +49,10 @@ def draw_arrivals(load: Load, rng: np.random.Generator, warmup_ns: int) -> Arriv
     with shape 1 / burstiness, so that their squared coefficient of variation is the burstiness. onoff, ramp, steps,
     diurnal: a Poisson process whose rate λ(t) changes; with Λ(t) the integral of λ from 0 to t, arrival k is at
     Λ⁻¹(E₁ + … + E_k), E independent exponential with mean 1 (inversion: Çinlar 1975; Lewis and Shedler 1979). trace:
-    its own times from its start on, divided by its speed, again and again where it loops. Raises
-    ValueError for a closed loop.
+    its own times from its start on, divided by its speed, again and again where it loops.
     """
-    if load.loop == "closed":
-        raise ValueError("a closed loop has no due times of its own")
     gaps_rng, curve_rng = rng.spawn(2)
-    curve = source(load, warmup_ns, curve_rng)
+    curve = curve_of(load, warmup_ns, curve_rng)
     knots: list[tuple[int, float]] = []
     if load.trace is not None:
         count = load.trace.count_in(warmup_ns + (load.longest_ns or 0)) + (load.requests or 0)
@@ -202,7 +199,7 @@ class Curve:
         return out
 
 
-def source(load: Load, warmup_ns: int, rng: np.random.Generator) -> Source | None:
+def curve_of(load: Load, warmup_ns: int, rng: np.random.Generator) -> Source | None:
     """What gives the load's curve up to a time (seconds) or beyond; None for arrivals that have none."""
     warmup_s = warmup_ns / 1e9
     match load.onoff or load.ramp or load.steps or load.diurnal:

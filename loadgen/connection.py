@@ -6,12 +6,11 @@ derived after the run, from the recorded bytes.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from array import array
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import httptools
 
@@ -22,6 +21,7 @@ from gapmeter.records.stream import parse_answer
 
 if TYPE_CHECKING:
     from gapmeter.loadgen.client import Pool
+    from gapmeter.loadgen.transport import Transport
 
 # A reused connection that closes so soon after our write, unanswered, had been closed by the server while it idled.
 # Later than that the server had the request and dropped it: that is a failure, not a stale connection.
@@ -37,23 +37,23 @@ _END_MARK = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\] *(?:[\r\n]|$)")
 _NO_STAMPS: array[int] = array("q")
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """One socket. A piece has two stamps: when the kernel had its bytes, and when we did, before we look at them.
 
-    A transport that reads with the kernel's stamps calls ``received`` and sets ``disorder``, which counts packets that
-    came out of order; any other calls ``data_received``.
+    The transport sets itself as ``transport``, and where it reads with the kernel's stamps ``disorder``, which counts
+    packets that came out of order.
     """
 
     __slots__ = (
         "_arrive", "_arrived", "_complete", "_disordered", "_exchange", "_feed", "_final", "_framed", "_headed",
         "_keep", "_location", "_mark", "_marks", "_parser", "_parts", "_pool", "_room", "_stamp", "_stamps",
-        "_transport", "closed", "disorder", "number", "on_body",
+        "closed", "disorder", "number", "on_body", "transport",
     )  # fmt: skip
 
     def __init__(self, pool: Pool, number: int) -> None:
         self._pool, self.number, self.closed = pool, number, False
         self._exchange: Exchange | None = None
-        self._transport: asyncio.Transport | None = None
+        self.transport: Transport | None = None
         self._stamps, self._arrived, self._marks, self._parts = array("q"), array("q"), list[int](), list[bytes]()
         # Bound methods of C objects: the parser and ``received`` store through them without a Python frame.
         self._stamp, self._arrive, self._mark = self._stamps.append, self._arrived.append, self._marks.append
@@ -71,21 +71,18 @@ class Connection(asyncio.Protocol):
 
     def send(self, exchange: Exchange) -> None:
         """Hand the whole request to the socket in one write."""
-        transport = cast(asyncio.Transport, self._transport)
+        assert self.transport is not None
         self._exchange, exchange.carrier, exchange.connection = exchange, self, self.number
         data = exchange.data
         exchange.write_ns = monotonic_ns()
-        transport.write(data)
+        self.transport.write(data)
         exchange.sent_ns = monotonic_ns()
 
     def resume_writing(self) -> None:
         """The socket has taken the rest of a request that was too long for its buffer: only now it is sent."""
         if self._exchange is not None and not self._stamps:
             self._exchange.sent_ns = monotonic_ns()
-            self._exchange.mark(Flag.WAITED)
-
-    def data_received(self, data: bytes) -> None:
-        self.received(data, monotonic_ns(), 0)
+            self._exchange.flags |= Flag.WAITED
 
     def received(self, data: bytes, now: int, arrived: int) -> None:
         """``now``: when we had it; ``arrived``: when the kernel did, by CLOCK_REALTIME, 0 where it does not say."""
@@ -113,9 +110,6 @@ class Connection(asyncio.Protocol):
         elif b"[DONE]" in data or self._is_cut_mark():
             self._pool.await_end(self._exchange, now)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
     def connection_lost(self, error: Exception | None) -> None:
         now = monotonic_ns()
         self.closed = True
@@ -126,14 +120,14 @@ class Connection(asyncio.Protocol):
             self._exchange = None
             self._pool.resend(exchange)
         elif error is None and self._headed and not self._framed:
-            exchange.mark(Flag.CLOSE_DELIMITED)
+            exchange.flags |= Flag.CLOSE_DELIMITED
             self._complete = len(self._parts)
             self._answered(now)
         elif self._is_marked():
             self._finish(Outcome.OK, _UNENDED, now)
         else:
             self._finish(Outcome.CUT, f"{CUT}: {error}" if error else CUT, now)
-        self._parser = self._transport = self.disorder = None  # they hold on to us: nobody collects cycles here
+        self._parser = self.transport = self.disorder = None  # they hold on to us: nobody collects cycles here
         del self._feed
 
     def last_text_ns(self) -> int:
@@ -162,8 +156,8 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self.closed = True
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     def on_message_begin(self) -> None:
         self._headed = self._framed = self._keep = False

@@ -22,7 +22,6 @@ Ints = NDArray[np.int64]
 Say = Callable[[str], None]
 _BYTES_A_TOKEN = 12  # a word with its joiner, as text and as part of a body
 _TAKES_LONG = 1_000_000, 20_000_000  # tokens, some ten seconds: with a tokenizer, and without
-_NOT_EXACT = "prompt lengths are counted in words, not tokens: no tokenizer is known; name one with --tokenizer"
 _LITTLE = 0.05  # of the prompts' tokens: so many more do not change what the load is
 
 
@@ -40,7 +39,6 @@ class Content:
     asks: list[dict[str, object]]
     prompt_tokens: Ints
     output_tokens: Ints
-    exact: bool
     repeated: Ints
     notes: tuple[str, ...] = ()
     openings: Openings | None = None
@@ -97,7 +95,7 @@ def _ask_once(
     return Content(
         PATHS[workload.kind],
         [{"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text} for text in texts],
-        prompts.tokens, output, tokenizer is not None, prompts.repeated, _notes(tokenizer, notes), prompts.openings,
+        prompts.tokens, output, prompts.repeated, tuple(notes), prompts.openings,
     )  # fmt: skip
 
 
@@ -142,8 +140,8 @@ def _ask_own(scenario: Scenario, tokenizer: PromptTokenizer | None, count: int, 
             f"the file {file.path} holds {held} for {count} requests: they repeat, so a prefix cache will know them"
         )
     return Content(
-        CHAT if file.chat else COMPLETION, [asks[index] for index in which], once[which], output,
-        tokenizer is not None, repeated, _notes(tokenizer, notes),
+        CHAT if file.chat else COMPLETION, [asks[index] for index in which], once[which], output, repeated,
+        tuple(notes),
     )  # fmt: skip
 
 
@@ -191,8 +189,8 @@ def _ask_conversations(
         )
     chosen = np.flatnonzero(kept).tolist()
     return Content(
-        CHAT, [{"messages": chats[at]} for at in chosen], tokens[kept], output[kept], tokenizer is not None,
-        repeated[kept], _notes(tokenizer, notes),
+        CHAT, [{"messages": chats[at]} for at in chosen], tokens[kept], output[kept], repeated[kept],
+        tuple(notes),
         Openings([openings.texts[at] for at in chosen], [openings.firsts[at] for at in chosen], words.starters),
         place[kept],
     )  # fmt: skip
@@ -311,7 +309,3 @@ def _count_own(tokenizer: PromptTokenizer | None, file: Prompts, chats: Sequence
             except TemplateRefused as error:
                 raise PlanError(f"{file.path}:{entry.line}: {error.reason}; change its messages") from error
         raise
-
-
-def _notes(tokenizer: PromptTokenizer | None, notes: list[str]) -> tuple[str, ...]:
-    return tuple(notes) if tokenizer is not None else (_NOT_EXACT, *notes)

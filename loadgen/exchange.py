@@ -114,16 +114,9 @@ class Exchange(RequestRecord):
         self.outcome, self.error, self.end_ns, self.done = outcome, error, at_ns, True
         self.carrier = None
 
-    def release(self) -> None:
-        """Let go of the bytes that were to be sent."""
-        self.data = b""
-
     def is_plainly_none(self) -> bool:
         """Whether what came is no answer at first sight: it has no choices, but is nothing, a page, or an error."""
         return all(b'"choices"' not in b"".join(parts) for parts in (self.parts[:2], self.parts))
-
-    def mark(self, flag: Flag) -> None:
-        self.flags |= flag
 
     def collect(self, wall: WallClock | None = None) -> RequestRecord:
         """Make the record's chunks and body of what was read; reads that brought no body (the head) are left out.
@@ -143,7 +136,7 @@ class Exchange(RequestRecord):
                 waits = wall.waits(np.frombuffer(self.arrived, np.int64), read, self.write_ns)[brought]
                 if waits.any():
                     self.chunk_wait_ns = waits
-                    self.mark(Flag.KERNEL)
+                    self.flags |= Flag.KERNEL
             self.chunk_bytes = sizes[brought].astype(np.uint32)
             self.body = b"".join(self.parts)
         return self

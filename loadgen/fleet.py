@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gapmeter.loadgen.generator import API_KEY, Exit, Locustfile, Spec
+from gapmeter.loadgen.generator import Exit, Locustfile, Spec
 from gapmeter.loadgen.plan import Plan
-from gapmeter.records.process import allow_many_files
+from gapmeter.records.process import API_KEY, allow_many_files
 
 _START_AHEAD_NS = 200_000_000
 _WORKERS_AHEAD_NS = 3_000_000_000  # the start must have reached every worker before it comes

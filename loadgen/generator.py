@@ -5,7 +5,6 @@ Beside them ``Heartbeat``, which looks after the timed window.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import resource
@@ -26,7 +25,6 @@ from gapmeter.records.timer import Readers, Timer
 _BEAT_NS = 20_000_000
 _BEATS_A_SECOND = 50
 PARENT_GONE = "the process that started this one is gone"
-API_KEY = "GAPMETER_API_KEY"  # in the environment: a key has no place in a run's folder
 
 
 class Exit(IntEnum):
@@ -73,13 +71,6 @@ class Spec:
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
-
-
-def stop_collecting() -> None:
-    """Garbage collection pauses; counting references is enough to free what a request leaves behind."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
 
 
 def exit_code(spec: Spec, sender: Sender, broken: list[BaseException]) -> int:

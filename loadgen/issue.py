@@ -265,12 +265,16 @@ class Users:
         heapq.heappush(self._waiting, (due_ns, _ANEW))
         if following is None:
             return None
-        return Abandoned(self._plan.turns_from(following), due_ns)
+        unsent = self._plan.turns_from(following)
+        if self._end_ns is not None and due_ns >= self._end_ns:
+            self.beyond_end += len(unsent)
+            return None
+        return Abandoned(unsent, due_ns)
 
     def close(self) -> None:
         """Send nothing more."""
         broken_off = [index + 1 for index in self._unanswered] + [index for _, index in self._waiting if index != _ANEW]
-        self.beyond_end = sum(len(self._plan.turns_from(index)) for index in broken_off)
+        self.beyond_end += sum(len(self._plan.turns_from(index)) for index in broken_off)
         self._unanswered.clear()
         self._waiting.clear()
 

@@ -19,6 +19,7 @@ from gapmeter.scenarios.shapes import FixedPause
 from gapmeter.scenarios.values import LONGEST_NS, SECOND_NS
 
 _CLOSED_FEWEST, _CLOSED_MOST = 256, 4096
+_NOT_EXACT = "prompt lengths are counted in words, not tokens: no tokenizer is known; name one with --tokenizer"
 _WARMED_UP_S = 2.0  # with a warm-up that is found, a whole trace asks for up to so much more than it has: no lack
 
 
@@ -57,6 +58,8 @@ def make_plan(
         encode_body(scenario.workload, model_name, ask, int(tokens), int(draw), dialect or scenario.server.dialect)
         for ask, tokens, draw in zip(content.asks, content.output_tokens, sampling, strict=True)
     ]
+    counted = () if tokenizer is not None else (_NOT_EXACT,)
+    notes = *counted, *content.notes, *_growing(load, content, warmup_ns), *_ending(load, arrivals.due_ns, warmup_ns)
     differ = not isinstance(load.think_time, FixedPause)
     return Plan(
         loop=load.loop,
@@ -65,7 +68,7 @@ def make_plan(
         bodies=bodies,
         prompt_tokens=content.prompt_tokens,
         output_tokens=content.output_tokens,
-        prompt_tokens_exact=content.exact,
+        prompt_tokens_exact=tokenizer is not None,
         warmup_ns=warmup_ns,
         warmup_requests=warmup_requests,
         end_ns=_end_ns(load, content, due_ns, warmup_ns),
@@ -80,7 +83,7 @@ def make_plan(
         workers=1,
         id_prefix=id_prefix,
         swaps=_swaps(content, bodies),
-        notes=(*content.notes, *_growing(load, content, warmup_ns), *_ending(load, arrivals.due_ns, warmup_ns)),
+        notes=notes,
         rate_knots=arrivals.knots,
         count_dispersion=arrivals.dispersion,
         prefix_share=(

@@ -74,11 +74,12 @@ class Sender:
         self.issued += 1
         self._send_now(exchange, due_ns)
 
-    def compose(self, index: int, path: str, body: bytes, output_tokens: int) -> Exchange:
-        """A request that is not in the plan, under the plan's id for ``index``. 0 tokens: any number."""
-        name = self.plan.request_id(index)
-        data = self._address.request(path, body, name, traced=self.plan.traceparent)
-        return Exchange(self.plan.global_index(index), name, data, worker=self.plan.worker, output_tokens=output_tokens)
+    def compose(self, index: int, path: str, body: bytes, output_tokens: int, **more: int) -> Exchange:
+        """A request under the plan's id for ``index``. 0 tokens: any number. ``more``: what a planned one has."""
+        plan = self.plan
+        name = plan.request_id(index)
+        data = self._address.request(path, body, name, traced=plan.traceparent)
+        return Exchange(plan.global_index(index), name, data, worker=plan.worker, output_tokens=output_tokens, **more)
 
     @property
     def awaited(self) -> int:
@@ -125,11 +126,9 @@ class Sender:
 
     def _make(self, index: int) -> Exchange:
         plan, at = self.plan, index % len(self.plan)
-        name = plan.request_id(index)
-        data = self._address.request(plan.path, plan.body(index), name, traced=plan.traceparent)
-        return Exchange(
-            plan.global_index(index), name, data, own_index=index, worker=plan.worker,
-            prompt_tokens=int(plan.prompt_tokens[at]), output_tokens=int(plan.output_tokens[at]), turn=plan.turn(index),
+        return self.compose(
+            index, plan.path, plan.body(index), int(plan.output_tokens[at]),
+            own_index=index, prompt_tokens=int(plan.prompt_tokens[at]), turn=plan.turn(index),
         )  # fmt: skip
 
     def _send_now(self, exchange: Exchange, due_ns: int) -> None:
@@ -144,7 +143,7 @@ class Sender:
         self._unwritten.append(exchange)
         retries = self._retries if exchange.outcome is not Outcome.OK and not self.stopped.is_set() else None
         again = retries is not None and retries.take(exchange)
-        exchange.release()
+        exchange.data = b""  # it has been sent, and is not kept
         if not again:
             self.finished += 1
             if self.on_finished is not None:

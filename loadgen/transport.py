@@ -195,7 +195,7 @@ class AsyncioLoop:
                 reader()
 
 
-class Transport(asyncio.Transport):
+class Transport:
     """``sock`` does not block; a TLS one has shaken hands.
 
     A TLS record's packets are not the packets that ``recv`` returns: there, bytes have our own stamps alone.
@@ -209,15 +209,14 @@ class Transport(asyncio.Transport):
         self._disordered = 0
         self._unsent = b""
         self._closed = self._writing = False
-        connection.connection_made(self)
+        connection.transport = self
         if self._stamped:
             connection.disorder = self._disorder
         plain = reader(sock, connection.received, self._lose)
         loop.add_reader(self._fd, self._read_secured if self._secure else plain)
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        rest = self._push(bytes(data)) if not self._unsent else b""
-        self._unsent = rest if not self._unsent else self._unsent + bytes(data)
+    def write(self, data: bytes) -> None:
+        self._unsent = self._unsent + data if self._unsent else self._push(data)
         if self._unsent and not self._writing and not self._closed:
             self._writing = True
             self._loop.add_writer(self._fd, self._writable)
@@ -255,7 +254,8 @@ class Transport(asyncio.Transport):
             if not data:
                 self._lose(None)
                 return
-            self._connection.data_received(data)  # more may have been decrypted, of which the socket knows nothing
+            # Read on: more may have been decrypted, of which the socket knows nothing.
+            self._connection.received(data, monotonic_ns(), 0)
 
     def _disorder(self) -> int:
         if not self._closed:

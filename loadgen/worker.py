@@ -20,7 +20,6 @@ import uvloop
 
 from gapmeter.loadgen.exchange import Address
 from gapmeter.loadgen.generator import (
-    API_KEY,
     PARENT_GONE,
     Exit,
     Heartbeat,
@@ -29,13 +28,12 @@ from gapmeter.loadgen.generator import (
     leave,
     listen_for_start,
     not_connected,
-    stop_collecting,
 )
 from gapmeter.loadgen.issue import issue
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.sender import Sender
 from gapmeter.records import RecordWriter
-from gapmeter.records.process import allow_many_files, ask_for_short_slices, too_few_files
+from gapmeter.records.process import API_KEY, allow_many_files, ask_for_short_slices, stop_collecting, too_few_files
 
 _TOKEN_BYTES = 320  # of one token's event, its usage included, and its stamp
 _MOST_RESERVED = 1 << 26

@@ -1,19 +1,28 @@
-"""What a process asks of the kernel: as many open files as it may have, and to run as soon as it wakes."""
+"""What a process asks of the kernel and of Python: many open files, to run as soon as it wakes, and no pauses."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import gc
 import os
 import platform
 import resource
 import struct
 
+API_KEY = "GAPMETER_API_KEY"  # in the environment: a key has no place in a run's folder
 SPARE = 240  # open files of the loop itself, records, logs, libraries
 _SLICE_NS = 100_000  # the least that the kernel allows
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _ATTR = struct.Struct("<IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, deadline, period
 _SCHED_NORMAL = 0
 _RESET_ON_FORK = 1  # neither the engine process nor the threads that tokenize long texts inherit it
+
+
+@functools.cache
+def libc() -> ctypes.CDLL:
+    """Once a process: each one is a cycle of references, which a process without a collector would keep for good."""
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def allow_many_files() -> int:
@@ -35,9 +44,16 @@ def too_few_files(streams: int, most: int) -> str:
     )
 
 
+def stop_collecting() -> None:
+    """Garbage collection pauses; counting references is enough to free what a request leaves behind."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
 def give_back_memory() -> None:
     """Let the system have what is free between what is in use: glibc keeps it, a gigabyte after a large run's spans."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+    trim = getattr(libc(), "malloc_trim", None)  # musl has none
     if trim is not None:
         trim(0)
 
@@ -64,6 +80,5 @@ def ask_for_short_slices(nicer: int) -> str:
 
 
 def _set(number: int, nice: int) -> bool:
-    libc = ctypes.CDLL(None, use_errno=True)
     attributes = _ATTR.pack(_ATTR.size, _SCHED_NORMAL, _RESET_ON_FORK, nice, 0, _SLICE_NS, 0, 0)
-    return bool(libc.syscall(number, 0, attributes, 0) == 0)
+    return bool(libc().syscall(number, 0, attributes, 0) == 0)

@@ -18,7 +18,7 @@ _LINE_END = re.compile(rb"(?>\r\n|\n|\r)")
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)+")
 _EVENT_ERROR = re.compile(rb"(?:^|[\r\n])event: ?error *(?:[\r\n]|$)")
 _MOST_COUNTED = 1 << 40
-MOST_TOKENS = 10_000_000  # what no chunk can hold
+_MOST_TOKENS = 10_000_000  # what no chunk can hold
 _MOST_SILENT = 1 << 17  # tokens that a server may think without sending any, where fewer were asked for
 REASONING = ("reasoning", "reasoning_content")
 _CALLS = ("tool_calls", "function_call")
@@ -274,7 +274,7 @@ def _read_choices(reading: _Reading, stamp: int, choices: list[dict[str, Any]], 
             reading.finish_reason = storable(choice["finish_reason"])
     said = usage.get("completion_tokens") if usage else None
     most = max(said if type(said) is int else 0, ids)
-    if most > MOST_TOKENS:
+    if most > _MOST_TOKENS:
         reading.error = f"a usage of {str(most)[:30]} tokens in one chunk"
         return
     if reading.finish_reason in _FAILED:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from gapmeter.records.process import libc
+
 _TFD_NONBLOCK, _TFD_CLOEXEC, _TFD_TIMER_ABSTIME = 0o4000, 0o2000000, 1
 
 
@@ -35,11 +37,10 @@ class Timer:
 
     def __init__(self, loop: Readers, wake: Callable[[], None]) -> None:
         self._loop, self._wake = loop, wake
-        self._libc = ctypes.CDLL(None, use_errno=True)
         if sys.version_info >= (3, 13):
             self._fd = os.timerfd_create(time.CLOCK_MONOTONIC, flags=os.TFD_NONBLOCK | os.TFD_CLOEXEC)
         else:
-            self._fd = int(self._libc.timerfd_create(time.CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC))
+            self._fd = int(libc().timerfd_create(time.CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC))
             if self._fd < 0:
                 raise OSError(ctypes.get_errno(), "timerfd_create")
         self._spec = _Itimerspec()
@@ -53,7 +54,7 @@ class Timer:
             os.timerfd_settime_ns(self._fd, flags=os.TFD_TIMER_ABSTIME, initial=at_ns)
             return
         self._spec.at_s, self._spec.at_ns = divmod(at_ns, 1_000_000_000)
-        if self._libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, self._pointer, None):
+        if libc().timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, self._pointer, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def close(self) -> None:

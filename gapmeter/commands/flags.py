@@ -120,7 +120,9 @@ def _from_environment(scenario: str, arguments: argparse.Namespace) -> list[str]
 
 def api_key_of(arguments: argparse.Namespace) -> str | None:
     """The API key from the flag, else from the environment."""
-    return arguments.api_key or os.environ.get("GAPMETER_API_KEY")
+    from gapmeter.records.process import API_KEY
+
+    return arguments.api_key or os.environ.get(API_KEY)
 
 
 def seconds_of(flag: str, text: str, *, least_s: float = 0.0, most_s: float = math.inf) -> float:

@@ -105,9 +105,10 @@ def _compared_in_turn(arguments: argparse.Namespace, command: str) -> Conclusion
     if pairs < 1:
         raise UserError(f"--pairs {pairs}: at least 1 run of each side", errors.USAGE)
     from gapmeter.options import Options
+    from gapmeter.records.process import API_KEY
     from gapmeter.study.comparison import compare_in_turn
 
-    options = Options(runs=arguments.runs, quiet=arguments.quiet, api_key=os.environ.get("GAPMETER_API_KEY"))
+    options = Options(runs=arguments.runs, quiet=arguments.quiet, api_key=os.environ.get(API_KEY))
     return compare_in_turn(
         arguments.run, arguments.a, arguments.b, pairs, arguments.overrides, options,
         factors=arguments.factor, force=arguments.force, command=command,

@@ -15,9 +15,10 @@ from typing import IO
 from gapmeter.machine.hardware import cores_except
 from gapmeter.options import Say, tell
 from gapmeter.records import RunFolder
+from gapmeter.records.process import API_KEY
 from gapmeter.scenarios.model import Telemetry
 from gapmeter.servers.telemetry import Journal
-from gapmeter.servers.telemetry.sampler import API_KEY, SamplerSettings
+from gapmeter.servers.telemetry.sampler import SamplerSettings
 
 _READY_S = 20.0
 _SAMPLER_LEAVES_S, _PAGE_LEAVES_S = 3.0, 8.0

@@ -26,7 +26,6 @@ from gapmeter.loadgen.generator import (
     leave,
     listen_for_start,
     not_connected,
-    stop_collecting,
 )
 from gapmeter.loadgen.issue import begin
 from gapmeter.loadgen.locust.locustfile import BadLocustfile, LocustfileTest
@@ -34,6 +33,7 @@ from gapmeter.loadgen.locust.transport import GreenLoop, GreenPool
 from gapmeter.loadgen.plan import Plan
 from gapmeter.loadgen.sender import Sender
 from gapmeter.records import RecordWriter
+from gapmeter.records.process import stop_collecting
 
 
 class PlanTest(Environment):

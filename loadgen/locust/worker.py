@@ -50,12 +50,11 @@ T = TypeVar("T")
 class Refused(RuntimeError):
     """The master does not want this worker, or its order cannot be carried out; the text says why.
 
-    ``records``: the record file that nobody has taken, if there is one; it is kept.
+    ``records``: the record file that nobody has taken, if there is one.
     """
 
     def __init__(self, why: str, records: Path | None = None) -> None:
         super().__init__(why if records is None else f"{why}; its records are in {records}")
-        self.records = records
 
 
 class NoSecret(RuntimeError):
@@ -74,7 +73,7 @@ class SliceUser(User):
 
 
 class Worker(Environment):
-    """One worker's conversation with the master."""
+    """One worker's conversation with the master. ``untaken``: its record file, from the run's end until it is taken."""
 
     def __init__(self, call: Call, folder: Path, say: Callable[[str], None]) -> None:
         super().__init__(user_classes=[SliceUser], catch_exceptions=False)
@@ -84,6 +83,7 @@ class Worker(Environment):
         self._gone = gevent.event.Event()  # the master is, or we are to leave
         self._refused = ""
         self._run: SliceRun | None = None
+        self.untaken: Path | None = None
         self._left = False
         self._users = 0
         self._own = self._seal = Seal(call.secret, secrets.token_hex(16), "worker")
@@ -113,7 +113,9 @@ class Worker(Environment):
             late = [run.failed] if run.failed else []
             stopped = ["it was stopped by a signal"] if self._left else []
             result = Result([*run.troubles, *late, *stopped], max(0, self._users - 1), run.report())
-            self._insist(lambda: files.hand_in(run.records, result), run.records)
+            self.untaken = run.records
+            self._insist(lambda: files.hand_in(run.records, result))
+            self.untaken = None
         finally:
             if self._run is not None:
                 self._run.stop()
@@ -215,26 +217,26 @@ class Worker(Environment):
         gevent.sleep(0.5)
         raise Refused(why)
 
-    def _insist(self, transfer: Callable[[], None], records: Path | None = None) -> None:
+    def _insist(self, transfer: Callable[[], None]) -> None:
         """Try again until it has worked: a network may be cut for a while. Raises Refused when the master is gone."""
         while True:
-            self._check(records)
+            self._check()
             try:
                 self._unless_gone(transfer, in_thread=True)
             except NotTaken as error:
-                raise Refused(str(error), records) from error
+                raise Refused(str(error), self.untaken) from error
             except OSError:
                 gevent.sleep(_AGAIN_S)
             else:
                 return
 
-    def _check(self, records: Path | None = None) -> None:
+    def _check(self) -> None:
         if self._refused:
-            raise Refused(self._refused)
-        if self._gone.is_set() and self._left and records is None:
+            raise Refused(self._refused, self.untaken)
+        if self._gone.is_set() and self._left and self.untaken is None:
             raise KeyboardInterrupt
         if self._gone.is_set():
-            raise Refused("it was stopped by a signal" if self._left else "the master is gone", records)
+            raise Refused("it was stopped by a signal" if self._left else "the master is gone", self.untaken)
 
     def _heard(self, msg: Any, **_: Any) -> None:
         joined = self._seal is not self._own and self._seal.is_theirs(msg.data)
@@ -294,12 +296,8 @@ def serve(call: Call, say: Callable[[str], None], signals: Iterable[int]) -> Non
     worker = Worker(call, folder, say)
     for signum in signals:
         gevent.signal_handler(signum, worker.leave)
-    keep = False
     try:
         worker.serve()
-    except Refused as error:
-        keep = error.records is not None
-        raise
     finally:
-        if not keep:
+        if worker.untaken is None:
             shutil.rmtree(folder, ignore_errors=True)

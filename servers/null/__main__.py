@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
-import gc
 import os
 import signal
 import socket
@@ -15,7 +13,7 @@ from pathlib import Path
 import uvloop
 
 from gapmeter.records import RecordWriter
-from gapmeter.records.process import allow_many_files
+from gapmeter.records.process import allow_many_files, libc, stop_collecting
 from gapmeter.servers.null.server import Schedule, Server
 
 _PR_SET_PDEATHSIG = 1
@@ -25,7 +23,7 @@ def main(arguments: list[str]) -> int:
     """Entry point; SIGTERM and SIGINT end it with its log closed."""
     options = _parse(arguments)
     if options.with_parent:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        libc().prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     allow_many_files()
     sock = socket.create_server((options.host, options.port))
     port = sock.getsockname()[1]
@@ -52,9 +50,7 @@ async def _serve(server: Server, sock: socket.socket) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, ended.set)
     await server.listen(sock)
-    gc.collect()
-    gc.freeze()
-    gc.disable()
+    stop_collecting()
     print(sock.getsockname()[1], flush=True)
     await ended.wait()
     await server.close()

@@ -55,13 +55,18 @@ class Journal:
         """Append ``rows``, all stamped ``at_ns``."""
         with self._lock:
             for row in rows:
-                line = json.dumps({"at_ns": at_ns, **row}, separators=(",", ":"), allow_nan=False) + "\n"
+                text = json.dumps({"at_ns": at_ns, **row}, separators=(",", ":"), allow_nan=False)
+                line = f"{text}\n".encode()
                 try:
                     if source not in self._files:
                         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                         self._files[source] = os.open(self._folder / f"{source}.jsonl", flags, 0o644)
-                    os.write(self._files[source], line.encode())
-                    self.lines += 1
+                    written = os.write(self._files[source], line)
+                    if written == len(line):
+                        self.lines += 1
+                    else:  # the disk had room for a part: the next line must not follow that
+                        os.ftruncate(self._files[source], os.fstat(self._files[source]).st_size - written)
+                        self.dropped += 1
                 except OSError:
                     self.dropped += 1
 

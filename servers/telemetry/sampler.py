@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from gapmeter.records.process import API_KEY
 from gapmeter.servers.telemetry import Absent, Journal, ReadFailed, Source
 from gapmeter.servers.telemetry.gpu import PCIE_READINGS, READINGS, open_gpus
 from gapmeter.servers.telemetry.sources import CpuLimits, EngineMetrics, Processes, Rapl, Schedstat
 from gapmeter.servers.telemetry.switches import Switches, open_switches
 
 _NICE = 10
-API_KEY = "GAPMETER_API_KEY"
 _PCIE_EVERY_NS = 1_000_000_000
 _IDLE_S = 2.0  # of the server before its load, where an energy counter can tell what that costs
 _DEVICES = ("gpu", "pcie", "rapl")

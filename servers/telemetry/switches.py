@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from gapmeter.records.process import allow_many_files
+from gapmeter.records.process import allow_many_files, libc
 from gapmeter.servers.telemetry import NO_PROCESSES, About, Absent, Row
 from gapmeter.servers.telemetry.sources import tree_of
 
@@ -42,8 +42,6 @@ _OF_THREADS, _OF_CORES = 8, 10  # 32-bit words of a record: PERF_RECORD_SWITCH, 
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM)
 SERVER, LOAD_TESTER, OTHER = "server", "load tester", "another program"  # whose process a row names
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 class Switches:
     """One ring a core, and its file. Rows: ``pid``, ``name`` and ``of`` (whose it is) of processes not seen before."""
@@ -58,14 +56,17 @@ class Switches:
         cores = sorted(_cores(servers))
         if not cores:
             raise Absent("none of the processes is there any more")
-        events = {cpu: event for cpu in cores if (event := _open_event(-1, cpu)) is not None}
-        if events:
-            self._words = _OF_CORES
-            self._rings = [_Ring(event, folder / f"switches-{cpu}.bin") for cpu, event in events.items()]
-        else:
-            self._words = _OF_THREADS
-            threads = sorted({*servers, *(thread for pid in beside for thread in _threads(pid))})
-            self._rings = [ring for cpu in sorted(_cores(threads)) if (ring := _shared(threads, cpu, folder))]
+        with contextlib.ExitStack() as opened:  # closed where not all can be had: else the kernel goes on recording
+            events = {cpu: event for cpu in cores if (event := _open_event(-1, cpu, opened)) is not None}
+            if events:
+                self._words = _OF_CORES
+                self._rings = [_Ring(event, cpu, folder, opened) for cpu, event in events.items()]
+            else:
+                self._words = _OF_THREADS
+                threads = sorted({*servers, *(thread for pid in beside for thread in _threads(pid))})
+                shared = (_shared(threads, cpu, folder, opened) for cpu in sorted(_cores(threads)))
+                self._rings = [ring for ring in shared if ring]
+            opened.pop_all()
         self.about: About = {"cores": cores, "whole": bool(events)}
 
     def read(self) -> list[Row]:
@@ -88,14 +89,14 @@ def _largest(event: int) -> mmap.mmap:
     return mmap.mmap(event, (1 + smallest) * mmap.PAGESIZE)
 
 
-def _shared(threads: Iterable[int], cpu: int, folder: Path) -> _Ring | None:
+def _shared(threads: Iterable[int], cpu: int, folder: Path, opened: contextlib.ExitStack) -> _Ring | None:
     """A ring for one core, with the records of all these threads; None: they are gone."""
-    events = [event for tid in threads if (event := _open_event(tid, cpu)) is not None]
+    events = [event for tid in threads if (event := _open_event(tid, cpu, opened)) is not None]
     if not events:
         return None
-    ring = _Ring(events[0], folder / f"switches-{cpu}.bin")
+    ring = _Ring(events[0], cpu, folder, opened)
     for event in events[1:]:
-        if _libc.ioctl(event, _SET_OUTPUT, events[0]) < 0:
+        if libc().ioctl(event, _SET_OUTPUT, events[0]) < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return ring
 
@@ -113,10 +114,12 @@ def _named(pid: int, roots: Mapping[int, str]) -> Row:
 class _Ring:
     """What the kernel writes for one core, and the file that it goes to."""
 
-    def __init__(self, event: int, path: Path) -> None:
+    def __init__(self, event: int, cpu: int, folder: Path, opened: contextlib.ExitStack) -> None:
         self._map = _largest(event)
         self._data = memoryview(self._map)[mmap.PAGESIZE :]
+        path = folder / f"switches-{cpu}.bin"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        opened.callback(os.close, self._file)
         self._written = 0
 
     def drain(self) -> bytes:
@@ -162,7 +165,7 @@ def open_switches(folder: Path, pids: Sequence[int], beside: Sequence[int]) -> S
         ) from error
 
 
-def _open_event(tid: int, cpu: int) -> int | None:
+def _open_event(tid: int, cpu: int, opened: contextlib.ExitStack) -> int | None:
     """The descriptor of an event for one thread on one core, and for what it starts; None: the thread is gone.
 
     ``tid`` -1: for the core, whoever runs there; None: that is not allowed.
@@ -173,8 +176,9 @@ def _open_event(tid: int, cpu: int) -> int | None:
     struct.pack_into("IIQQQQQ", attributes, 0, _SOFTWARE, len(attributes), _DUMMY, 0, _TID | _TIME | _CPU, 0, flags)
     struct.pack_into("i", attributes, 92, _CLOCK_MONOTONIC)
     buffer = (ctypes.c_char * len(attributes)).from_buffer(attributes)
-    event: int = _libc.syscall(_SYSCALL[platform.machine()], buffer, tid, cpu, -1, _CLOSE_ON_EXEC)
+    event: int = libc().syscall(_SYSCALL[platform.machine()], buffer, tid, cpu, -1, _CLOSE_ON_EXEC)
     if event >= 0:
+        opened.callback(os.close, event)
         return event
     number = ctypes.get_errno()
     if number == errno.ESRCH or (tid < 0 and number in _NOT_ALLOWED):

@@ -64,6 +64,13 @@ def test_a_disk_that_is_full_ends_the_watching_and_tears_no_record(tmp_path: Pat
     assert read_watched(tmp_path) is not None
 
 
+def test_watching_that_cannot_begin_leaves_nothing_open(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(Absent):  # where the kernel allows it, the first file cannot be made
+        open_switches(tmp_path / "missing", [os.getpid()], [])
+    assert os.listdir("/proc/self/fd") == before
+
+
 @pytest.mark.transformers
 @pytest.mark.alone
 def test_what_neighbors_take_is_a_wait_for_the_core_that_names_them(tmp_path: Path) -> None:

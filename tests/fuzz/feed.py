@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+from time import monotonic_ns
 
 from gapmeter.loadgen.client import Pool
 from gapmeter.loadgen.connection import Connection
 from gapmeter.loadgen.exchange import Address, Exchange
+from gapmeter.loadgen.transport import Transport
 from gapmeter.records import Outcome
 from gapmeter.records.request import NO_FLAG, RequestRecord, decode, encode
 
 ENDED = frozenset({Outcome.OK, Outcome.CUT, Outcome.HTTP_4XX, Outcome.HTTP_5XX, Outcome.MALFORMED, Outcome.TIMEOUT})
 
 
-class Wire(asyncio.Transport):
-    """A transport that nothing leaves: it remembers whether it was ended."""
+class Wire(Transport):
+    """A transport that nothing leaves."""
 
-    ended = False
+    def __init__(self) -> None:
+        pass
 
-    def write(self, data: Any) -> None:
+    def write(self, data: bytes) -> None:
         pass
 
     def abort(self) -> None:
-        self.ended = True
+        pass
 
 
 class Silent(Pool):
@@ -38,13 +39,13 @@ def feed(pieces: list[bytes], *, ends: bool = True) -> RequestRecord:
     done: list[Exchange] = []
     pool = Silent(Address.of("http://h"), done.append)
     connection = Connection(pool, 1)
-    connection.connection_made(Wire())
+    connection.transport = Wire()
     pool._idle.append(connection)
     exchange = Exchange(0, "r-0", b"POST")
     pool.issue(exchange)
     exchange.flags = NO_FLAG  # as on a connection of its own: silence is a failure, not a stale connection
     for piece in pieces:
-        connection.data_received(piece)
+        connection.received(piece, monotonic_ns(), 0)
         if connection.closed:
             break
     if ends and not connection.closed:

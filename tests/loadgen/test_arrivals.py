@@ -132,11 +132,6 @@ def test_a_longer_run_begins_with_the_same_arrivals() -> None:
     np.testing.assert_array_equal(short, long[: len(short)])
 
 
-def test_a_closed_loop_has_no_due_times() -> None:
-    with pytest.raises(ValueError, match="closed loop"):
-        drawn(arrivals="closed", rate=None, concurrency=4)
-
-
 @pytest.mark.parametrize(
     ("changes", "span"),
     [

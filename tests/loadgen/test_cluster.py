@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from hdrh.histogram import HdrHistogram
 from hypothesis import given
@@ -222,6 +223,55 @@ def test_a_worker_whose_master_is_gone_stops_within_a_minute_and_names_where_it_
         assert [record.outcome for record in records_of(folder)] == [Outcome.OK] * 30
     finally:
         shutil.rmtree(folder)
+
+
+SOON = """
+import runpy, sys
+import locust.runners
+locust.runners.MASTER_HEARTBEAT_TIMEOUT = 3
+runpy.run_module("gapmeter", run_name="__main__")
+"""
+
+
+class Impatient(Crew):
+    """They take a master for gone that they have not heard for 3 s."""
+
+    def started(self, command: list[str]) -> subprocess.Popen[str]:
+        words = command[command.index("worker") :]
+        env = os.environ | {"LOCUST_SKIP_MONKEY_PATCH": "1"}
+        program = [sys.executable, "-P", "-c", SOON, *words]
+        return subprocess.Popen(program, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "why"), [(Impatient, False, "the master is gone"), (Crew, True, "it was stopped by a signal")]
+)
+def test_a_worker_that_leaves_while_it_hands_in_names_where_it_keeps_its_records(
+    tmp_path: Path, null: str, monkeypatch: pytest.MonkeyPatch, kind: type[Crew], told: bool, why: str
+) -> None:
+    """A master that stands still takes connections and never answers. Who is told to leave is told twice."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    crew = kind(1)
+    with crew.at_work(plan([*range(0, 30 * MS, MS), 2_000 * MS]), null, tmp_path) as fleet:
+        t0 = fleet.start()
+        time.sleep((t0 - time.monotonic_ns()) / 1e9 + 1)
+        (alone,) = crew.processes
+        process = psutil.Process(alone.pid)
+        fleet.processes[0].send_signal(signal.SIGSTOP)
+        try:
+            if told:
+                process.terminate()
+            until(lambda: len(process.net_connections()) == 2)  # for messages, and for its records
+            if told:
+                process.terminate()
+            _, said = alone.communicate(timeout=30)
+        finally:
+            fleet.processes[0].kill()
+    assert alone.returncode == 98
+    kept = re.search(rf"{why}; its records are in (\S+)", said)
+    assert kept, said
+    assert read_records(kept[1]).complete
+    assert len(records_of(Path(kept[1]).parent)) == (30 if told else 31)
 
 
 def test_workers_that_cannot_reach_the_target_are_named_before_the_start(tmp_path: Path) -> None:

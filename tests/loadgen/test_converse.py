@@ -263,6 +263,18 @@ def test_a_user_holds_one_conversation_after_another(
         assert not state.beyond_end
 
 
+@pytest.mark.parametrize(("failed_ms", "beyond"), [(199, 0), (200, 2), (299, 2)])
+def test_turns_behind_a_failure_that_would_be_due_after_a_closed_loops_end_are_counted_as_such(
+    failed_ms: int, beyond: int
+) -> None:
+    state = Users(talks([3], end_ns=300 * MS, users=1), 0)
+    assert state.take(0) == (0, 0)
+    abandoned = state.answered(0, failed_ms * MS, ok=False)
+    state.close()
+    assert state.beyond_end == beyond
+    assert len(abandoned.turns if abandoned else ()) == 2 - beyond
+
+
 async def test_a_closed_loops_user_asks_turn_after_turn_and_then_begins_anew(tmp_path: Path) -> None:
     made = talks([3, 1, 2, 2, 1], pause_ns=3 * MS, users=2)
     async with bed(made, tmp_path) as on:

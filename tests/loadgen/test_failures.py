@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from gapmeter.loadgen.sender import Sender, Stalls, is_retryable
 from gapmeter.records import Outcome
 from gapmeter.records.request import ISSUED, RequestRecord, decode, encode
 from gapmeter.records.stream import parse_answer
+from gapmeter.records.timer import Timer
 from gapmeter.servers.launch import free_port
 from gapmeter.servers.null.server import PreparedAnswer, chunk
 from tests.kit.faults import Uncoded
@@ -265,3 +267,17 @@ async def test_users_go_on_behind_the_end_mark_of_a_body_that_the_server_holds_o
     first, *others = (record.end_ns - int(record.chunk_ns[-1]) for record in records)
     assert first >= first_ms * MS
     assert max(others) < 190 * MS
+
+
+async def test_the_timer_of_what_is_sent_again_leaves_nothing_that_only_a_collector_frees() -> None:
+    """A generator's is off, and each pause in which anything waits has a timer of its own."""
+    loop = asyncio.get_running_loop()
+    Timer(loop, lambda: None).close()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(9):
+            Timer(loop, lambda: None).close()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

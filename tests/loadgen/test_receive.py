@@ -99,7 +99,7 @@ async def test_a_client_that_is_held_still_knows_when_an_answer_arrived(null: st
         one.issue(body(2))
         exchange = next(iter(one.client._flying))
         await _came(connection)  # the head, and the role
-        _hold(connection._transport)
+        _hold(connection.transport)
         await one.answered(2)
     record = decode(b"".join(encode(exchange.collect(wall))))
     first = int(parse_answer(record).token_ns[0])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from gapmeter.servers.telemetry import Journal
 from gapmeter.servers.telemetry.sampler import SamplerSettings
 from tests.kit.simulated import Server, simulated
 from tests.kit.telemetry import read
@@ -163,3 +166,17 @@ def test_a_server_without_metrics_is_told_once_and_asked_no_more(tmp_path: Path)
     assert "answered 404" in found.absent["engine"]
     assert "engine" not in found.tables
     assert len([note for note in found.notes if note.get("source") == "engine"]) == 1
+
+
+def test_a_line_that_fits_the_disk_only_in_part_is_dropped_whole(tmp_path: Path) -> None:
+    journal, before = Journal(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        journal.write("cpu", [{"busy": 0.5}] * 9, 1_000_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    journal.write("cpu", [{"busy": 0.75}], 2_000_000)
+    lines = (tmp_path / "cpu.jsonl").read_text().splitlines()
+    assert (journal.lines, journal.dropped) == (len(lines), 10 - len(lines))
+    assert [json.loads(line)["busy"] for line in lines] == [0.5] * (len(lines) - 1) + [0.75]
+    assert 1 < len(lines) < 9
