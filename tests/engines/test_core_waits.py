@@ -23,7 +23,7 @@ from gapmeter.servers.telemetry import Absent
 from gapmeter.servers.telemetry.switches import open_switches
 from tests.kit.command import gapmeter
 
-TURN_NS = 2_000_000_000
+TURN_NS = 3_000_000_000
 # Busy in every second turn of the clock that all processes share, asleep in the others.
 NEIGHBOR = f"""
 import os, sys, time
@@ -32,7 +32,7 @@ while True:
     if time.monotonic_ns() // {TURN_NS} % 2 == 0:
         time.sleep(0.001)
 """
-NEIGHBORS = 3
+NEIGHBORS = 2
 
 
 def test_a_run_without_the_servers_processes_says_why_nobody_watches_the_cores(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_what_neighbors_take_is_a_wait_for_the_core_that_names_them(tmp_path: Pa
     neighbors = [subprocess.Popen(command, start_new_session=True) for _ in range(NEIGHBORS)]
     try:
         done = gapmeter(
-            "run", "smoke", "--engine", "transformers", "--set", "load.rate=4", "--set", "load.duration=16s",
+            "run", "smoke", "--engine", "transformers", "--set", "load.rate=2", "--set", "load.duration=24s",
             "--set", "load.warmup=0", runs=tmp_path / "runs",
         )  # fmt: skip
     finally:
@@ -124,7 +124,7 @@ def _limited(pid: int, share: float) -> Iterator[None]:
 @pytest.mark.transformers
 @pytest.mark.alone
 def test_what_a_containers_cpu_limit_takes_is_a_wait_for_the_core_that_names_it(tmp_path: Path) -> None:
-    closed = ("load.arrivals=closed", "load.rate=null", "load.duration=null", "load.warmup=0", "load.concurrency=2")
+    closed = ("load.arrivals=closed", "load.rate=null", "load.duration=null", "load.warmup=0", "load.concurrency=1")
     with running("transformers", tmp_path, Setting()) as engine:
         try:
             with _limited(engine.process.pid, 0.5):
