@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -49,29 +50,10 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
     manifest = Manifest.read(folder.path)
     plan = manifest.plan
     requests, generators, warmup = _read_without_warmup(folder, manifest)
-    tables = RunTables(requests)
     with ThreadPoolExecutor(2) as beside:  # what takes seconds of a large run is mostly done without Python's lock
-        prepared = beside.submit(tables.prepare_series)
-        trace = _trace(folder, manifest, requests)
-        stepped = beside.submit(steps_table, trace) if trace is not None and trace.has_engine else None
-        inputs = LedgerInputs.of(
-            requests,
-            trace,
-            attached=manifest.asked.server.engine == "attach",
-            looked_ns=last_looks_ns(requests, generators),
-        )
-        trace = inputs.trace
+        tables, ledger, trace, files = _with_ledger(RunTables(requests), folder, manifest, generators, beside)
         give_back_memory()
-        steps = stepped and stepped.result()
-        ledger = make_ledger(inputs)
-        give_back_memory()
-        prepared.result()
-        tables, files = _with_ledger(tables, ledger, inputs)
-        del inputs  # a gigabyte in a large run
-        trace = trace and trace.without_tokens()
-        give_back_memory()
-        if steps is not None:
-            files["steps"] = steps
+        steps = files.get("steps")
         measured, ledgers, window = tables.measured, tables.ledgers, measured_window(requests)
         bands = beside.submit(describe_bands, ledgers)
         pairs = beside.submit(describe_pairs, measured, ledgers, limits_of(manifest.slo))
@@ -151,13 +133,30 @@ def _read_without_warmup(
     return requests, generators, warmup
 
 
-def _with_ledger(tables: RunTables, ledger: Ledger, inputs: LedgerInputs) -> tuple[RunTables, dict[str, pd.DataFrame]]:
-    """The tables with their ledger, unless it is refused; what of both becomes a file."""
-    files = {"gaps": ledger.gaps, "requests": tables.requests, "ledger": ledger.rows}
+def _with_ledger(
+    tables: RunTables, folder: RunFolder, manifest: Manifest, generators: Sequence[GeneratorFile], beside: Executor
+) -> tuple[RunTables, Ledger, Trace | None, dict[str, pd.DataFrame]]:
+    """The tables with their ledger, unless it is refused; the ledger; the trace without tokens; what becomes a file.
+
+    What is made of the requests alone, or of the trace, is made ``beside``.
+    """
+    requests = tables.requests
+    prepared = beside.submit(tables.prepare_series)
+    trace = _trace(folder, manifest, requests)
+    steps = beside.submit(steps_table, trace) if trace is not None and trace.has_engine else None
+    attached, looked_ns = manifest.asked.server.engine == "attach", last_looks_ns(requests, generators)
+    inputs = LedgerInputs.of(requests, trace, attached=attached, looked_ns=looked_ns)
+    del trace  # its emissions, which are not in the inputs' own
+    give_back_memory()
+    files = {"steps": steps.result()} if steps is not None else {}
+    ledger = make_ledger(inputs)
+    give_back_memory()
+    prepared.result()
+    files |= {"gaps": ledger.gaps, "requests": requests, "ledger": ledger.rows}
     if not ledger.refused:
         tables = tables.with_ledger(ledger)
         files["timeline"] = shown_timelines(inputs)
-    return tables, files
+    return tables, ledger, inputs.trace and inputs.trace.without_tokens(), files
 
 
 def _shortened(requests: pd.DataFrame, plan: PlanFacts) -> ShortenedLoad | None:

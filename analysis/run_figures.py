@@ -97,11 +97,11 @@ class RunTables:
         return {metric: fig.stage_series(self.ledgers[metric]) for metric in fig.LEDGER_OF}
 
     def prepare_series(self) -> None:
-        """Make what these are worth."""
+        """Make what takes long of the metrics' series."""
         self.series.prepare()
 
     def prepare_stages(self) -> None:
-        """Make what these are worth."""
+        """Make what the stages' series are worth."""
         for stages in self.stages.values():
             for values in stages.values():
                 _ = values.worth

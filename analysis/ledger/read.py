@@ -109,7 +109,7 @@ def _read(
     sieves = [] if asked is None else [Sieve(asked, rows) for _ in paths]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         processes = list(pool.map(RecordedProcess.read, paths, sieves or [None] * len(paths)))
-    by_engine, choices = _requests([process.file for process in processes], request_ids)
+    by_engine, choices = _requests([process.file for process in processes], rows, len(request_ids))
     if sieves and (len(choices) or not all(sieve.sure for sieve in sieves)):
         del processes, by_engine, choices  # there is no room for both
         give_back_memory()
@@ -117,9 +117,11 @@ def _read(
     return processes, by_engine, choices
 
 
-def _requests(files: Sequence[RecordFile], request_ids: Sequence[str]) -> tuple[dict[str, int], Ints]:
-    """The number of each of the engine's requests, by its id, and the rows of the client's table that have several."""
-    rows = {request_id: row for row, request_id in enumerate(request_ids)}
+def _requests(files: Sequence[RecordFile], rows: Mapping[str, int], count: int) -> tuple[dict[str, int], Ints]:
+    """The number of each of the engine's requests, by its id, and the rows of the client's table that have several.
+
+    ``rows``: of the client's ids; ``count``: how many there are.
+    """
     numbers: dict[str, int] = {}
     first: set[int] = set()
     choices: list[int] = []
@@ -130,7 +132,7 @@ def _requests(files: Sequence[RecordFile], request_ids: Sequence[str]) -> tuple[
                 continue
             numbers[engine_id] = row
             if row in first:
-                numbers[engine_id] = len(request_ids) + len(choices)
+                numbers[engine_id] = count + len(choices)
                 choices.append(row)
             elif row >= 0:
                 first.add(row)

@@ -12,7 +12,7 @@ from gapmeter.analysis.arrays import AnyArray, Bools, Ints, changes, runs
 from gapmeter.records import Span
 
 OF_TOKENS = (Span.EGRESS, Span.OUTPUT_RECEIVE, Span.DETOKENIZE)
-STRANGER, _UNNAMED = -1, -2  # in place of a row
+_STRANGER, _UNNAMED = -1, -2  # in place of a row
 _NONE_YET = np.iinfo(np.int64).max
 
 
@@ -65,7 +65,7 @@ class Sieve:
         self._named += len(new)
         row_of = np.full(max(len(self._row_of), max(new) + 2), _UNNAMED, np.int32)
         row_of[: len(self._row_of)] = self._row_of
-        row_of[list(new)] = [self._rows.get(name, STRANGER) for name in new.values()]
+        row_of[list(new)] = [self._rows.get(name, _STRANGER) for name in new.values()]
         self._row_of = row_of
 
     def passes(self, code: int, ref: AnyArray, n: AnyArray) -> Bools:
