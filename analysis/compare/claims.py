@@ -1,9 +1,9 @@
 """What may be claimed of a comparison: faster, slower, or no difference found; and which stage accounts for it.
 
 The family of tests is every metric's mean and percentiles that both sides support, over all comparisons that are told
-together.
-Their p-values are corrected by Holm's (1979) step-down method, so that with a probability of at least 95 % not one
-difference is claimed where there is none. A claim must also exceed the load tester's own floor.
+together. Their p-values are corrected by Holm's (1979) step-down method, so that with a probability of at least 95 %
+none of these is claimed to differ that does not. A claim must also exceed the load tester's own floor. That one side
+failed more requests is told by an interval of its own, beside this family.
 
 Against a baseline (``judge_regression``): have runs become slower by more than is allowed? Judged are the percentiles
 that the scenario's SLOs name, and both answers need evidence. One has *regressed* when the 95 % interval of its growth
@@ -147,8 +147,13 @@ def _claim(
     if adjusted is None or difference.value is None:
         return Claim(metric, p, difference, None, False, None, floor)
     confirmed = bool(adjusted <= 1 - CONFIDENCE and abs(difference.value) > max(floor, _ROUNDING_NS))
-    least = max(difference.least(1 - (1 - CONFIDENCE) / family), floor)
+    least = max(difference.least(_strictest(family)), floor)
     return Claim(metric, p, difference, float(adjusted), confirmed, least, floor)
+
+
+def _strictest(tests: int) -> float:
+    """The confidence that Holm's correction asks of the first of so many tests."""
+    return 1 - (1 - CONFIDENCE) / tests
 
 
 def _verdict(
@@ -262,8 +267,10 @@ def judge_pair(
             metric=metric,
             status=status,
             p_adjusted=adjusted.get(i),
-            least=growth.least if growth else None,
-            runs_needed=growth.runs_needed() if growth and status == UNDECIDED and not figure.failed else None,
+            least=growth.least(len(p_values)) if growth else None,
+            runs_needed=(
+                growth.runs_needed(len(p_values)) if growth and status == UNDECIDED and not figure.failed else None
+            ),
         )
         rows.append(row)
     a_share, b_share, more = pair.errors.a_share, pair.errors.b_share, pair.errors.more
@@ -291,22 +298,23 @@ class _Growth:
         p = self.spread.p(self.beyond) / 2
         return p if self.beyond > 0 else 1 - p
 
-    @property
-    def least(self) -> float:
-        """The smallest growth that is called a regression in 80 of 100 cases."""
-        return (1 + self.limit) * math.exp(min(self.spread.least(CONFIDENCE), MOST_LOG)) - 1
+    def least(self, tests: int) -> float:
+        """The smallest growth that is called a regression in 80 of 100 cases, by the strictest of so many tests."""
+        return (1 + self.limit) * math.exp(min(self.spread.least(_strictest(tests)), MOST_LOG)) - 1
 
-    def runs_needed(self) -> int | None:
-        """Runs a side for the interval to clear the limit in 80 of 100 cases; None for one run a side, or too many.
+    def runs_needed(self, tests: int) -> int | None:
+        """Runs a side that decide it in 80 of 100 cases; None for one run a side, or too many.
 
-        By the runs alone: an error of s sqrt(2 / k) with 2 (k - 1) degrees of freedom, s as it is now.
+        By the runs alone: an error of s sqrt(2 / k) with 2 (k - 1) degrees of freedom, s as it is now. To be within the
+        limit takes the interval alone, to have regressed the strictest of so many ``tests``.
         """
         if self.runs == (1, 1):
             return None
+        confidence = _strictest(tests) if self.beyond > 0 else CONFIDENCE
         a_run = self.spread.error / math.sqrt(sum(1 / count for count in self.runs))
         for count in range(max(2, min(self.runs)), MOST_RUNS + 1):
             then = Spread(a_run * math.sqrt(2 / count), 2.0 * (count - 1))
-            if abs(self.beyond) >= then.least(CONFIDENCE):
+            if abs(self.beyond) >= then.least(confidence):
                 return count
         return None
 

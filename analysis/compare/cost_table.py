@@ -13,7 +13,8 @@ spread of searches of one server, of each side that is a single search: what mov
 in no interval of its trials. Of several searches named as one side it is in the side's own interval. The more rows, the
 more pairs chance has: both distances are multiplied by z(1 - 0.025 / pairs) / z(0.975), so that with 95 % confidence
 all ratios hold together, whichever row turns out to be the cheapest. Where a row has only one end (a run that passed
-may hold more), the ends are divided by each other, which is wider still.
+may hold more), the ends are divided by each other. For two rows that is wider still; with more it is not made wider, so
+that of these each ratio holds by itself.
 """
 
 from __future__ import annotations

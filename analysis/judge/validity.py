@@ -2,7 +2,7 @@
 
 A broken rule makes the run INVALID, whatever the latencies say; a strained one is a warning beside the numbers that
 it touches. What could not be measured is said to be unmeasured and breaks nothing. Thresholds that compare with
-chance use a 1 in 10,000 two-sided level, so that a sound run is refused once in ten thousand.
+chance use a 1 in 10,000 two-sided level, so that each of them refuses a sound run once in ten thousand.
 """
 
 from __future__ import annotations

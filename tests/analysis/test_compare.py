@@ -565,6 +565,14 @@ def test_what_is_undecided_says_how_many_runs_would_decide_it_and_what_these_cou
     assert held(figure(0.0)).rows[0].runs_needed is None
 
 
+def test_beside_another_percentile_a_regression_must_be_larger_to_be_found_and_takes_more_runs() -> None:
+    (alone,), (beside, _) = held(figure(0.08, 0.02)).rows, held(figure(0.08, 0.02), figure(0.0, 0.02)).rows
+    assert beside.least == pytest.approx(1.05 * np.exp(stats.t.ppf([1 - 0.025 / 2, 0.8], 4).sum() * 0.02) - 1)
+    assert beside.runs_needed > alone.runs_needed
+    (alone,), (beside, _) = held(figure(0.03, 0.02)).rows, held(figure(0.03, 0.02), figure(0.0, 0.02)).rows
+    assert beside.runs_needed == alone.runs_needed, "each interval below the limit is within it, however many there are"
+
+
 MEANS = {
     "beyond the limit": (figure(5.1), REGRESSED, ["ttft p90", "mean ttft"]),
     "at least so much, since requests failed": (figure(5.1, failed="b"), REGRESSED, ["ttft p90", "mean ttft"]),
