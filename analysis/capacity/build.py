@@ -14,7 +14,6 @@ from gapmeter.analysis.capacity.read import KEPT_ARRIVALS, MeasuredTrial, goal_o
 from gapmeter.analysis.capacity.search import Goal, held_rate, posterior, valid_of
 from gapmeter.analysis.capacity.trial import Count, Promise, Trial, fails_at_any_rate, fails_too_many
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
-from gapmeter.analysis.judge.words import STRANGERS
 from gapmeter.analysis.numbers import counted, rate
 from gapmeter.analysis.pareto import pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import provenance_as_asked
@@ -162,9 +161,13 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
 
 
 def _is_disturbed(each: MeasuredTrial) -> bool:
-    """Whether the CPU changed its speed, or another program held the server's cores."""
-    said, (stranger, _) = each.result.warnings if each.result else (), STRANGERS["another program"]
-    return any(one.code == "machine" or (one.code == "cores" and one.cause == stranger) for one in said)
+    """Whether the CPU changed its speed, or the server waited for cores, which another program had more than others."""
+    if each.result is None:
+        return False
+    warnings, held = each.result.warnings, each.result.ledger.core_held or ()
+    waited = any(one.code == "cores" and "core_wait" in one.touches for one in warnings)
+    stranger = waited and bool(held) and held[0].process == "another program"
+    return stranger or any(one.code == "machine" for one in warnings)
 
 
 def _estimate(
