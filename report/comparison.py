@@ -186,10 +186,12 @@ def method_sentence(result: Comparison) -> str:
 
 def remedy(result: Comparison) -> str:
     """What to type where runs were refused."""
-    keys = {fact.key for each in result.protocol for fact in each.facts if fact.meaning == BLOCKS}
-    declared = sorted(key for key in keys if key != VALIDITY and ", within" not in key)
-    if VALIDITY in keys or not declared:
+    blocking = [fact for each in result.protocol for fact in each.blocking]
+    if any(fact.key == VALIDITY for fact in blocking):
         return "repeat the runs that are not valid; or --force compares anyway, and marks every figure"
+    if any(fact.is_within_a_side for fact in blocking):
+        return "name only runs of one and the same thing as a side; or --force compares anyway, and marks every figure"
+    declared = sorted({fact.key for fact in blocking})
     groups = [(head, list(group)) for head, group in itertools.groupby(declared, lambda key: key.partition(".")[0])]
     factors = [name for head, group in groups for name in (group if len(group) < 3 else [head])]
     listed = " ".join(f"--factor {name}" for name in factors)

@@ -158,7 +158,7 @@ def _protocol(letter: str, baseline: Side, side: Side, factors: Sequence[str]) -
     """What differs between the two sides' first runs; within a side nothing may differ at all."""
     found = _check(baseline.first, side.first, factors)
     within_sides = [
-        Fact(key=f"{fact.key}, within a side", a=fact.a, b=fact.b, meaning=BLOCKS)
+        fact.within_a_side()
         for own in (baseline, side)
         for each in own.runs[1:]
         for fact in _check(own.first, each).facts

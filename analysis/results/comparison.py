@@ -34,6 +34,7 @@ BLOCKS: Final = "blocks"
 Meaning = Literal["factor", "follows", "noted", "blocks"]
 VALIDITY: Final = "validity"
 VALID: Final = "valid"
+_WITHIN: Final = ", within a side"
 
 Bounds = tuple[float, float]
 
@@ -45,6 +46,14 @@ class Fact(Result):
     a: str
     b: str
     meaning: Meaning
+
+    def within_a_side(self) -> Fact:
+        """The same of a side's own runs, which must not differ at all."""
+        return Fact(key=f"{self.key}{_WITHIN}", a=self.a, b=self.b, meaning=BLOCKS)
+
+    @property
+    def is_within_a_side(self) -> bool:
+        return self.key.endswith(_WITHIN)
 
 
 class Comparability(Result):

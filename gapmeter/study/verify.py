@@ -32,7 +32,6 @@ from gapmeter.study.conclusion import analyse_run, why_empty
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_OTHER = "made by other versions"
 _FIGURES_FROM = ("gapmeter", "analysis", "numpy", "pandas", "scipy", "pyarrow")
 _FAILURES = (UserError, NotRecords, OSError, *UNDERIVABLE)  # what deriving from damaged records may end in
 _MAKER = "made_by"
@@ -47,6 +46,10 @@ class Check:
     name: str
     ok: bool
     seen: str
+
+
+class PossibleCause(Check):
+    """What is not wrong by itself, but may be why other things are."""
 
 
 def verify(path: str | Path) -> list[Check]:
@@ -121,10 +124,10 @@ def not_derived(name: str, what: str, error: Exception, within: Path) -> Check:
 
 
 def _check_whole(run: Path, name: str) -> Check:
-    """All checks of one of several (a run, a study, an archive) as one; where some fail, other versions are named."""
+    """All checks of one of several (a run, a study, an archive) as one; where some fail, with what may be why."""
     checks = verify(run)
     bad = [f"{check.name}: {check.seen}" for check in checks if not check.ok]
-    bad += [check.seen for check in checks if bad and check.name == "versions" and _OTHER in check.seen]
+    bad += [check.seen for check in checks if bad and isinstance(check, PossibleCause)]
     return Check(name, not bad, "; ".join(bad) if bad else f"all {len(checks)} checks hold")
 
 
@@ -229,8 +232,8 @@ def _check_versions(manifest: Manifest, summary: Mapping[str, Any]) -> Check:
         if name in then and name in now and then[name] != now[name]
     ]
     if changed:
-        text = f"figures {_OTHER} may differ for that alone: {'; '.join(changed)}"
-        return Check("versions", True, f"{text}; gapmeter report recomputes them")
+        text = f"figures made by other versions may differ for that alone: {'; '.join(changed)}"
+        return PossibleCause("versions", True, f"{text}; gapmeter report recomputes them")
     return Check("versions", True, f"gapmeter {now['gapmeter']}, analysis {now['analysis']}, as they are here")
 
 

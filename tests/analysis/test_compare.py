@@ -54,7 +54,7 @@ from gapmeter.analysis.stats.bootstrap import Resampled
 from gapmeter.analysis.stats.estimate import Difference, Spread
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.report import html, markdown, terminal
-from gapmeter.report.comparison import document, headline, with_sentences, words_of
+from gapmeter.report.comparison import document, headline, remedy, with_sentences, words_of
 from gapmeter.report.differences import brief, change_of, change_sentence, not_estimable, shift, verdict_sentence
 from gapmeter.report.document import Table
 from gapmeter.scenarios.slo import LATENCIES
@@ -465,6 +465,13 @@ def test_of_many_differences_few_are_named_and_one_factor_stands_for_those_of_a_
     assert "versions.part3: not recorded | 3; and 2 more" in headline(refused)
     told = " ".join(terminal.text(document(refused)).plain.split())
     assert "if that is what you compare: --factor versions; or" in told
+
+
+def test_runs_of_one_side_that_are_not_alike_are_no_matter_of_a_factor(tmp_path: Path) -> None:
+    one, other = sides([folder(tmp_path / "a"), folder(tmp_path / "b", changes={"versions__part": "1"})])
+    refused = compare([Side((*one.runs, *other.runs)), one])
+    assert [fact.key for fact in refused.protocol[0].blocking] == ["versions.part, within a side"]
+    assert remedy(refused).startswith("name only runs of one and the same thing as a side; or --force")
 
 
 def figure(
