@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 from gapmeter.analysis.device.devices import CPU
 from gapmeter.analysis.numbers import DASH, counted, large, share, significant, usd
@@ -87,36 +87,46 @@ def value_sentence(value: Value, goodput_ci: Ends | None) -> str:
 
 # --- the section
 
-Lines = Sequence[tuple[str, str]]
+
+class How(NamedTuple):
+    """How each figure came about, in a sentence, or why there is none."""
+
+    cost: str
+    energy: str
+    value: str
 
 
-def lines(economy: Economy, goodput_ci: Ends | None, *, simulated: bool, proven: bool = True) -> Lines:
-    """Three (name, sentence) of a run, or of a search for capacity: the figure, or why there is none.
+def how_of(economy: Economy, goodput_ci: Ends | None, *, simulated: bool, proven: bool = True) -> How:
+    """Of a run, or of a search for capacity.
 
     ``goodput_ci``: the share of requests within their own limits; the others as ``cost_sentence`` takes them.
     """
     cost, energy, value = economy.cost, economy.energy, economy.value
-    said = [
-        ("cost", cost_sentence(cost, simulated=simulated, proven=proven), cost.reason),
-        ("energy", energy_sentence(energy), energy.reason),
-        ("value", value_sentence(value, goodput_ci), value.reason),
-    ]
+    return How(
+        cost.reason or cost_sentence(cost, simulated=simulated, proven=proven),
+        energy.reason or energy_sentence(energy),
+        value.reason or value_sentence(value, goodput_ci),
+    )
+
+
+def lines(economy: Economy, how: How) -> list[tuple[str, str]]:
+    """Three (name, sentence), with a dash for a figure that there is none of; of energy the reason says so itself."""
     return [
-        (name, sentence if not why else why if why.startswith("unmeasured") else f"{DASH}  {why}")
-        for name, sentence, why in said
+        ("cost", f"{DASH}  {how.cost}" if economy.cost.reason else how.cost),
+        ("energy", how.energy),
+        ("value", f"{DASH}  {how.value}" if economy.value.reason else how.value),
     ]
 
 
-def section(economy: Economy, said: Lines, confidence: float = CONFIDENCE, *, proven: bool = True) -> Section:
-    """A row each for cost (with that of tokens beneath), efficiency and value; ``said`` as ``lines`` gives it."""
+def section(economy: Economy, how: How, confidence: float = CONFIDENCE, *, proven: bool = True) -> Section:
+    """A row each for cost (with that of tokens beneath), efficiency and value."""
     cost, energy, value = economy.cost, economy.energy, economy.value
-    how = {name: line.removeprefix(DASH).strip() for name, line in said}  # the figure beside it has the dash
-    rows: list[Row] = [["cost of a request", how["cost"], Figure(None, "usd"), DASH]]
+    rows: list[Row] = [["cost of a request", how.cost, Figure(None, "usd"), DASH]]
     if isinstance(cost, Cost):
         many, _ = many_requests(cost.per_request_usd)
         each = Figure(many * cost.per_request_usd, "usd")
         what = "cost of a million requests" if many > 1 else "cost of a request"
-        rows = [[what, how["cost"], each, between(cost.per_request_usd_ci, many)]]
+        rows = [[what, how.cost, each, between(cost.per_request_usd_ci, many)]]
         for what, key in (
             ("output tokens", "per_million_output_tokens_usd"),
             ("tokens", "per_million_total_tokens_usd"),
@@ -126,8 +136,8 @@ def section(economy: Economy, said: Lines, confidence: float = CONFIDENCE, *, pr
     ends = low_to_high(energy.tokens_per_watt_ci) if isinstance(energy, Energy) else ""
     tokens = Figure(energy.tokens_per_watt, "number", "energy.tokens_per_watt")
     worth = Figure(value.good_requests_per_usd, "large", "value.good_requests_per_usd")
-    rows.append(["efficiency: output tokens per joule", how["energy"], tokens, ends or DASH])
-    rows.append(["value: good requests for $1", how["value"], worth, DASH])
+    rows.append(["efficiency: output tokens per joule", how.energy, tokens, ends or DASH])
+    rows.append(["value: good requests for $1", how.value, worth, DASH])
     name, interval = "Cost, efficiency and value", Column(f"{100 * confidence:g} % interval", "interval")
     table = Table(name, ["what", Column("how, or why not", "how"), "figure", interval], rows, words=2)
     blocks: list[Block] = [table, _chart(cost, proven=proven)] if isinstance(cost, Cost) else [table]

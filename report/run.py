@@ -103,7 +103,7 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
         waits.tail(result),
         percentiles.definitions(result),
         percentiles.metrics(result),
-        Section("cost", "", [Facts(_economy(result, manifest))], on=DETAILS),
+        Section("cost", "", [Facts(cost.lines(result, _how(result, manifest)))], on=DETAILS),
         _details(result),
         Section("facts", "", [Facts([("trust", trust.trust_sentence(result))]), *warnings], on=MARKDOWN),
     ]
@@ -120,7 +120,7 @@ def document(folder: RunFolder, tables: RunTables | None = None) -> doc.Document
         compute.compute(result),
         slo.objectives(result),
         failed(result),
-        cost.section(result, _economy(result, manifest)),
+        cost.section(result, _how(result, manifest)),
         Section("warnings", "Warnings", _warnings(result), short="warnings") if result.warnings else None,
         percentiles.percentiles(run),
         percentiles.definitions(result),
@@ -255,8 +255,8 @@ def _details(result: RunResult) -> Section:
     return Section("facts", "", [Facts([fact for fact in facts if fact[1]]), *warnings], on=DETAILS)
 
 
-def _economy(result: RunResult, manifest: Manifest) -> cost.Lines:
-    return cost.lines(result, result.goodput.share_ci, simulated=manifest.asked.server.engine == "simulated")
+def _how(result: RunResult, manifest: Manifest) -> cost.How:
+    return cost.how_of(result, result.goodput.share_ci, simulated=manifest.asked.server.engine == "simulated")
 
 
 def _regression(found: Regression) -> Section:
