@@ -15,6 +15,7 @@ import numpy as np
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.numbers import count, duration
 from gapmeter.analysis.results.distribution import Distribution, percentile_key
+from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.analysis.stats.series import Series
 from gapmeter.report.charts import Axis, Plot, Point, band, limit, line, points
 from gapmeter.report.document import Chart, Figure, Headers, Row, Table, in_ms
@@ -37,7 +38,7 @@ class NamedPercentile:
 class Curve:
     """A metric's distribution: fractions, values and interval ends in ms (at most 400 points each).
 
-    ``limits``: objectives as (percentile as a fraction, ms, words); ``sent_ms``: the same from when it was sent.
+    ``sent_ms``: the same from when it was sent.
     """
 
     metric: str
@@ -49,16 +50,17 @@ class Curve:
     high_ms: Floats
     max_ms: float
     unanswered: int
-    limits: Sequence[tuple[float, float, str]] = ()
+    slos: Sequence[SloAnswer] = ()
     named: Sequence[NamedPercentile] = ()
     sent_ms: Floats | None = None
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
         supported = [one.p for one in self.named if one.low_ms is not None and one.high_ms is not None]
         deepest, height = max(float(self.p[-1]), *supported, 0.0), 190
-        x = Axis(Scale.hdr(deepest, *(p for p, _, _ in self.limits if p < 1)))
+        slos = [((slo.percentile or 0.0) / 100, slo.limit, slo.text) for slo in self.slos]
+        x = Axis(Scale.hdr(deepest, *(p for p, _, _ in slos)))
         known = [float(v) for v in (*self.low_ms, *self.value_ms, *self.high_ms) if math.isfinite(v)]
-        known += [ms for _, ms, _ in self.limits if ms <= 2.5 * max(known)]
+        known += [ms for _, ms, _ in slos if ms <= 2.5 * max(known)]
         # In proportion, or by the logarithm where the largest value is over twenty times the median.
         far = max(known) > 20 * float(np.interp(0.5, self.p, self.value_ms)) and min(known) > 0
         plot = Plot(x, Axis(Scale.log(known, room=1.1) if far else Scale.linear(known), "ms", about=5), height)
@@ -81,8 +83,8 @@ class Curve:
         words, css = f"supported to p{_nines(deepest)}", f"note {side}"
         end = el("line", x1=percent(at), x2=percent(at), y1=0, y2=height, class_="supported")
         # A step for each objective, and their names on one line.
-        objectives = [limit(plot, "", x=p, y=ms) for p, ms, _ in self.limits if plot.y.scale.holds(ms)]
-        named = [words + ("" if plot.y.scale.holds(ms) else ", above this axis ↑") for _, ms, words in self.limits]
+        objectives = [limit(plot, "", x=p, y=ms) for p, ms, _ in slos if plot.y.scale.holds(ms)]
+        named = [words + ("" if plot.y.scale.holds(ms) else ", above this axis ↑") for _, ms, words in slos]
         names = el("text", f"SLO {'; '.join(named)}", x="100%", y=-6, class_="limit end halo") if named else NOTHING
         return plot.chart(
             name, f"{self.metric} by percentile",
@@ -118,7 +120,7 @@ def named_of(figures: Distribution, key: str) -> list[NamedPercentile]:
 
 
 def curve_of(
-    metric: str, values: Series, named: Sequence[NamedPercentile], limits: Sequence[tuple[float, float, str]] = (),
+    metric: str, values: Series, named: Sequence[NamedPercentile], slos: Sequence[SloAnswer] = (),
     sent: Series | None = None, points: int = 400, late_ns: Callable[[float], float | None] = lambda _: None,
 ) -> Curve | None:  # fmt: skip
     """The supported part of a metric's distribution, ``values`` in ns; None when not even the median is supported.
@@ -142,7 +144,7 @@ def curve_of(
     unanswered = values.count - len(answered)
     return Curve(
         metric, values.count, values.worth.tail, p, value_ms, low_ms, high_ms, float(answered[-1]) / 1e6, unanswered,
-        limits, named, sent_ms,
+        slos, named, sent_ms,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from gapmeter.analysis.numbers import count, counted, duration, over, share
 from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.results.distribution import CensoredDistribution, Distribution, StageDistribution, percentile_key
 from gapmeter.analysis.results.requests import PeerFigures
-from gapmeter.analysis.results.run import RunResult
+from gapmeter.analysis.results.run import RunResult, SloAnswer
 from gapmeter.analysis.stages import STAGES
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.report import document as doc
@@ -52,9 +52,7 @@ def percentiles(run: ReportedRun) -> Section:
             figures, key = known.with_failures, f"{key}.with_failures"
         sent = None if metric in BETWEEN_TOKENS else run.tables.series(metric, "sent")
         late_ns = partial(ReportedLateness([result]).refused_ns, metric)
-        curve = curve_of(
-            metric.upper(), values, named_of(figures, key), limits_of(result, metric), sent, late_ns=late_ns
-        )
+        curve = curve_of(metric.upper(), values, named_of(figures, key), slos_of(result, metric), sent, late_ns=late_ns)
         if curve is None:
             few = f"{counted(values.count, 'sample')}: too few for any percentile"
             none = f"{values.percentile(50.0).why or few}."
@@ -70,19 +68,14 @@ def percentiles(run: ReportedRun) -> Section:
     return Section("percentiles", "Percentiles", blocks, _LEAD, "percentiles")
 
 
-def limits_of(result: RunResult, metric: str) -> list[tuple[float, float, str]]:
-    """The objectives on a metric: percentile as a fraction, ms, words."""
-    return [
-        (slo.percentile / 100, slo.limit, slo.text)
-        for slo in result.slo
-        if slo.metric == metric and slo.percentile is not None
-    ]
+def slos_of(result: RunResult, metric: str) -> list[SloAnswer]:
+    """The objectives on a latency."""
+    return [slo for slo in result.slo if slo.metric == metric]
 
 
-def main_limit(result: RunResult, metric: str) -> tuple[float, str] | None:
+def main_slo(result: RunResult, metric: str) -> SloAnswer | None:
     """The objective that a picture of slow requests shows: the one on the highest percentile."""
-    known = limits_of(result, metric)
-    return max(known, key=lambda limit: limit[0])[1:] if known else None
+    return max(slos_of(result, metric), key=lambda slo: slo.percentile or 0.0, default=None)
 
 
 # --- tables

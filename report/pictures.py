@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gapmeter.analysis.numbers import duration, share, significant, usd
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.latency import Band
+from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.analysis.stages import UNEXPLAINED
 from gapmeter.report import marks
 from gapmeter.report.charts import Axis, Plot, Point, Segment, after, bar, head, limit, points, shade
@@ -16,7 +17,6 @@ from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, percent
 from gapmeter.report.words import both
 
-Limit = tuple[float, str]  # ms, the objective in words
 _FAR = 1.8  # times the longest bar: an objective farther off is told in words, so that bars stay long
 _BEHIND = 0.16  # of the longest bar, kept free for the number behind it
 _LIMIT_AT = 0.78  # of a gauge's width; beyond it is what breaks the objective
@@ -70,14 +70,14 @@ class Stacks:
     typical: Band
     slow: Band
     percentile: float
-    limit: Limit | None
+    slo: SloAnswer | None
     device: str
     requests: int  # in all
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
         thick, bands = 34, (self.typical, self.slow)
         longest = max(band.total_ms for band in bands) or 1e-3  # gaps of 0: tokens that came in one read
-        ends = [longest, self.limit[0]] if self.limit and self.limit[0] <= _FAR * longest else [longest]
+        ends = [longest, self.slo.limit] if self.slo and self.slo.limit <= _FAR * longest else [longest]
         rows = Axis(Scale.categories([("typical", "slow", "difference")]), labels=False)
         plot = Plot(Axis(Scale.linear(ends, room=0.02), "ms"), rows, height=198)
         grown = self._grown()
@@ -101,9 +101,9 @@ class Stacks:
         )  # fmt: skip
 
     def _objective(self, plot: Plot) -> Fragment:
-        if self.limit is None:
+        if self.slo is None:
             return NOTHING
-        ms, words = self.limit
+        ms, words = self.slo.limit, self.slo.text
         if plot.x.scale.holds(ms):
             return limit(plot, f"SLO {words}", x=ms)
         times = significant(ms / (self.slow.total_ms or plot.x.scale.high))

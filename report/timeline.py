@@ -19,10 +19,10 @@ from gapmeter.analysis.numbers import counted, duration, round_step, significant
 from gapmeter.analysis.requests.metrics import ended_by_us, final, issued, succeeded
 from gapmeter.analysis.results.latency import Burst
 from gapmeter.analysis.results.requests import ENDED_BY_US
+from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.report.charts import Axis, Plot, Point, band, limit, line, points, shade, stairs
 from gapmeter.report.document import Block, Chart, Column, Figure, Headers, Heading, Row, Section, Table
-from gapmeter.report.percentiles import main_limit
-from gapmeter.report.pictures import Limit
+from gapmeter.report.percentiles import main_slo
 from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.scale import Scale
 from gapmeter.report.svg import NOTHING, Fragment, el, group, percent
@@ -89,9 +89,9 @@ def over_time(run: ReportedRun, openable: Collection[str] = ()) -> Section:
     span = span_of(requests, origin)
     blocks: list[Block] = []
     for metric, stamp in (("ttft", "first_token_ns"), ("e2e", "last_token_ns")):
-        limit = main_limit(run.result, metric)
+        slo = main_slo(run.result, metric)
         burst = (run.result.bursts or {}).get(metric)
-        dots = dots_of(metric.upper(), requests, span, origin, stamp, frozenset(openable), limit, burst)
+        dots = dots_of(metric.upper(), requests, span, origin, stamp, frozenset(openable), slo, burst)
         table = dots.table()
         notes = [_OPEN] if openable else []
         notes += [f"Marked: when {burst.count} of the {burst.of} slowest were due."] if burst else []
@@ -176,13 +176,13 @@ class Dots:
     outcome: Sequence[str]
     ids: Sequence[str]
     open: frozenset[str]
-    limit: Limit | None = None
+    slo: SloAnswer | None = None
     burst: Burst | None = None
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
         answered = self.ms[self.good]
         largest = float(answered.max(initial=0.0))
-        near = [self.limit[0]] if self.limit and self.limit[0] <= 1.5 * largest else []
+        near = [self.slo.limit] if self.slo and self.slo.limit <= 1.5 * largest else []
         plot = Plot(self.span.axis(), Axis(Scale.linear([largest, *near], room=0.06), "ms", about=5), height=170)
         dots = [self._dot(row) for row in self._drawn().tolist()]
         failed = np.flatnonzero(self.failed)
@@ -192,8 +192,8 @@ class Dots:
             for i, at in ((i, float(self.at_s[i])) for i in failed.tolist()[:_FAILED])
         ]  # fmt: skip
         objective = NOTHING
-        if self.limit is not None:
-            ms, words = self.limit
+        if self.slo is not None:
+            ms, words = self.slo.limit, self.slo.text
             objective = limit(plot, f"SLO {words}", y=ms, near=dots[:400])
             if len(failed) and not plot.y.scale.holds(ms):  # inside, since failed requests are marked above
                 objective = el("text", f"SLO {words}, above this axis ↑", x="100%", y=14, class_="limit end halo")
@@ -225,13 +225,13 @@ class Dots:
     def _drawn(self) -> Ints:
         rows = np.flatnonzero(self.good)
         kept = rows[thin(self.at_s[rows], self.ms[rows], self.span.length_s)]
-        over = rows[self.ms[rows] > self.limit[0]][:_FAILED] if self.limit else rows[:0]
+        over = rows[self.ms[rows] > self.slo.limit][:_FAILED] if self.slo else rows[:0]
         openable = np.array([i for i in rows.tolist() if self.ids[i] in self.open], dtype=np.int64)
         return np.unique(np.concatenate([kept, over, openable]))
 
     def _dot(self, row: int) -> Point:
         at, ms, name = float(self.at_s[row]), float(self.ms[row]), self.ids[row]
-        css = "dot over" if self.limit and ms > self.limit[0] else "dot"
+        css = "dot over" if self.slo and ms > self.slo.limit else "dot"
         if name not in self.open:
             return Point(at, ms, css=css, size=2)
         words = f"{name}: {duration(ms)}, due at {at:.2f} s"
@@ -254,7 +254,7 @@ class Dots:
 
 def dots_of(
     metric: str, requests: pd.DataFrame, span: Span, origin_ns: int, column: str, openable: frozenset[str],
-    limit: Limit | None = None, burst: Burst | None = None,
+    slo: SloAnswer | None = None, burst: Burst | None = None,
 ) -> Dots:  # fmt: skip
     """``column``: the stamp that ends the latency."""
     at = (requests["due_ns"].to_numpy(dtype=np.float64) - origin_ns) / 1e9
@@ -262,7 +262,7 @@ def dots_of(
     good = (requests["outcome"] == "ok").to_numpy(dtype=np.bool_) & np.isfinite(ms)
     # As objects: one by one, a column of texts takes a hundred times as long.
     outcomes, ids = (list(map(str, requests[name].to_numpy(object))) for name in ("outcome", "request_id"))
-    return Dots(metric, span, at, ms, good, outcomes, ids, openable, limit, burst)
+    return Dots(metric, span, at, ms, good, outcomes, ids, openable, slo, burst)
 
 
 def thin(at: Floats, value: Floats, length: float) -> Ints:

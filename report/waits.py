@@ -11,7 +11,7 @@ from gapmeter.analysis.results.run import INVALID, RunResult
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Chart, Figure, Panel, Paragraph, Row, Section, Stage, Table, Words, in_ms
-from gapmeter.report.percentiles import main_limit
+from gapmeter.report.percentiles import main_slo
 from gapmeter.report.pictures import Ranks, Stacks, stages_in, visible_in
 from gapmeter.report.why import most_an_upgrade_brings
 from gapmeter.report.words import UNTIL
@@ -129,8 +129,8 @@ def _compared(path: str, slow: str, stage: str, usual: float, late: float, devic
 def _stacks(result: RunResult, metric: str, percentile: float, slow: Band) -> list[Block]:
     event, what = _EVENTS[metric]
     usual, requests = result.bands[metric].typical, result.bands[metric].count
-    limit = main_limit(result, metric)
-    picture = Stacks(metric.upper(), what, usual, slow, percentile, limit, result.device, requests)
+    slo = main_slo(result, metric)
+    picture = Stacks(metric.upper(), what, usual, slow, percentile, slo, result.device, requests)
     path, band = f"bands.{metric}", f"slow.{percentile_key(percentile)}"
     rows: list[Row] = []
     for stage, late in slow.stages_ms.items():
