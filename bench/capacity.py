@@ -24,10 +24,11 @@ from bench.queues import Queue as KnownQueue
 from bench.queues import wait_quantile
 from bench.virtual_trials import EVICTING, Asked, Engine, Queue, VirtualOracle, search
 from gapmeter.analysis.capacity.search import Goal, held_rate, posterior
-from gapmeter.analysis.capacity.trial import Promise, Trial
+from gapmeter.analysis.capacity.trial import Trial
 from gapmeter.analysis.results.capacity import FOUND, Ended
 from gapmeter.analysis.stats.exact import share_bounds
 from gapmeter.options import CapacityGoal
+from gapmeter.scenarios.slo import Slo
 
 START = 16.0
 SERVERS: dict[str, Queue | Engine] = {
@@ -151,9 +152,10 @@ def _one_search(job: tuple[Cell, float, int]) -> Found:
 
 def searched(cell: Cell, limit: float, seed: int) -> tuple[Goal, list[Trial], Ended]:
     """One seeded search with the command's defaults."""
-    promise = Promise(f"ttft p{cell.level}", "ttft", 1 - cell.level / 100)
-    asked = Asked(SERVERS[cell.server], (promise,), (limit,), drift=cell.drift)
-    goal = Goal(asked.promises, START, lost_s=asked.warmup_s + asked.around_s)
+    text = f"ttft p{cell.level}"
+    slo = Slo(metric="ttft", percentile=cell.level, limit_ns=round(limit), limit_share=None, text=text)
+    asked = Asked(SERVERS[cell.server], (slo,), drift=cell.drift)
+    goal = Goal(asked.slos, START, lost_s=asked.warmup_s + asked.around_s)
     # By its cell too: else all cells of one drift would share the speeds that their trials met.
     own = zlib.crc32(repr(cell).encode()) + _FIRST_SEED + seed
     return goal, *search(goal, VirtualOracle(asked, own))

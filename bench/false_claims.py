@@ -13,9 +13,10 @@ import numpy as np
 from bench.queues import QUEUES, Queue, lindley, requests_to_settle, wait_quantile
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity.read import count_values
-from gapmeter.analysis.capacity.trial import Promise, find, hopeless, plan_looks
+from gapmeter.analysis.capacity.trial import find, hopeless, plan_looks
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED
 from gapmeter.analysis.stats.exact import share_bounds
+from gapmeter.scenarios.slo import Slo
 
 SEED, REPLICATIONS, FIRST_LOOK, MOST = 4107, 400, 20, 8000
 LOADS, OVERLOADS, USUAL = (0.7, 0.85, 0.9, 0.95), (1.02, 1.05, 1.1, 1.3), 0.9
@@ -35,9 +36,9 @@ def measure(replications: int = REPLICATIONS) -> dict[str, Any]:
 
 def at_limit(level: float, queue: Queue, load: float, replications: int) -> dict[str, Any]:
     """``growth``: trials in which a growing queue was seen at the 5 % level at any look, be it far from a verdict."""
-    limit, promise = wait_quantile(queue, load, level / 100), Promise("wait", "ttft", 1 - level / 100)
+    limit, slo = wait_quantile(queue, load, level / 100), _slo(level)
     ahead = requests_to_settle(load)
-    found = [_trial(promise, limit, load, *_run(queue, load, ahead, seed)) for seed in range(replications)]
+    found = [_trial(slo, limit, load, *_run(queue, load, ahead, seed)) for seed in range(replications)]
     verdicts = [verdict for verdict, _, _ in found]
     holds, fails = verdicts.count(HOLDS), verdicts.count(FAILS)
     return {
@@ -49,8 +50,8 @@ def at_limit(level: float, queue: Queue, load: float, replications: int) -> dict
 
 def overloaded(level: float, queue: Queue, load: float, replications: int) -> dict[str, Any]:
     """A server that starts empty, under the limit of one at load ``USUAL``."""
-    limit, promise = wait_quantile(queue, USUAL, level / 100), Promise("wait", "ttft", 1 - level / 100)
-    found = [_trial(promise, limit, load, *_run(queue, load, 0, seed)) for seed in range(replications)]
+    limit, slo = wait_quantile(queue, USUAL, level / 100), _slo(level)
+    found = [_trial(slo, limit, load, *_run(queue, load, 0, seed)) for seed in range(replications)]
     return {
         "load": load, "trials": replications, "fails": sum(verdict == FAILS for verdict, _, _ in found),
         "holds": sum(verdict == HOLDS for verdict, _, _ in found),
@@ -66,14 +67,20 @@ def _run(queue: Queue, load: float, ahead: int, seed: int) -> tuple[Floats, Floa
     return np.cumsum(gaps[0])[ahead:], lindley(gaps, services)[0, ahead:]
 
 
-def _trial(promise: Promise, limit: float, load: float, due: Floats, waits: Floats) -> tuple[str, int, bool]:
+def _slo(level: float) -> Slo:
+    """The limits are of queues whose mean service takes 1, and no times in ns."""
+    return Slo(metric="ttft", percentile=level, limit_ns=None, limit_share=None, text="wait")
+
+
+def _trial(slo: Slo, limit: float, load: float, due: Floats, waits: Floats) -> tuple[str, int, bool]:
     """The verdict, after how many requests, and whether the queue seemed to grow. A unit of time is a nanosecond."""
-    looks, grown, verdict = plan_looks([promise], MOST, FIRST_LOOK), False, UNDECIDED
+    looks, grown, verdict = plan_looks([slo], MOST, FIRST_LOOK), False, UNDECIDED
     for look in looks:
-        counts = [count_values(waits[: look.count], due[: look.count], limit, 100 * (1 - promise.share), 1e9 * load)]
+        of = slice(look.count)
+        counts = [count_values(waits[of], due[of], limit, slo.percentile or 0.0, 1e9 * load)]
         grown = grown or counts[0].stable <= 0.05 / len(looks)
-        verdict = find([promise], counts, look).verdict
-        if verdict != UNDECIDED or hopeless([promise], counts, look, looks[-1]):
+        verdict = find([slo], counts, look).verdict
+        if verdict != UNDECIDED or hopeless([slo], counts, look, looks[-1]):
             break
     return verdict, look.count, grown
 

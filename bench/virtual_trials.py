@@ -16,8 +16,9 @@ from gapmeter.analysis.capacity.curve import pace_of
 from gapmeter.analysis.capacity.read import bunched, count_values
 from gapmeter.analysis.capacity.sample import served_by
 from gapmeter.analysis.capacity.search import Goal, next_trial, run_trial
-from gapmeter.analysis.capacity.trial import Ask, Enough, Oracle, Outcome, Promise, Trial
+from gapmeter.analysis.capacity.trial import Ask, Enough, Oracle, Outcome, Trial
 from gapmeter.analysis.results.capacity import Ended
+from gapmeter.scenarios.slo import Slo
 from gapmeter.servers.simulated.scheduler import Limits
 from gapmeter.servers.simulated.settings import StageTimes
 
@@ -93,15 +94,14 @@ _STAMPS = ("first_token_ns", "last_token_ns")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of a virtual server. ``limits_ns``: the promises' limits, on TTFT or E2E.
+    """What is asked of a virtual server. ``slos``: on TTFT or E2E.
 
     ``warmup_s`` of load do not count; ``around_s``: what a trial takes beside its load. ``drift``: standard deviation
     of the logarithm of the server's speed, drawn anew for each trial.
     """
 
     server: Queue | Engine
-    promises: tuple[Promise, ...]
-    limits_ns: tuple[float, ...]
+    slos: tuple[Slo, ...]
     warmup_s: float = 5.0
     around_s: float = 3.0
     drift: float = 0.0
@@ -144,14 +144,16 @@ class VirtualOracle:
         ahead = int(np.searchsorted(due, 1e9 * warmup_s))
         for at, look in enumerate(looks):
             of = slice(ahead, ahead + look)
-            values = [(first if promise.metric == "ttft" else last)[of] - due[of] for promise in asked.promises]
+            values = [(first if slo.metric == "ttft" else last)[of] - due[of] for slo in asked.slos]
             counts = tuple(
-                count_values(each, due[of], limit, 100 * (1 - promise.share), ask.rate)
-                for promise, limit, each in zip(asked.promises, asked.limits_ns, values, strict=True)
+                count_values(each, due[of], slo.limit_ns or 0, slo.percentile or 0.0, ask.rate)
+                for slo, each in zip(asked.slos, values, strict=True)
             )
             if enough(at, counts):
                 break
-        good = np.logical_and.reduce([each <= limit for each, limit in zip(values, asked.limits_ns, strict=True)])
+        good = np.logical_and.reduce(
+            [each <= (slo.limit_ns or 0) for slo, each in zip(asked.slos, values, strict=True)]
+        )
         seconds = float(last[: of.stop].max()) / 1e9 + asked.around_s
         in_flight = ask.rate * float((last[of] - due[of]).mean()) / 1e9
         return Outcome(

@@ -39,6 +39,11 @@ class Slo(BaseModel):
     limit_share: float | None
     text: str
 
+    @property
+    def allowed(self) -> float:
+        """The share of values that may exceed the limit: 0.01 of a p99, of errors the limit itself."""
+        return self.limit_share if self.limit_share is not None else 1 - (self.percentile or 0) / 100
+
 
 def parse_slo(value: object) -> Slo:
     """One SLO; raises BadValue."""

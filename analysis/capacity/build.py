@@ -12,7 +12,7 @@ import numpy as np
 from gapmeter.analysis.capacity.curve import Grid, Posterior
 from gapmeter.analysis.capacity.read import KEPT_ARRIVALS, MeasuredTrial, goal_of, read_trials
 from gapmeter.analysis.capacity.search import Goal, held_rate, posterior, valid_of
-from gapmeter.analysis.capacity.trial import Count, Promise, Trial, fails_at_any_rate, fails_too_many
+from gapmeter.analysis.capacity.trial import Count, Trial, fails_at_any_rate, fails_too_many
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
 from gapmeter.analysis.numbers import counted, rate
 from gapmeter.analysis.pareto import pace_limit, pareto, run_point
@@ -106,7 +106,7 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
     valid = valid_of(trials)
     spent, seconds = sum(trial.outcome.requests for trial in trials), sum(trial.outcome.seconds for trial in trials)
     known = posterior(goal, valid) if ended not in (UNMEETABLE, CLIENT) else None
-    if known and ended != FOUND and fails_too_many(goal.promises, valid, known.interval(goal.confidence)[1]):
+    if known and ended != FOUND and fails_too_many(goal.slos, valid, known.interval(goal.confidence)[1]):
         known = None
     held = held_rate(valid)
     rate, low, high = _estimate(goal, valid, known, held)
@@ -115,7 +115,7 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
     if asked.target_rps and sure and ended != UNMEETABLE:
         fleet = Fleet.plan(sure, asked.target_rps, asked.headroom, asked.spare, high if rate else None)
     if known and known.grid:
-        slo, tried = manifest.slo[known.promise], min(trial.rate for trial in valid)
+        slo, tried = goal.slos[known.slo], min(trial.rate for trial in valid)
         latency = LatencyCurve(
             slo=slo.text, limit_ms=_limit_ms(slo),
             points=_expected(goal, slo, known.grid, _rates(*known.interval(goal.confidence), tried)),
@@ -150,7 +150,7 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
         seconds=seconds,
         best_seen=_best_seen(goal, measured) if ended == UNMEETABLE else None,
         reason=manifest.ended_because or (_reason_of(telling[-1]) if telling else None),
-        trials=tuple(_trial(goal, manifest.slo, number, each.trial) for number, each in enumerate(measured, 1)),
+        trials=tuple(_trial(goal, number, each.trial) for number, each in enumerate(measured, 1)),
         curve=tuple(_point(trial) for trial in sorted(valid, key=lambda trial: trial.rate)),
         disturbed=sum(map(_is_disturbed, measured)) or None,
         latency=latency,
@@ -189,37 +189,37 @@ class _Binding:
 
 
 def _binding(goal: Goal, measured: Sequence[MeasuredTrial], edge: float, known: Posterior | None) -> _Binding:
-    """The promise that breaks first, and what slow requests wait for just above the capacity, ``edge``.
+    """The SLO that breaks first, and what slow requests wait for just above the capacity, ``edge``.
 
-    An overload fails of any promise; so it is the one with the lowest capacity, where that is ``known``.
+    An overload fails of any SLO; so it is the one with the lowest capacity, where that is ``known``.
     """
     failed = sorted((each for each in measured if each.trial.verdict == FAILS), key=lambda each: each.trial.rate)
     above = [each for each in failed if each.trial.rate >= edge] or failed[::-1]
     if not above:
         return _Binding()
-    promise = goal.promises[above[0].trial.finding.promise if known is None else known.promise]
+    slo = goal.slos[above[0].trial.finding.slo if known is None else known.slo]
     for each in above:
         if each.result is None:
             continue
         tail = each.result.tail
-        anatomy = tail.of(explained_by(promise.metric))
+        anatomy = tail.of(explained_by(slo.metric))
         if anatomy is not None and anatomy.stage and anatomy.stage != "unexplained":
             owner = owner_words(anatomy.owner or "", each.result.compute.device or "GPU")
-            return _Binding(promise.text, anatomy.stage, owner, anatomy.share, each.trial.rate)
-    return _Binding(promise.text)
+            return _Binding(slo.text, anatomy.stage, owner, anatomy.share, each.trial.rate)
+    return _Binding(slo.text)
 
 
 def _best_seen(goal: Goal, measured: Sequence[MeasuredTrial]) -> BestSeen | None:
-    """What the promise that fails was measured to be: at the lowest rate tried, or of errors at all low rates."""
-    if found := fails_at_any_rate(goal.promises, valid_of([each.trial for each in measured])):
+    """What the SLO that fails was measured to be: at the lowest rate tried, or of errors at all low rates."""
+    if found := fails_at_any_rate(goal.slos, valid_of([each.trial for each in measured])):
         at, low, most = found
-        return BestSeen(rate=most, slo=goal.promises[at].text, over=low.over, count=low.count, answer=None)
+        return BestSeen(rate=most, slo=goal.slos[at].text, over=low.over, count=low.count, answer=None)
     lowest = min((m for m in measured if m.trial.verdict != INVALID_TRIAL), key=lambda m: m.trial.rate, default=None)
     if lowest is None:
         return None
-    at = lowest.trial.finding.promise
+    at = lowest.trial.finding.slo
     count, answer = lowest.trial.outcome.counts[at], lowest.result.slo[at] if lowest.result else None
-    slo = goal.promises[at].text
+    slo = goal.slos[at].text
     return BestSeen(rate=lowest.trial.rate, slo=slo, over=count.over, count=count.count, answer=answer)
 
 
@@ -246,7 +246,7 @@ def _limit_ms(slo: Slo) -> float:
     return (slo.limit_ns or 0) / 1e6
 
 
-def _counted(promise: Promise, slo: Slo, count: Count, *, on_curve: bool) -> CountedSlo:
+def _counted(slo: Slo, count: Count, *, on_curve: bool) -> CountedSlo:
     """``on_curve``: with the percentile that the curve is drawn through."""
     value, ends = None, None
     if on_curve and count.log_level:
@@ -254,12 +254,12 @@ def _counted(promise: Promise, slo: Slo, count: Count, *, on_curve: bool) -> Cou
         value, low, high = (_limit_ms(slo) * math.exp(log + z * error) for z in (0.0, -NORMAL, NORMAL))
         ends = (low, high)
     return CountedSlo(
-        text=promise.text, over=count.over, count=count.count, n_eff=count.n_eff, allowed=promise.share,
+        text=slo.text, over=count.over, count=count.count, n_eff=count.n_eff, allowed=slo.allowed,
         value_ms=value, ci_ms=ends,
     )  # fmt: skip
 
 
-def _trial(goal: Goal, slos: Sequence[Slo], number: int, trial: Trial) -> TrialResult:
+def _trial(goal: Goal, number: int, trial: Trial) -> TrialResult:
     outcome, finding = trial.outcome, trial.finding
     valid = trial.verdict != INVALID_TRIAL
     return TrialResult(
@@ -268,10 +268,10 @@ def _trial(goal: Goal, slos: Sequence[Slo], number: int, trial: Trial) -> TrialR
         verdict=trial.verdict,
         confidence=finding.confidence if valid else None,
         leaning=finding.leaning if valid else None,
-        slo=goal.promises[finding.promise].text,
+        slo=goal.slos[finding.slo].text,
         slos=tuple(
             _counted(*each, on_curve=valid and not trial.overloaded)
-            for each in zip(goal.promises, slos, outcome.counts, strict=True)
+            for each in zip(goal.slos, outcome.counts, strict=True)
         ),
         requests=outcome.requests,
         measured=outcome.measured,

@@ -184,14 +184,14 @@ class Posterior:
     """``edges``: logarithms of rates, shape (k + 1,), increasing; ``masses``: probability between them, shape (k,).
 
     ``drift``: by how much the server's speed differs between trials, as a share (its mean); ``ceiling``: the median.
-    ``promise``: whose capacity it is, by number; ``grid``: its curves, where it has some.
+    ``slo``: whose capacity it is, by number; ``grid``: its curves, where it has some.
     """
 
     edges: Floats
     masses: Floats
     drift: float
     ceiling: float
-    promise: int = 0
+    slo: int = 0
     grid: Grid | None = None
 
     def quantile(self, q: float) -> float:
@@ -281,7 +281,7 @@ def least(posteriors: Sequence[Posterior]) -> Posterior:
         below = np.maximum(below, np.interp(edges, each.edges, np.concatenate([[0.0], np.cumsum(each.masses)])))
     first = min(posteriors, key=lambda each: each.quantile(0.5))
     drift = max(each.drift for each in posteriors) if first.drift else 0.0
-    return Posterior(edges, np.diff(below) / below[-1], drift, first.ceiling, first.promise, first.grid)
+    return Posterior(edges, np.diff(below) / below[-1], drift, first.ceiling, first.slo, first.grid)
 
 
 def _ceiling_grid(ceilings: Sequence[Ceiling], levels: Sequence[TrialLevel], most: float) -> Floats:

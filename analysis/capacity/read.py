@@ -22,7 +22,7 @@ from gapmeter.analysis.capacity.sample import (
     worth_of_clusters,
 )
 from gapmeter.analysis.capacity.search import Goal
-from gapmeter.analysis.capacity.trial import Count, Look, Outcome, Promise, Trial, find, plan_looks
+from gapmeter.analysis.capacity.trial import Count, Look, Outcome, Trial, find, plan_looks
 from gapmeter.analysis.judge.arrivals import dispersion
 from gapmeter.analysis.judge.evidence import Evidence, evidence_of
 from gapmeter.analysis.judge.lateness import Lateness, lateness_of, moves_ns
@@ -72,19 +72,18 @@ def goal_of(manifest: SearchManifest) -> Goal:
     """What was searched."""
     asked = manifest.capacity
     return Goal(
-        promises_of(manifest.slo), asked.start, asked.confidence, asked.within, asked.longest,
+        manifest.slo, asked.start, asked.confidence, asked.within, asked.longest,
         budget_s=asked.budget_s, lost_s=asked.lost_s,
     )  # fmt: skip
 
 
 def read_trials(folder: Path, manifest: SearchManifest) -> list[MeasuredTrial]:
     """Every trial that the manifest lists, in the order in which they were run."""
-    promises = promises_of(manifest.slo)
     out = []
     for note in manifest.capacity.trials:
         outcome, result = read_outcome(folder / note.folder, manifest.slo, note), None
-        looks = plan_looks(promises, note.looks[-1], note.looks[0])
-        finding = find(promises, outcome.counts, looks[min(outcome.looks, len(looks)) - 1])
+        looks = plan_looks(manifest.slo, note.looks[-1], note.looks[0])
+        finding = find(manifest.slo, outcome.counts, looks[min(outcome.looks, len(looks)) - 1])
         with contextlib.suppress(OSError, NotReadable):
             result = RunResult.read(folder / note.folder)
         out.append(MeasuredTrial(Trial(note.rate, outcome, finding, note.looks[-1]), result))
@@ -116,7 +115,7 @@ def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], 
         measured = measured[measured["due_ns"] >= note.from_ns].head(note.looks[note.ended - 1])
     good, worth = count_good(slos, measured)
     counts = count_all(slos, measured, note.rate)
-    looks = plan_looks(promises_of(slos), note.looks[-1], note.looks[0])
+    looks = plan_looks(slos, note.looks[-1], note.looks[0])
     if not invalid and len(measured):
         invalid = _late(slos, counts, measured, note.rate, looks[min(note.ended, len(looks)) - 1], lateness)
         client = bool(invalid)
@@ -127,7 +126,7 @@ def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], 
     took = np.where(succeeded(measured), took, math.inf)
     lost = float(np.isinf(took).mean()) if len(took) else 1.0
     # Who refuses requests because the server is full refuses more than may fail, and keeps up with any rate.
-    full = served_by(due, due + took) if lost <= min(promise.share for promise in promises_of(slos)) else None
+    full = served_by(due, due + took) if lost <= min(slo.allowed for slo in slos) else None
     # What is drawn has a known dispersion; a trace has that of its requests.
     bunching = (dispersion(measured) if evidence.arrivals == "trace" else evidence.count_dispersion) or 1.0
     return Outcome(
@@ -178,8 +177,7 @@ def _late(
 
     What fails, or leans to it on a refused figure, must do so without it; what holds must hold in spite of it.
     """
-    promises = promises_of(slos)
-    found = find(promises, counts, look)
+    found = find(slos, counts, look)
     if found.verdict == UNDECIDED and found.leaning == HOLDS:
         return ""  # it only adds
     holds = {HOLDS: True, FAILS: False}.get(found.verdict)
@@ -190,23 +188,13 @@ def _late(
         # Lateness beyond the limit leaves none that anything meets.
         limit_ns = max(slo.limit_ns + round(moves[-1]), 1) if slo.limit_ns else None
         moved.append(slo.model_copy(update={"limit_ns": limit_ns}))
-    again = find(promises, count_all(moved, requests, rate), look) if any(moves) else found
+    again = find(moved, count_all(moved, requests, rate), look) if any(moves) else found
     if (again.verdict, again.leaning) == (found.verdict, found.leaning):
         return ""
-    at = again.promise if holds else found.promise
+    at = again.slo if holds else found.slo
     if not moves[at]:  # it leans as it does beside another
         at = max(range(len(moves)), key=lambda other: abs(moves[other]))
     return f"{slos[at].text} is not judged: {late_words(abs(moves[at]) / 1e6)}"
-
-
-def promises_of(slos: Sequence[Slo]) -> tuple[Promise, ...]:
-    """The SLOs of a manifest as shares: a p99 lets 1 % of values exceed its limit."""
-    return tuple(
-        Promise(
-            slo.text, slo.metric, slo.limit_share if slo.limit_share is not None else 1 - (slo.percentile or 0) / 100
-        )
-        for slo in slos
-    )
 
 
 def count_all(slos: Sequence[Slo], requests: pd.DataFrame, rate: float) -> tuple[Count, ...]:

@@ -24,7 +24,6 @@ from gapmeter.analysis.capacity.trial import (
     Ask,
     Count,
     Oracle,
-    Promise,
     Trial,
     chance_if_broken,
     chance_if_kept,
@@ -50,6 +49,7 @@ from gapmeter.analysis.results.capacity import (
     Ended,
 )
 from gapmeter.analysis.stats.exact import chance_of_so_few_in_bursts
+from gapmeter.scenarios.slo import Slo
 
 MOST_HALVINGS = 8
 _REFUSING = 3  # rates, at each of which every request was refused: a lower one would be, too
@@ -83,7 +83,7 @@ class Goal:
     may take; ``lost_s``: how long a trial takes beside the requests that count.
     """
 
-    promises: tuple[Promise, ...]
+    slos: tuple[Slo, ...]
     start: float
     confidence: float = 0.95
     within: float = 0.2
@@ -98,7 +98,7 @@ def least_budget_s(goal: Goal) -> float:
     An overload at four times what the server can do lasts four times as long as its arrivals. Then follow two trials
     for the curve and one that is to hold.
     """
-    to_hold = max(values_to_hold(promise, is_far=True) for promise in goal.promises) / goal.start
+    to_hold = max(values_to_hold(slo, is_far=True) for slo in goal.slos) / goal.start
     return 5 * _brief_s(goal.start) + 2 * _LEAST_S + max(_LEAST_S, to_hold) + 5 * goal.lost_s
 
 
@@ -109,7 +109,7 @@ def next_trial(goal: Goal, trials: Sequence[Trial]) -> Ask | Ended:
     last = trials[-1].outcome
     if last.interrupted or last.died:
         return INTERRUPTED if last.interrupted else DIED
-    if fails_at_any_rate(goal.promises, valid_of(trials)):
+    if fails_at_any_rate(goal.slos, valid_of(trials)):
         return UNMEETABLE
     left_s = goal.budget_s - sum(trial.outcome.seconds for trial in trials)
     ask = _next(goal, trials, left_s) if left_s >= _LEAST_S else None
@@ -160,20 +160,20 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
         [trial.outcome.served.rate if trial.outcome.served else trial.rate for trial in valid],
     )
     found = []
-    for at, promise in enumerate(goal.promises):
-        levels = [_level(trial, at, promise.share) for trial in valid]
+    for at, slo in enumerate(goal.slos):
+        levels = [_level(trial, at, slo.allowed) for trial in valid]
         if any(math.isfinite(level.error) for level in levels):
-            known = fit(levels, ceilings, promise.share, most, speeds)
-            if any(trial.outcome.lost > promise.share for trial in valid):  # no percentile, so no place on the curve
-                alike = promise.metric == "itl"  # token gaps of one request are
-                known = least([known, _divided(valid, levels, at, promise.share, most, alike=alike)])
+            known = fit(levels, ceilings, slo.allowed, most, speeds)
+            if any(trial.outcome.lost > slo.allowed for trial in valid):  # no percentile, so no place on the curve
+                alike = slo.metric == "itl"  # token gaps of one request are
+                known = least([known, _divided(valid, levels, at, slo.allowed, most, alike=alike)])
         elif failed := [level.rate for level in levels if level.side > 0]:
-            known = _divided(valid, levels, at, promise.share, min(failed))
+            known = _divided(valid, levels, at, slo.allowed, min(failed))
         else:
             continue
-        found.append(replace(known, promise=at))
+        found.append(replace(known, slo=at))
     if not found:  # errors alone, and none came: the server was full
-        share = goal.promises[0].share
+        share = goal.slos[0].allowed
         found = [_divided(valid, [_level(trial, 0, share) for trial in valid], 0, share, most)]
     return least(found)
 
@@ -206,18 +206,18 @@ def _divided(
 def run_trial(goal: Goal, oracle: Oracle, ask: Ask, number: int) -> Trial:
     """One trial, only as long as what it is for needs."""
     first = max(FIRST_LOOK, math.ceil(ask.rate * (1.0 if ask.aim == "ceiling" else 2.0)))
-    looks = plan_looks(goal.promises, ask.most, first)
+    looks = plan_looks(goal.slos, ask.most, first)
 
     def enough(at: int, counts: Sequence[Count]) -> bool:
-        verdict = find(goal.promises, counts, looks[at]).verdict
+        verdict = find(goal.slos, counts, looks[at]).verdict
         if verdict == FAILS:
             return ask.aim != "ceiling" or looks[at].count >= _PLENTY
         if ask.aim != "hold":
             return False
-        return verdict == HOLDS or hopeless(goal.promises, counts, looks[at], looks[-1])
+        return verdict == HOLDS or hopeless(goal.slos, counts, looks[at], looks[-1])
 
     outcome = oracle.run(ask, [look.count for look in looks], enough, number)
-    return Trial(ask.rate, outcome, find(goal.promises, outcome.counts, looks[outcome.looks - 1]), ask.most)
+    return Trial(ask.rate, outcome, find(goal.slos, outcome.counts, looks[outcome.looks - 1]), ask.most)
 
 
 def held_rate(trials: Sequence[Trial]) -> float | None:
@@ -230,8 +230,8 @@ def requests_to_hold(goal: Goal, trial: Trial) -> float:
     """How many requests a trial at this one's rate takes to hold, if none is slow: what one of them was worth."""
     outcome = trial.outcome
     needed = [
-        values_to_hold(promise, is_far=count.over_half is not None and not count.over) * outcome.measured / count.n_eff
-        for promise, count in zip(goal.promises, outcome.counts, strict=True)
+        values_to_hold(slo, is_far=count.over_half is not None and not count.over) * outcome.measured / count.n_eff
+        for slo, count in zip(goal.slos, outcome.counts, strict=True)
         if count.n_eff
     ]
     return max(needed, default=math.inf)
@@ -302,7 +302,7 @@ def _is_found(goal: Goal, trials: Sequence[Trial]) -> bool:
 def _spread(goal: Goal, valid: Sequence[Trial], known: Posterior) -> float:
     """Half the interval's width over the rate; infinite where its lower end is in doubt."""
     high = known.interval(goal.confidence)[1]
-    return math.inf if fails_too_many(goal.promises, valid, high) else known.spread(goal.confidence)
+    return math.inf if fails_too_many(goal.slos, valid, high) else known.spread(goal.confidence)
 
 
 def _hold(goal: Goal, valid: Sequence[Trial], middle: float, left_s: float) -> Ask | None:
@@ -385,8 +385,8 @@ def _bracket(goal: Goal, valid: Sequence[Trial], beyond: float) -> float | Ended
     highest = max(valid, key=lambda trial: (trial.rate, trial.outcome.measured))
     full = any(trial.overloaded for trial in valid)
     if not full and not highest.beyond:
-        pairs = zip(goal.promises, highest.outcome.counts, strict=True)
-        levels = [count.log_level for promise, count in pairs if promise.metric != "errors"]
+        pairs = zip(goal.slos, highest.outcome.counts, strict=True)
+        levels = [count.log_level for slo, count in pairs if slo.metric != "errors"]
         far = bool(levels) and all(level is not None and level[0] < _FAR for level in levels)
         return highest.rate * (4 if far else 2) if highest.rate < goal.start * 2**MOST_DOUBLINGS else CLIENT
     if lowest.finding.leaning == HOLDS and not lowest.overloaded:
@@ -394,8 +394,8 @@ def _bracket(goal: Goal, valid: Sequence[Trial], beyond: float) -> float | Ended
     refuses = len({t.rate for t in valid}) >= _REFUSING and all(trial.outcome.refused_all for trial in valid)
     if lowest.rate <= goal.start / 2**MOST_HALVINGS or refuses or _fails_alone(goal, lowest):
         return UNMEETABLE
-    at, alone = lowest.finding.promise, _UP * lowest.rate
-    if goal.promises[at].metric == "errors" and highest.rate < alone < beyond:
+    at, alone = lowest.finding.slo, _UP * lowest.rate
+    if goal.slos[at].metric == "errors" and highest.rate < alone < beyond:
         count = lowest.outcome.counts[at]
         if 2 * count.over < count.count:
             return alone
@@ -404,11 +404,11 @@ def _bracket(goal: Goal, valid: Sequence[Trial], beyond: float) -> float | Ended
 
 
 def _fails_alone(goal: Goal, trial: Trial) -> bool:
-    """Whether a promise surely fails whatever the load: too many values are beyond its limit without all that overlap.
+    """Whether an SLO surely fails whatever the load: too many values are beyond its limit without all that overlap.
 
     With N requests in flight on average at most a share N of arrivals finds another one there, and as many are joined.
     """
-    at = trial.finding.promise
+    at = trial.finding.slo
     count = trial.outcome.counts[at]
     alone = count.over / count.count - 2 * trial.outcome.in_flight if count.count else 0.0
-    return trial.verdict == FAILS and alone > goal.promises[at].share
+    return trial.verdict == FAILS and alone > goal.slos[at].allowed

@@ -5,8 +5,8 @@ What it says holds although the trial stops as soon as it is decided.
 "p99 <= limit" says that at most 1 % of values exceed the limit. How likely are the exceedances found if the opposite
 were true? Few of them: an exact binomial p-value, with n_eff in place of n, since neighbors in a queue are alike. Many:
 by the bursts that they came in (``chance_of_such_bursts``); n_eff would know how alike they are in this trial, not in
-one that keeps the promise. All promises hold only if each does, so the weakest counts (an intersection-union test,
-Berger 1982); one that fails suffices, so the strongest counts, times the number of promises (Bonferroni).
+one that keeps the SLO. All SLOs hold only if each does, so the weakest counts (an intersection-union test,
+Berger 1982); one that fails suffices, so the strongest counts, times the number of SLOs (Bonferroni).
 
 *Far below the limit* less is needed (stats.exact). This way is given a quarter of the trial's chance to be
 wrong, the plain one the rest.
@@ -36,30 +36,19 @@ from gapmeter.analysis.capacity.curve import Pace
 from gapmeter.analysis.capacity.sample import Served
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID_TRIAL, UNDECIDED, Leaning, TrialVerdict
 from gapmeter.analysis.stats.exact import FEWEST_FAR, HALF_TIMES, chance_far_below, chance_of_so_few, far_applies
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """An SLO as a share: at most ``share`` of its values may exceed the limit (0.01 for a p99; the errors' own).
-
-    ``text`` is the SLO as written, ``metric`` ttft, itl, tpot, e2e or errors.
-    """
-
-    text: str
-    metric: str
-    share: float
+from gapmeter.scenarios.slo import Slo
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What a trial says about one promise: ``over`` of ``count`` values exceed its limit; worth ``n_eff`` values.
+    """What a trial says about one SLO: ``over`` of ``count`` values exceed its limit; worth ``n_eff`` values.
 
     ``over_half`` exceed half of the limit (None: not asked). ``stable``: how likely a queue that does not grow is to
     complete requests so slowly. ``bursts``: in how many the exceedances came (None: each alone).
     ``log_level``: the logarithm of the percentile over its limit, with its standard error (None: it has none).
-    ``in_doubt``: so many of the others may exceed it as well, and count where the promise is to hold: requests that
+    ``in_doubt``: so many of the others may exceed it as well, and count where the SLO is to hold: requests that
     were sent a second time, since the server may have dropped them. ``in_bursts``: of errors, how likely so few in so
-    few bursts are where the promise is broken.
+    few bursts are where the SLO is broken.
     """
 
     over: float
@@ -77,19 +66,19 @@ class Count:
 class Finding:
     """A trial's verdict and how sure it is: between 0.5 (says nothing) and 1.
 
-    ``verdict`` is HOLDS, FAILS or UNDECIDED, ``leaning`` the side of an undecided one (HOLDS or FAILS), ``promise`` the
-    number of the promise that decided: the one that fails most surely, or that holds least surely.
+    ``verdict`` is HOLDS, FAILS or UNDECIDED, ``leaning`` the side of an undecided one (HOLDS or FAILS), ``slo`` the
+    number of the SLO that decided: the one that fails most surely, or that holds least surely.
     """
 
     verdict: TrialVerdict
     confidence: float
     leaning: Leaning
-    promise: int
+    slo: int
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an oracle hands back: the counts after the last request, one a promise, and what the trial cost.
+    """What an oracle hands back: the counts after the last request, one for each SLO, and what the trial cost.
 
     ``requests`` counts all that were issued, the warm-up's too; ``measured`` those that count. ``good`` of ``measured``
     kept every limit themselves; ``good_n_eff`` what they are worth. ``in_flight`` is the mean number of requests in
@@ -142,7 +131,7 @@ class Trial:
     @property
     def beyond(self) -> bool:
         """Whether it fails, or has all values beyond a limit: of a median that proves nothing, but asks for no more."""
-        count = self.outcome.counts[self.finding.promise]
+        count = self.outcome.counts[self.finding.slo]
         return self.verdict == FAILS or (self.finding.leaning == FAILS and 0 < count.count == count.over)
 
 
@@ -191,18 +180,18 @@ _MARKOV, _MOST_ALLOWED = 0.01 + 1e-9, 0.05 + 1e-9  # shares that may exceed a li
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """After ``count`` measured requests. Shares of the chance to claim wrongly that all promises hold, or one fails."""
+    """After ``count`` measured requests. Shares of the chance to claim wrongly that all SLOs hold, or one fails."""
 
     count: int
     hold: float
     fail: float
 
 
-def plan_looks(promises: Sequence[Promise], most: int, first: int = FIRST_LOOK) -> tuple[Look, ...]:
+def plan_looks(slos: Sequence[Slo], most: int, first: int = FIRST_LOOK) -> tuple[Look, ...]:
     """When a trial is looked at: from ``first`` on, growing by half; then at a quarter, a half and all of ``most``."""
     late = sorted({max(math.ceil(most * part), min(first, most)) for part in _LATE})
     early = [*itertools.takewhile(lambda n: n < late[0], (math.ceil(first * GROWTH**k) for k in itertools.count()))]
-    possible = [n >= fewest(promises) for n in late]
+    possible = [n >= fewest(slos) for n in late]
     held = [weight * can for weight, can in zip(_LATE_HOLD[-len(late) :], possible, strict=True)]
     failed = _LATE_FAIL[-len(late) :]
     whole_held, whole_failed = sum(held) or 1.0, 1.0 if early else sum(failed)
@@ -211,31 +200,31 @@ def plan_looks(promises: Sequence[Promise], most: int, first: int = FIRST_LOOK) 
     return (*looks, *(Look(n, hold / whole_held, fail / whole_failed) for n, hold, fail in shares))
 
 
-def fewest(promises: Sequence[Promise]) -> float:
+def fewest(slos: Sequence[Slo]) -> float:
     """ln(1 - SURE) / ln(1 - share): with fewer values not even none beyond the limit could hold; 299 for a p99."""
-    return _log_ratio(1 - SURE, min(promise.share for promise in promises))
+    return _log_ratio(1 - SURE, min(slo.allowed for slo in slos))
 
 
-def find(promises: Sequence[Promise], counts: Sequence[Count], look: Look) -> Finding:
-    """What these counts say, one a promise, at this look."""
-    holds = [chance_if_broken(count, promise.share) for promise, count in zip(promises, counts, strict=True)]
-    fails = [chance_if_kept(count, promise.share) for promise, count in zip(promises, counts, strict=True)]
+def find(slos: Sequence[Slo], counts: Sequence[Count], look: Look) -> Finding:
+    """What these counts say, one for each SLO, at this look."""
+    holds = [chance_if_broken(count, slo.allowed) for slo, count in zip(slos, counts, strict=True)]
+    fails = [chance_if_kept(count, slo.allowed) for slo, count in zip(slos, counts, strict=True)]
     weakest, worst = holds.index(max(holds)), fails.index(min(fails))
-    leaning: Leaning = HOLDS if holds[weakest] <= len(promises) * fails[worst] else FAILS
-    wrong, share, promise = (
-        (holds[weakest], look.hold, weakest) if leaning == HOLDS else (len(promises) * fails[worst], look.fail, worst)
+    leaning: Leaning = HOLDS if holds[weakest] <= len(slos) * fails[worst] else FAILS
+    wrong, share, slo = (
+        (holds[weakest], look.hold, weakest) if leaning == HOLDS else (len(slos) * fails[worst], look.fail, worst)
     )
     confidence = min(1 - wrong / share, MOST_SURE) if share else 0.0
-    beyond = [at for at in range(len(counts)) if _fails_at_once(counts[at], promises[at].share)]
+    beyond = [at for at in range(len(counts)) if _fails_at_once(counts[at], slos[at].allowed)]
     if beyond and not (leaning == FAILS and confidence >= SURE):
         leaning, confidence = FAILS, SURE
         # A failed request is beyond every limit: where errors are among them, they are the cause.
-        promise = min(beyond, key=lambda at: (promises[at].metric != "errors", fails[at]))
+        slo = min(beyond, key=lambda at: (slos[at].metric != "errors", fails[at]))
     verdict: TrialVerdict = leaning if confidence >= SURE else UNDECIDED
-    return Finding(verdict, max(confidence, min(1 - wrong, HINT), 0.5), leaning, promise)
+    return Finding(verdict, max(confidence, min(1 - wrong, HINT), 0.5), leaning, slo)
 
 
-def hopeless(promises: Sequence[Promise], counts: Sequence[Count], now: Look, last: Look) -> bool:
+def hopeless(slos: Sequence[Slo], counts: Sequence[Count], now: Look, last: Look) -> bool:
     """Whether the trial would not be decided at its last look either, if it went on like this, twice as clearly."""
     if not now.hold or now.count >= last.count:
         return False
@@ -245,11 +234,11 @@ def hopeless(promises: Sequence[Promise], counts: Sequence[Count], now: Look, la
               in_doubt=c.in_doubt * factor)
         for c in counts
     ]  # fmt: skip
-    return find(promises, later, last).verdict == UNDECIDED
+    return find(slos, later, last).verdict == UNDECIDED
 
 
 def chance_if_broken(count: Count, share: float) -> float:
-    """P(so few slow values) where the true share beyond the limit is ``share``, the least that breaks the promise."""
+    """P(so few slow values) where the true share beyond the limit is ``share``, the least that breaks the SLO."""
     plain = max(chance_of_so_few(count.over + count.in_doubt, count.count, count.n_eff, share), count.in_bursts)
     if count.over or count.over_half is None or not far_applies(count.n_eff, share):
         return plain
@@ -258,7 +247,7 @@ def chance_if_broken(count: Count, share: float) -> float:
 
 
 def chance_if_kept(count: Count, share: float) -> float:
-    """P(so many slow values) where the true share beyond the limit is ``share``, the most that keeps the promise."""
+    """P(so many slow values) where the true share beyond the limit is ``share``, the most that keeps the SLO."""
     bursts = count.over if count.bursts is None else count.bursts
     plain = chance_of_such_bursts(count.over, count.count, bursts, share)
     return min(1.0, plain / (1 - _SIDE_GROWTH), count.stable / _SIDE_GROWTH)
@@ -290,14 +279,14 @@ def chance_of_such_bursts(over: float, count: int, bursts: float, share: float) 
     return float(special.fdtr(2 * worth, 2 * worth, share / (1 - share) * calm))
 
 
-def values_to_hold(promise: Promise, *, is_far: bool) -> float:
-    """How many independent values a promise takes to be held at the last look, without an exceedance.
+def values_to_hold(slo: Slo, *, is_far: bool) -> float:
+    """How many independent values an SLO takes to be held at the last look, without an exceedance.
 
     ``is_far``: where no value exceeds half the limit.
     """
-    if is_far and HALF_TIMES * promise.share < 1:
-        return max(FEWEST_FAR, _log_ratio((1 - SURE) * _SIDE * _LATE_HOLD[-1], HALF_TIMES * promise.share))
-    return _log_ratio((1 - SURE) * (1 - _SIDE) * _LATE_HOLD[-1], promise.share)
+    if is_far and HALF_TIMES * slo.allowed < 1:
+        return max(FEWEST_FAR, _log_ratio((1 - SURE) * _SIDE * _LATE_HOLD[-1], HALF_TIMES * slo.allowed))
+    return _log_ratio((1 - SURE) * (1 - _SIDE) * _LATE_HOLD[-1], slo.allowed)
 
 
 def _log_ratio(chance: float, share: float) -> float:
@@ -307,34 +296,33 @@ def _log_ratio(chance: float, share: float) -> float:
 # --- errors that come at every rate alike, which no load explains: from what several trials say together
 
 
-def fails_too_many(promises: Sequence[Promise], valid: Sequence[Trial], high: float) -> bool:
+def fails_too_many(slos: Sequence[Slo], valid: Sequence[Trial], high: float) -> bool:
     """Whether no trial kept a limit on errors, and all up to the rate ``high`` broke it together: lower rates may."""
-    for at, promise in enumerate(promises):
+    for at, slo in enumerate(slos):
         counts = [trial.outcome.counts[at] for trial in valid if trial.rate <= high]
         together = _together(counts)
-        broken = together.over > promise.share * together.count
-        if promise.metric == "errors" and broken and not _is_kept(counts, promise):
+        broken = together.over > slo.allowed * together.count
+        if slo.metric == "errors" and broken and not _is_kept(counts, slo):
             return True
     return False
 
 
-def fails_at_any_rate(promises: Sequence[Promise], valid: Sequence[Trial]) -> tuple[int, Count, float] | None:
-    """The number of a promise on errors that surely fails whatever the load, what low rates say of it, and the highest.
+def fails_at_any_rate(slos: Sequence[Slo], valid: Sequence[Trial]) -> tuple[int, Count, float] | None:
+    """The number of an SLO on errors that surely fails whatever the load, what low rates say of it, and the highest.
 
     It fails there, none kept it, and above no more fail. Of a full server's requests the more fail, the higher the
     rate: the least so with a single place and no queue, where failed ones over others are as many as the load (Erlang).
     """
     rates = sorted({trial.rate for trial in valid})
-    for at, promise in enumerate(promises):
+    for at, slo in enumerate(slos):
         counts = [(trial.rate, trial.outcome.counts[at]) for trial in valid]
-        if promise.metric != "errors" or _is_kept([count for _, count in counts], promise):
+        if slo.metric != "errors" or _is_kept([count for _, count in counts], slo):
             continue
         for most, top in itertools.combinations(rates, 2):
             low, lower = (_together([count for rate, count in counts if rate <= end]) for end in (most, most / 2))
             # A brief trial may end before the queue is full that a longer one at a lower rate filled.
-            if chance_if_kept(low, promise.share) > 1 - SURE or (
-                lower.count and lower.over <= promise.share * lower.count
-            ):
+            is_kept_lower = lower.count and lower.over <= slo.allowed * lower.count
+            if chance_if_kept(low, slo.allowed) > 1 - SURE or is_kept_lower:
                 continue
             above, share = [(rate / most, count) for rate, count in counts if most < rate <= top], low.over / low.count
             both = _together([low, *(count for _, count in above)])
@@ -345,9 +333,9 @@ def fails_at_any_rate(promises: Sequence[Promise], valid: Sequence[Trial]) -> tu
     return None
 
 
-def _is_kept(counts: Sequence[Count], promise: Promise) -> bool:
+def _is_kept(counts: Sequence[Count], slo: Slo) -> bool:
     """Whether one of several trials surely kept it."""
-    return any(chance_if_broken(count, promise.share) <= 1 - SURE for count in counts)
+    return any(chance_if_broken(count, slo.allowed) <= 1 - SURE for count in counts)
 
 
 def _together(counts: Sequence[Count]) -> Count:

@@ -91,11 +91,10 @@ def judge(
 
 def _with_outage(answer: SloAnswer, outage: Outage | None, slo: Slo) -> SloAnswer:
     """A limit that this run did not keep, since the server failed for a time, is missed, and not undecided."""
-    allowed = answer.limit if slo.percentile is None else 1 - slo.percentile / 100
     if outage is None or not (answer.status == INCONCLUSIVE or answer.unjudged):
         return answer
     beyond = outage.requests if answer.unjudged else answer.beyond or 0  # the former no lateness has added to
-    if beyond <= allowed * answer.count:
+    if beyond <= slo.allowed * answer.count:
         return answer
     decided = {"status": FAIL, "basis": "outage", "outage": outage, "needs": None, "late": None, "leaning": None}
     return answer.model_copy(update=decided)
@@ -121,7 +120,7 @@ def _judge_latency(
     found, late_ns = _in_spite_of(lateness, slo.metric, values, percentile, limit)
     growth = None
     if found.status == INCONCLUSIVE:
-        growth = growth_to_decide(over, values.count, n_eff, 1 - percentile / 100, values.plain(percentile))
+        growth = growth_to_decide(over, values.count, n_eff, slo.allowed, values.plain(percentile))
     missing = values.more_values(percentile) if values.count else 0
     value = estimate.value if estimate.supported else None
     infinite = math.inf in (value, estimate.low)

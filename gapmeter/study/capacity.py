@@ -314,7 +314,7 @@ def _verdict(trial: Trial, goal: search.Goal) -> str:
     outcome, finding = trial.outcome, trial.finding
     if trial.verdict == INVALID_TRIAL:
         return f"not valid: {outcome.died or outcome.invalid}"
-    count, slo = outcome.counts[finding.promise], goal.promises[finding.promise].text
+    count, slo = outcome.counts[finding.slo], goal.slos[finding.slo].text
     word = "fails" if finding.leaning == FAILS else "holds"
     said = f"{word} ({share(finding.confidence)})"
     if trial.verdict not in (FAILS, HOLDS):

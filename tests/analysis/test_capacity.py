@@ -20,7 +20,7 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity import search as capacity
 from gapmeter.analysis.capacity.build import build_search
 from gapmeter.analysis.capacity.curve import Ceiling, Pace, Posterior, TrialLevel, fit, least, speeds_of
-from gapmeter.analysis.capacity.read import MeasuredTrial, count_all, count_good, count_values, goal_of, promises_of
+from gapmeter.analysis.capacity.read import MeasuredTrial, count_all, count_good, count_values, goal_of
 from gapmeter.analysis.capacity.sample import (
     Served,
     bursts_of,
@@ -41,7 +41,6 @@ from gapmeter.analysis.capacity.trial import (
     Finding,
     Look,
     Outcome,
-    Promise,
     Trial,
     chance_if_broken,
     chance_of_such_bursts,
@@ -57,8 +56,7 @@ from gapmeter.scenarios.slo import Slo
 from tests.kit.runs import slo, timed
 from tests.kit.searches import write_search
 
-P99 = Promise("ttft p99 <= 500 ms", "ttft", 0.01)
-P95 = Promise("e2e p95 <= 2 s", "e2e", 0.05)
+P99, P95 = slo("ttft", 99.0, 500), slo("e2e", 95.0, 2000)
 EMPTY = Outcome((Count(0, 100, 100),), 100, 100, 10.0, 100, 100)
 FULL = {"served": Served(15.0, 0.03, saturated=True)}
 LIMITED = {"invalid": "the load tester was late", "client_limit": True}
@@ -132,9 +130,9 @@ def test_a_burst_lasts_until_a_request_is_as_quick_as_the_median(values: list[fl
 
 @given(st.integers(1, 100_000), st.sampled_from([(P99,), (P95,), (P99, P95)]))
 def test_looks_are_in_order_and_their_shares_of_either_chance_add_up_to_one_at_most(
-    most: int, promises: tuple[Promise, ...]
+    most: int, slos: tuple[Slo, ...]
 ) -> None:
-    looks = plan_looks(promises, most)
+    looks = plan_looks(slos, most)
     assert looks[-1].count == most
     assert all(later.count > earlier.count for earlier, later in itertools.pairwise(looks))
     assert sum(look.fail for look in looks) <= 1 + 1e-9
@@ -166,11 +164,11 @@ def test_stopping_at_the_first_look_that_claims_a_verdict_is_wrong_no_oftener_th
     assert wrong <= stats.binom.ppf(0.9999, repeats, 1 - SURE)
 
 
-def test_all_promises_must_hold_and_one_that_fails_suffices() -> None:
+def test_all_slos_must_hold_and_one_that_fails_suffices() -> None:
     clear, broken = Count(0, 5000, 5000), Count(400, 5000, 5000)
     assert find((P99, P95), [clear, clear], ONCE).verdict == HOLDS
     found = find((P99, P95), [clear, broken], ONCE)
-    assert (found.verdict, found.promise) == (FAILS, 1)
+    assert (found.verdict, found.slo) == (FAILS, 1)
     assert found.confidence <= MOST_SURE
 
 
@@ -258,13 +256,13 @@ def test_a_share_far_above_the_one_allowed_fails_once_it_came_in_several_bursts(
     assert find((P99,), [Count(353, 1980, 8, bursts=bursts)], look).verdict == verdict
 
 
-ERRORS = Promise("errors <= 1 %", "errors", 0.01)
+ERRORS = slo("errors", None, 0.01)
 ERRORS_GOAL = Goal((ERRORS,), 10.0)
-P50, P90 = (Promise(f"e2e p{p} <= 2 s", "e2e", 1 - p / 100) for p in (50, 90))
+P50, P90 = (slo("e2e", p, 2000) for p in (50.0, 90.0))
 
 
 @pytest.mark.parametrize(
-    ("promises", "over", "count", "fails"),
+    ("slos", "over", "count", "fails"),
     [
         ((P99,), 33, 64, True),
         ((P99,), 32, 64, False),
@@ -278,19 +276,19 @@ P50, P90 = (Promise(f"e2e p{p} <= 2 s", "e2e", 1 - p / 100) for p in (50, 90))
     ],
 )
 def test_what_is_beyond_its_limit_throughout_fails_at_once_however_alike_neighbors_are(
-    promises: tuple[Promise, ...], over: int, count: int, fails: bool
+    slos: tuple[Slo, ...], over: int, count: int, fails: bool
 ) -> None:
     """A server that fails every request, or takes as long for each: its values swing nowhere, so no burst is counted.
 
     Undecided, a search asked ever higher rates of it, up to the load tester's own limit.
     """
-    counts = [Count(over, count, count, bursts=0)] * len(promises)
-    for look in plan_looks(promises, count)[-2:]:
-        found = find(promises, counts, look)
+    counts = [Count(over, count, count, bursts=0)] * len(slos)
+    for look in plan_looks(slos, count)[-2:]:
+        found = find(slos, counts, look)
         assert (found.verdict == FAILS) is fails
         if fails:
             assert found.confidence == SURE
-            assert promises[found.promise] == promises[-1], "failed requests exceed every limit, so errors lead"
+            assert slos[found.slo] == slos[-1], "failed requests exceed every limit, so errors lead"
 
 
 @pytest.mark.parametrize("percentile", [99.0, 50.0, 25.0, 10.0])
@@ -486,7 +484,7 @@ def test_arrivals_in_bursts_tell_a_percentile_less_exactly() -> None:
 
 def test_a_limit_that_is_kept_even_while_the_queue_grows_leaves_the_capacity_below_the_ceiling() -> None:
     """Token times stop growing once the batch is full: no rate at which they are kept is above what is served."""
-    goal = Goal((Promise("tpot p95 <= 30 ms", "tpot", 0.05),), 10.0)
+    goal = Goal((slo("tpot", 95.0, 30),), 10.0)
     count = Count(0, 900, 900, log_level=(-0.5, 0.05))
     tried = [trial(rate, HOLDS, 0.99, counts=(count,), measured=900) for rate in (5, 8, 10, 12)]
     known = posterior(goal, [*tried, trial(20, HOLDS, 0.99, counts=(count,), measured=900, **FULL)])
@@ -527,7 +525,7 @@ def test_a_limit_on_errors_weighs_as_much_as_one_on_latency_in_the_lower_of_two_
 
 
 def test_errors_that_never_come_are_searched_for_below_the_rate_that_the_server_could_not_do() -> None:
-    errors = Goal((Promise("errors <= 20 %", "errors", 0.2),), 10.0, budget_s=400.0)
+    errors = Goal((slo("errors", None, 0.2),), 10.0, budget_s=400.0)
     tried = [trial(10, HOLDS, 0.99), trial(20, HOLDS, 0.99), trial(40, HOLDS, 0.99, **FULL)]
     assert 20 < next_rate(errors, tried) < 40
     known = posterior(errors, tried)
@@ -551,8 +549,8 @@ def test_the_first_rates_double_until_the_server_is_full_and_fall_until_one_lean
     assert next_rate(GOAL, [trial(40, FAILS, **FULL)]) == pytest.approx(0.6 * 15), "of what it completed"
 
 
-def test_a_rate_far_below_every_limit_is_quadrupled_whatever_is_promised_of_errors() -> None:
-    both = dataclasses.replace(GOAL, promises=(P99, ERRORS))
+def test_a_rate_far_below_every_limit_is_quadrupled_whatever_the_limit_on_errors() -> None:
+    both = dataclasses.replace(GOAL, slos=(P99, ERRORS))
     for log, rate in ((-3.0, 40.0), (-1.0, 20.0)):
         counts = (Count(0, 200, 200, log_level=(log, 0.1)), Count(0, 200, 200))
         assert next_rate(both, [trial(10, UNDECIDED, 0.5, counts=counts, measured=200)]) == rate
@@ -600,15 +598,14 @@ def test_while_every_rate_failed_nothing_is_said_of_where_one_would_hold() -> No
 def test_errors_in_bursts_that_are_as_many_as_allowed_seldom_hold() -> None:
     """Whichever look claims it, of runs with twenty bursts on average; without their count, 12 % held."""
     share, burst, most = 0.05, 10, 4000
-    limit, promise = slo("errors", None, share), Promise("errors", "errors", share)
-    rng, held = np.random.default_rng(3), 0
+    limit, rng, held = slo("errors", None, share), np.random.default_rng(3), 0
     for _ in range(200):
         lasts = rng.geometric(np.resize([share / (1 - share) / burst, 1 / burst], most))  # calm, burst, calm ...
         failed = np.repeat(np.arange(most) % 2 == 1, lasts)[(begin := rng.integers(3 * burst / share)) : begin + most]
         requests = pd.DataFrame({"outcome": np.where(failed, "http_5xx", "ok"), "attempt": 0})
-        looks = [look for look in plan_looks((promise,), most) if look.hold]
+        looks = [look for look in plan_looks((limit,), most) if look.hold]
         counts = (count_all((limit,), requests.head(look.count), 20.0) for look in looks)
-        held += any(find((promise,), own, look).verdict == HOLDS for own, look in zip(counts, looks, strict=True))
+        held += any(find((limit,), own, look).verdict == HOLDS for own, look in zip(counts, looks, strict=True))
     assert held <= 0.085 * 200
 
 
@@ -727,7 +724,7 @@ def test_errors_at_all_rates_alike_are_told_from_those_of_a_full_server(
     share: Callable[[float], float], ends: tuple[str, ...], least: int, slos: tuple[Slo, ...]
 ) -> None:
     """Of ten searches each; where 5 % fail, two minutes are enough."""
-    goal = Goal(promises_of(slos), 16.0)
+    goal = Goal(slos, 16.0)
     done = [search(goal, Failing(share, slos, seed)) for seed in range(10)]
     assert sum(ended in ends for _, ended in done) >= least, [ended for _, ended in done]
     if share(16.0) == 0.05:
@@ -737,16 +734,16 @@ def test_errors_at_all_rates_alike_are_told_from_those_of_a_full_server(
 @pytest.mark.parametrize("limit", [slo("ttft", 95.0, 500), slo("errors", None, 0.05)], ids=lambda limit: limit.metric)
 def test_a_server_that_refuses_most_of_a_high_rate_fails_there(limit: Slo) -> None:
     """It serves 40 a second. Bursts of failures were not seen, so ever higher rates were asked of it."""
-    trials, _ = search(Goal(promises_of((limit,)), 100.0), Failing(lambda rate: max(0.0, 1 - 40 / rate), (limit,), 0))
+    trials, _ = search(Goal((limit,), 100.0), Failing(lambda rate: max(0.0, 1 - 40 / rate), (limit,), 0))
     assert max(trial.rate for trial in trials) <= 200
-    low, high = posterior(Goal(promises_of((limit,)), 100.0), trials).interval(0.95)
+    low, high = posterior(Goal((limit,), 100.0), trials).interval(0.95)
     assert low < 40 / 0.95 < high
 
 
 def test_where_more_fail_at_higher_rates_a_limit_on_latency_has_its_capacity_where_as_many_fail_as_may() -> None:
     """1 % at 30 a second; the others take 5 ms. A curve through them lay above that in ten of ten searches."""
     limit = slo("ttft", 99.0, 500)
-    goal = Goal(promises_of((limit,)), 16.0)
+    goal = Goal((limit,), 16.0)
     found = [search(goal, Failing(lambda rate: min(0.01 * (rate / 30) ** 3, 0.9), (limit,), at))[0] for at in range(10)]
     ends = [posterior(goal, trials).interval(0.95) for trials in found]
     assert sum(low < 30 < high for low, high in ends) >= 9, ends
@@ -785,7 +782,7 @@ def test_the_slo_that_limits_is_the_one_with_the_lowest_capacity_and_not_what_an
         for rate, logs in levels.items()
     ]
     overload = trial(30, FAILS, measured=300, counts=(Count(300, 300, 3), Count(300, 300, 2)), **FULL)
-    tried.append(dataclasses.replace(overload, finding=dataclasses.replace(overload.finding, promise=1)))
+    tried.append(dataclasses.replace(overload, finding=dataclasses.replace(overload.finding, slo=1)))
     found = build_search(goal_of(manifest), [MeasuredTrial(each, None) for each in tried], manifest)
     assert found.binding_slo == "ttft p95 <= 300 ms"
 
@@ -845,7 +842,7 @@ def test_a_trial_whose_fewest_requests_would_outlast_the_budget_is_not_begun() -
 
 
 def test_no_higher_rate_is_asked_of_a_server_that_is_beyond_its_median_s_limit_throughout() -> None:
-    goal = dataclasses.replace(GOAL, promises=(P50,))
+    goal = dataclasses.replace(GOAL, slos=(P50,))
     for over, rate in ((64, 5.0), (40, 20.0)):
         slow = (Count(over, 64, 64, bursts=0),)
         assert next_rate(goal, [trial(10.0, UNDECIDED, 0.6, FAILS, counts=slow, measured=64)]) == rate

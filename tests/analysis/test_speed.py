@@ -12,8 +12,9 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.capacity.curve import DRIFTS, Ceiling, Pace, TrialLevel, fit, pace_of, speeds_of
 from gapmeter.analysis.capacity.sample import Served
 from gapmeter.analysis.capacity.search import Goal, posterior
-from gapmeter.analysis.capacity.trial import Count, Finding, Outcome, Promise, Trial
+from gapmeter.analysis.capacity.trial import Count, Finding, Outcome, Trial
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED
+from tests.kit.runs import slo
 
 RATES = (16.0, 50.0, 60.0, 70.0, 75.0, 80.0, 85.0)
 SLOWER = np.array([0.03, -0.08, 0.05, 0.06, -0.07, 0.09, -0.08])  # by trial: logarithms, mean 0
@@ -79,7 +80,7 @@ def test_known_speeds_bring_the_curve_s_trials_together() -> None:
 
 
 def test_equal_paces_narrow_a_search_s_interval_and_unequal_ones_widen_it() -> None:
-    goal = Goal((Promise("ttft p99 <= 500 ms", "ttft", 0.01),), 16.0)
+    goal = Goal((slo("ttft", 99.0, 500),), 16.0)
 
     def known(slower: Floats | None) -> float:
         trials = [

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.capacity.read import outcome_of, promises_of
+from gapmeter.analysis.capacity.read import outcome_of
 from gapmeter.analysis.capacity.trial import Outcome, Trial, find, plan_looks
 from gapmeter.analysis.judge import arrivals, validity
 from gapmeter.analysis.judge.evidence import Evidence, evidence_of, floor_of
@@ -415,9 +415,9 @@ def outcome(requests: pd.DataFrame, evidence: Evidence, *limits: Slo, **note: ob
 
 def trial(requests: pd.DataFrame, evidence: Evidence, *limits: Slo) -> Trial:
     """One that had these requests."""
-    looks = plan_looks(promises_of(limits), len(requests), 20)
+    looks = plan_looks(limits, len(requests), 20)
     found = outcome(requests, evidence, *limits, looks=tuple(look.count for look in looks), ended=len(looks))
-    return Trial(20.0, found, find(promises_of(limits), found.counts, looks[-1]), looks[-1].count)
+    return Trial(20.0, found, find(limits, found.counts, looks[-1]), looks[-1].count)
 
 
 def trial_verdict(requests: pd.DataFrame, evidence: Evidence, limit: Slo) -> str:

@@ -14,8 +14,8 @@ from bench.queues import wait_quantile
 from bench.virtual_server import Settings
 from bench.virtual_trials import STEPS, Asked, Engine, VirtualOracle, search
 from gapmeter.analysis.capacity.search import Goal, held_rate, posterior
-from gapmeter.analysis.capacity.trial import Promise
 from gapmeter.servers.simulated.scheduler import Limits
+from tests.kit.runs import slo
 
 SEARCHES = 12
 
@@ -32,8 +32,7 @@ SMALL = Asked(
         (8, 24), 2, input_prep_ns=500_000, forward_ns=6_000_000, forward_prompt_token_ns=100_000,
         forward_sequence_ns=500_000, jitter=0.2,
     ),
-    promises=(Promise("ttft p95 <= 40 ms", "ttft", 0.05), Promise("e2e p95 <= 60 ms", "e2e", 0.05)),
-    limits_ns=(40_000_000, 60_000_000),
+    slos=(slo("ttft", 95.0, 40), slo("e2e", 95.0, 60)),
 )  # fmt: skip
 # Like the scenario chat-p99: answers of five tokens, a limit far above what is usual.
 CHAT = Asked(
@@ -41,8 +40,7 @@ CHAT = Asked(
         (8, 120), 5, input_prep_ns=1_000_000, forward_ns=4_000_000, forward_prompt_token_ns=60_000,
         forward_sequence_ns=800_000, jitter=0.3,
     ),
-    promises=(Promise("ttft p99 <= 500 ms", "ttft", 0.01), Promise("e2e p99 <= 900 ms", "e2e", 0.01)),
-    limits_ns=(500_000_000, 900_000_000),
+    slos=(slo("ttft", 99.0, 500), slo("e2e", 99.0, 900)),
 )  # fmt: skip
 
 
@@ -73,7 +71,7 @@ def test_what_a_search_expects_of_a_queue_at_lower_rates_is_what_theory_says() -
 
 def test_searches_on_the_simulated_engine_find_the_capacity_that_brute_force_found() -> None:
     """70.4 req/s, standard error 0.1: 800,000 requests a rate, as an earlier version published."""
-    goal = Goal(CHAT.promises, 16.0)
+    goal = Goal(CHAT.slos, 16.0)
     ends = [search(goal, VirtualOracle(CHAT, 700_000 + seed))[0] for seed in range(6)]
     known = [posterior(goal, trials) for trials in ends]
     assert all(known)
@@ -82,13 +80,13 @@ def test_searches_on_the_simulated_engine_find_the_capacity_that_brute_force_fou
 
 
 def test_a_search_is_the_same_for_the_same_seed() -> None:
-    goal = Goal(SMALL.promises, 16.0, budget_s=120.0)
+    goal = Goal(SMALL.slos, 16.0, budget_s=120.0)
     one, other = (search(goal, VirtualOracle(SMALL, 3)) for _ in range(2))
     assert one == other
 
 
 def test_an_overloaded_virtual_server_is_told_by_its_first_trial() -> None:
-    trials, _ = search(Goal(SMALL.promises, 400.0, budget_s=60.0), VirtualOracle(SMALL, 9))
+    trials, _ = search(Goal(SMALL.slos, 400.0, budget_s=60.0), VirtualOracle(SMALL, 9))
     assert trials[0].verdict == "fails"
     served = trials[0].outcome.served
     assert served.saturated
