@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -217,7 +217,7 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
         slow_stages={metric: means_ms(slow_band(rows, 99)) for metric, rows in frames.ledgers.items() if len(rows)},
         throughput=_throughput(results, frames),
         delivered_rate=_mean(result.load.delivered_rate for result in results),
-        goodput_per_s=_mean(result.goodput.per_s for result in results),
+        goodput_per_s=_pooled(results, lambda result: result.goodput.per_s),
         failed_requests=sum(result.counts.failed_by_server for result in results),
         batch=_batch(frames.steps),
         binding=binding_of(stages["e2e"], checks, evidence, device=manifest.device),
@@ -262,23 +262,27 @@ def _between(results: Sequence[RunResult]) -> dict[str, RepeatRange]:
 
 
 def _throughput(results: Sequence[RunResult], frames: Frames) -> PointThroughput:
-    known = [result.throughput for result in results if result.throughput.requests_per_s is not None]
-    spans = [one.span_s for one in known]
     steady = rate_level(frames)
     return PointThroughput(
-        requests_per_s=_pooled([one.requests_per_s for one in known], spans),
-        prompt_tokens_per_s=_pooled([one.prompt_tokens_per_s for one in known], spans),
-        output_tokens_per_s=_pooled([one.output_tokens_per_s for one in known], spans),
-        span_s=sum(spans),
+        requests_per_s=_pooled(results, lambda result: result.throughput.requests_per_s),
+        prompt_tokens_per_s=_pooled(results, lambda result: result.throughput.prompt_tokens_per_s),
+        output_tokens_per_s=_pooled(results, lambda result: result.throughput.output_tokens_per_s),
+        span_s=sum(map(_span_s, results)),
         steady_tokens_per_s=steady.value if steady else None,
         steady_ci=steady.estimate.known[1:] if steady else None,
     )
 
 
-def _pooled(rates: Sequence[float | None], spans: Sequence[float]) -> float | None:
-    """One rate over several runs' time; None where one of them does not know its own."""
-    known = [rate * span for rate, span in zip(rates, spans, strict=True) if rate is not None]
-    return sum(known) / sum(spans) if spans and len(known) == len(rates) else None
+def _pooled(results: Sequence[RunResult], rate_of: Callable[[RunResult], float | None]) -> float | None:
+    """One rate over several runs' time; None where none served anything, or one that did does not know its own."""
+    served = [result for result in results if result.counts.succeeded]
+    known = [rate * _span_s(result) for result in served if (rate := rate_of(result)) is not None]
+    return sum(known) / sum(map(_span_s, results)) if served and len(known) == len(served) else None
+
+
+def _span_s(result: RunResult) -> float:
+    """The time that a run's rates are of; its window where it served nothing in it."""
+    return result.throughput.span_s if result.counts.succeeded else result.load.window_s
 
 
 def _batch(steps: pd.DataFrame) -> Batch:

@@ -99,6 +99,17 @@ def test_runs_are_pooled_over_their_time_unless_one_does_not_know_its_rate(
     assert _throughput(runs, frames).output_tokens_per_s == pooled
 
 
+def test_a_run_that_served_nothing_is_pooled_with_the_time_in_which_it_was_asked(tmp_path: Path) -> None:
+    run = result(build_figures(RunTables(table(tmp_path, COUNTED)), [], Evidence("open", "poisson")))
+    rates = Throughput(requests_per_s=1.0, prompt_tokens_per_s=None, output_tokens_per_s=10.0, span_s=1.0)
+    served = run.model_copy(update={"throughput": rates})
+    counts, load = run.counts.model_copy(update={"succeeded": 0}), run.load.model_copy(update={"window_s": 3.0})
+    failed = run.model_copy(update={"counts": counts, "load": load})
+    nothing = pd.DataFrame()
+    found = _throughput([served, failed], Frames(nothing, {}, nothing, None))
+    assert (found.output_tokens_per_s, found.span_s) == (2.5, 4.0)
+
+
 def test_an_answer_that_came_whole_has_neither_tpot_nor_itl(tmp_path: Path) -> None:
     requests = table(tmp_path, WHOLE, COUNTED)
     assert metric_series(requests, "tpot").ordered.tolist() == [10.0 * MS]
