@@ -234,7 +234,8 @@ class ThroughputChange(Result):
 class CurveKnee(Result):
     """Whether a curve has a knee, by which figure, how sure, and why. ``point``, ``range``: positions in the sweep.
 
-    ``or_at``: points without valid figures that lie where the knee may be as well.
+    ``bend`` of a latency: how far below a straight line the curve lies at the knee, as a share of its rise. ``or_at``:
+    points without valid figures that lie where the knee may be as well.
     """
 
     series: str

@@ -148,7 +148,8 @@ class Knee:
     """What the points support. ``state``: a knee, none, or undecided.
 
     ``at`` is the likeliest place, ``low`` and ``high`` the places that hold it in 95 % of draws, ``certainty`` the
-    share of draws that say what is said (for undecided: that there is a knee at all).
+    share of draws that say what is said (for undecided: that there is a knee at all). ``bend`` of a latency: how far
+    below the straight line the curve lies there, as a share of the box that it fills; the median of the draws.
     """
 
     state: str
@@ -201,9 +202,10 @@ def find_knee(load: Sequence[float], levels: Sequence[Level], rule: Rule) -> Kne
     share = len(places) / DRAWS
     if share >= CONFIDENCE:
         likeliest = int(Counter(places.tolist()).most_common(1)[0][0])
-        turn = next(turn for turn in turns if turn.at == likeliest)
+        there = [turn for turn in turns if turn.at == likeliest]
+        bends = [turn.bend for turn in there if turn.bend is not None]
         low, high = (int(end) for end in np.quantile(places, [TAIL, 1 - TAIL], method="nearest"))
-        return Knee(KNEE, turn.why, share, turn.at, low, high, turn.bend)
+        return Knee(KNEE, there[0].why, share, likeliest, low, high, float(np.median(bends)) if bends else None)
     if 1 - share >= CONFIDENCE:
         whys = Counter(turn.why for turn in turns if turn.at is None).most_common()
         return Knee(NONE, ", or ".join(why for why, times in whys if times >= TAIL * DRAWS), 1 - share)
