@@ -20,7 +20,6 @@ that of these each ratio holds by itself.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
 
@@ -48,9 +47,9 @@ from gapmeter.analysis.results.cost_table import (
     ServedRatio,
 )
 from gapmeter.analysis.results.pareto import Pareto
-from gapmeter.analysis.stats.estimate import CONFIDENCE
+from gapmeter.analysis.stats.estimate import CONFIDENCE, t_quantile
 
-_SURE = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+_SURE = t_quantile(math.inf)
 _NO_SETTING = ("server.engine", "server.ready_timeout")  # told by itself; changes nothing
 _OTHER_REQUESTS = 1.1  # from which mean tokens of a request are told to differ
 
@@ -171,7 +170,7 @@ def ratio_of(a: CostRow, b: CostRow, spread: float, pairs: int) -> CostRatio:
 
     ``spread``: of both rates, what moves whole searches (see ServerCapacity).
     """
-    wide = statistics.NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / pairs) / _SURE
+    wide = t_quantile(math.inf, 1 - (1 - CONFIDENCE) / pairs) / _SURE
     own = _ends(a, b, wide, 0.0)
     low, high = _ends(a, b, wide, _SURE * spread)
     value = a.per_request_usd / b.per_request_usd if a.per_request_usd and b.per_request_usd else None
@@ -204,7 +203,7 @@ def _ends(a: CostRow, b: CostRow, wide: float, spread: float) -> tuple[float | N
 
 def _at_95(row: CostRow, ratio: float) -> float:
     """How far an end lies from its estimate, on the logarithmic scale, if its interval were a 95 % one."""
-    return abs(math.log(ratio)) * _SURE / statistics.NormalDist().inv_cdf((1 + row.capacity.confidence) / 2)
+    return abs(math.log(ratio)) * _SURE / t_quantile(math.inf, row.capacity.confidence)
 
 
 def _served(plane: Pareto, names: Sequence[str]) -> Iterable[ServedRatio]:
