@@ -89,18 +89,14 @@ class AlignedSides:
             event: [_table(np.concatenate([run.ledgers[event] for run in side]), known) for side in self.sides]
             for event, known in self.known.items()
         }
-        # What each request adds to sums, and, in the columns after those, to the numbers that divide them: every mean
-        # is a ratio of the two.
-        sums = [np.concatenate([np.concatenate(run.sums(), axis=1) for run in side]) for side in self.sides]
-        self._sums = {MEAN: sums, **tables}
-        # Their columns that are not 0 throughout, a quarter of all, and which these are.
-        self._added = {
-            name: [(used := np.flatnonzero(table.any(axis=0)), table[:, used]) for table in own]
-            for name, own in self._sums.items()
-        }
+        of_metrics = [
+            _Means(*(np.concatenate(parts) for parts in zip(*(run.sums() for run in side), strict=True)))
+            for side in self.sides
+        ]
+        self._means = {MEAN: of_metrics, **tables}
         # Stages that are not 0 throughout.
         self.shown = {
-            event: [i for i in range(len(STAGE_NAMES)) if any(table[:, i].any() for table in own)]
+            event: [i for i in range(len(STAGE_NAMES)) if any(table.amounts[:, i].any() for table in own)]
             for event, own in tables.items()
         }
         self._ranked = [self._ranked_of(number, tables) for number in range(len(self.sides))]
@@ -116,7 +112,7 @@ class AlignedSides:
         parts = [(longest, percentiles[:first]), (math.inf, percentiles[first:])]
         return [part for part in parts if part[1]] or parts[:1]
 
-    def _ranked_of(self, number: int, tables: Mapping[str, Sequence[Floats]]) -> dict[str, list[_Ranked]]:
+    def _ranked_of(self, number: int, tables: Mapping[str, Sequence[_Means]]) -> dict[str, list[_Ranked]]:
         """What one side has percentiles of, and which."""
         side = self.sides[number]
         ranked: dict[str, list[_Ranked]] = {}
@@ -124,19 +120,15 @@ class AlignedSides:
             values = np.concatenate([run.at_least_ns(metric) for run in side])
             ranked[metric] = [(Resampled(np.minimum(values, most)), own) for most, own in self._reached(metric, number)]
         for event, own in tables.items():
-            there = own[number][:, -1] > 0
+            there = own[number].counts[:, 0] > 0
             for stage in self.shown[event] if self.stage_percentiles else ():
-                values = np.where(there, own[number][:, stage], np.nan)  # NaN without a ledger
+                values = np.where(there, own[number].amounts[:, stage], np.nan)  # NaN without a ledger
                 ranked[f"{event}.{stage}"] = [(Resampled(values), self.stage_percentiles)]
         return ranked
 
     def errors_in_mean(self, name: str, part: int) -> list[Floats]:
         """For each side, what its runs' requests add to the error of a mean, in due order; their own mean is 0."""
-        errors = []
-        for sums in self._sums[name]:
-            amount, count = sums[:, part], sums[:, min(_parts(name) + part, sums.shape[1] - 1)]
-            errors.append((amount - amount.sum() / count.sum() * count) / count.mean())
-        return errors
+        return [means.errors(part) for means in self._means[name]]
 
     def as_it_is(self) -> list[Figures]:
         """Each side's figures of what was measured, one row each."""
@@ -186,19 +178,33 @@ class AlignedSides:
             for most, own in self._reached("itl", number)
         ])  # fmt: skip
         times = counts.astype(np.float64)
-        for name, own in self._added.items():
-            used, added = own[number]
-            sums = np.zeros((counts.shape[1], self._sums[name][number].shape[1]))
-            # Not times.T @ sums, for whose many small products a BLAS wakes all its threads, which spin.
-            sums[:, used] = np.einsum("ir,ik->rk", times, added)
-            amount, count = np.hsplit(sums, [_parts(name)])
-            out[name] = np.divide(amount, count, out=np.full_like(amount, np.nan), where=count > 0)
-        return out
+        return out | {name: own[number].drawn(times) for name, own in self._means.items()}
 
 
-def _parts(name: str) -> int:
-    """How many means there are by this name."""
-    return len(LATENCIES) if name == MEAN else len(STAGE_NAMES) + 1
+class _Means:
+    """Means of one side, each a ratio of two sums: what its requests add to the amounts, and to what divides these.
+
+    Shapes (requests, means), and of ``counts`` the same, or (requests, 1) where one number divides them all.
+    """
+
+    def __init__(self, amounts: Floats, counts: Floats) -> None:
+        self.amounts, self.counts = amounts, counts
+        self._used = np.flatnonzero(amounts.any(axis=0))  # of a ledger's stages a quarter
+        self._added = amounts[:, self._used]
+
+    def errors(self, part: int) -> Floats:
+        """What each request adds to the error of one of the means."""
+        amount, count = self.amounts[:, part], self.counts[:, min(part, self.counts.shape[1] - 1)]
+        return np.asarray((amount - amount.sum() / count.sum() * count) / count.mean())
+
+    def drawn(self, times: Floats) -> Floats:
+        """The means of each resample, shape (resamples, means); NaN for one of nothing."""
+        sums = np.zeros((times.shape[1], self.amounts.shape[1]))
+        # Not times.T @ added, for whose many small products a BLAS wakes all its threads, which spin.
+        sums[:, self._used] = np.einsum("ir,ik->rk", times, self._added)
+        counts = np.einsum("ir,ik->rk", times, self.counts)
+        means = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+        return np.asarray(means, dtype=np.float64)
 
 
 def _block(run: RunColumns) -> float:
@@ -214,14 +220,14 @@ def _block(run: RunColumns) -> float:
     return longest
 
 
-def _table(ledger: Floats, known: Bools) -> Floats:
-    """Shape (n, stages + 2): stages, whole wait, 1 where there is a ledger. What one side lacks joins the remainder."""
+def _table(ledger: Floats, known: Bools) -> _Means:
+    """Of every stage and of the whole wait, where there is a ledger. What one side lacks joins the remainder."""
     there = ~np.isnan(ledger[:, _RESIDUAL])
     table = np.where(there[:, None], np.nan_to_num(ledger), 0.0)
     lacking = [i for i in range(_RESIDUAL) if not known[i]]
     table[:, _RESIDUAL] += table[:, lacking].sum(axis=1)
     table[:, lacking] = 0.0
-    return np.concatenate([table, table.sum(axis=1, keepdims=True), there[:, None].astype(np.float64)], axis=1)
+    return _Means(np.hstack([table, table.sum(axis=1, keepdims=True)]), there[:, None].astype(np.float64))
 
 
 def _gap_tables(sides: Sequence[Sequence[RunColumns]]) -> tuple[Floats, list[Any]]:
