@@ -71,8 +71,11 @@ _AT_A_RATE = ("constant", "poisson", "gamma")  # arrivals whose rate was asked f
 _PARALLEL = (("tensor_parallel_size", "tp"), ("pipeline_parallel_size", "pp"), ("data_parallel_size", "dp"))
 
 
-class NoRate(ValueError):
-    """There is no rate at which the SLOs are known to hold; the text says why."""
+@dataclass(frozen=True, slots=True)
+class NoRate:
+    """There is no rate at which the SLOs are known to hold, and why."""
+
+    why: str
 
 
 class NoPrice(ValueError):
@@ -168,7 +171,7 @@ def describe_cost(rate: SloRate | NoRate, tokens: TokensPerRequest, manifest: Ma
     except NoPrice as missing:
         return NoCost(status="none", reason=str(missing), per_request_usd=None)
     if isinstance(rate, NoRate):
-        return NoCost(status="none", reason=str(rate), per_request_usd=None)
+        return NoCost(status="none", reason=rate.why, per_request_usd=None)
     return cost_of(rate, price, tokens)
 
 

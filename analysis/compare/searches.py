@@ -207,7 +207,7 @@ def _held_rate(
 ) -> HeldRate:
     """One end of the capacity: a run that passed holds its rate, one that failed does not."""
     rate = offered_rate(verdict, answers, load, measured, steady)
-    low, why = (None, str(rate)) if isinstance(rate, NoRate) else (rate.low, "")
+    low, why = (None, rate.why) if isinstance(rate, NoRate) else (rate.low, "")
     of_one_rate = load.loop == "open" and load.arrivals not in CHANGING_ARRIVALS and load.unit == "requests"
     high = load.requested_rate if verdict == FAIL and of_one_rate else None
     return HeldRate(rate=None, low=low, high=high, held=low, confidence=CONFIDENCE, why=why)
