@@ -65,6 +65,7 @@ _DEEPEST = math.log(2.0)
 _NODES: Final = special.ndtri((np.arange(7) + 0.5) / 7)
 _WRONG = 0.02  # the chance that a verdict is wrong
 _DRAWS = 8000
+_BINS = 160  # of a posterior
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -310,11 +311,11 @@ def _ceiling_odds(logs: Floats, ceilings: Sequence[Ceiling], speed: Speeds) -> F
     return odds
 
 
-def _binned(at: Floats, mass: Floats, bins: int = 160) -> tuple[Floats, Floats]:
+def _binned(at: Floats, mass: Floats) -> tuple[Floats, Floats]:
     """A density from weighted points: bins between the quantiles that matter."""
     order = np.argsort(at)
     below = np.cumsum(mass[order])
     low, high = np.interp([1e-4, 1 - 1e-4], below / below[-1], at[order])
-    edges = np.linspace(low, max(high, low + 1e-3), bins + 1)
+    edges = np.linspace(low, max(high, low + 1e-3), _BINS + 1)
     masses, _ = np.histogram(np.clip(at, edges[0], edges[-1]), edges, weights=mass)
     return edges, masses / masses.sum()

@@ -1,7 +1,8 @@
 """Does each SLO hold? PASS, FAIL or INCONCLUSIVE, by exact tests that count correlated requests once.
 
 "p99 <= limit" says that at most 1 % of requests take longer: a question with one side. Failed requests exceed every
-limit. An answer is at least 95 % sure, and says how sure, and by what (``basis``), the first of these that decides:
+limit. An answer is at least 95 % sure (by ``share`` sometimes less), and says how sure, and by what (``basis``), the
+first of these that decides:
 
 - ``interval``: the 95 % interval of the percentile lies below the limit, or above it; one side of it is 97.5 % sure.
   A sample too small for an upper end can still prove a FAIL. Where ``share`` does not, so does the interval of the

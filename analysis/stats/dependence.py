@@ -154,14 +154,13 @@ def ranks_of(values: Floats) -> Floats:
     return ranks
 
 
-def neighbors_alike(ranks: Floats, clusters: Ints | None, sizes: Ints | None = None) -> bool:
+def neighbors_alike(ranks: Floats, clusters: Ints | None, sizes: Ints | None) -> bool:
     """Whether neighbors have nearer ranks than chance gives them, by Bartels' ratio and its normal approximation.
 
     ``ranks`` of a series' values, equal ones sharing theirs. Of pooled values, neighboring clusters' mean ranks, with
     ``sizes`` as above. False where there is no order to find: under four, all equal.
     """
-    if clusters is not None:
-        sizes = np.bincount(clusters) if sizes is None else sizes
+    if clusters is not None and sizes is not None:
         ranks = ranks_of((np.bincount(clusters, weights=ranks) / np.maximum(sizes, 1))[sizes > 0])
     n = len(ranks)
     centred = ranks - ranks.mean()
