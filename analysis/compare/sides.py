@@ -47,19 +47,19 @@ _NOTED = ("slo", "repeat", "sweep", "doc", "cost", "telemetry", "server.ready_ti
 # of what the target is: told elsewhere, or measured anew before every start and therefore never the same
 _NO_FACTS = ("url", "model", "command", "env", "peaks")
 _FLOOR_FACTOR = 1.5
-# a factor's beginning: what differs because of it
+# a factor, or what it lies in: what differs because of it, and all within
 _FOLLOWS: dict[str, tuple[str, ...]] = {
-    "server.": ("engine.",),
-    "server.engine": ("engine.", "device", "versions.", "placement.", "model"),
+    "server": ("engine",),
+    "server.engine": ("engine", "device", "versions", "placement", "model"),
     "server.model": ("model", "plan"),
     "server.tokenizer": ("model", "plan"),
-    "server.url": ("model", "hardware.", "device"),
-    "workload.": ("plan",),
-    "load.": ("plan", "placement."),
+    "server.url": ("model", "hardware", "device"),
+    "workload": ("plan",),
+    "load": ("plan", "placement"),
     "seed": ("plan",),
-    "hardware": ("floor", "placement.", "device", "engine.", "versions.torch"),
-    "engine": ("server.engine", "device", "versions.", "placement.", "model"),
-    "model": ("plan", "server.model", "engine."),
+    "hardware": ("floor", "placement", "device", "engine", "versions.torch"),
+    "engine": ("server.engine", "device", "versions", "placement", "model"),
+    "model": ("plan", "server.model", "engine"),
 }
 _ENGINE_FLAGS_OF_THE_PLACE = ("--host", "--port")
 # What runs have beside a scenario's keys, and groups whose members depend on machine and engine.
@@ -258,12 +258,14 @@ def check_protocol(
                   for each in (one, other))  # fmt: skip
     differing = [key for key in sorted({*one, *other}) if one.get(key) != other.get(key)]
     named = tuple(factors) or _recognize(differing)
+    # What follows from a key that was declared with its whole section follows all the same.
+    causes = (*named, *(key for key in differing if any(is_within(key, factor) for factor in named)))
     repeats = a.repeat != b.repeat
     facts = [
-        Fact(key=key, a=_words(one.get(key)), b=_words(other.get(key)), meaning=_meaning(key, named, repeats=repeats))
+        Fact(key=key, a=_words(one.get(key)), b=_words(other.get(key)), meaning=_meaning(key, causes, repeats=repeats))
         for key in differing
     ]
-    facts += _floor(floor_a, floor_b, named)
+    facts += _floor(floor_a, floor_b, causes)
     order = (FACTOR, BLOCKS, FOLLOWS, NOTED)
     found = tuple(sorted(facts, key=lambda fact: order.index(fact.meaning)))
     return Comparability.of("", found, named, recognized=not factors and bool(named))
@@ -350,13 +352,7 @@ def is_within(key: str, whole: str) -> bool:
 
 def _follows(key: str, factor: str) -> bool:
     """Whether another value of the factor alone can make ``key`` differ."""
-    behind = [
-        each
-        for start, those in _FOLLOWS.items()
-        if factor == start or factor.startswith(start if start.endswith(".") else f"{start}.")
-        for each in those
-    ]
-    return any(key == each or (each.endswith(".") and key.startswith(each)) for each in behind)
+    return any(is_within(key, each) for whole, those in _FOLLOWS.items() if is_within(factor, whole) for each in those)
 
 
 def _floor(a: Floor | None, b: Floor | None, factors: Sequence[str]) -> list[Fact]:

@@ -218,6 +218,16 @@ PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str |
     "two keys, both declared": (
         {"scenario__server__max_batch": 4, "scenario__load__rate": 9.0}, ("load.rate", "server.max_batch"), True, {},
     ),
+    "a whole section, declared": (
+        {"scenario__load__rate": 9.0, "scenario__server__max_batch": 4, "target__command": [*COMMAND[:-1], "4"],
+         "plan__digest": "x"},
+        ("load", "server"), True,
+        {"load.rate": FACTOR, "server.max_batch": FACTOR, "plan": FOLLOWS, "engine.command": FOLLOWS},
+    ),
+    "a whole section, declared, of which something else differs": (
+        {"scenario__server__max_batch": 4, "hardware__gpus": ["B GPU"]}, ("server",), False,
+        {"server.max_batch": FACTOR, "hardware.gpus": BLOCKS},
+    ),
     "another seed": ({"scenario__seed": 2, "plan__digest": "x"}, (), True, {"seed": FACTOR, "plan": FOLLOWS}),
     "another law of lengths": (
         {"scenario__workload__prompt_tokens": {"lognormal": {"median": 9}}, "plan__digest": "x"}, (), True,
