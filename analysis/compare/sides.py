@@ -42,6 +42,7 @@ PER_REQUEST: tuple[str, ...] = ("ttft", "tpot", "e2e")
 _UNREAD = frozenset({"chunk_tokens", "receive_wait_ns"})  # half of a table of requests
 _UNKNOWN_NS = 3600e9  # that a failed request took, where nothing says how long it was given: an hour, beyond any limit
 NOT_RECORDED = "not recorded"
+_SECTIONS = ("server.", "workload.", "load.")  # of a scenario
 _IGNORED = ("name", "summary")
 _NOTED = ("slo", "repeat", "sweep", "doc", "cost", "telemetry", "server.ready_timeout")  # and what lies in them
 # of what the target is: told elsewhere, or measured anew before every start and therefore never the same
@@ -262,7 +263,7 @@ def check_protocol(
     causes = (*named, *(key for key in differing if any(is_within(key, factor) for factor in named)))
     repeats = a.repeat != b.repeat
     facts = [
-        Fact(key=key, a=_words(one.get(key)), b=_words(other.get(key)), meaning=_meaning(key, causes, repeats=repeats))
+        Fact(key=key, a=_told(one, key), b=_told(other, key), meaning=_meaning(key, causes, repeats=repeats))
         for key in differing
     ]
     facts += _floor(floor_a, floor_b, causes)
@@ -294,7 +295,7 @@ def asked_otherwise(a: Mapping[str, Any], b: Mapping[str, Any], factors: Sequenc
     of_both = (flatten({name: each[name] for name in ("workload", "load")}) for each in (a, b))
     one, other = ({key: _without_path(key, value) for key, value in each.items()} for each in of_both)
     return [
-        Fact(key=key, a=_words(one.get(key)), b=_words(other.get(key)), meaning=BLOCKS)
+        Fact(key=key, a=_told(one, key), b=_told(other, key), meaning=BLOCKS)
         for key in sorted({*one, *other})
         if one.get(key) != other.get(key) and _meaning(key, factors) == BLOCKS
     ]
@@ -331,8 +332,7 @@ def _command(words: Sequence[str] | None) -> str | None:
 
 def _recognize(differing: Sequence[str]) -> tuple[str, ...]:
     """The scenario's key that differs, if it is only one."""
-    sections = ("server.", "workload.", "load.")
-    keys = [key for key in differing if key.startswith(sections) or key == "seed"]
+    keys = [key for key in differing if key.startswith(_SECTIONS) or key == "seed"]
     return (keys[0],) if len(keys) == 1 else ()
 
 
@@ -370,10 +370,14 @@ def _floor_words(floor: Floor | None) -> str:
     return "unmeasured" if floor is None else f"p99 TTFT {floor.ttft_p99_ms:.3g} ms, ITL {floor.itl_p99_ms:.3g} ms"
 
 
+def _told(facts: Mapping[str, Any], key: str) -> str:
+    """A fact's value in words. What is unset in a scenario is none; of other facts, nobody knows it."""
+    value = facts.get(key)
+    return NOT_RECORDED if value is None and not key.startswith(_SECTIONS) else _words(value)
+
+
 def _words(value: Any) -> str:
-    if value is None:
-        return NOT_RECORDED
-    if value == "":
+    if value is None or value == "":
         return "none"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {_words(inner)}' for key, inner in value.items())}}}"

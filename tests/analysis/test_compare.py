@@ -290,6 +290,19 @@ def test_what_was_not_recorded_is_told_from_what_was_not_set(env: dict[str, str]
     assert (fact.key, fact.a, fact.b) == ("engine.env", "C=3", told)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("scenario__server__max_batch", None, ("8", "none")),
+        ("scenario__server__args__x", {"to": None}, ("1", "{to: none}")),
+        ("scenario__server__args__y", 2, ("none", "2")),
+    ],
+)
+def test_what_a_scenario_does_not_set_is_none_and_not_unknown(key: str, value: Any, told: tuple[str, str]) -> None:
+    (fact,) = check_protocol(manifest(), manifest(**{key: value}), None, None).facts
+    assert (fact.a, fact.b) == told
+
+
 def test_an_invalid_run_is_told(folders: list[Path]) -> None:
     a, b = (read_run(path) for path in folders[1:])
     invalid = b.result.model_copy(update={"verdict": "INVALID", "invalid_reasons": ("late",)})
