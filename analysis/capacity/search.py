@@ -19,7 +19,6 @@ import numpy as np
 from gapmeter.analysis.capacity.curve import Ceiling, Posterior, TrialLevel, fit, least, speeds_of
 from gapmeter.analysis.capacity.trial import (
     FIRST_LOOK,
-    MOST_SURE,
     SURE,
     Ask,
     Count,
@@ -48,6 +47,7 @@ from gapmeter.analysis.results.capacity import (
     UNMEETABLE,
     Ended,
 )
+from gapmeter.analysis.stats.estimate import MOST_SURE
 from gapmeter.analysis.stats.exact import chance_of_so_few_in_bursts
 from gapmeter.scenarios.slo import Slo
 

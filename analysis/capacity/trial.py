@@ -35,6 +35,7 @@ from scipy import special
 from gapmeter.analysis.capacity.curve import Pace
 from gapmeter.analysis.capacity.sample import Served
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, INVALID_TRIAL, UNDECIDED, Leaning, TrialVerdict
+from gapmeter.analysis.stats.estimate import MOST_SURE
 from gapmeter.analysis.stats.exact import FEWEST_FAR, HALF_TIMES, chance_far_below, chance_of_so_few, far_applies
 from gapmeter.scenarios.slo import Slo
 
@@ -166,7 +167,6 @@ class Oracle(Protocol):
 FIRST_LOOK = 20  # requests that suffice to find an overload
 GROWTH = 1.5
 SURE = 0.95  # a trial stops at this confidence
-MOST_SURE = 0.99  # what no trial may exceed: n_eff is an estimate, and a machine drifts
 HINT = 0.8  # what an undecided trial may count for by its last look alone
 _LATE = (1 / 4, 1 / 2, 1.0)  # the late looks, as shares of the longest
 _LATE_HOLD = (0.25, 0.25, 0.5)  # shares of the chance to claim wrongly that all holds

@@ -1,4 +1,5 @@
 """Figures with their intervals, for values that are not independent: a ``Series`` gives an ``Estimate``.
 
-Every interval that gapmeter prints is made here; docs/how-it-measures.md has the table of them.
+Intervals are made here, but for those of a capacity (capacity.curve) and of costs (compare.cost_table);
+docs/how-it-measures.md has the table of all.
 """

@@ -33,7 +33,6 @@ from gapmeter.analysis.capacity.sample import (
 from gapmeter.analysis.capacity.search import Goal, held_rate, next_trial, posterior, requests_to_hold
 from gapmeter.analysis.capacity.trial import (
     FIRST_LOOK,
-    MOST_SURE,
     SURE,
     Ask,
     Count,
@@ -51,6 +50,7 @@ from gapmeter.analysis.capacity.trial import (
 )
 from gapmeter.analysis.results.capacity import BUDGET, FAILS, HOLDS, UNDECIDED, Ended, Fleet, Search
 from gapmeter.analysis.results.manifest import SearchManifest
+from gapmeter.analysis.stats.estimate import MOST_SURE
 from gapmeter.report.capacity import headline
 from gapmeter.scenarios.slo import Slo
 from tests.kit.runs import slo, timed
