@@ -295,7 +295,9 @@ class Level:
 
     def drawn(self, rng: np.random.Generator, count: int) -> Floats:
         """What it might as well have been: shape (count,)."""
-        return self.value * np.exp(self.log_error * rng.standard_t(self.freedom, count))
+        # NumPy draws NaN of Student's t with infinite freedom.
+        errors = rng.standard_normal(count) if math.isinf(self.freedom) else rng.standard_t(self.freedom, count)
+        return self.value * np.exp(self.log_error * errors)
 
     def minus(self, other: Level) -> Estimate:
         """The difference, with the fewer degrees of freedom of both."""

@@ -16,7 +16,7 @@ from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.requests.figures import BLOCKS, block_rates
 from gapmeter.analysis.results.distribution import Percentile, figure_name
 from gapmeter.analysis.results.sweep import CurveKnee, Growth, Point, PointDistribution, SweepFigures
-from gapmeter.analysis.stats.series import Level, level_of
+from gapmeter.analysis.stats.series import Level, level_of, level_of_interval
 from gapmeter.analysis.sweep.build import common_level
 from gapmeter.analysis.sweep.curves import (
     KNEE,
@@ -119,6 +119,15 @@ def test_noise_makes_no_knee(curve: str, error: float) -> None:
         ]
         false += find_knee(USERS, levels, rule).state == KNEE
     assert false <= 4, "5 % of 25 and the noise of counting"
+
+
+@pytest.mark.parametrize("error", [0.03, 3.0])
+def test_a_knee_of_percentiles_is_found_where_their_intervals_are_narrow_enough(error: float) -> None:
+    """Waits of an open queue near its ceiling, each with this relative error at the end of its interval."""
+    waits = (10.0, 10.2, 10.5, 12.0, 60.0, 140.0)
+    levels = [level_of_interval(wait, wait / (1 + error), wait * (1 + error)) for wait in waits]
+    found = find_knee(USERS, levels, latency_turn)
+    assert (found.state, found.at) == ((KNEE, 3) if error < 1 else (UNDECIDED, None))
 
 
 def test_points_that_are_known_badly_leave_it_undecided() -> None:

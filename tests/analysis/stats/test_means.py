@@ -38,7 +38,10 @@ def test_the_interval_of_a_ratio_holds_one_when_nothing_differs() -> None:
 
 
 def test_a_percentile_that_is_taken_for_a_level_keeps_its_interval() -> None:
-    assert level_of_interval(10.0, 8.0, 12.5).estimate.known == pytest.approx((10.0, 8.0, 12.5), rel=1e-4)
+    level = level_of_interval(10.0, 8.0, 12.5)
+    assert level.estimate.known == pytest.approx((10.0, 8.0, 12.5), rel=1e-4)
+    drawn = level.drawn(np.random.default_rng(1), 100_000)
+    assert np.quantile(drawn, [0.5, 0.025, 0.975]) == pytest.approx((10.0, 8.0, 12.5), rel=0.01)
 
 
 def test_a_ratio_knows_how_alike_neighbors_are_from_its_longer_part() -> None:
