@@ -34,7 +34,7 @@ from gapmeter.scenarios.model import CHANGING_ARRIVALS
 # docs/results/engines.md has (71.8 and 80.2 req/s; 65.0 and 71.0), sqrt(mean(difference^2) / 2).
 SEARCH_SPREAD: Final = 0.0708
 # Of a load, what the rate that holds depends on; a rate, a length and who sends it are not among them.
-_LOAD = ("arrivals", "burstiness", "onoff", "think_time", "timeout", "stall", "retries", "retry_pause")
+_LOAD = ("arrivals", "burstiness", "onoff", "trace", "think_time", "timeout", "stall", "retries", "retry_pause")
 _LEVELS = ("load.rate", "load.concurrency")  # how much of a load there is
 _POISSON: Mapping[str, Any] = {"arrivals": "poisson", "burstiness": None, "onoff": None}  # of a search without bursts
 _NO_RATE = "no rate was found at which the SLOs hold"
@@ -304,11 +304,11 @@ class _File:
 def compared_by(found: ServerCapacity) -> dict[str, Any]:
     """What rows must share, by key: the SLO, the workload, the arrivals, and how much of a capacity is planned."""
     scenario = found.scenario
-    load = {f"load.{key}": scenario["load"].get(key) for key in _LOAD}
-    workload = {f"workload.{key}": value for key, value in scenario["workload"].items()}
-    workload |= {key: _File(value, digest) for key, value in workload.items() if (digest := found.contents.get(key))}
+    asked = {f"workload.{key}": value for key, value in scenario["workload"].items()}
+    asked |= {f"load.{key}": scenario["load"].get(key) for key in _LOAD}
+    asked |= {key: _File(value, digest) for key, value in asked.items() if (digest := found.contents.get(key))}
     planned = {"cost.utilisation": scenario["cost"]["utilisation"]}
-    return {"slo": "; ".join(sorted(found.slos)), **workload, **load, **planned}
+    return {"slo": "; ".join(sorted(found.slos)), **asked, **planned}
 
 
 def _identity(found: ServerCapacity) -> dict[str, Any]:

@@ -44,7 +44,7 @@ _UNKNOWN_NS = 3600e9  # that a failed request took, where nothing says how long 
 NOT_RECORDED = "not recorded"
 _SECTIONS = ("server.", "workload.", "load.")  # of a scenario
 _IGNORED = ("name", "summary")
-_NOTED = ("slo", "repeat", "sweep", "doc", "cost", "telemetry", "server.ready_timeout")  # and what lies in them
+_NOTED = ("slo", "repeat", "sweep", "cost", "telemetry", "server.ready_timeout")  # and what lies in them
 # of what the target is: told elsewhere, or measured anew before every start and therefore never the same
 _NO_FACTS = ("url", "model", "command", "env", "peaks")
 _FLOOR_FACTOR = 1.5

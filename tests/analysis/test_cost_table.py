@@ -388,6 +388,22 @@ def test_files_that_hold_the_same_are_the_same_workload_wherever_they_lie(tmp_pa
     assert (fact.a, fact.b) == ("/a/lengths.txt (59803e1742db)", "/a/lengths.txt (8d16ea8f970e)")
 
 
+def test_searches_that_replay_other_traces_are_not_comparable_and_of_one_trace_they_are_at_any_speed(
+    tmp_path: Path,
+) -> None:
+    plain = searched(tmp_path, 50, 45, 55)
+
+    def replayed(held: str, speed: int) -> ServerCapacity:
+        trace = {"arrivals": "trace", "trace": {"file": "/a/trace.csv", "speed": speed}}
+        scenario = {**plain.scenario, "load": {**plain.scenario["load"], **trace}}
+        return dataclasses.replace(plain, scenario=scenario, contents={"load.trace": held})
+
+    one = replayed("59803e1742db", 1)
+    assert table(one, replayed("59803e1742db", 2)).rows[1].differs == ()
+    (fact,) = table(one, replayed("8d16ea8f970e", 1)).rows[1].differs
+    assert (fact.key, fact.b) == ("load.trace", "/a/trace.csv (8d16ea8f970e)")
+
+
 def test_a_repeat_that_found_no_rate_is_of_the_same_thing_and_says_why_the_side_has_no_cost(tmp_path: Path) -> None:
     nothing = searched(tmp_path, None, None, 40, status="incomplete", ended_because="the server died")
     for side in ([searched(tmp_path, 50, 45, 55)], [nothing]), ([nothing], [searched(tmp_path, 50, 45, 55)]):
