@@ -19,7 +19,7 @@ single test. The looks are therefore fixed before it starts, and each has a shar
 p-values are divided by that share. By Bonferroni's inequality, which asks nothing of the dependence between looks, the
 chance that *any* look claims a confidence of c for the wrong side is at most 1 - c, whenever the trial is stopped.
 Early looks find an overload, although they have little of the chance. Holding needs hundreds of independent values: it
-has three looks, and half of its chance at the last.
+has three looks, and half of its chance at the last. On top of this chance comes that of ``_fails_at_once``.
 """
 
 from __future__ import annotations
