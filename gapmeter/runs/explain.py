@@ -141,11 +141,11 @@ def show(found: Explanation) -> None:
     proven = low is not None and high is not None and not low <= 0 <= high  # of nothing there are no shares
     rows: list[doc.Row] = [
         [marks.with_owner(row.stage, found.device), doc.Figure(row.a_ms), doc.Figure(row.b_ms), doc.Figure(row.ms),
-         bounds(*row.ci_ms), share(row.share if proven else None)]
+         share(row.share if proven else None), bounds(*row.ci_ms)]
         for row in [row for row in parts.ranked if row.ms][:_SHOWN]
     ]  # fmt: skip
-    headers = ["stage (owner)", "these", "others", "difference", "95 % interval", "share"]
-    blocks: list[doc.Block] = [doc.Table("By stage", headers, rows, whole=True), doc.Paragraph(found.provenance.line())]
+    headers = ["stage (owner)", "these", "others", "difference", "share", "95 % interval"]
+    blocks: list[doc.Block] = [doc.Table("By stage", headers, rows), doc.Paragraph(found.provenance.line())]
     answer = f"{difference_sentence(parts, found.a, found.b, found.device)}."
     section = doc.Section("stages", "", blocks, on=doc.TERMINAL)
     shown = doc.Document(
