@@ -134,7 +134,7 @@ def columns_of(requests: pd.DataFrame, rows: pd.DataFrame, origin_ns: int) -> di
 
 
 def show(found: Explanation) -> None:
-    """Print it as a table on standard error."""
+    """Print it as a table on standard output."""
     parts = found.difference
     counts = f"{parts.a_count:,} requests against {parts.b_count:,}, in {counted(parts.stretches, 'stretch')}."
     low, high = parts.difference_ci_ms
@@ -151,4 +151,4 @@ def show(found: Explanation) -> None:
     shown = doc.Document(
         "", doc.Header(""), doc.Verdict("", "", answer, more=[doc.Said(counts)]), [section], found.provenance
     )
-    terminal.show(shown, sys.stderr)
+    terminal.show(shown, sys.stdout)

@@ -134,10 +134,10 @@ def test_people_read_a_table_and_the_largest_stage_in_a_sentence(
     finished_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["explain", str(finished_run), "--group", "rank_percent > 80", "--against", "rank_percent <= 50"]) == 0
-    err = capsys.readouterr().err
-    table = err.partition("stage (owner)")[2].partition("\n smoke ")[0]  # beneath it is where the figures are from
+    out = capsys.readouterr().out
+    table = out.partition("stage (owner)")[2].partition("\n smoke ")[0]  # beneath it is where the figures are from
     assert max(map(len, table.splitlines())) <= 80
-    said = " ".join(err.split())
+    said = " ".join(out.split())
     assert "rank_percent > 80 waited" in said
     assert "stage (owner) these others difference share" in said
     assert "95 % interval" in said, "in a column, or under each row"
@@ -150,7 +150,7 @@ def test_stages_have_no_shares_of_a_difference_that_is_not_proven(
 ) -> None:
     found = explain.explain(finished_run, "rank_percent > 80")
     explain.show(replace(found, difference=found.difference.model_copy(update={"difference_ci_ms": ends})))
-    assert bool(re.search(r"s +[-<> \d.,]+ %", capsys.readouterr().err)) is shares, "behind a difference, in ms"
+    assert bool(re.search(r"s +[-<> \d.,]+ %", capsys.readouterr().out)) is shares, "behind a difference, in ms"
 
 
 @pytest.mark.whole_run
@@ -197,7 +197,7 @@ def test_groups_that_lie_in_one_stretch_are_told_so_in_the_singular(
 ) -> None:
     found = explain.explain(write_run(tmp_path / "r", count=200, rate=15.0).path, "prompt_tokens > 96")
     explain.show(replace(found, difference=found.difference.model_copy(update={"stretches": 1})))
-    assert ", in 1 stretch." in " ".join(capsys.readouterr().err.split())
+    assert ", in 1 stretch." in " ".join(capsys.readouterr().out.split())
 
 
 def test_due_s_counts_from_where_the_time_axis_of_the_report_begins(finished_run: Path) -> None:
