@@ -67,7 +67,7 @@ def document(result: Comparison) -> doc.Document:
         sections += [
             *differences.brief(pair, number, forced=result.forced),
             differences.changed(pair, number, name),
-            differences.metrics(pair, number, name, forced=result.forced),
+            differences.metrics(pair, number, name),
             differences.shift(pair, number, name),
         ]
     if result.table:
@@ -189,11 +189,11 @@ def remedy(result: Comparison) -> str:
     keys = {fact.key for each in result.protocol for fact in each.facts if fact.meaning == BLOCKS}
     declared = sorted(key for key in keys if key != VALIDITY and ", within" not in key)
     if VALIDITY in keys or not declared:
-        return "repeat the runs that are not valid; or --force compares anyway, and marks every figure"
+        return "repeat the runs that are not valid; or --force compares anyway, and marks every table"
     groups = [(head, list(group)) for head, group in itertools.groupby(declared, lambda key: key.partition(".")[0])]
     factors = [name for head, group in groups for name in (group if len(group) < 3 else [head])]
     listed = " ".join(f"--factor {name}" for name in factors)
-    return f"if that is what you compare: {listed}; or --force compares anyway, and marks every figure"
+    return f"if that is what you compare: {listed}; or --force compares anyway, and marks every table"
 
 
 def _figure_head(key: str) -> str:
