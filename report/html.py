@@ -72,9 +72,9 @@ def write(path: Path, document: Document, scripts: Sequence[str] = ()) -> None:
 
 
 @functools.lru_cache(maxsize=32)
-def asset(name: str) -> str:
-    """A file that is shipped with the page."""
-    return (files("gapmeter.report") / "assets" / name).read_text(encoding="utf-8")
+def asset(name: str, package: str = "gapmeter.report") -> str:
+    """A file that is shipped with a package's pages."""
+    return (files(package) / "assets" / name).read_text(encoding="utf-8")
 
 
 def _json(value: Mapping[str, Any]) -> Markup:

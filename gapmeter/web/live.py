@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import time
-from importlib.resources import files
 from typing import Any
 
 from aiohttp import web
@@ -100,9 +99,7 @@ class LiveRun:
         how = f"{load.rate:g} {unit}/s, open loop" if load.rate else load.arrivals
         validity = "not judged yet: the run goes on"
         about = provenance_as_asked(manifest, manifest.target.model, load=how, n=UNKNOWN, validity=validity)
-        assets = files("gapmeter.web") / "assets"
-        body = Markup((assets / "live.html").read_text(encoding="utf-8"))
-        script = (assets / "live.js").read_text(encoding="utf-8")
+        body, script = Markup(html.asset("live.html", "gapmeter.web")), html.asset("live.js", "gapmeter.web")
         section, header = Section("live", "", [Html(body)]), Header(f"{scenario.name}, as it runs")
         document = Document(f"{scenario.name}: live", header, None, [section], about)
         return html.page(document, [script], "connect-src 'self'; form-action 'self'")
