@@ -33,7 +33,9 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="test the OpenAI-compatible server that runs there (engine attach)")
     parser.add_argument("--model", help="builtin:NAME, a folder or a hub id; with --url: the name of the model there")
     parser.add_argument("--tokenizer", help="with --url: folder or hub id of the served model's tokenizer")
-    parser.add_argument("--probe-dir", type=Path, help="with --url: the folder that the server's probe writes into")
+    parser.add_argument(
+        "--probe-dir", type=folder_of, help="with --url: the folder that the server's probe writes into"
+    )
     parser.add_argument("--api-key", help="with --url: sent as a bearer token; GAPMETER_API_KEY is not seen in ps")
 
 
@@ -56,7 +58,7 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 
 def add_runs_folder(parser: argparse.ArgumentParser, what: str = "where the runs' folders are (default: runs)") -> None:
     """``--runs``."""
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help=what)
+    parser.add_argument("--runs", type=folder_of, default=Path("runs"), help=what)
 
 
 def overrides(arguments: argparse.Namespace) -> list[str]:
@@ -176,7 +178,7 @@ def address_of(flag: str, text: str) -> tuple[str, int]:
 
 
 def folder_of(text: str) -> Path:
-    """A folder to write into; an empty text is none, though Python takes it for the current one."""
+    """A folder; an empty text is none, though Python takes it for the current one."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty; name a folder")
     return Path(text)

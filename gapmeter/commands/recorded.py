@@ -41,7 +41,8 @@ def _add_compare(commands: Commands) -> None:
     add("--run", metavar="SCENARIO", help="run it with --a and with --b, alternately, and compare")
     add("--pairs", type=int, metavar="N", help="with --run: how many runs a side (default: 3)")
     flags.add_overrides(parser)
-    add("--probe-dir", type=Path, help="with --run, of a server that runs: the folder that its probe writes into")
+    what = "with --run, of a server that runs: the folder that its probe writes into"
+    add("--probe-dir", type=flags.folder_of, help=what)
     add("--factor", action="append", default=[], metavar="KEY", help="what may differ, for instance server.max_batch")
     gate = "exit 99 if an SLO's percentile surely grew by more than this from A to B, for instance 5%%"
     add("--max-regression", metavar="SHARE", help=gate)
