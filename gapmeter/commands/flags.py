@@ -289,5 +289,5 @@ def suites_of(conclusion: Conclusion[Any]) -> list[Suite]:
     if isinstance(result, RunResult):
         return [suite_of_run(result, conclusion.regression)]
     if isinstance(result, CapacityResult):
-        return [suite_of_search(result, found=result.exit_code == errors.OK)]
+        return [suite_of_search(result)]
     return suites_of_sweep(result)

@@ -76,14 +76,14 @@ def suites_of_sweep(sweep: SweepResult) -> list[Suite]:
     return suites
 
 
-def suite_of_search(result: CapacityResult, *, found: bool) -> Suite:
+def suite_of_search(result: CapacityResult) -> Suite:
     """No rate that meets every SLO is a failure; what else was not found is a run that is not valid."""
     headline = " ".join(result.words.headline) if result.words else result.capacity.ended
     about, name = result.provenance.facts(), f"{result.name}: capacity"
     if result.capacity.ended == UNMEETABLE:
         cases = [Case("a rate meets every SLO", "failure", FAIL, headline)]
         return Suite(name, cases, result.capacity.seconds or 0.0, (), about)
-    reasons = () if found else (headline,)
+    reasons = () if result.exit_code == 0 else (headline,)
     return Suite(name, _cases((), reasons), result.capacity.seconds or 0.0, reasons, about)
 
 
