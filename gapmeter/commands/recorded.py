@@ -173,8 +173,9 @@ def _export(arguments: argparse.Namespace) -> int:
         raise UserError("export what? --csv FOLDER, --prometheus FILE, --perfetto FILE or --otlp ADDRESS", errors.USAGE)
     if run.verdict == "INVALID":
         tell(f"{arguments.run} is INVALID; every file says so")
-    for written in run.export(**asked):
-        print(written, flush=True)
+    for form, where in asked.items():  # one after the other: each is told as soon as it is there
+        for written in run.export(**{form: where}):
+            print(written, flush=True)
     return errors.OK
 
 

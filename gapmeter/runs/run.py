@@ -83,30 +83,32 @@ class Run:
     def export(
         self, *, csv: str | Path | None = None, prometheus: str | Path | None = None,
         perfetto: str | Path | None = None, otlp: str | None = None,
-    ) -> Iterator[str]:  # fmt: skip
-        """Write what is asked for; yields each file, or how many spans went to ``otlp``. Raises UserError."""
+    ) -> list[str]:  # fmt: skip
+        """Write what is asked for; returns each file, or how many spans went to ``otlp``. Raises UserError."""
+        written = list[str]()
         if csv is not None:
             from gapmeter.report.export.csv import write_csv
 
-            yield from map(str, self._exported(lambda: write_csv(self.folder, Path(csv))))
+            written += map(str, self._exported(lambda: write_csv(self.folder, Path(csv))))
         if prometheus is not None:
             from gapmeter.report.export.prometheus import prometheus as text_of
 
             result = self.result
             self._exported(lambda: Path(prometheus).write_text(text_of(result), encoding="utf-8"))
-            yield str(prometheus)
+            written.append(str(prometheus))
         if perfetto is not None:
             from gapmeter.report.export.perfetto import write_trace
 
             self._exported(lambda: write_trace(self.folder, Path(perfetto)))
-            yield str(perfetto)
+            written.append(str(perfetto))
         if otlp is not None:
             from gapmeter.report.export.otlp import NoOpenTelemetry, send
 
             try:
-                yield f"{self._exported(lambda: send(self.folder, otlp))} spans to {otlp}"
+                written.append(f"{self._exported(lambda: send(self.folder, otlp))} spans to {otlp}")
             except NoOpenTelemetry as error:
                 raise UserError(str(error), errors.USAGE) from error
+        return written
 
     def _exported(self, write: Callable[[], Any]) -> Any:
         try:
