@@ -83,9 +83,9 @@ def suite_of_search(result: CapacityResult) -> Suite:
     about, name = result.provenance.facts(), f"{result.name}: capacity"
     if result.capacity.ended == UNMEETABLE:
         cases = [Case("a rate meets every SLO", "failure", FAIL, answer)]
-        return Suite(name, cases, result.capacity.seconds or 0.0, (), about)
+        return Suite(name, cases, result.capacity.seconds, (), about)
     reasons = () if result.exit_code == 0 else (answer,)
-    return Suite(name, _cases((), reasons), result.capacity.seconds or 0.0, reasons, about)
+    return Suite(name, _cases((), reasons), result.capacity.seconds, reasons, about)
 
 
 def _cases(slos: Sequence[SloAnswer], reasons: Sequence[str], run: RunResult | None = None) -> list[Case]:
