@@ -97,9 +97,10 @@ def command_of(arguments: argparse.Namespace) -> Command:
     """What repeats this command, as it was typed, with what the environment set; a key has no place in it."""
     words = ["gapmeter", *arguments.words]
     name = getattr(arguments, "scenario", None) or getattr(arguments, "run", None)
-    if isinstance(name, str) and name in words and hasattr(arguments, "overrides"):
-        after = words.index(name) + 1  # what was typed wins over it
-        words[after:after] = [word for each in _from_environment(name, arguments) for word in ("--set", each)]
+    spelled = (name, f"--run={name}")
+    at = next((at for at, word in enumerate(words) if at > 1 and word in spelled), None)
+    if at is not None and hasattr(arguments, "overrides"):  # what was typed wins over it
+        words[at + 1 : at + 1] = [word for each in _from_environment(name, arguments) for word in ("--set", each)]
     return Command(tuple(words)).without("--api-key")
 
 
