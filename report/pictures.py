@@ -262,10 +262,11 @@ def gauge_line(gauge: Gauge) -> Fragment:
     scale = Axis(Scale("linear", 0.0, top), labels=False)
     plot = Plot(scale, _ONE_ROW, height=20)
     parts = [shade(plot, 0.0, top, "track", row=0, thick=6), shade(plot, limit, top, "beyond", row=0, thick=6)]
-    if gauge.low is not None:
+    if gauge.low is not None or gauge.high is not None:
+        low = gauge.low or 0.0  # of a bound alone
         high, css = (top, "sure open") if gauge.high is None else (gauge.high, "sure")
-        high = max(high, gauge.low + 0.004 * top)  # an interval of no width is seen too
-        parts.append(shade(plot, gauge.low, high, css, row=0, thick=10))
+        high = max(high, low + 0.004 * top)  # an interval of no width is seen too
+        parts.append(shade(plot, low, high, css, row=0, thick=10))
     if gauge.never or (gauge.value is not None and gauge.value > top):
         parts.append(points(plot, [Point(top, 0, css="off end", sign="▸")]))
     elif gauge.value is not None:
