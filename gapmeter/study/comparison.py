@@ -130,8 +130,8 @@ def check_baseline(baseline: Baseline, scenario: Scenario) -> None:
     may_differ = (*baseline.factors, "load.patience")
     for folder in baseline.folders:
         with unless_unreadable(folder):
-            before = Manifest.read(folder).scenario
-        if differing := asked_otherwise(before, scenario.to_dict(), may_differ):
+            differing = asked_otherwise(Manifest.read(folder).scenario, scenario.to_dict(), may_differ)
+        if differing:
             values = "; ".join(f"{fact.key} {fact.a}, now {fact.b}" for fact in differing)
             allowed = " ".join(f"--factor {fact.key}" for fact in differing)
             raise UserError(f"--baseline {folder} had {values}; to compare all the same, add {allowed}", errors.USAGE)
