@@ -173,7 +173,7 @@ def _state(manifest: Manifest, seen: Follower, t0_ns: int, now_ns: int) -> dict[
 
 
 def _slo(seen: Follower, slo: Slo) -> dict[str, Any]:
-    """An SLO beside what has been seen of the last thousand requests: no verdict yet."""
+    """An SLO beside what has been seen of the last requests (of all, where workers send them): no verdict yet."""
     if slo.limit_ns is None:
         share = seen.failed.total() / seen.done if seen.done else None
         return {"text": slo.text, "value_share": share, "limit_share": slo.limit_share}
