@@ -94,12 +94,19 @@ def sweep_of(over: Sequence[str]) -> str:
 
 
 def command_of(arguments: argparse.Namespace) -> Command:
-    """What repeats this command, as it was typed, with what the environment set; a key has no place in it."""
+    """What repeats this command, as it was typed, with what the environment set; a key has no place in it.
+
+    Its scenario stands behind the verb, where ``Command`` looks for it.
+    """
     words = ["gapmeter", *arguments.words]
     name = getattr(arguments, "scenario", None) or getattr(arguments, "run", None)
     spelled = (name, f"--run={name}")
     at = next((at for at, word in enumerate(words) if at > 1 and word in spelled), None)
-    if at is not None and hasattr(arguments, "overrides"):  # what was typed wins over it
+    if at is not None and hasattr(arguments, "overrides"):
+        if hasattr(arguments, "scenario") and words.count(name) == 1 and not words[1].startswith("-"):
+            words.insert(2, words.pop(at))
+            at = 2
+        # What was typed wins over it.
         words[at + 1 : at + 1] = [word for each in _from_environment(name, arguments) for word in ("--set", each)]
     return Command(tuple(words)).without("--api-key")
 

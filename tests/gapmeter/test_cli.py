@@ -235,6 +235,19 @@ def test_a_command_is_kept_with_what_the_environment_set(typed: str, monkeypatch
     assert str(command_of(arguments)) == "gapmeter " + typed.replace("smoke", "smoke --set load.rate=3")
 
 
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ("run --engine vllm smoke --quiet", "run smoke --engine vllm --quiet"),
+        ("run --runs smoke --quiet smoke", "run --runs smoke --quiet smoke"),
+    ],
+)
+def test_what_is_derived_from_a_command_finds_its_scenario_wherever_it_was_typed(typed: str, kept: str) -> None:
+    arguments = parser().parse_args(typed.split())
+    arguments.words = typed.split()
+    assert str(command_of(arguments)) == f"gapmeter {kept}"
+
+
 def test_scenarios_are_listed_a_line_each(tmp_path: Path) -> None:
     done = gapmeter("scenarios", runs=tmp_path)
     assert done.code == 0
