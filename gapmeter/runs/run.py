@@ -230,6 +230,23 @@ def rederivable(path: Path) -> Iterator[None]:
         raise UserError(f"{text}; analyse it again: gapmeter report {path}", errors.USAGE) from error
 
 
+@contextlib.contextmanager
+def analysed(path: Path) -> Iterator[None]:
+    """As ``rederivable``; also for a folder where one of these files is missing or cannot be opened."""
+    again = f"gapmeter report {path}"
+    try:
+        with rederivable(path):
+            yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        missing = Path(str(error.filename or RunResult.FILE)).name
+        text = f"{path} is not an analysed run's folder: no {missing}; analyse it first: {again}"
+        raise UserError(text, errors.USAGE) from error
+    except OSError as error:
+        where = f"{Path(str(error.filename)).name}: " if error.filename else ""
+        text = f"{path} cannot be read as an analysed run: {where}{reason_of(error)}; analyse it again: {again}"
+        raise UserError(text, errors.USAGE) from error
+
+
 def in_a_line(error: BaseException) -> str:
     """What went wrong, short enough for a sentence."""
     lines = str(error).splitlines() or [""]

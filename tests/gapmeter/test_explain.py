@@ -109,7 +109,7 @@ def test_a_column_that_a_table_lacks_is_named_in_words(tmp_path: Path) -> None:
     table.drop(columns="outcome").to_parquet(run / "requests.parquet")
     with pytest.raises(UserError, match="cannot be read as an analysed run: it has no 'outcome'; analyse it again"):
         explain.explain(run, "rank_percent > 50")
-    with pytest.raises(UserError, match="cannot be read as a run: it has no 'outcome'; analyse it again"):
+    with pytest.raises(UserError, match="cannot be read as an analysed run: it has no 'outcome'; analyse it again"):
         compare_folders([[run], [other]], runs=tmp_path / "runs")
 
 
@@ -172,7 +172,7 @@ def test_a_folder_that_was_never_analysed_is_told_how(
     run = shutil.copytree(finished_run, tmp_path / "run")
     (run / "summary.json").unlink()
     assert main(["explain", str(run), "--group", "prompt_tokens > 3"]) == 2
-    assert "no summary.json; analyse it with: gapmeter report" in capsys.readouterr().err
+    assert "no summary.json; analyse it first: gapmeter report" in capsys.readouterr().err
 
 
 def test_a_folder_of_something_else_is_not_sent_to_be_analysed(
