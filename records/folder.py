@@ -69,7 +69,12 @@ class RunFolder:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace ``path`` in one step, so that a reader or a kill never meets half a file."""
+    """Replace ``path`` as ``replace_text``."""
+    replace_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace ``path`` in one step, so that a reader or a kill never meets half a file. Raises OSError."""
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
+    part.write_text(text, encoding="utf-8")
     os.replace(part, path)

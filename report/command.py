@@ -96,8 +96,7 @@ class Command:
 
     def as_search(self) -> Command | None:
         """For a run: the command that searches its scenario's capacity; None for any other command."""
-        probe = (pair for pair in pairwise(self._flags) if pair[0] == "--probe-dir")
-        return self._with_its_settings(("capacity",), next(probe, ()))
+        return self._with_its_settings(("capacity",))
 
     def _with_its_settings(self, verb: tuple[str, ...], more: tuple[str, ...] = ()) -> Command | None:
         scenario = next(iter(self.words[2:]), "-")
@@ -105,7 +104,8 @@ class Command:
             return None
         if any(word.partition("=")[0] in ("--locustfile", "--workers") for word in self.words):
             return None  # what neither takes
-        return Command(("gapmeter", *verb, scenario, *more)).with_set(*self.settings)
+        probe: tuple[str, ...] = next((pair for pair in pairwise(self._flags) if pair[0] == "--probe-dir"), ())
+        return Command(("gapmeter", *verb, scenario, *more, *probe)).with_set(*self.settings)
 
 
 def _quoted(word: str) -> str:

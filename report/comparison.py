@@ -67,7 +67,7 @@ def document(result: Comparison) -> doc.Document:
         sections += [
             *differences.brief(pair, number, forced=result.forced),
             differences.changed(pair, number, name),
-            differences.metrics(pair, number, name, forced=result.forced),
+            differences.metrics(pair, number, name),
             differences.shift(pair, number, name),
         ]
     if result.table:
@@ -188,14 +188,14 @@ def remedy(result: Comparison) -> str:
     """What to type where runs were refused."""
     blocking = [fact for each in result.protocol for fact in each.blocking]
     if any(fact.key == VALIDITY for fact in blocking):
-        return "repeat the runs that are not valid; or --force compares anyway, and marks every figure"
+        return "repeat the runs that are not valid; or --force compares anyway, and marks every table"
     if any(fact.is_within_a_side for fact in blocking):
-        return "name only runs of one and the same thing as a side; or --force compares anyway, and marks every figure"
+        return "name only runs of one and the same thing as a side; or --force compares anyway, and marks every table"
     declared = sorted({fact.key for fact in blocking})
     groups = [(head, list(group)) for head, group in itertools.groupby(declared, lambda key: key.partition(".")[0])]
     factors = [name for head, group in groups for name in (group if len(group) < 3 else [head])]
     listed = " ".join(f"--factor {name}" for name in factors)
-    return f"if that is what you compare: {listed}; or --force compares anyway, and marks every figure"
+    return f"if that is what you compare: {listed}; or --force compares anyway, and marks every table"
 
 
 def _figure_head(key: str) -> str:

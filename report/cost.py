@@ -26,8 +26,8 @@ def cost_sentence(cost: Cost | NoCost, *, simulated: bool = False, proven: bool 
         return f"no cost: {cost.reason}"
     price, rate = cost.price, cost.rate
     many, who = many_requests(cost.per_request_usd)
-    dearest, output = cost.per_request_usd_ci[1], cost.per_million_output_tokens_usd_ci
-    said = f"at most {usd(None if dearest is None else many * dearest)} {who}"
+    output = cost.per_million_output_tokens_usd_ci
+    said = f"at most {usd(many * cost.per_request_usd)} {who}"
     if output is not None:
         said += f" and {usd(output[1])} for a million output tokens"
     held = f"the SLOs hold at {significant(rate.low)} req/s{' or more' if rate.basis == 'capacity' else ''}"
@@ -155,10 +155,9 @@ def between(ends: Ends | None, many: float = 1.0) -> str:
 def _chart(cost: Cost, *, proven: bool) -> Chart:
     rate, price = cost.rate, cost.price
     many, who = many_requests(cost.per_request_usd)
-    low, high = (None if end is None else many * end for end in cost.per_request_usd_ci)
-    assert high is not None  # a cost has an upper end, or there is none
+    low, _ = cost.per_request_usd_ci
     said = f"{between(cost.per_request_usd_ci, many)} {who}"
-    picture = CostRange(said, many * cost.per_request_usd, low, high)
+    picture = CostRange(said, None if low is None else many * low, many * cost.per_request_usd)
     lower = "The lower end was not measured. " if low is None else ""
     upper = "" if rate.high is None else f", at most at {significant(rate.high)}"
     default = f" It is {price.source}; set yours with cost.usd_per_hour." if price.is_default else ""

@@ -12,6 +12,7 @@ from gapmeter.analysis.results.comparison import (
     FAILS_MORE,
     FASTER,
     MIXED,
+    NOT_COMPARABLE,
     NOTHING,
     SLOWER,
     UNKNOWN,
@@ -259,7 +260,7 @@ def _claimed_cells(number: int, name: FigureName, figure: ClaimedFigure) -> list
     return [*_cells(figure, f"comparisons.{number}.{name.key}.difference_ms"), relative(figure)]
 
 
-def _answer(figure: ClaimedFigure, *, forced: bool) -> Words:
+def _answer(figure: ClaimedFigure) -> Words:
     """What may be said of one figure."""
     if not figure.in_family:
         said = "shown, not tested"
@@ -273,12 +274,14 @@ def _answer(figure: ClaimedFigure, *, forced: bool) -> Words:
         alone = low * high > 0 and figure.p_adjusted is not None and figure.p_adjusted > 1 - CONFIDENCE
         said = "not significant among all figures" if alone else NOTHING
         said += f" ({duration(figure.least_ms)} would show)"
-    said += ", NOT COMPARABLE" if forced else ""
     return doc.Mark(said, "bad" if (figure.difference_ms or 0.0) > 0 else "good") if figure.confirmed else said
 
 
 def brief(pair: PairComparison, number: int, *, forced: bool) -> list[Section]:
-    """The figures that may be claimed; in the terminal of each metric the median and the highest percentile."""
+    """The figures that may be claimed; in the terminal of each metric the median and the highest percentile.
+
+    ``forced``: they are not comparable, which the page has stamped across every table, and the head says here.
+    """
     claims = [(name, figure) for name, figure in _claims(pair) if figure.in_family]
     ends, missing = list[tuple[FigureName, ClaimedFigure]](), not_estimable(pair)
     for metric in pair.metrics:
@@ -287,19 +290,20 @@ def brief(pair: PairComparison, number: int, *, forced: bool) -> list[Section]:
         ends += [*own[:1], *own[1:][-1:]]
     rest = f"{counted(len(claims) - len(ends), 'more figure')} in the report." if len(ends) < len(claims) else ""
     answer = doc.Column("answer", wraps=True)
-    headers: doc.Headers = [" ", pair.a, pair.b, "difference", answer, "95 % interval", "relative"]
+    head = NOT_COMPARABLE if forced else " "
+    headers: doc.Headers = [head, pair.a, pair.b, "difference", answer, "95 % interval", "relative"]
     sections = []
     for on, shown, said in ((TERMINAL, ends, f"{rest} {missing}".strip()), (MARKDOWN, claims, missing)):
         rows: list[Row] = []
         for name, figure in shown:
             *figures, interval_, share = _claimed_cells(number, name, figure)
-            rows.append([str(name), *figures, _answer(figure, forced=forced), interval_, share])
+            rows.append([str(name), *figures, _answer(figure), interval_, share])
         blocks: list[Block] = [Table("Percentiles and means", headers, rows)] if rows else []
         sections.append(Section(f"brief-{number}", "", [*blocks, *([Paragraph(said)] if said else [])], on=on))
     return sections
 
 
-def metrics(pair: PairComparison, number: int, name: str, *, forced: bool) -> Section:
+def metrics(pair: PairComparison, number: int, name: str) -> Section:
     """Every percentile, and every mean, that both sides support."""
     rows, groups, last = list[Row](), set[int](), ""
     for which, figure in _claims(pair):
@@ -309,7 +313,7 @@ def metrics(pair: PairComparison, number: int, name: str, *, forced: bool) -> Se
         p = figure.p_adjusted
         rows.append([
             which.metric.upper() if first else "", "mean" if which.percentile is None else f"p{which.percentile:g}",
-            _answer(figure, forced=forced), *_claimed_cells(number, which, figure),
+            _answer(figure), *_claimed_cells(number, which, figure),
             DASH if p is None else "< 0.0001" if p < 1e-4 else significant(p, 2),
         ])  # fmt: skip
     times = in_ms(pair.a, pair.b, "difference")

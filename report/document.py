@@ -200,7 +200,7 @@ class Table:
     """Rows under headers. The first ``words`` columns hold words, the others numbers (unless they wrap).
 
     ``name`` says what it is, for those who do not see it; rows whose numbers are in ``groups`` begin a group; ``key``
-    is the id of the rows, for the page's script. ``whole``: in the terminal each row is one line, however long.
+    is the id of the rows, for the page's script.
     """
 
     name: str
@@ -210,7 +210,6 @@ class Table:
     groups: frozenset[int] = frozenset()
     css: str = ""
     key: str = ""
-    whole: bool = False
 
     @property
     def columns(self) -> tuple[Column, ...]:

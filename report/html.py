@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import OWNER_COLORS, owner_words
+from gapmeter.records.folder import replace_text
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import PAGE, Document, Figure, Mark, Table, Tone, Verdict, Words, plain
@@ -68,13 +69,13 @@ def fill(template: str, **context: Any) -> Fragment:
 
 def write(path: Path, document: Document, scripts: Sequence[str] = ()) -> None:
     """The page as a file. Raises OSError."""
-    path.write_text(page(document, scripts), encoding="utf-8")
+    replace_text(path, page(document, scripts))
 
 
 @functools.lru_cache(maxsize=32)
-def asset(name: str) -> str:
-    """A file that is shipped with the page."""
-    return (files("gapmeter.report") / "assets" / name).read_text(encoding="utf-8")
+def asset(name: str, package: str = "gapmeter.report") -> str:
+    """A file that is shipped with a package's pages."""
+    return (files(package) / "assets" / name).read_text(encoding="utf-8")
 
 
 def _json(value: Mapping[str, Any]) -> Markup:

@@ -226,20 +226,18 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class CostRange:
-    """A request's cost at the SLO with its interval on a logarithmic axis; no ``low`` where nobody looked for it."""
+    """What a request costs at most at the SLO, on a logarithmic axis; no ``low`` where nobody looked for the least."""
 
     said: str
-    value: float
     low: float | None
     high: float
 
     def draw(self, name: str, stamp: str | None) -> Fragment:
-        x = Axis(Scale.log([self.low or self.value / 10, self.value, self.high], room=1.4), "$")
+        x = Axis(Scale.log([self.low or self.high / 10, self.high], room=1.4), "$")
         plot = Plot(x, _ONE_ROW, height=32)
-        band = shade(
-            plot, self.low or x.scale.low, self.high, row=0, thick=12, css="band" if self.low else "band maybe"
-        )
-        dot = points(plot, [Point(self.value, 0, title=usd(self.value))])
+        css = "band" if self.low else "band maybe"
+        band = shade(plot, self.low or x.scale.low, self.high, css, row=0, thick=12)
+        dot = points(plot, [Point(self.high, 0, title=usd(self.high))])
         return plot.chart(name, "Cost of a request at the SLO", self.said, band, dot)
 
 
@@ -262,10 +260,11 @@ def gauge_line(gauge: Gauge) -> Fragment:
     scale = Axis(Scale("linear", 0.0, top), labels=False)
     plot = Plot(scale, _ONE_ROW, height=20)
     parts = [shade(plot, 0.0, top, "track", row=0, thick=6), shade(plot, limit, top, "beyond", row=0, thick=6)]
-    if gauge.low is not None:
+    if gauge.low is not None or gauge.high is not None:
+        low = gauge.low or 0.0  # of a bound alone
         high, css = (top, "sure open") if gauge.high is None else (gauge.high, "sure")
-        high = max(high, gauge.low + 0.004 * top)  # an interval of no width is seen too
-        parts.append(shade(plot, gauge.low, high, css, row=0, thick=10))
+        high = max(high, low + 0.004 * top)  # an interval of no width is seen too
+        parts.append(shade(plot, low, high, css, row=0, thick=10))
     if gauge.never or (gauge.value is not None and gauge.value > top):
         parts.append(points(plot, [Point(top, 0, css="off end", sign="▸")]))
     elif gauge.value is not None:

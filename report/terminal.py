@@ -121,7 +121,7 @@ def _table(table: Table, width: int) -> Iterator[Text]:
     def fits(at: int) -> bool:
         return cell_len(heads[at]) <= room() if columns[at].wraps else widths[at] <= room()
 
-    while len(shown) > 1 and not table.whole and not fits(shown[-1]):
+    while len(shown) > 1 and not fits(shown[-1]):
         under.insert(0, shown.pop())
 
     def line(cells: Sequence[str], styles: Sequence[str]) -> Text:
@@ -130,7 +130,7 @@ def _table(table: Table, width: int) -> Iterator[Text]:
             drawn.append(_padded(cells[at], widths[at], right=table.is_right(at)), styles[at])
             drawn.append(" " if widths[at] == 1 else "  ")
         drawn.rstrip()
-        if drawn.cell_len > width and not table.whole:
+        if drawn.cell_len > width:
             drawn.truncate(width - 1)
             drawn.append("…")
         return drawn
@@ -140,7 +140,7 @@ def _table(table: Table, width: int) -> Iterator[Text]:
     for row, cells in zip(table.rows, rows, strict=True):
         more = [f"{heads[at]}: {cells[at]}".removeprefix(": ") for at in under if cells[at] not in ("", DASH)]
         below = ["; ".join(more)]
-        if columns[last].wraps and not table.whole and cell_len(cells[last]) > room():
+        if columns[last].wraps and cell_len(cells[last]) > room():
             below.insert(0, cells[last])
             cells[last] = ""
         yield line(cells, [_STYLES[cell.tone] if isinstance(cell, Mark) else "" for cell in row])

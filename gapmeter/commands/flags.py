@@ -33,7 +33,9 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="test the OpenAI-compatible server that runs there (engine attach)")
     parser.add_argument("--model", help="builtin:NAME, a folder or a hub id; with --url: the name of the model there")
     parser.add_argument("--tokenizer", help="with --url: folder or hub id of the served model's tokenizer")
-    parser.add_argument("--probe-dir", type=Path, help="with --url: the folder that the server's probe writes into")
+    parser.add_argument(
+        "--probe-dir", type=folder_of, help="with --url: the folder that the server's probe writes into"
+    )
     parser.add_argument("--api-key", help="with --url: sent as a bearer token; GAPMETER_API_KEY is not seen in ps")
 
 
@@ -56,7 +58,7 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 
 def add_runs_folder(parser: argparse.ArgumentParser, what: str = "where the runs' folders are (default: runs)") -> None:
     """``--runs``."""
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help=what)
+    parser.add_argument("--runs", type=folder_of, default=Path("runs"), help=what)
 
 
 def overrides(arguments: argparse.Namespace) -> list[str]:
@@ -92,12 +94,20 @@ def sweep_of(over: Sequence[str]) -> str:
 
 
 def command_of(arguments: argparse.Namespace) -> Command:
-    """What repeats this command, as it was typed, with what the environment set; a key has no place in it."""
+    """What repeats this command, as it was typed, with what the environment set; a key has no place in it.
+
+    Its scenario stands behind the verb, where ``Command`` looks for it.
+    """
     words = ["gapmeter", *arguments.words]
     name = getattr(arguments, "scenario", None) or getattr(arguments, "run", None)
-    if isinstance(name, str) and name in words and hasattr(arguments, "overrides"):
-        after = words.index(name) + 1  # what was typed wins over it
-        words[after:after] = [word for each in _from_environment(name, arguments) for word in ("--set", each)]
+    spelled = (name, f"--run={name}")
+    at = next((at for at, word in enumerate(words) if at > 1 and word in spelled), None)
+    if at is not None and hasattr(arguments, "overrides"):
+        if hasattr(arguments, "scenario") and words.count(name) == 1 and not words[1].startswith("-"):
+            words.insert(2, words.pop(at))
+            at = 2
+        # What was typed wins over it.
+        words[at + 1 : at + 1] = [word for each in _from_environment(name, arguments) for word in ("--set", each)]
     return Command(tuple(words)).without("--api-key")
 
 
@@ -176,7 +186,7 @@ def address_of(flag: str, text: str) -> tuple[str, int]:
 
 
 def folder_of(text: str) -> Path:
-    """A folder to write into; an empty text is none, though Python takes it for the current one."""
+    """A folder; an empty text is none, though Python takes it for the current one."""
     if not text:
         raise argparse.ArgumentTypeError("it is empty; name a folder")
     return Path(text)
@@ -287,5 +297,5 @@ def suites_of(conclusion: Conclusion[Any]) -> list[Suite]:
     if isinstance(result, RunResult):
         return [suite_of_run(result, conclusion.regression)]
     if isinstance(result, CapacityResult):
-        return [suite_of_search(result, found=result.exit_code == errors.OK)]
+        return [suite_of_search(result)]
     return suites_of_sweep(result)

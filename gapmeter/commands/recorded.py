@@ -41,6 +41,8 @@ def _add_compare(commands: Commands) -> None:
     add("--run", metavar="SCENARIO", help="run it with --a and with --b, alternately, and compare")
     add("--pairs", type=int, metavar="N", help="with --run: how many runs a side (default: 3)")
     flags.add_overrides(parser)
+    what = "with --run, of a server that runs: the folder that its probe writes into"
+    add("--probe-dir", type=flags.folder_of, help=what)
     add("--factor", action="append", default=[], metavar="KEY", help="what may differ, for instance server.max_batch")
     gate = "exit 99 if an SLO's percentile surely grew by more than this from A to B, for instance 5%%"
     add("--max-regression", metavar="SHARE", help=gate)
@@ -108,7 +110,8 @@ def _compared_in_turn(arguments: argparse.Namespace, command: str) -> Conclusion
     from gapmeter.records.process import API_KEY
     from gapmeter.study.comparison import compare_in_turn
 
-    options = Options(runs=arguments.runs, quiet=arguments.quiet, api_key=os.environ.get(API_KEY))
+    key, probes = os.environ.get(API_KEY), arguments.probe_dir
+    options = Options(runs=arguments.runs, quiet=arguments.quiet, api_key=key, probe_dir=probes)
     return compare_in_turn(
         arguments.run, arguments.a, arguments.b, pairs, arguments.overrides, options,
         factors=arguments.factor, force=arguments.force, command=command,
@@ -116,8 +119,8 @@ def _compared_in_turn(arguments: argparse.Namespace, command: str) -> Conclusion
 
 
 def _compared_folders(arguments: argparse.Namespace, command: str) -> Conclusion[Comparison] | Conclusion[CostTable]:
-    if arguments.overrides or arguments.pairs is not None:
-        raise UserError("--set and --pairs go with --run SCENARIO", errors.USAGE)
+    if arguments.overrides or arguments.pairs is not None or arguments.probe_dir is not None:
+        raise UserError("--set, --pairs and --probe-dir go with --run SCENARIO", errors.USAGE)
     named = [",".join(folders) for folders in (arguments.a, arguments.b) if folders]
     sides = [[Path(part) for part in side.split(",") if part] for side in (*arguments.sides, *named)]
     if len(sides) < 2 or not all(sides):
@@ -170,8 +173,9 @@ def _export(arguments: argparse.Namespace) -> int:
         raise UserError("export what? --csv FOLDER, --prometheus FILE, --perfetto FILE or --otlp ADDRESS", errors.USAGE)
     if run.verdict == "INVALID":
         tell(f"{arguments.run} is INVALID; every file says so")
-    for written in run.export(**asked):
-        print(written, flush=True)
+    for form, where in asked.items():  # one after the other: each is told as soon as it is there
+        for written in run.export(**{form: where}):
+            print(written, flush=True)
     return errors.OK
 
 

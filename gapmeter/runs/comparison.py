@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gapmeter import errors
-from gapmeter.analysis.results import Manifest, NotReadable, RunResult
+from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.comparison import NOT_COMPARABLE, Asked, Comparison
 from gapmeter.analysis.results.cost_table import CostTable
 from gapmeter.analysis.results.regression import Regression
@@ -21,7 +21,7 @@ from gapmeter.options import tell
 from gapmeter.records import RunFolder
 from gapmeter.report.command import Command
 from gapmeter.runs.archive import unpacked
-from gapmeter.runs.run import UNDERIVABLE, Conclusion, in_a_line, manifest_of
+from gapmeter.runs.run import Conclusion, analysed, manifest_of
 from gapmeter.scenarios.errors import did_you_mean
 from gapmeter.scenarios.model import KEYS, SECTIONS
 from gapmeter.scenarios.plain_file import read_plain
@@ -138,34 +138,18 @@ def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> Compa
 def _read_run(path: Path) -> AnalysedRun:
     from gapmeter.analysis.compare.sides import read_run
 
-    with unless_unreadable(path):
+    with analysed(path):
         return read_run(path)
 
 
 def _read_capacities(path: Path) -> list[ServerCapacity]:
     from gapmeter.analysis.compare.searches import read_capacities
 
-    with unless_unreadable(path):
+    with analysed(path):
         found = read_capacities(path)
     if not found:
         raise UserError(f"{path} has no point with figures; there is nothing to compare", errors.NOT_VALID)
     return found
-
-
-@contextlib.contextmanager
-def unless_unreadable(path: Path) -> Iterator[None]:
-    """Raises UserError where an analysed folder cannot be read."""
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError) as error:
-        missing = Path(str(error.filename or RunResult.FILE)).name
-        text = f"{path} is not an analysed run's folder: no {missing}; analyse it first: gapmeter report {path}"
-        raise UserError(text, errors.USAGE) from error
-    except NotReadable as error:
-        raise UserError(f"not comparable: {error}", errors.USAGE) from error
-    except (OSError, *UNDERIVABLE) as error:
-        text = f"{path} cannot be read as a run: {in_a_line(error)}; analyse it again: gapmeter report {path}"
-        raise UserError(text, errors.USAGE) from error
 
 
 def read_comparison(folder: Path) -> Comparison | CostTable:

@@ -27,7 +27,7 @@ from gapmeter.records import RunFolder
 from gapmeter.report import document as doc
 from gapmeter.report import marks, terminal
 from gapmeter.report.explore import difference_sentence
-from gapmeter.runs.run import Run, rederivable, require_one_run
+from gapmeter.runs.run import Run, analysed, require_one_run
 from gapmeter.runs.sql import one_sentence, select
 
 REST = "rest"
@@ -61,7 +61,7 @@ def explain(path: str | Path, group: str, against: str = REST, metric: str = "tt
     is wrong or leaves too few.
     """
     path = Path(path)
-    with rederivable(path):
+    with analysed(path):
         run, requests, rows, origin_ns = _read(path, metric)
         columns = columns_of(requests, rows, origin_ns)
     found = holds(group, columns)
@@ -99,21 +99,11 @@ def holds(condition: str, columns: dict[str, pd.Series]) -> Floats:
 
 def _read(path: Path, metric: str) -> tuple[Run, pd.DataFrame, pd.DataFrame, int]:
     """The run, its requests with a ledger, that, and the earliest due time."""
-    folder = RunFolder(path)
-    try:
-        run = Run(folder, require_one_run(path))
-        everyone = read_table(folder.path / "requests.parquet")
-        requests = measured_requests(everyone)
-        ledger = read_table(folder.path / "ledger.parquet")
-        stages = run.result.stages
-    except (FileNotFoundError, NotADirectoryError) as error:
-        name = Path(error.filename).name if error.filename else folder.summary.name
-        raise UserError(f"{path}: no {name}; analyse it with: gapmeter report {path}", errors.USAGE) from error
-    except OSError as error:
-        if error.filename is not None:  # a right or a name, no content
-            raise
-        raise ValueError(str(error)) from error
-    if not stages:
+    run = Run(RunFolder(path), require_one_run(path))
+    everyone = read_table(path / "requests.parquet")
+    requests = measured_requests(everyone)
+    ledger = read_table(path / "ledger.parquet")
+    if not run.result.stages:
         raise UserError(f"{path}: the run has no ledger, so nothing says where its time went", errors.NOT_VALID)
     rows = ledgers_of(ledger, requests, LEDGER_OF[metric])
     requests = requests.set_index("request_id").loc[rows["request_id"]].reset_index()
@@ -134,21 +124,21 @@ def columns_of(requests: pd.DataFrame, rows: pd.DataFrame, origin_ns: int) -> di
 
 
 def show(found: Explanation) -> None:
-    """Print it as a table on standard error."""
+    """Print it as a table on standard output."""
     parts = found.difference
     counts = f"{parts.a_count:,} requests against {parts.b_count:,}, in {counted(parts.stretches, 'stretch')}."
     low, high = parts.difference_ci_ms
     proven = low is not None and high is not None and not low <= 0 <= high  # of nothing there are no shares
     rows: list[doc.Row] = [
         [marks.with_owner(row.stage, found.device), doc.Figure(row.a_ms), doc.Figure(row.b_ms), doc.Figure(row.ms),
-         bounds(*row.ci_ms), share(row.share if proven else None)]
+         share(row.share if proven else None), bounds(*row.ci_ms)]
         for row in [row for row in parts.ranked if row.ms][:_SHOWN]
     ]  # fmt: skip
-    headers = ["stage (owner)", "these", "others", "difference", "95 % interval", "share"]
-    blocks: list[doc.Block] = [doc.Table("By stage", headers, rows, whole=True), doc.Paragraph(found.provenance.line())]
+    headers = ["stage (owner)", "these", "others", "difference", "share", "95 % interval"]
+    blocks: list[doc.Block] = [doc.Table("By stage", headers, rows), doc.Paragraph(found.provenance.line())]
     answer = f"{difference_sentence(parts, found.a, found.b, found.device)}."
     section = doc.Section("stages", "", blocks, on=doc.TERMINAL)
     shown = doc.Document(
         "", doc.Header(""), doc.Verdict("", "", answer, more=[doc.Said(counts)]), [section], found.provenance
     )
-    terminal.show(shown, sys.stderr)
+    terminal.show(shown, sys.stdout)

@@ -83,30 +83,32 @@ class Run:
     def export(
         self, *, csv: str | Path | None = None, prometheus: str | Path | None = None,
         perfetto: str | Path | None = None, otlp: str | None = None,
-    ) -> Iterator[str]:  # fmt: skip
-        """Write what is asked for; yields each file, or how many spans went to ``otlp``. Raises UserError."""
+    ) -> list[str]:  # fmt: skip
+        """Write what is asked for; returns each file, or how many spans went to ``otlp``. Raises UserError."""
+        written = list[str]()
         if csv is not None:
             from gapmeter.report.export.csv import write_csv
 
-            yield from map(str, self._exported(lambda: write_csv(self.folder, Path(csv))))
+            written += map(str, self._exported(lambda: write_csv(self.folder, Path(csv))))
         if prometheus is not None:
             from gapmeter.report.export.prometheus import prometheus as text_of
 
             result = self.result
             self._exported(lambda: Path(prometheus).write_text(text_of(result), encoding="utf-8"))
-            yield str(prometheus)
+            written.append(str(prometheus))
         if perfetto is not None:
             from gapmeter.report.export.perfetto import write_trace
 
             self._exported(lambda: write_trace(self.folder, Path(perfetto)))
-            yield str(perfetto)
+            written.append(str(perfetto))
         if otlp is not None:
             from gapmeter.report.export.otlp import NoOpenTelemetry, send
 
             try:
-                yield f"{self._exported(lambda: send(self.folder, otlp))} spans to {otlp}"
+                written.append(f"{self._exported(lambda: send(self.folder, otlp))} spans to {otlp}")
             except NoOpenTelemetry as error:
                 raise UserError(str(error), errors.USAGE) from error
+        return written
 
     def _exported(self, write: Callable[[], Any]) -> Any:
         try:
@@ -226,6 +228,23 @@ def rederivable(path: Path) -> Iterator[None]:
     except UNDERIVABLE as error:
         text = f"{path} cannot be read as an analysed run: {in_a_line(error)}"
         raise UserError(f"{text}; analyse it again: gapmeter report {path}", errors.USAGE) from error
+
+
+@contextlib.contextmanager
+def analysed(path: Path) -> Iterator[None]:
+    """As ``rederivable``; also for a folder where one of these files is missing or cannot be opened."""
+    again = f"gapmeter report {path}"
+    try:
+        with rederivable(path):
+            yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        missing = Path(str(error.filename or RunResult.FILE)).name
+        text = f"{path} is not an analysed run's folder: no {missing}; analyse it first: {again}"
+        raise UserError(text, errors.USAGE) from error
+    except OSError as error:
+        where = f"{Path(str(error.filename)).name}: " if error.filename else ""
+        text = f"{path} cannot be read as an analysed run: {where}{reason_of(error)}; analyse it again: {again}"
+        raise UserError(text, errors.USAGE) from error
 
 
 def in_a_line(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.errors import UserError
 from gapmeter.options import tell
 from gapmeter.runs.listing import run_folders
+from gapmeter.runs.run import UNDERIVABLE
 from gapmeter.scenarios.plain_file import is_plain, read_plain
 from gapmeter.scenarios.slo import LATENCIES
 
@@ -182,7 +183,7 @@ def connect(runs: Path) -> DuckDBPyConnection:
     connection.execute(f"CREATE TABLE runs ({columns})")
     marks = ", ".join("?" for _ in _COLUMNS)
     for folder in folders:
-        with contextlib.suppress(OSError, ValueError):  # a damaged folder, which gapmeter runs lists
+        with contextlib.suppress(OSError, duckdb.Error, *UNDERIVABLE):  # a damaged folder, which gapmeter runs lists
             result = RunResult.read(folder) if (folder / RunResult.FILE).exists() else None
             row = _Row(folder.relative_to(runs).as_posix(), folder, Manifest.read(folder), result)
             connection.execute(f"INSERT INTO runs VALUES ({marks})", [read(row) for _, read in _COLUMNS.values()])

@@ -297,7 +297,7 @@ def _search(trials: Trials) -> Ended:
     goal, say = goal_of(study.manifest), study.options.say
     done = [each.trial for each in read_trials(study.path, study.manifest)]
     while not isinstance(ask := search.next_trial(goal, done), str):
-        number, seconds = len(done) + 1, ask.most / ask.rate
+        number, seconds = next_number(study.manifest.capacity.trials), ask.most / ask.rate
         say(f"trial {number}: {ask.rate:.4g} req/s ({_AIMS[ask.aim]}), {seconds:.0f} s of load at most")
         done.append(trial := search.run_trial(goal, trials, ask, number))
         say(f"trial {number}: {ask.rate:.4g} req/s {_verdict(trial, goal)}")
@@ -305,6 +305,11 @@ def _search(trials: Trials) -> Ended:
             low, high = known.interval(goal.confidence)
             say(f"so far {known.quantile(0.5):.3g} req/s ({low:.3g} .. {high:.3g})")
     return ask
+
+
+def next_number(trials: Sequence[TrialNote]) -> int:
+    """The number of the trial to run: beyond the last, where one was left out too, since folder and seed are by it."""
+    return 1 + max((int(Path(each.folder).name.partition("-")[0]) for each in trials), default=0)
 
 
 _AIMS = {"ceiling": "is it overloaded?", "curve": "how slow is it there?", "hold": "does it hold?"}

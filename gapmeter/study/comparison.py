@@ -15,15 +15,8 @@ from gapmeter.errors import UserError
 from gapmeter.options import Options, tell
 from gapmeter.records import RunFolder
 from gapmeter.report.command import Command
-from gapmeter.runs.comparison import (
-    check_factors,
-    check_percentiles,
-    compare_folders,
-    distinct,
-    growth_of,
-    unless_unreadable,
-)
-from gapmeter.runs.run import Conclusion, require_one_run
+from gapmeter.runs.comparison import check_factors, check_percentiles, compare_folders, distinct, growth_of
+from gapmeter.runs.run import Conclusion, analysed, require_one_run
 from gapmeter.scenarios.model import Scenario
 from gapmeter.study.resolve import check_changeable, resolve
 
@@ -129,9 +122,9 @@ def check_baseline(baseline: Baseline, scenario: Scenario) -> None:
     # How long at most, which runs from several machines and locustfiles leave out, says nothing of what is asked.
     may_differ = (*baseline.factors, "load.patience")
     for folder in baseline.folders:
-        with unless_unreadable(folder):
-            before = Manifest.read(folder).scenario
-        if differing := asked_otherwise(before, scenario.to_dict(), may_differ):
+        with analysed(folder):
+            differing = asked_otherwise(Manifest.read(folder).scenario, scenario.to_dict(), may_differ)
+        if differing:
             values = "; ".join(f"{fact.key} {fact.a}, now {fact.b}" for fact in differing)
             allowed = " ".join(f"--factor {fact.key}" for fact in differing)
             raise UserError(f"--baseline {folder} had {values}; to compare all the same, add {allowed}", errors.USAGE)

@@ -131,7 +131,7 @@ def _manifest_to_resume(path: Path, scenario: Scenario, manifest_type: type[M]) 
 def is_of(manifest: ManifestBase, scenario: Scenario) -> bool:
     """Whether a study is of this scenario, at its prices and with its telemetry: what was run before keeps its own."""
     asked = scenario.to_dict()
-    same = all(manifest.scenario[key] == asked[key] for key in ("cost", "telemetry"))  # which no digest has in it
+    same = all(manifest.scenario.get(key) == asked[key] for key in ("cost", "telemetry"))  # which no digest has in it
     return same and manifest.scenario_digest == scenario.digest()
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import time
-from importlib.resources import files
 from typing import Any
 
 from aiohttp import web
@@ -100,9 +99,7 @@ class LiveRun:
         how = f"{load.rate:g} {unit}/s, open loop" if load.rate else load.arrivals
         validity = "not judged yet: the run goes on"
         about = provenance_as_asked(manifest, manifest.target.model, load=how, n=UNKNOWN, validity=validity)
-        assets = files("gapmeter.web") / "assets"
-        body = Markup((assets / "live.html").read_text(encoding="utf-8"))
-        script = (assets / "live.js").read_text(encoding="utf-8")
+        body, script = Markup(html.asset("live.html", "gapmeter.web")), html.asset("live.js", "gapmeter.web")
         section, header = Section("live", "", [Html(body)]), Header(f"{scenario.name}, as it runs")
         document = Document(f"{scenario.name}: live", header, None, [section], about)
         return html.page(document, [script], "connect-src 'self'; form-action 'self'")
@@ -176,7 +173,7 @@ def _state(manifest: Manifest, seen: Follower, t0_ns: int, now_ns: int) -> dict[
 
 
 def _slo(seen: Follower, slo: Slo) -> dict[str, Any]:
-    """An SLO beside what has been seen of the last thousand requests: no verdict yet."""
+    """An SLO beside what has been seen of the last requests (of all, where workers send them): no verdict yet."""
     if slo.limit_ns is None:
         share = seen.failed.total() / seen.done if seen.done else None
         return {"text": slo.text, "value_share": share, "limit_share": slo.limit_share}

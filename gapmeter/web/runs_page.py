@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 
 from markupsafe import Markup
 
@@ -71,7 +70,7 @@ def message_page(title: str, text: str) -> str:
 
 def fill(template: str, **context: object) -> Markup:
     """A template of this package filled in; text is escaped."""
-    return html.fill((files("gapmeter.web") / "assets" / template).read_text(encoding="utf-8"), **context)
+    return html.fill(html.asset(template, "gapmeter.web"), **context)
 
 
 def _row(run: ListedRun) -> dict[str, str]:

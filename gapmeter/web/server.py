@@ -128,7 +128,7 @@ class RunsSite:
             return _html(message_page("Compare what?", "Tick two runs or more."), 400)
         from gapmeter.runs.comparison import compare_folders  # its import takes a second
 
-        sides = [[run.path] for run in chosen]
+        sides = [[run.path] for run in sorted(chosen, key=lambda run: run.started)]  # later ones against the first
         try:
             made = await asyncio.to_thread(compare_folders, sides, runs=self._runs)
         except UserError as error:

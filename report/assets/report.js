@@ -10,7 +10,7 @@
   }
 
   function turn(name) {
-    for (const panel of all(`[data-panel~="${name}=${chosen(name)}"], [data-panel*="${name}="]`)) {
+    for (const panel of all(`[data-panel*="${name}="]`)) {
       panel.hidden = !panel.dataset.panel.split(" ").every((mark) => {
         const at = mark.indexOf("=");
         return chosen(mark.slice(0, at)) === mark.slice(at + 1);

@@ -17,6 +17,7 @@ from gapmeter.analysis.results.capacity import UNMEETABLE, CapacityResult
 from gapmeter.analysis.results.regression import Regression
 from gapmeter.analysis.results.run import FAIL, INVALID, PASS, RunResult, SloAnswer
 from gapmeter.analysis.results.sweep import Point, SweepResult
+from gapmeter.report.capacity import headline
 from gapmeter.report.slo import changed_meanwhile, explained, slo_interval, slo_sentence, slo_value
 from gapmeter.report.words import more_requests
 
@@ -76,15 +77,15 @@ def suites_of_sweep(sweep: SweepResult) -> list[Suite]:
     return suites
 
 
-def suite_of_search(result: CapacityResult, *, found: bool) -> Suite:
+def suite_of_search(result: CapacityResult) -> Suite:
     """No rate that meets every SLO is a failure; what else was not found is a run that is not valid."""
-    headline = " ".join(result.words.headline) if result.words else result.capacity.ended
+    answer = " ".join(headline(result.capacity))
     about, name = result.provenance.facts(), f"{result.name}: capacity"
     if result.capacity.ended == UNMEETABLE:
-        cases = [Case("a rate meets every SLO", "failure", FAIL, headline)]
-        return Suite(name, cases, result.capacity.seconds or 0.0, (), about)
-    reasons = () if found else (headline,)
-    return Suite(name, _cases((), reasons), result.capacity.seconds or 0.0, reasons, about)
+        cases = [Case("a rate meets every SLO", "failure", FAIL, answer)]
+        return Suite(name, cases, result.capacity.seconds, (), about)
+    reasons = () if result.exit_code == 0 else (answer,)
+    return Suite(name, _cases((), reasons), result.capacity.seconds, reasons, about)
 
 
 def _cases(slos: Sequence[SloAnswer], reasons: Sequence[str], run: RunResult | None = None) -> list[Case]:

@@ -32,7 +32,7 @@ from gapmeter.runs.comparison import compare_folders
 from gapmeter.runs.run import Conclusion, open_run
 from gapmeter.scenarios.model import Scenario
 from gapmeter.study.capacities import compared, find_capacities
-from gapmeter.study.capacity import Trials, at_rate, begin_search, find_capacity, search_command
+from gapmeter.study.capacity import Trials, at_rate, begin_search, find_capacity, next_number, search_command
 from gapmeter.study.resolve import changes, check_searchable, resolve, searchable_points
 from gapmeter.study.study import Study, study_folder
 from gapmeter.study.verify import verify
@@ -378,6 +378,15 @@ def test_a_trial_that_was_no_measurement_twice_is_run_again_when_its_search_is_t
     command = CommandLine.of("capacity", "smoke")
     with begin_search(resolve("smoke"), command, Options(), CapacityGoal(), path) as study:
         assert len(study.manifest.capacity.trials) == kept
+
+
+def test_a_search_that_is_taken_up_uses_no_trial_s_folder_and_seed_again() -> None:
+    """One that could not be recorded was left out when it was taken up; those after it count."""
+    kept = [
+        TrialNote(rate=8.0, folder=f"trials/{number:02d}-8rps", looks=(20,), ended=1, from_ns=0, seconds=9.0)
+        for number in (1, 3, 4)
+    ]
+    assert (next_number(kept), next_number(())) == (5, 1)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gapmeter.cli import main, parser
+from gapmeter.commands.flags import command_of
 from gapmeter.records import RunFolder
 from tests.kit.command import SIMULATED, SLOW, Command, Done, Scenes, at_once, gapmeter
 
@@ -224,6 +225,27 @@ def test_config_prints_each_value_with_where_it_came_from(tmp_path: Path) -> Non
     assert "--set" in rows["load.rate"]
     assert "smoke.yaml" in rows["load.requests"]
     assert "default" in rows["load.timeout"]
+
+
+@pytest.mark.parametrize("typed", ["run smoke", "compare --run smoke --b seed=2", "compare --run=smoke --b seed=2"])
+def test_a_command_is_kept_with_what_the_environment_set(typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GAPMETER_LOAD_RATE", "3")
+    arguments = parser().parse_args(typed.split())
+    arguments.words = typed.split()
+    assert str(command_of(arguments)) == "gapmeter " + typed.replace("smoke", "smoke --set load.rate=3")
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ("run --engine vllm smoke --quiet", "run smoke --engine vllm --quiet"),
+        ("run --runs smoke --quiet smoke", "run --runs smoke --quiet smoke"),
+    ],
+)
+def test_what_is_derived_from_a_command_finds_its_scenario_wherever_it_was_typed(typed: str, kept: str) -> None:
+    arguments = parser().parse_args(typed.split())
+    arguments.words = typed.split()
+    assert str(command_of(arguments)) == f"gapmeter {kept}"
 
 
 def test_scenarios_are_listed_a_line_each(tmp_path: Path) -> None:

@@ -233,6 +233,12 @@ MISTAKES = {
     "a factor like no key": (["three", "eight", "--factor", "xyz"], 2, "write one such as server.max_batch"),
     "overrides of runs that are there": (["three", "eight", "--set", "load.rate=2"], 2, "--run SCENARIO"),
     "pairs of runs that are there": (["three", "eight", "--pairs", "2"], 2, "--run SCENARIO"),
+    "a probe of runs that are there": (["three", "eight", "--probe-dir", "p"], 2, "--run SCENARIO"),
+    "a probe of a server that we launch": (
+        ["--run", "smoke", "--a", "server.max_batch=4", "--set", "server.engine=simulated", "--probe-dir", "p"],
+        2,
+        "a server that we launch has its own",
+    ),
 }
 
 

@@ -222,8 +222,9 @@ def test_two_files_of_one_name_and_an_unnamed_folder_are_refused(
     monkeypatch.chdir(tmp_path)
     assert main(["run", "smoke", "--engine", "simulated", "--junit", "a", "--markdown", f"{tmp_path}/a"]) == 2
     assert f"{tmp_path}/a cannot be both files" in capsys.readouterr().err
-    assert main(["export", str(tmp_path), "--csv", ""]) == 2
-    assert "it is empty; name a folder" in capsys.readouterr().err
+    for words in (["export", str(tmp_path), "--csv", ""], ["run", "smoke", "--runs", ""], ["runs", "--runs="]):
+        assert main(words) == 2
+        assert "it is empty; name a folder" in capsys.readouterr().err
 
 
 def test_an_engine_to_launch_beside_an_address_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,7 @@ def test_what_is_no_analysed_run_is_not_opened(done: Done, tmp_path: Path, missi
 
 def events(run: Any) -> list[dict[str, Any]]:
     file = run.folder.path / "trace.json.gz"
-    assert list(run.export(perfetto=file)) == [str(file)]
+    assert run.export(perfetto=file) == [str(file)]
     document = json.loads(gzip.decompress(file.read_bytes()))
     assert document["displayTimeUnit"] in ("ms", "ns")
     assert set(FACTS) <= set(document["otherData"])

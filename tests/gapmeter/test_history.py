@@ -121,6 +121,17 @@ def test_every_table_has_the_rows_of_all_runs_with_the_run_that_they_belong_to(r
     assert len(ask("SELECT DISTINCT run FROM steps", runs)[1]) == 2
 
 
+@pytest.mark.parametrize("scenario", [{}, {"server": "vllm"}, {"name": "a", "server": {"max_batch": "many"}}])
+def test_a_run_whose_manifest_does_not_say_what_it_was_is_left_out(
+    scenario: dict[str, Any], runs: Path, tmp_path: Path
+) -> None:
+    for name in "ab":
+        (tmp_path / name / "requests").mkdir(parents=True)
+        shutil.copy(runs / "20260105-000000-killed-eeeeee" / "manifest.json", tmp_path / name)
+    change(tmp_path / "a" / "manifest.json", scenario=scenario)
+    assert ask("SELECT run FROM runs", tmp_path)[1] == [("b",)]
+
+
 def test_a_run_s_row_agrees_with_its_summary(runs: Path, finished_run: Path) -> None:
     summary = json.loads((finished_run / "summary.json").read_text())
     query = "SELECT verdict, ttft_max_ms, measured, engine, summary->>'$.load.loop' FROM runs WHERE run LIKE '%first%'"

@@ -49,7 +49,7 @@ def test_a_run_is_made_opened_asked_and_compared_in_a_line_each(tmp_path: Path) 
     assert [listed.kind for listed in gapmeter.list_runs(tmp_path)] == ["run", "run", "compare"]
     assert gapmeter.sql("SELECT count(*) FROM requests", tmp_path)[1] == [(60,)]
     assert gapmeter.archive(first.folder, tmp_path / "run.tar.gz").exists()
-    assert list(run.export(csv=tmp_path / "figures"))
+    assert run.export(csv=tmp_path / "figures")
     (first.folder / "report.html").unlink()
     with pytest.raises(gapmeter.UserError, match=f"gapmeter report {first.folder}"):
         run.report()

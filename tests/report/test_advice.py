@@ -79,6 +79,13 @@ def retold(result: RunResult, held: Sequence[CoreHolder] | None = None, **tail: 
                 "--set server.url=http://h:8000 --set server.tokenizer=/t"
             ),
         ),
+        (
+            "gapmeter run chat-p99 --url http://h:8000 --probe-dir /p",
+            (
+                "gapmeter compare --run chat-p99 --b k=2 --probe-dir /p --set server.engine=attach "
+                "--set server.url=http://h:8000"
+            ),
+        ),
         ("gapmeter capacity chat-p99", None),
         ("gapmeter run chat-p99 --locustfile users.py", None),
         ("gapmeter run chat-p99 --workers=2", None),

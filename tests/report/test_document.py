@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from markupsafe import Markup
@@ -91,6 +92,15 @@ def test_the_page_has_every_figure_with_its_place_in_the_result_and_only_the_sec
     assert "<img" not in page
     assert page.count('class="panel"') == 2
     assert page.count('hidden="hidden"') == 1
+
+
+def test_nobody_meets_half_a_page(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("the page before")
+    path.with_suffix(".html.part").mkdir()  # where it is written first
+    with pytest.raises(IsADirectoryError):
+        html.write(path, _document())
+    assert path.read_text() == "the page before"
 
 
 def test_the_terminal_has_signs_for_answers_tables_for_pictures_and_no_line_that_is_too_long() -> None:

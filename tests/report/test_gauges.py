@@ -45,6 +45,12 @@ def test_an_interval_without_an_upper_end_reaches_the_edge_and_says_so() -> None
     assert 'class="at"' not in source
 
 
+def test_a_bound_alone_is_a_band_from_0() -> None:
+    source = drawn(value=None, low=None, high=80.0, interval="at most 80.0 ms (97 % sure)")
+    assert position(source, "sure", "x") == 0
+    assert position(source, "sure", "width") == pytest.approx(0.8 * position(source, "limit", "x1"), abs=0.01)
+
+
 def test_a_value_far_beyond_its_limit_is_marked_at_the_edge() -> None:
     source = drawn(value=900.0, low=700.0, high=1200.0)
     assert "▸" in source

@@ -13,7 +13,7 @@
     const made = document.createElement("tr");
     cells.forEach((text, number) => {
       const cell = document.createElement(number ? "td" : "th");
-      if (number && number < 3) cell.className = "num";
+      if (number && number < 3) cell.className = "n";
       if (!number) cell.scope = "row";
       cell.textContent = text;
       made.append(cell);
