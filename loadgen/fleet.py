@@ -118,12 +118,12 @@ def make_fleet(
     """Generator processes with their slices of the plan, connected and waiting; none is left when the block ends.
 
     Each gets one of ``cores`` in turn, or all of them where there are fewer cores than processes. A closed loop gets no
-    more processes than users. ``warm``: connections that each opens ahead; ``generator``: one of worker.GENERATORS;
-    ``locustfile``: as in Spec. Raises Unreachable when the target refuses them, NotStarted when a process ends before
-    it is ready for another reason, OSError when files cannot be written.
+    more processes than users, but one where a slice has none. ``warm``: connections that each opens ahead;
+    ``generator``: one of worker.GENERATORS; ``locustfile``: as in Spec. Raises Unreachable when the target refuses
+    them, NotStarted when a process ends before it is ready for another reason, OSError when files cannot be written.
     """
     if plan.loop == "closed":
-        processes = min(processes, plan.concurrency)
+        processes = max(1, min(processes, plan.concurrency))
     allow_many_files()  # each process has three of ours
     environment = {name: value for name, value in os.environ.items() if name != API_KEY}
     if api_key:
@@ -134,7 +134,7 @@ def make_fleet(
     plans = [record.with_suffix(".plan.npz") for record in records]
     try:
         for k, (record, log, plan_path) in enumerate(zip(records, logs, plans, strict=True)):
-            part = plan.slice(k, processes) if processes > 1 else plan
+            part = plan.slice(k, processes)
             mine = (cores[k],) if len(cores) == processes else tuple(cores)
             part.save(plan_path)
             # Ahead: as given, or a closed loop's users, or enough for an open loop's first moments.
