@@ -185,12 +185,12 @@ def _launch_spec(
 
 
 def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[str]]:
-    """The address without a final slash or ``/v1``, and the models that the server there lists.
+    """The attached server's address, and the models that it lists.
 
     Of a server that has no such list, the one that was asked for. Raises UserError when nothing answers there, or it
     does not list its models.
     """
-    base = (scenario.server.url or "").rstrip("/").removesuffix("/v1")
+    base = scenario.server.url or ""
     url = f"{base}/v1/models"
     if api_key and not (api_key.isascii() and api_key.isprintable()):
         text = "the API key has characters that HTTP does not allow; is there a line's end in --api-key or"
