@@ -138,8 +138,8 @@ def make_fleet(
             mine = (cores[k],) if len(cores) == processes else tuple(cores)
             part.save(plan_path)
             # Ahead: as given, or a closed loop's users, or enough for an open loop's first moments.
-            ahead = max(1, min(part.concurrency if part.loop == "closed" else 32, len(part), _MOST_WARM))
-            warmed = ahead if warm is None else warm
+            ahead = part.concurrency if part.loop == "closed" else min(32, len(part))
+            warmed = max(1, min(ahead, _MOST_WARM)) if warm is None else warm
             spec = Spec(url, str(plan_path), str(record), mine, warmed, generator, locustfile)
             spec.write(record.with_suffix(".json"))
             started.append(_spawn("gapmeter.loadgen.worker", record.with_suffix(".json"), log, environment))
