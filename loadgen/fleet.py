@@ -13,9 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
-from gapmeter.loadgen.generator import Exit, Locustfile, Spec
+from gapmeter.loadgen.generator import NO_LOCUST, Exit, Locustfile, Spec
 from gapmeter.loadgen.plan import Plan
 from gapmeter.records.process import API_KEY, allow_many_files
 
@@ -197,8 +198,10 @@ def make_cluster(
 
     As a fleet it is one process. The workers' record files come into ``folder`` at the end; ``workers.json`` there is
     kept up to date while the run goes on. ``say`` is called with who is still missing. Raises NotStarted with the
-    reason when a worker cannot begin or a port is taken, OSError when files cannot be written.
+    reason when a worker cannot begin, a port is taken or Locust is missing, OSError when files cannot be written.
     """
+    if find_spec("locust") is None:
+        raise NotStarted(NO_LOCUST)
     spec_path, plan_path, log = folder / "master.json", folder / "master.plan.npz", folder / "master.log"
     plan.save(plan_path)
     MasterSpec(url, str(plan_path), str(folder), generator, workers).write(spec_path)
