@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -173,6 +174,9 @@ def _launch_spec(
     if server.max_model_len:
         rest["max_model_len"] = server.max_model_len
     service = Service(model, SERVED_NAME, port, server.max_batch, server.precision, rest, cores)
+    if server.engine == "transformers" and not (find_spec("torch") and find_spec("transformers")):
+        text = "Transformers is not installed here: make setup in a checkout, or pip install torch transformers"
+        raise UserError(text, errors.UNREACHABLE)
     if server.engine != "vllm":
         command = {"transformers": transformers_command, "simulated": simulated_command}[server.engine]
         return command(sys.executable, service), None
