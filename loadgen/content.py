@@ -70,7 +70,7 @@ def _ask_once(
         fitting = np.minimum(asked, context - output)
     _check_size(float(fitting.sum()), tokenizer, say)
     prompts = make_prompts(
-        tokenizer, workload.kind, fitting, workload.shared_prefix, seeds.text,
+        tokenizer, workload.kind, fitting, workload.shared_prefix, seeds,
         groups=_draw_groups(scenario, count, seeds),
         trace=trace.issued(count) if trace is not None and workload.prompt_tokens is None else None,
     )  # fmt: skip
@@ -170,7 +170,7 @@ def _ask_conversations(
     groups = _draw_groups(scenario, count, seeds)
     common = shared_beginnings(
         questions[firsts], workload.shared_prefix, groups,
-        lambda which, length: pick(words, length, seeds.text(-1 - which), starts=True),
+        lambda which, length: pick(words, length, seeds.shared_text(which), starts=True),
     )  # fmt: skip
     chats, openings = _write_turns(words, firsts, common.heads, questions, output, seeds)
     tokens = _count_chats(tokenizer, chats)

@@ -54,10 +54,13 @@ class Seeds:
         return np.random.default_rng([self.seed, stream, self.repeat])
 
     def text(self, index: int) -> np.random.Generator:
-        """Request ``index``'s own; -1 - g is that of shared text g."""
-        if index < -1:
-            return np.random.default_rng([self.seed, Stream.SHARED, self.repeat, -1 - index])
+        """Of request ``index``'s own text."""
         return np.random.default_rng([self.seed, Stream.CONTENTS, self.repeat, index + 1])
+
+    def shared_text(self, number: int) -> np.random.Generator:
+        """Of a text that several requests have; number 0 is the one that there is where they all have one."""
+        stream = Stream.SHARED if number else Stream.CONTENTS  # 0 is no request's own: those begin at 1
+        return np.random.default_rng([self.seed, stream, self.repeat, number])
 
 
 def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -13,9 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
-from gapmeter.loadgen.generator import Exit, Locustfile, Spec
+from gapmeter.loadgen.generator import NO_LOCUST, Exit, Locustfile, Spec
 from gapmeter.loadgen.plan import Plan
 from gapmeter.records.process import API_KEY, allow_many_files
 
@@ -118,12 +119,12 @@ def make_fleet(
     """Generator processes with their slices of the plan, connected and waiting; none is left when the block ends.
 
     Each gets one of ``cores`` in turn, or all of them where there are fewer cores than processes. A closed loop gets no
-    more processes than users. ``warm``: connections that each opens ahead; ``generator``: one of worker.GENERATORS;
-    ``locustfile``: as in Spec. Raises Unreachable when the target refuses them, NotStarted when a process ends before
-    it is ready for another reason, OSError when files cannot be written.
+    more processes than users, but one where a slice has none. ``warm``: connections that each opens ahead;
+    ``generator``: one of worker.GENERATORS; ``locustfile``: as in Spec. Raises Unreachable when the target refuses
+    them, NotStarted when a process ends before it is ready for another reason, OSError when files cannot be written.
     """
     if plan.loop == "closed":
-        processes = min(processes, plan.concurrency)
+        processes = max(1, min(processes, plan.concurrency))
     allow_many_files()  # each process has three of ours
     environment = {name: value for name, value in os.environ.items() if name != API_KEY}
     if api_key:
@@ -134,12 +135,12 @@ def make_fleet(
     plans = [record.with_suffix(".plan.npz") for record in records]
     try:
         for k, (record, log, plan_path) in enumerate(zip(records, logs, plans, strict=True)):
-            part = plan.slice(k, processes) if processes > 1 else plan
+            part = plan.slice(k, processes)
             mine = (cores[k],) if len(cores) == processes else tuple(cores)
             part.save(plan_path)
             # Ahead: as given, or a closed loop's users, or enough for an open loop's first moments.
-            ahead = max(1, min(part.concurrency if part.loop == "closed" else 32, len(part), _MOST_WARM))
-            warmed = ahead if warm is None else warm
+            ahead = part.concurrency if part.loop == "closed" else min(32, len(part))
+            warmed = max(1, min(ahead, _MOST_WARM)) if warm is None else warm
             spec = Spec(url, str(plan_path), str(record), mine, warmed, generator, locustfile)
             spec.write(record.with_suffix(".json"))
             started.append(_spawn("gapmeter.loadgen.worker", record.with_suffix(".json"), log, environment))
@@ -197,8 +198,10 @@ def make_cluster(
 
     As a fleet it is one process. The workers' record files come into ``folder`` at the end; ``workers.json`` there is
     kept up to date while the run goes on. ``say`` is called with who is still missing. Raises NotStarted with the
-    reason when a worker cannot begin or a port is taken, OSError when files cannot be written.
+    reason when a worker cannot begin, a port is taken or Locust is missing, OSError when files cannot be written.
     """
+    if find_spec("locust") is None:
+        raise NotStarted(NO_LOCUST)
     spec_path, plan_path, log = folder / "master.json", folder / "master.plan.npz", folder / "master.log"
     plan.save(plan_path)
     MasterSpec(url, str(plan_path), str(folder), generator, workers).write(spec_path)

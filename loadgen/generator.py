@@ -25,6 +25,7 @@ from gapmeter.records.timer import Readers, Timer
 _BEAT_NS = 20_000_000
 _BEATS_A_SECOND = 50
 PARENT_GONE = "the process that started this one is gone"
+NO_LOCUST = "Locust is not installed in this environment: make setup in a checkout, or pip install locust"
 
 
 class Exit(IntEnum):

@@ -149,8 +149,10 @@ class Plan:
         """Worker k of n's slice: requests k, k + n, k + 2n … of this one plan, and its part of the users.
 
         Conversations are sliced as wholes: k, k + n …, each with all its turns. All slices together are this plan.
-        Raises ValueError for a slice of a slice.
+        The only one of one is the plan itself, also of a slice. Raises ValueError for any other slice of a slice.
         """
+        if (worker, workers) == (0, 1):
+            return self
         if self.workers != 1 or not 0 <= worker < workers:
             raise ValueError(f"cannot take slice {worker} of {workers} of slice {self.worker} of {self.workers}")
         has_turns = len(self.turns) > 0

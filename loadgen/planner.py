@@ -30,16 +30,14 @@ def make_plan(
     model_name: str,
     repeat: int = 0,
     id_prefix: str = "gap",
-    dialect: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Plan:
     """Draw the whole plan from the scenario's seed.
 
     ``tokenizer`` None: prompts are counted in words, and ``prompt_tokens_exact`` is False. ``repeat`` n is the same
     trace (arrivals, lengths) with fresh text, so that a repeat does not measure the prefix cache. ``id_prefix`` must
-    differ between runs against one server. ``dialect`` None means the scenario's. ``say`` is told where
-    it takes long.
-    Raises PlanError when it cannot be made as asked.
+    differ between runs against one server. ``say`` is told where it takes long. Raises PlanError when it cannot be
+    made as asked.
     """
     load, seeds = scenario.load, Seeds(scenario.seed, repeat)
     warmup_ns, warmup_requests = warmup_span(load)
@@ -55,7 +53,7 @@ def make_plan(
     due_ns, warmup_requests = _of_turns(content.turns, arrivals.due_ns, warmup_requests)
     sampling = seeds.fresh(Stream.SAMPLING).integers(0, 2**31, count)
     bodies = [
-        encode_body(scenario.workload, model_name, ask, int(tokens), int(draw), dialect or scenario.server.dialect)
+        encode_body(scenario.workload, model_name, ask, int(tokens), int(draw), scenario.server.dialect)
         for ask, tokens, draw in zip(content.asks, content.output_tokens, sampling, strict=True)
     ]
     counted = () if tokenizer is not None else (_NOT_EXACT,)

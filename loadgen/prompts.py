@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapmeter.loadgen import PlanError
+from gapmeter.loadgen.draws import Seeds
 from gapmeter.loadgen.tokenizer import PromptTokenizer
 from gapmeter.scenarios.trace import BLOCK_TOKENS, Recording
 
@@ -95,23 +96,22 @@ def make_prompts(
     kind: str,
     asked: Ints,
     shared_prefix: float,
-    stream: Callable[[int], np.random.Generator],
+    seeds: Seeds,
     *,
     groups: Ints | None = None,
     trace: Recording | None = None,
 ) -> Prompts:
     """One prompt for each asked token count, verified by the tokenizer.
 
-    ``stream(i)`` is request i's own randomness (what one prompt says depends on no other), ``stream(-1 - g)`` that of
-    shared text g, ``groups`` says which of these each prompt begins with (all with 0 when None). ``trace``: its blocks
-    are the prompts' text. Raises PlanError when a count cannot be met exactly.
+    What one prompt says depends on no other. ``groups`` says with which shared text each begins (all with 0 when None).
+    ``trace``: its blocks are the prompts' text. Raises PlanError when a count cannot be met exactly.
     """
     words = survey(tokenizer, kind)
     target = np.maximum(asked, words.shortest)
     content = target - words.overhead
 
     def shared_text(which: int, count: int) -> list[str]:
-        return pick(words, count, stream(-1 - which), starts=True)
+        return pick(words, count, seeds.shared_text(which), starts=True)
 
     if trace is not None and trace.blocks:
         common = trace_blocks(content, trace, shared_text)
@@ -120,11 +120,11 @@ def make_prompts(
         common = shared_beginnings(content, shared_prefix, which, shared_text)
     heads = common.heads
     own = common.tails or [
-        pick(words, int(total - len(head)), stream(i), starts=not head)
+        pick(words, int(total - len(head)), seeds.text(i), starts=not head)
         for i, (total, head) in enumerate(zip(content, heads, strict=True))
     ]
     if tokenizer is not None:
-        _fit(tokenizer, kind, words, heads, own, target, stream)
+        _fit(tokenizer, kind, words, heads, own, target, seeds)
     texts = [words.joiner.join(head + rest) for head, rest in zip(heads, own, strict=True)]
     firsts = [
         (rest[0] if rest else "", start_of_own(words.joiner, head)) for head, rest in zip(heads, own, strict=True)
@@ -153,7 +153,7 @@ def _fit(
     heads: list[list[str]],
     own: list[list[str]],
     target: Ints,
-    stream: Callable[[int], np.random.Generator],
+    seeds: Seeds,
 ) -> None:
     """Count every prompt, and lengthen or shorten (in place) those that came out otherwise than asked."""
     todo = list(range(len(own)))
@@ -164,7 +164,7 @@ def _fit(
         if not wrong:
             return
         for i, miss in wrong:
-            extra = pick(words, max(miss, 0), stream(i), starts=False)
+            extra = pick(words, max(miss, 0), seeds.text(i), starts=False)
             own[i][max(len(own[i]) + min(miss, 0), 0) :] = extra
         todo = [i for i, _ in wrong]
     i = todo[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +10,9 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from gapmeter.loadgen import PlanError
-from gapmeter.records.chat_template import REFUSALS, ChatTemplate, NoTemplate
+from gapmeter.records.chat_template import REFUSALS, ChatTemplate, NoTemplate, read_config, read_tokenizer
 
 Message = dict[str, str]  # role and content
 T = TypeVar("T")
@@ -119,7 +117,7 @@ def load_tokenizer(folder_or_id: str | Path) -> PromptTokenizer:
             folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
         if not any((folder / file).is_file() for file in _FILES):
             raise PlanError(f"{name} holds no tokenizer: {_FILES[0]} is missing")
-        config = _config(folder)
+        config = read_config(folder)
         generic = config.get("tokenizer_class") in _VERBATIM and not {"add_bos_token", "add_eos_token"} & config.keys()
         if generic and (folder / "tokenizer.json").is_file():
             backend: Backend = FileBackend(folder, config)
@@ -127,28 +125,17 @@ def load_tokenizer(folder_or_id: str | Path) -> PromptTokenizer:
             backend = TransformersBackend(folder)
     except PlanError:
         raise
-    except Exception as error:  # tokenizers raises bare Exception for a file that it cannot read
+    except Exception as error:  # whatever a hub or Transformers raises
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise PlanError(f"the tokenizer of {name} cannot be loaded: {reason[:200]}") from error
     return PromptTokenizer(backend, name)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise PlanError(f"{path} is not JSON: {error}") from error
-    return config if isinstance(config, dict) else {}
 
 
 class FileBackend:
     """``tokenizer.json`` and the chat template of a folder, read without Transformers."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._tokenizer = read_tokenizer(folder)
         self.render = ChatTemplate(folder, config).render
 
     def vocabulary(self) -> Mapping[str, int]:

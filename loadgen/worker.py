@@ -20,6 +20,7 @@ import uvloop
 
 from gapmeter.loadgen.exchange import Address
 from gapmeter.loadgen.generator import (
+    NO_LOCUST,
     PARENT_GONE,
     Exit,
     Heartbeat,
@@ -39,7 +40,6 @@ _TOKEN_BYTES = 320  # of one token's event, its usage included, and its stamp
 _MOST_RESERVED = 1 << 26
 _NICER = 10
 _READY_AHEAD, _READY_EVERY_S = 1 << 20, 0.02
-_NO_LOCUST = "Locust is not installed in this environment: make setup in a checkout, or pip install locust"
 
 
 def main(arguments: list[str]) -> int:
@@ -84,7 +84,7 @@ def _on_locust(spec: Spec, plan: Plan, address: Address, writer: RecordWriter) -
     except ModuleNotFoundError as error:
         if error.name not in ("gevent", "locust"):
             raise
-        return leave(Exit.BAD_SPEC, _NO_LOCUST)
+        return leave(Exit.BAD_SPEC, NO_LOCUST)
     return work(spec, plan, address, writer)
 
 

@@ -1,4 +1,4 @@
-"""A model's chat template, as its folder holds it: the load tester counts the very text that our servers render.
+"""A model's tokenizer and chat template, as its folder holds them: the load tester counts what our servers render.
 
 The names that a template may use are a convention of Transformers; this is the part for plain messages.
 """
@@ -11,8 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
 
 # What a template, a program, may end in.
 REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -22,12 +23,41 @@ class NoTemplate(ValueError):
     """The model has none."""
 
 
+class TextUnusable(ValueError):
+    """A model's tokenizer or chat template cannot be used; the message says which and why."""
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """``tokenizer.json``, to take texts as they are. Raises TextUnusable."""
+    path = folder / "tokenizer.json"
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no other kind
+        raise TextUnusable(f"{path} cannot be read: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """``tokenizer_config.json``, nothing where there is none. Raises OSError, or TextUnusable."""
+    path = folder / "tokenizer_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise TextUnusable(f"{path} cannot be read: {error}") from error
+    return config if isinstance(config, dict) else {}
+
+
 class ChatTemplate:
-    """Of a folder whose tokenizer_config.json says ``config``. Raises jinja2's TemplateSyntaxError."""
+    """Of a folder whose tokenizer_config.json says ``config``. Raises OSError, or TextUnusable."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
-        source = _source(folder, config)
-        self._template = _environment().from_string(source) if source else None
+        try:
+            source = _source(folder, config)
+            self._template = _environment().from_string(source) if source else None
+        except (TemplateSyntaxError, LookupError, TypeError, ValueError) as error:
+            raise TextUnusable(f"the chat template in {folder} cannot be read: {error}") from error
         tokens = {name: value for name, value in config.items() if name.endswith("_token")}
         texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in tokens.items()}
         self._tokens = {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -104,7 +104,7 @@ def parts_for_run() -> tuple[str, ...]:
 
 
 def _needs_locust(args: str, scenario: str) -> bool:
-    if os.environ.get("UI") or os.environ.get("LOCUSTFILE") or re.search(r"--(ui|locustfile|workers)\b", args):
+    if os.environ.get("LOCUSTFILE") or re.search(r"--(locustfile|workers)\b", args):
         return True
     in_args = re.findall(r"load\.generator=[\"']*([a-z]+)", args)
     in_scenario = re.findall(r"^[^#\n]*\bgenerator:\s*[\"']?([a-z]+)", scenario, re.MULTILINE)
@@ -142,17 +142,18 @@ def key(part: str) -> str:
     """Changes when anything changes that decides what ``part`` installs; the place counts: environments don't move."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     about = {name: value for name, value in project["project"].items() if name != "optional-dependencies"}
-    constraints = "constraints-vllm.txt" if part == "vllm" else "constraints.txt"
-    constraints = f"peers/{part}.txt" if part in PEERS else "fuzz.txt" if part == "fuzz" else constraints
+    lists = {"vllm": ["constraints-vllm.txt"], "fuzz": ["fuzz.txt", "constraints.txt"]}
+    lists |= {peer: [f"peers/{peer}.txt"] for peer in PEERS}
+    holds_gapmeter = part in ("core", "fuzz")
     decides = [
         RECIPE,
         str(ROOT),
-        (ROOT / "setup" / constraints).read_text(),
-        [about, project["tool"]["setuptools"]] if part == "core" else [],
+        "".join((ROOT / "setup" / name).read_text() for name in lists.get(part, ["constraints.txt"])),
+        [about, project["tool"]["setuptools"]] if holds_gapmeter else [],
         project["project"]["optional-dependencies"].get(part, []),
         [torch_build(), vllm_version()] if part in ("transformers", "vllm") else [],
-        [path.read_text() for path in OWN_BUILD] if part == "core" else [],
-        [path.read_text() for path in PROBE_BUILD] if part in ("core", "vllm") else [],
+        [path.read_text() for path in OWN_BUILD] if holds_gapmeter else [],
+        [path.read_text() for path in PROBE_BUILD] if holds_gapmeter or part == "vllm" else [],
     ]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 

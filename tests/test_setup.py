@@ -191,7 +191,6 @@ def test_no_python_that_is_new_enough_is_a_sentence(checkout: Path) -> None:
         ({"SCENARIO": "chat-p99", "GENERATOR": "locust"}, ("core", "transformers", "locust")),
         ({"SCENARIO": "chat-p99", "ENGINE": "simulated", "ARGS": "--set load.generator=locust"}, ("core", "locust")),
         ({"SCENARIO": "chat-p99", "URL": "http://127.0.0.1:8000", "GENERATOR": "locust"}, ("core", "locust")),
-        ({"SCENARIO": "chat-p99", "ENGINE": "simulated", "UI": "1"}, ("core", "locust")),
         ({"SCENARIO": "chat-p99", "ENGINE": "simulated", "LOCUSTFILE": "mine.py"}, ("core", "locust")),
         ({"SCENARIO": "chat-p99", "ENGINE": "simulated", "ARGS": "--workers 2"}, ("core", "locust")),
     ],
@@ -199,7 +198,7 @@ def test_no_python_that_is_new_enough_is_a_sentence(checkout: Path) -> None:
 def test_a_run_sets_up_the_engine_that_it_will_use(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], parts: tuple[str, ...]
 ) -> None:
-    for name in ("SCENARIO", "ENGINE", "URL", "GENERATOR", "ARGS", "UI", "LOCUSTFILE"):
+    for name in ("SCENARIO", "ENGINE", "URL", "GENERATOR", "ARGS", "LOCUSTFILE"):
         monkeypatch.setenv(name, variables.get(name, ""))
     assert load(checkout).parts_for_run() == parts
 
@@ -221,14 +220,15 @@ def test_the_engine_is_read_from_the_scenario(checkout: Path, text: str, engine:
     ("file", "old", "new", "affected"),
     [
         ("pyproject.toml", "line-length = 120", "line-length = 119", set()),
-        ("pyproject.toml", '"pyyaml>=6.0.1,<7"', '"pyyaml>=6.0.2,<7"', {"core"}),
+        ("pyproject.toml", '"pyyaml>=6.0.1,<7"', '"pyyaml>=6.0.2,<7"', {"core", "fuzz"}),
         ("pyproject.toml", '"types-pyyaml",', '"types-pyyaml>=6",', {"dev"}),
-        ("setup/constraints.txt", "aiohttp==", "#aiohttp==", {"core", "dev", "transformers", "locust", "otel"}),
+        ("setup/constraints.txt", "aiohttp==", "#aiohttp==", {"core", "dev", "transformers", "locust", "otel", "fuzz"}),
+        ("setup/fuzz.txt", "atheris==", "#atheris==", {"fuzz"}),
         ("setup/constraints-vllm.txt", "aiohttp==", "#aiohttp==", {"vllm"}),
-        ("analysis/ledger/_intervals.c", "memcpy(", "memcpy (", {"core"}),
-        ("loadgen/_receive.c", "recvmsg(", "recvmsg (", {"core"}),
-        ("records/_events.c", "memcmp(", "memcmp (", {"core"}),
-        ("probe/gapmeter_probe/_native.c", "mremap", "mremap ", {"core", "vllm"}),
+        ("analysis/ledger/_intervals.c", "memcpy(", "memcpy (", {"core", "fuzz"}),
+        ("loadgen/_receive.c", "recvmsg(", "recvmsg (", {"core", "fuzz"}),
+        ("records/_events.c", "memcmp(", "memcmp (", {"core", "fuzz"}),
+        ("probe/gapmeter_probe/_native.c", "mremap", "mremap ", {"core", "vllm", "fuzz"}),
     ],
 )
 def test_a_change_sets_up_anew_only_the_parts_that_it_decides(

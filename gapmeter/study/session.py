@@ -165,7 +165,7 @@ class Session:
                 self._tokenizer = load_tokenizer(target.tokenizer)
             plan = make_plan(
                 visit.scenario, self._tokenizer, model_name=target.about.model, repeat=visit.number,
-                id_prefix=f"gap-{secrets.token_hex(4)}", dialect=target.about.dialect, say=self.say,
+                id_prefix=f"gap-{secrets.token_hex(4)}", say=self.say,
             )  # fmt: skip
             return plan.without_requests() if self.options.locustfile else plan
         except PlanError as error:

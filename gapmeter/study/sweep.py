@@ -31,7 +31,7 @@ from gapmeter.scenarios.model import Load, Scenario
 from gapmeter.scenarios.read import Point
 from gapmeter.study.conclusion import describe, show
 from gapmeter.study.resolve import resolve, resolve_points, settings_of
-from gapmeter.study.session import Session, Visit, open_session, server_key
+from gapmeter.study.session import Session, Visit, check_options, open_session, server_key
 from gapmeter.study.study import Study, is_finished, new_texts, study_folder
 from gapmeter.study.target import why_gone
 
@@ -205,6 +205,8 @@ def _takes(loads: Sequence[Load], repeats: int) -> str:
 @contextlib.contextmanager
 def _prepared(name: str | Path, overrides: tuple[str, ...], options: Options, resume: Path | None) -> Iterator[_Sweep]:
     scenario, points = resolve(name, overrides), resolve_points(name, overrides)
+    for point in points:
+        check_options(point.scenario, options)
     order = order_of([server_key(point.scenario) for point in points], scenario.repeat, scenario.seed)
     with study_folder(options.runs, scenario, SweepManifest, resume) as (path, manifest):
         if manifest is None:

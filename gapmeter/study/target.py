@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -173,6 +174,9 @@ def _launch_spec(
     if server.max_model_len:
         rest["max_model_len"] = server.max_model_len
     service = Service(model, SERVED_NAME, port, server.max_batch, server.precision, rest, cores)
+    if server.engine == "transformers" and not (find_spec("torch") and find_spec("transformers")):
+        text = "Transformers is not installed here: make setup in a checkout, or pip install torch transformers"
+        raise UserError(text, errors.UNREACHABLE)
     if server.engine != "vllm":
         command = {"transformers": transformers_command, "simulated": simulated_command}[server.engine]
         return command(sys.executable, service), None
@@ -185,12 +189,12 @@ def _launch_spec(
 
 
 def served_models(scenario: Scenario, api_key: str | None) -> tuple[str, list[str]]:
-    """The address without a final slash or ``/v1``, and the models that the server there lists.
+    """The attached server's address, and the models that it lists.
 
     Of a server that has no such list, the one that was asked for. Raises UserError when nothing answers there, or it
     does not list its models.
     """
-    base = (scenario.server.url or "").rstrip("/").removesuffix("/v1")
+    base = scenario.server.url or ""
     url = f"{base}/v1/models"
     if api_key and not (api_key.isascii() and api_key.isprintable()):
         text = "the API key has characters that HTTP does not allow; is there a line's end in --api-key or"

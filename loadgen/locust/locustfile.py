@@ -18,7 +18,7 @@ from typing import Any
 import gevent
 import gevent.event
 from gevent import monkey
-from locust import User
+from locust import TaskSet, User
 from locust.env import Environment
 from locust.exception import StopUser
 from locust.runners import LocalRunner
@@ -68,8 +68,6 @@ class GapmeterUser(User):
     def __init__(self, environment: LocustfileTest) -> None:
         super().__init__(environment)
         self._answered_ns = self._thought_ns = 0
-        drawn = self.wait_time
-        self.wait_time = lambda: self._pause(drawn())  # type: ignore[method-assign]
 
     def ask(
         self, prompt: str | Sequence[str] = "", *, messages: Sequence[dict[str, Any]] | None = None,
@@ -102,6 +100,11 @@ class GapmeterUser(User):
             return seconds
         self._thought_ns += round(seconds * 1e9)
         return max(0.0, (self._answered_ns + self._thought_ns - monotonic_ns()) / 1e9 - _SLEEP_EARLY_S)
+
+
+def _between_tasks(tasks: Any, seconds: float) -> None:
+    """In place of Locust's sleep: what a user, or a set of tasks, has as ``wait_time`` is time to think."""
+    tasks.user.think(seconds)
 
 
 def _text_of(data: str) -> str:
@@ -198,6 +201,8 @@ class LocustfileTest(Environment):
 
     def __init__(self, sender: Sender, url: str, file: Locustfile) -> None:
         monkey.patch_time()  # a task that sleeps must not stop all others
+        every_set: Any = TaskSet
+        every_set._sleep = _between_tasks
         path = Path(file.path)
         users, shape = load(path)
         super().__init__(user_classes=users, shape_class=shape, host=url)

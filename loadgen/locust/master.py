@@ -155,7 +155,7 @@ class Master:
         if self.stopped.is_set():
             return
         for member in self.members:
-            part = self._plan.slice(member.number, self._asked.count) if self._asked.count > 1 else self._plan
+            part = self._plan.slice(member.number, self._asked.count)
             member.planned = len(part)
             path = self._files.slice_path(member.number)
             part.save(path)

@@ -55,11 +55,6 @@ class KernelSampler:
                 self._wanted, self._device = wanted, self._torch.cuda.current_device()
                 self._asked.notify_all()
 
-    def settled(self, timeout_s: float = _PATIENCE_S) -> bool:
-        """Wait until the profiler runs, or has stopped, as was last asked for."""
-        with self._asked:
-            return self._asked.wait_for(lambda: self._over or self._running == self._wanted, timeout_s)
-
     def finish(self) -> None:
         """End the window that is open, and sampling; waits for what has been taken to be written."""
         with self._asked:
@@ -72,9 +67,7 @@ class KernelSampler:
             while self._wait(True):
                 self._window()
         except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
-            with self._asked:
-                self._over = True
-                self._asked.notify_all()
+            self._over = True
             reason = f"{type(error).__name__}: {error}"
             self._writer.json({"type": "warning", "what": "kernel sampling ended", "error": reason})
 
@@ -82,7 +75,6 @@ class KernelSampler:
         """Until a window is asked for, or its end is; False when there will be none."""
         with self._asked:
             self._running = not wanted
-            self._asked.notify_all()
             self._asked.wait_for(lambda: self._over or self._wanted is wanted)
             return self._wanted is wanted and not (wanted and self._over)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from gapmeter.records.chat_template import REFUSALS, ChatTemplate, NoTemplate
+from gapmeter.records.chat_template import REFUSALS, ChatTemplate, NoTemplate, read_config, read_tokenizer
 
 _NO_PREFIX = "Invalid prefix"  # of tokens: what DecodeStream says of bytes that it cannot go on from
 _WITHHELD_MOST = 16  # tokens without a complete character after which the text is given as it is
@@ -21,26 +19,12 @@ class TemplateRefused(ValueError):
     """The chat template does not accept these messages; the message is its own."""
 
 
-class TextUnusable(ValueError):
-    """A model's tokenizer or chat template cannot be used; the message says which and why."""
-
-
 class TextModel:
-    """Reads ``tokenizer.json`` and the chat template of a model's folder. Raises TextUnusable."""
+    """Reads ``tokenizer.json`` and the chat template of a model's folder. Raises OSError, or TextUnusable."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        try:
-            self.tokenizer: Tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises no other kind
-            raise TextUnusable(f"{path} cannot be read: {error}") from error
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        config = _read_json(folder / "tokenizer_config.json")
-        try:
-            self._template = ChatTemplate(folder, config)
-        except TemplateSyntaxError as error:
-            raise TextUnusable(f"the chat template in {folder} cannot be read: {error}") from error
+        self.tokenizer = read_tokenizer(folder)
+        self._template = ChatTemplate(folder, read_config(folder))
 
     def template(self, messages: Sequence[dict[str, Any]]) -> str:
         """The prompt of a chat. Raises TemplateRefused, also when the model has no chat template."""
@@ -119,13 +103,3 @@ class StopFinder:
         shown = self._unshown[: max(0, len(self._unshown) - (0 if last else self._margin))]
         self._unshown = self._unshown[len(shown) :]
         return shown, False
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TextUnusable(f"{path} cannot be read: {error}") from error
-    return value if isinstance(value, dict) else {}

@@ -136,21 +136,24 @@ class ServerOptions:
 
 def parse_options(words: Sequence[str]) -> ServerOptions:
     """From the command line. A mistake ends the process with a sentence (argparse, exit code 2)."""
-    parser = argparse.ArgumentParser(prog="python -m gapmeter.servers.simulated", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m gapmeter.servers.simulated", description=__doc__,
+        argument_default=argparse.SUPPRESS,  # what is not given is as the fields say
+    )  # fmt: skip
     parser.add_argument("--model", type=Path, help="folder with tokenizer.json (default: one token a byte)")
-    parser.add_argument("--served-name", default="simulated")
-    parser.add_argument("--host", default=LOOPBACK)
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--served-name")
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
     parser.add_argument("--max-model-len", type=int, help="prompt plus output, tokens")
-    parser.add_argument("--max-queue", type=int, default=4096, help="requests that may wait; more are answered 503")
-    parser.add_argument("--busy", action=argparse.BooleanOptionalAction, default=False, help="spin while waiting")
+    parser.add_argument("--max-queue", type=int, help="requests that may wait; more are answered 503")
+    parser.add_argument("--busy", action=argparse.BooleanOptionalAction, help="spin while waiting")
     for kind in _PARTS.values():
         _add_flags(parser, kind)
     given = vars(parser.parse_args(words))
     try:
         parts = {name: _build(kind, given) for name, kind in _PARTS.items()}
-        if given["max_model_len"] is None:
-            given["max_model_len"] = min(_MAX_MODEL_LEN, parts["limits"].kv_blocks * parts["limits"].block_tokens)
+        room = parts["limits"].kv_blocks * parts["limits"].block_tokens
+        given.setdefault("max_model_len", min(_MAX_MODEL_LEN, room))
         return ServerOptions(**given, **parts)
     except ValueError as error:
         parser.error(str(error))
@@ -165,21 +168,22 @@ def _add_flags(parser: argparse.ArgumentParser, kind: Any) -> None:
     """A flag a field: durations in ms, switches as --flag and --no-flag."""
     hints = get_type_hints(kind)
     for item in fields(kind):
-        flag = _flag(kind, item.name)
-        option = f"--{flag.replace('_', '-')}"
+        option = f"--{_flag(kind, item.name).replace('_', '-')}"
         if hints[item.name] is bool:
-            parser.add_argument(option, dest=flag, action=argparse.BooleanOptionalAction, default=item.default)
+            parser.add_argument(option, action=argparse.BooleanOptionalAction)
         elif item.name.endswith("_ns"):
-            parser.add_argument(option, dest=flag, type=float, default=float(str(item.default)) / 1e6, metavar="MS")
+            parser.add_argument(option, type=float, metavar="MS")
         else:
-            parser.add_argument(option, dest=flag, type=hints[item.name], default=item.default)
+            parser.add_argument(option, type=hints[item.name])
 
 
 def _build(kind: Any, given: dict[str, Any]) -> Any:
-    """The dataclass from its flags, which are taken out of ``given``."""
+    """The dataclass from those of its flags that are there; they are taken out of ``given``."""
     values = {}
     for item in fields(kind):
         flag = _flag(kind, item.name)
+        if flag not in given:
+            continue
         value = given.pop(flag)
         if item.name.endswith("_ns") and value < 0:  # told by the flag's name, not the field's
             raise ValueError(f"{flag} is {value:g}; a duration is not negative")

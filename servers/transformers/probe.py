@@ -7,6 +7,7 @@ is always one, also while it sleeps.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -90,19 +91,12 @@ class EngineProbe(Probe):
             self.before(f"{_API}prepare_next_batch", ("scheduling",), self._looped),
             self.after(f"{_CB}scheduler:Scheduler.add_waiting_request", ("engine_wait", "queue"), self._added),
             self.after(_SCHEDULERS, steps, self._scheduled, every=True),
-            self._around(f"{_RUNNER}compute_batch", (*steps, "input_prep"), self._computing, self._computed),
+            self.around(f"{_RUNNER}compute_batch", (*steps, "input_prep"), self._computing),
             self.before(_SAMPLING[0], (), self._sampling),
             self.before(_SAMPLING[1], ("sampling",), self._sampling),
             self.after(_COPYING, (), self._copying, every=True),
-            self._around(f"{_API}update_batch", ("scheduling",), self._updating, self._updated),
+            self.around(f"{_API}update_batch", ("scheduling",), self._updating),
         ]
-
-    def _around(
-        self, target: str, stages: tuple[str, ...], first: Callable[..., None], then: Callable[..., None]
-    ) -> Hook:
-        """``first(*args)`` before the call, ``then(start_ns, end_ns, result, args)`` after it."""
-        inner, outer = self.before(target, stages, first), self.after(target, stages, then)
-        return Hook((target,), stages, lambda original: outer.wrap(inner.wrap(original)))
 
     def begin(self, describe: dict[str, Any], settings: dict[str, Any], processor: Any, device: Any) -> None:
         """Open the file: from now on everything is recorded. ``processor`` is the manager's batch processor."""
@@ -234,11 +228,12 @@ class EngineProbe(Probe):
             request.evicted = False
         return request.ref, item.query_length, before, cached, flags
 
-    def _computing(self, *_: Any) -> None:
+    def _computing(self, runner: Any, *_: Any) -> Callable[[], None]:
         self._sampling_ns = 0
         self._forward_ns = now()
         if self._step and self._device:
             self._device.mark(FORWARD, self._compute)
+        return functools.partial(self._computed, runner)
 
     def _sampling(self, *_: Any) -> None:
         """Called twice where logits are processed first, and while a graph is captured, which takes no events."""
@@ -248,7 +243,8 @@ class EngineProbe(Probe):
         if self._device and not self._capturing():
             self._device.mark(FORWARD_END, self._compute)
 
-    def _computed(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+    def _computed(self, runner: Any) -> None:
+        end = now()
         step, writer = self._step, self.writer
         if step is None or writer is None:
             return
@@ -256,7 +252,7 @@ class EngineProbe(Probe):
         forward, sampling = self._forward_ns, self._sampling_ns or end
         if self._device:  # of a graph that is replayed this ends the forward too: it holds the sampling
             self._device.mark(SAMPLED, self._compute)
-        runner, inputs = args[0], args[0].inputs_and_outputs
+        inputs = runner.inputs_and_outputs
         graph = int(runner.use_cuda_graph_decode if inputs.use_block_table else runner.use_cuda_graph_varlen)
         step.padded = inputs.num_q_tokens if runner.pad_inputs and hasattr(inputs, "num_q_tokens") else 0
         seq, scheduled = step.seq, step.schedule_end_ns
@@ -275,9 +271,10 @@ class EngineProbe(Probe):
 
     # -- the way out
 
-    def _updating(self, *_: Any) -> None:
+    def _updating(self, *_: Any) -> Callable[[], None]:
         self._update_ns = now()
         self._put_ns = 0
+        return self._updated
 
     def emitting(self, start_ns: int, emitted: Sequence[tuple[str, int]]) -> None:
         """The step's outputs are about to be sent."""
@@ -300,7 +297,7 @@ class EngineProbe(Probe):
             if request:
                 writer.counts(_OUTCOMES[reason], request.ref, request.prompt, tokens, request.cached, end)
 
-    def _updated(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
+    def _updated(self) -> None:
         """An iteration is over; the next one starts where it ends, unless the loop sleeps in between."""
         step = self._open.popleft() if self._open else None
         if self.writer is None:
@@ -310,7 +307,7 @@ class EngineProbe(Probe):
             if other is not None:
                 other.spans += span(codes.LOOP, other.seq, self._loop_ns, over)
         if step is not None:
-            step.spans += span(codes.UPDATE, step.seq, self._update_ns, self._put_ns or end)
+            step.spans += span(codes.UPDATE, step.seq, self._update_ns, self._put_ns or over)
             step.spans += span(codes.LOOP, step.seq, self._loop_ns, over)
             self._write(step)
         self._loop_ns = over

@@ -22,7 +22,7 @@ from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results.device import DeviceUse, PeakRate
 from gapmeter.records import RecordWriter, Span, read_records
 from tests.kit import clocked_transformers
-from tests.kit.clocked import Request, Run, virtual_time
+from tests.kit.clocked import Request, Run, settle, virtual_time
 from tests.kit.clocked_vllm import Engine, run
 from tests.kit.cuda import Device, Faults, HostClock, Stream
 from tests.kit.results import WEIGHTS
@@ -535,13 +535,13 @@ def test_kernels_that_run_side_by_side_are_summed_once_and_twice_and_collectives
     with virtual_time(device.clock):
         sampler = KernelSampler(writer, device.torch, every=100)
         sampler.at(1)
-        assert sampler.settled()
+        settle(sampler)
         device.launch("gemm", 400_000)
         device.launch("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 300_000, side)
         device.launch("copy", 50_000, side)
         device.clock.spend(2 * MS)
         sampler.at(WINDOW + 1)
-        assert sampler.settled()
+        settle(sampler)
         sampler.finish()
     file = read_records(writer.path)
     (note,) = [note for note in file.notes if note["type"] == "kernels"]
@@ -560,7 +560,8 @@ def test_the_profiler_waits_for_the_device_of_the_engines_thread(tmp_path: Path)
     with virtual_time(device.clock):
         sampler = KernelSampler(writer, device.torch, every=100)
         sampler.at(1)
-        assert sampler.settled() and chosen == [1]
+        settle(sampler)
+        assert chosen == [1]
         sampler.finish()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gapmeter.errors import UNREACHABLE, UserError
 from gapmeter.machine.roofline import describe_weights, last_level_cache, measure_peaks
 from gapmeter.servers.launch import free_port
 from gapmeter.servers.models import resolve_model
@@ -160,3 +161,10 @@ def test_a_flag_of_the_engine_is_known_however_its_name_is_written() -> None:
     assert target.about.tensor_parallel == 2
     assert target.about.url == f"http://127.0.0.1:{port}"
     assert target.spec.command.count("--port") == 1
+
+
+def test_an_engine_that_is_not_installed_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gapmeter.study.target.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install torch transformers") as refused:
+        prepare_target(resolve("smoke", ["server.engine=transformers"]), (), lambda _: None, None)
+    assert refused.value.exit_code == UNREACHABLE

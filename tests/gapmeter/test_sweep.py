@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.results.manifest import SweepManifest
 from gapmeter.analysis.results.sweep import FailedRun, SweepResult
-from gapmeter.errors import NOT_VALID, UNREACHABLE, UserError
+from gapmeter.errors import NOT_VALID, UNREACHABLE, USAGE, UserError
 from gapmeter.loadgen.arrivals import warmup_span
+from gapmeter.loadgen.fleet import Workers
 from gapmeter.options import Options
 from gapmeter.records import RunFolder, read_records
 from gapmeter.report.export.junit import annotations_of, suites_of_sweep
@@ -386,6 +387,15 @@ def test_a_sweep_whose_folder_is_renamed_ends_and_makes_no_other(
         run_sweep("smoke", overrides, Options(runs=tmp_path, quiet=True))
     assert ended.value.exit_code == NOT_VALID
     assert [path.name for path in tmp_path.iterdir()] == ["renamed"]
+
+
+def test_what_one_point_cannot_do_is_told_before_the_first_one_runs(tmp_path: Path) -> None:
+    closed = ("server.engine=simulated", "load.arrivals=closed", "load.rate=null", "load.warmup=auto")
+    overrides = (*closed, f"sweep={json.dumps({'load.concurrency': [4, 1]})}")
+    with pytest.raises(UserError, match="--workers 2: they cannot share 1 users") as refused:
+        run_sweep("smoke", overrides, Options(runs=tmp_path, quiet=True, workers=Workers(2)))
+    assert refused.value.exit_code == USAGE
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_study_that_cannot_write_says_why_and_how_it_goes_on(tmp_path: Path) -> None:

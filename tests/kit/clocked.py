@@ -16,12 +16,14 @@ from typing import Any
 import pandas as pd
 import pytest
 from gapmeter_probe.hooks import Probe
+from gapmeter_probe.kernels import KernelSampler
 
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.records import RecordWriter, Span
 from tests.kit.cuda import REALTIME_NS, Device, HostClock
+from tests.kit.wait import until
 
 US = 1_000
 
@@ -74,6 +76,11 @@ class Run:
     def gap_ns(self) -> int:
         """How long it truly stood still between the launch of a step's forward and the step's end."""
         return sum(until - since - self.busy_ns(since, until) for since, until in self.launches)
+
+
+def settle(sampler: KernelSampler) -> None:
+    """Wait until the profiler runs, or has stopped, as was last asked for."""
+    until(lambda: sampler._over or sampler._running == sampler._wanted)
 
 
 def wrapper(*probes: Probe) -> Callable[..., Callable[..., Any]]:

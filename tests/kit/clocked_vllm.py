@@ -18,7 +18,7 @@ from gapmeter_probe.vllm.core import CoreProbe
 from gapmeter_probe.vllm.worker import WorkerProbe
 
 from gapmeter.records import RecordWriter
-from tests.kit.clocked import US, Api, Request, Run, virtual_time, wrapper
+from tests.kit.clocked import US, Api, Request, Run, settle, virtual_time, wrapper
 from tests.kit.cuda import Device, Event, HostClock
 
 _RUNNER = {1: "vllm.v1.worker.gpu_model_runner:GPUModelRunner.", 2: "vllm.v1.worker.gpu.model_runner:GPUModelRunner."}
@@ -190,7 +190,7 @@ class _Server:
     def _loop(self, engine: Any) -> None:
         _, ran = self.step(None)
         if self.clocked.kernels:
-            assert self.clocked.kernels.settled()
+            settle(self.clocked.kernels)
         self.put(None, ran)
         self.clock.spend((self.engine.steps_end_us + self.engine.idle_us) * US)
 

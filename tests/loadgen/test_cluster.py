@@ -282,6 +282,12 @@ def test_workers_that_cannot_reach_the_target_are_named_before_the_start(tmp_pat
         pass
 
 
+def test_workers_without_locust_here_are_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gapmeter.loadgen.fleet.find_spec", lambda name: None)
+    with pytest.raises(NotStarted, match="pip install locust"), cluster(plan([0]), "http://127.0.0.1:9", tmp_path):
+        pass
+
+
 def test_a_slice_whose_process_is_stopped_and_not_continued_ends_with_what_it_has(tmp_path: Path, null: str) -> None:
     run = SliceRun(plan([0, 3_600_000 * MS]), null, "asyncio", Call("", 0, (), None), tmp_path)
     assert run.ready.wait(20)

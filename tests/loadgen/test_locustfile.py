@@ -66,6 +66,31 @@ class Mine(GapmeterUser):
     assert [record.index for record in records_of(path, ISSUED)] == [record.index for record in found]
 
 
+async def test_the_wait_time_of_a_set_of_tasks_is_time_to_think_too(tmp_path: Path) -> None:
+    text = """
+from locust import TaskSet
+
+
+class Talks(TaskSet):
+    wait_time = constant(0.05)
+
+    @task
+    def talk(self):
+        self.user.ask("hello", max_tokens=3, exact=True)
+
+
+class Mine(GapmeterUser):
+    wait_time = constant(0.2)
+    tasks = [Talks]
+"""
+    async with null_server() as (_, url):
+        troubles, path = await asyncio.to_thread(run, text, url, tmp_path, users=1)
+    assert troubles == []
+    pauses = [after.due_ns - before.end_ns for before, after in itertools.pairwise(records_of(path))]
+    assert pauses
+    assert set(pauses) == {50 * MS}
+
+
 async def test_of_several_answers_a_reply_has_the_first_ones_text(tmp_path: Path) -> None:
     text = """
 class Mine(GapmeterUser):

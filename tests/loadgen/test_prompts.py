@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapmeter.loadgen import PlanError
+from gapmeter.loadgen.draws import Seeds
 from gapmeter.loadgen.prompts import make_prompts, survey
 from gapmeter.loadgen.tokenizer import Message, PromptTokenizer, TransformersBackend, load_tokenizer
 from gapmeter.servers.launch import free_port
@@ -24,10 +25,6 @@ from tests.kit.tokenizers import KINDS, write_model
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PromptTokenizer]:
     return {kind: load_tokenizer(write_model(tmp_path_factory.mktemp(kind), kind)) for kind in KINDS}
-
-
-def stream(seed: int) -> Callable[[int], np.random.Generator]:
-    return lambda index: np.random.default_rng([seed, index + 1])
 
 
 def lcp(one: str, other: str) -> int:
@@ -46,7 +43,7 @@ def test_every_prompt_has_exactly_the_tokens_asked_for(
     tokenizers: dict[str, PromptTokenizer], name: str, kind: str, asked: list[int], share: float, seed: int
 ) -> None:
     tokenizer = tokenizers[name]
-    prompts = make_prompts(tokenizer, kind, np.array(asked), share, stream(seed))
+    prompts = make_prompts(tokenizer, kind, np.array(asked), share, Seeds(seed))
     shortest = prompts.words.shortest
     assert tokenizer.counts(prompts.openings.texts, kind).tolist() == [max(tokens, shortest) for tokens in asked]
     assert prompts.tokens.tolist() == [max(tokens, shortest) for tokens in asked]
@@ -86,7 +83,7 @@ def test_a_tokenizer_that_a_class_changes_as_it_loads_is_left_to_transformers(tm
 
 @pytest.mark.parametrize("name", KINDS)
 def test_prompts_differ_from_their_first_words_on(tokenizers: dict[str, PromptTokenizer], name: str) -> None:
-    prompts = make_prompts(tokenizers[name], "chat", np.full(200, 100), 0.0, stream(1))
+    prompts = make_prompts(tokenizers[name], "chat", np.full(200, 100), 0.0, Seeds(1))
     assert len(set(prompts.openings.texts)) == 200
     words = [
         text.split(prompts.words.joiner)[:4] if prompts.words.joiner else list(text[:6])
@@ -96,7 +93,7 @@ def test_prompts_differ_from_their_first_words_on(tokenizers: dict[str, PromptTo
 
 
 def test_the_shared_share_is_the_same_text_and_the_rest_differs(tokenizers: dict[str, PromptTokenizer]) -> None:
-    prompts = make_prompts(tokenizers["byte-level"], "chat", np.full(50, 140), 0.5, stream(1))
+    prompts = make_prompts(tokenizers["byte-level"], "chat", np.full(50, 140), 0.5, Seeds(1))
     own_tokens = 140 - prompts.words.overhead
     shared = round(own_tokens * 0.5)
     first = prompts.openings.texts[0].split()
@@ -105,24 +102,24 @@ def test_the_shared_share_is_the_same_text_and_the_rest_differs(tokenizers: dict
         assert text[at:].startswith(word)
         assert len(text[at:].split()) == own_tokens - shared
     assert len({text.split()[shared] for text in prompts.openings.texts}) > 25
-    whole = make_prompts(tokenizers["byte-level"], "chat", np.full(5, 140), 1.0, stream(1))
+    whole = make_prompts(tokenizers["byte-level"], "chat", np.full(5, 140), 1.0, Seeds(1))
     assert len(set(whole.openings.texts)) == 1
 
 
 def test_a_shorter_prompt_shares_the_beginning_of_a_longer_one(tokenizers: dict[str, PromptTokenizer]) -> None:
-    short, long = make_prompts(tokenizers["byte-level"], "chat", np.array([80, 400]), 0.5, stream(1)).openings.texts
+    short, long = make_prompts(tokenizers["byte-level"], "chat", np.array([80, 400]), 0.5, Seeds(1)).openings.texts
     assert lcp(short, long) >= len(" ".join(short.split()[: (len(short.split()) + 1) // 2 - 1]))
 
 
 def test_what_one_prompt_says_depends_on_no_other(tokenizers: dict[str, PromptTokenizer]) -> None:
-    one = make_prompts(tokenizers["byte-level"], "chat", np.array([50, 60, 70]), 0.0, stream(1))
-    other = make_prompts(tokenizers["byte-level"], "chat", np.array([99, 60, 12]), 0.0, stream(1))
+    one = make_prompts(tokenizers["byte-level"], "chat", np.array([50, 60, 70]), 0.0, Seeds(1))
+    other = make_prompts(tokenizers["byte-level"], "chat", np.array([99, 60, 12]), 0.0, Seeds(1))
     assert one.openings.texts[1] == other.openings.texts[1]
     assert one.openings.texts[0] != other.openings.texts[0]
 
 
 def test_without_a_tokenizer_words_are_counted_and_said_to_be_inexact() -> None:
-    prompts = make_prompts(None, "chat", np.array([1, 20, 300]), 0.0, stream(1))
+    prompts = make_prompts(None, "chat", np.array([1, 20, 300]), 0.0, Seeds(1))
     assert [len(text.split()) for text in prompts.openings.texts] == [1, 20, 300]
 
 
@@ -140,8 +137,8 @@ def test_a_model_that_cannot_chat_says_what_to_write_instead(tmp_path: Path) -> 
     tokenizer = load_tokenizer(write_model(tmp_path, template=None))
     says = r"the chat template of .* cannot be used: the model has none; write workload.kind: completion"
     with pytest.raises(PlanError, match=says):
-        make_prompts(tokenizer, "chat", np.array([50]), 0.0, stream(1))
-    made = make_prompts(tokenizer, "completion", np.array([50]), 0.0, stream(1))
+        make_prompts(tokenizer, "chat", np.array([50]), 0.0, Seeds(1))
+    made = make_prompts(tokenizer, "completion", np.array([50]), 0.0, Seeds(1))
     assert tokenizer.counts(made.openings.texts, "completion").tolist() == [50]
 
 
@@ -149,7 +146,7 @@ def test_a_template_that_refuses_a_lone_user_message_is_named(tmp_path: Path) ->
     template = "{{ raise_exception('a system prompt is required') }}"
     tokenizer = load_tokenizer(write_model(tmp_path, template=template))
     with pytest.raises(PlanError, match=r"the chat template of .* cannot be used: a system prompt is required; write"):
-        make_prompts(tokenizer, "chat", np.array([50]), 0.0, stream(1))
+        make_prompts(tokenizer, "chat", np.array([50]), 0.0, Seeds(1))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +162,7 @@ def test_a_template_that_refuses_a_lone_user_message_is_named(tmp_path: Path) ->
 def test_a_template_that_breaks_is_named_whatever_it_raises(template: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_model(tmp_path, template=template))
     with pytest.raises(PlanError, match=r"the chat template of .* cannot be used"):
-        make_prompts(tokenizer, "chat", np.array([50]), 0.0, stream(1))
+        make_prompts(tokenizer, "chat", np.array([50]), 0.0, Seeds(1))
 
 
 def test_a_template_may_say_how_json_is_written(tmp_path: Path) -> None:
@@ -187,7 +184,7 @@ def test_a_folder_without_a_usable_tokenizer_is_one_sentence(tmp_path: Path) -> 
     with pytest.raises(PlanError, match=r"the tokenizer of .* cannot be loaded: "):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{ half")
-    with pytest.raises(PlanError, match=r"tokenizer_config.json is not JSON"):
+    with pytest.raises(PlanError, match=r"tokenizer_config\.json cannot be read"):
         load_tokenizer(tmp_path)
 
 

@@ -93,6 +93,15 @@ def test_a_closed_loop_gets_no_more_processes_than_users(tmp_path: Path, generat
     assert sum(len(records_of(read_records(path))) for path in fleet.record_paths) == 12
 
 
+def test_a_slice_without_users_has_a_process_that_sends_nothing(tmp_path: Path, generator: str, null: str) -> None:
+    """A worker hands in its records, whatever is in them."""
+    slice_ = plan([-1] * 4, users=1).slice(1, 2)
+    with make_fleet(slice_, null, None, tmp_path, (), 1, generator=generator) as fleet:
+        assert run(fleet) == [Exit.DONE]
+    (path,) = fleet.record_paths
+    assert not records_of(read_records(path))
+
+
 def test_each_process_runs_on_a_core_of_its_own(tmp_path: Path, generator: str, null: str) -> None:
     core = max(os.sched_getaffinity(0))
     with make_fleet(plan([0]), null, None, tmp_path, (core,), 1, generator=generator) as fleet:

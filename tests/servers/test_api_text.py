@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gapmeter.servers.api.text import StopFinder, TemplateRefused, TextModel, TextUnusable
+from gapmeter.records.chat_template import TextUnusable
+from gapmeter.servers.api.text import StopFinder, TemplateRefused, TextModel
 
 
 @pytest.fixture(scope="module")

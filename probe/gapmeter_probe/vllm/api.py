@@ -156,9 +156,14 @@ class ApiProbe(Probe):
             self.after("vllm.v1.serial_utils:MsgpackDecoder.decode", ("output",), self._answers.decoded),
             self.after(f"{_OUTPUT}OutputProcessor.process_outputs", ("detokenize", "output"), self._answers.processed),
             self.after(f"{_OUTPUT}OutputProcessor.add_request", ("egress",), self._registered),
-            Hook((f"{collector}put",), ("detokenize", "egress"), self._wrap_put),
-            Hook((f"{collector}get",), (), self._wrap_get),
-            Hook((f"{collector}get_nowait",), (), self._wrap_get),
+            self._hook(
+                f"{collector}put", ("detokenize", "egress"),
+                lambda call, fail: calls.mark(call, self._marks, fail, "request_id"),
+            ),
+            *(  # the code that formats chunks takes an output
+                self._hook(f"{collector}{name}", (), lambda call, fail: calls.taken(call, "gapmeter_ns", fail))
+                for name in ("get", "get_nowait")
+            ),
         ]  # fmt: skip
 
     def _opened(self, start: int, end: int, result: Any, args: tuple[Any, ...]) -> None:
@@ -287,15 +292,6 @@ class ApiProbe(Probe):
         state = processor.request_states[request.request_id]
         if self.writer is not None:
             self._states[request.request_id] = state
-
-    def _wrap_put(self, original: Callable[..., None]) -> Callable[..., None]:
-        fail = functools.partial(self.failed, f"{_OUTPUT}RequestOutputCollector.put", ("detokenize", "egress"))
-        return calls.mark(original, self._marks, fail, "request_id")
-
-    def _wrap_get(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Stamp when the code that formats chunks takes an output."""
-        fail = functools.partial(self.failed, f"{_OUTPUT}RequestOutputCollector.get", ())
-        return calls.taken(original, "gapmeter_ns", fail)
 
     def _wrap_send(self, original: Callable[..., Any]) -> Callable[..., Any]:
         fail = functools.partial(self.failed, f"{_HTTP[0]}:RequestResponseCycle.send", ("egress",))
