@@ -56,22 +56,35 @@ class Watched:
 
 def read_watched(folder: Path) -> Watched | None:
     """From a run's telemetry; None where the kernel's records could not be had. Raises TooManyLost."""
-    parts = [part for path in with_compressed(folder, "switches-*.bin") if len(part := read_switches(path))]
-    if not parts:
+    every, holes, whole = list[NDArray[np.void]](), list[Times](), False
+    for path in with_compressed(folder, "switches-*.bin"):
+        own, lost, others_too = _of_core(path)
+        every.append(own)
+        holes.append(lost)
+        whole |= others_too
+    if not any(map(len, every)):
         return None
-    runs = np.concatenate([_runs(part) for part in parts])
-    runs = runs.take(np.argsort(runs["start"], kind="stable"))
-    holes = [_holes(part) for part in parts]
+    runs = _in_order(every)
     lost = union(*(np.concatenate(side) for side in zip(*holes, strict=True)))
-    if not len(runs):
-        return None
     share = float((lost[1] - lost[0]).sum() / (runs["end"].max() - runs["start"].min()))
     if share > MOST_LOST:
         raise TooManyLost(share)
-    whole = any("other" in (part.dtype.names or ()) for part in parts)
     programs = {int(row["pid"]): (str(row["of"]), str(row["name"])) for row in read_rows(folder / "switches.jsonl")}
     stopped = _stopped(folder / "processes.jsonl", runs)
     return Watched(runs, lost, whole, programs, _limited(folder / "limits.jsonl"), stopped)
+
+
+def _of_core(path: Path) -> tuple[NDArray[np.void], Times, bool]:
+    """Of the records of one core, which go before the next one's are read: the runs, the holes, and whether of all."""
+    records = read_switches(path)
+    return _runs(records), _holes(records), "other" in (records.dtype.names or ())
+
+
+def _in_order(parts: list[NDArray[np.void]]) -> NDArray[np.void]:
+    """All runs by when they began; takes them from ``parts``, so that they are not in memory three times."""
+    runs = np.concatenate(parts)
+    parts.clear()
+    return runs.take(np.argsort(runs["start"], kind="stable"))
 
 
 def _runs(every: NDArray[np.void]) -> NDArray[np.void]:
