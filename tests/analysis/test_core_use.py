@@ -60,7 +60,7 @@ def _use(folder: Path, *rows: Row, whole: bool = False) -> CoreUse:
     return core_use(folder, files, [0])
 
 
-def _whole(kept: Stretches | ManyStretches) -> Stretches:
+def _whole(kept: ManyStretches) -> Stretches:
     return kept.near(np.array([-FAR]), np.array([FAR]))
 
 
