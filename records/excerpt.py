@@ -6,9 +6,10 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 from gapmeter_probe.records import FILE_HEADER, HEAD, MAGIC, REQUEST, SCHEMA_VERSION, Kind
 
-from gapmeter.records.reader import RecordFile, dropped_records, frames, read_records
+from gapmeter.records.reader import Table, dropped_records, frames, read_records
 
 _FIRST_STEP_CODE = 100
 _BLOCK = 1 << 26  # bytes that are read at once
@@ -77,7 +78,7 @@ class Growing:
             at = self._since
             while moved := os.sendfile(copy.fileno(), source.fileno(), at, self._at - at):  # 2 GiB at most
                 at += moved
-            unnamed = sorted(_unnamed(read_records(target)))
+            unnamed = sorted(_unnamed(target))
             end = HEAD.pack(HEAD.size, Kind.END, 0) if complete or self.closed else b""
             copy.write(b"".join(self._requests[ref] for ref in unnamed if ref in self._requests) + end)
 
@@ -97,8 +98,14 @@ def _read_on(fd: int, at: int) -> tuple[bytes, bool]:
     return data, len(data) < left
 
 
-def _unnamed(file: RecordFile) -> set[int]:
-    """Requests that a file refers to without naming them."""
-    spans = file.spans["ref"][file.spans["code"] < _FIRST_STEP_CODE]
-    used = {*spans.tolist(), *file.counts["ref"].tolist(), *file.entries["ref"].tolist()}
-    return (used | set(file.emissions["ref"].tolist())) - set(file.engine_ids)
+def _unnamed(path: Path) -> set[int]:
+    """Requests that a file refers to without naming them. It may do so tens of millions of times."""
+    used = set[int]()
+
+    def note(spans: Table, _: dict[int, str]) -> None:
+        used.update(np.unique(spans["ref"][spans["code"] < _FIRST_STEP_CODE]).tolist())
+
+    file = read_records(path, take_spans=note)
+    for rows in (file.counts, file.entries, file.emissions):
+        used.update(np.unique(rows["ref"]).tolist())
+    return used - set(file.engine_ids)
