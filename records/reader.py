@@ -34,6 +34,7 @@ TakeSpans = Callable[[Table, dict[int, str]], None]
 
 _BLOCK = 1 << 22
 _FEW, _MANY = 8, 4096
+_MOST_REQUESTS = 1 << 28  # of a process; tables by ref have room for as many as the largest says
 _HEAD = [("size", "<u4"), ("kind", "<u2"), ("code", "<u2")]
 SPAN_DTYPE = np.dtype(
     [*_HEAD, ("ref", "<u4"), ("n", "<u4"), ("queued_ns", "<i8"), ("start_ns", "<i8"), ("end_ns", "<i8")]
@@ -160,8 +161,8 @@ def read_records(
 
     With ``take``, what ``blobs`` would hold goes there instead, block by block: bytes, the code of each payload in
     them, and from where to where it is; it raises ValueError for what is damaged. With ``take_spans``, each block's
-    spans go there, with the client's ids that were named so far. A process that was killed leaves no END mark; its
-    records are read up to the last whole frame.
+    spans go there, with the client's ids of the requests that it names. A process that was killed leaves no END mark;
+    its records are read up to the last whole frame.
     Raises OSError if the file cannot be opened, NotRecords if it is something else, or damaged.
     """
     name = os.fspath(path)
@@ -213,15 +214,16 @@ class _Reader:
         while not self.complete and (more := file.read(size)):
             data += more
             whole = frames(data)
-            self._sort(data, whole, before, take)
+            named = self._sort(data, whole, before, take)
             if take_spans is not None:
-                take_spans(np.frombuffer(self.tables[Kind.SPAN], SPAN_DTYPE), self.client_ids)
+                take_spans(np.frombuffer(self.tables[Kind.SPAN], SPAN_DTYPE), named)
                 self.tables[Kind.SPAN] = bytearray()
             data, self.complete = data[whole.used :], whole.closed
             before += whole.used
             size = _BLOCK if whole.used else len(data) + _BLOCK  # a frame larger than a block
 
-    def _sort(self, data: bytes, whole: Frames, before: int, take: Take) -> None:
+    def _sort(self, data: bytes, whole: Frames, before: int, take: Take) -> dict[int, str]:
+        """Returns the client's ids of the requests that are named here."""
         offsets, kinds = whole.others.T
         of = {kind: offsets[kinds == kind] for kind in Kind}
         words = np.frombuffer(data, np.uint32, len(data) // 4)
@@ -245,11 +247,15 @@ class _Reader:
             if kind == Kind.EMIT:
                 stamps = words[(at // 4)[:, None] + (4, 5)].view(np.int64).reshape(-1)
                 self.emitted.append(np.stack([words[at // 4 + 2], counts, stamps], axis=1))
+        named = dict[int, str]()
         for offset in of[Kind.REQUEST].tolist():
             size, _, padding, ref, engine_length = REQUEST.unpack_from(data, offset)
+            if ref > _MOST_REQUESTS:
+                raise NotRecords(f"damaged at byte {before + offset}")
             body = data[offset + REQUEST.size : offset + size - padding]
             self.engine_ids[ref] = body[:engine_length].decode(errors="replace")
-            self.client_ids[ref] = body[engine_length:].decode(errors="replace")
+            named[ref] = body[engine_length:].decode(errors="replace")
+        self.client_ids |= named
         self.notes += [_note(data, offset) for offset in of[Kind.JSON].tolist()]
         if len(at := of[Kind.BLOB]):
             lengths = words[(at // 4)[:, None] + (2, 3)].view(np.uint64).reshape(-1)
@@ -257,6 +263,7 @@ class _Reader:
             if len(long):
                 raise NotRecords(f"damaged at byte {before + at[long[0]]}")
             take(data, words[at // 4 + 1] >> 16, at + BLOB.size, at + BLOB.size + lengths.astype(np.int64))
+        return named
 
     def file(self, name: str, blobs: list[tuple[int, bytes]]) -> RecordFile:
         """What was read."""

@@ -41,9 +41,9 @@ class RecordedProcess:
         """Of one file; with ``sieve``, of tokens' spans only what passes it. Raises as ``read_records``."""
         kinds, kept = defaultdict[int, bytearray](bytearray), defaultdict[int, bytearray](bytearray)
 
-        def sort(spans: Table, client_ids: Mapping[int, str]) -> None:
+        def sort(spans: Table, named: Mapping[int, str]) -> None:
             if sieve is not None:
-                sieve.learn(client_ids)
+                sieve.learn(named)
             codes = np.ascontiguousarray(spans["code"])
             for code in sorted(np.flatnonzero(np.bincount(codes)).tolist(), key=lambda code: code != Span.EGRESS):
                 own = spans.compress(codes == code)
