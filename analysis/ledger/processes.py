@@ -89,7 +89,7 @@ class RecordedProcess:
 
     def times_alone(self) -> RecordedProcess:
         """The same process, of which nothing is left but its head and when its spans were; takes these from it."""
-        tables = ("steps", "entries", "entry_step", "emissions", "emission_step", "emission_ns", "device")
+        tables = ("steps", "entries", "emits", "emissions", "device")
         file = replace(self.file, **{name: getattr(self.file, name)[:0].copy() for name in tables})
         return RecordedProcess(file, {code: times_of(code, self.kinds.pop(code)) for code in tuple(self.kinds)})
 

@@ -163,16 +163,13 @@ def _counted_on(process: RecordedProcess, before: int) -> RecordedProcess:
     if not before:
         return process
     file, kinds = process.file, dict(process.kinds)
-    steps, device = file.steps.copy(), file.device.copy()
-    steps["seq"] += before
-    device["seq"] += before
+    counting = {"steps": file.steps.copy(), "emits": file.emits.copy(), "device": file.device.copy()}
+    for rows in counting.values():
+        rows["seq"] += before
     for code in (code for code in kinds if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE):
         kinds[code] = kinds[code].copy()
         kinds[code]["ref"] += before
-    file = replace(
-        file, steps=steps, device=device, entry_step=file.entry_step + before, emission_step=file.emission_step + before
-    )
-    return replace(process, file=file, kinds=kinds)
+    return replace(process, file=replace(file, **counting), kinds=kinds)
 
 
 def _ranks(processes: Sequence[RecordedProcess]) -> list[list[RecordedProcess]]:
