@@ -86,7 +86,7 @@ class Threads:
         following = [self._begun[own[np.searchsorted(own, end) :][:1]] for own in self._by_thread]
         until = min(high + _LONGEST_HOLD_NS, int(np.concatenate([[high], *following]).max()))
         after = int(np.searchsorted(self._begun, until))
-        rows = [np.arange(begin, after)]
+        rows: list[Ints] = [np.arange(begin, after)]
         for own in (*self._by_thread, *self._by_core):
             rows.append(own[: np.searchsorted(own, begin)][-1:])
         for own in self._by_thread:
