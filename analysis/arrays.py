@@ -61,7 +61,8 @@ def runs(begins: Bools) -> tuple[Ints, Ints]:
 def running_sums(groups: AnyArray, values: Ints) -> Ints:
     """The sum of ``values`` up to each row, from where its run of equal ``groups`` began."""
     total, (first, last) = np.cumsum(values, dtype=np.int64), runs(changes(groups))
-    return total - np.repeat(total[first] - values[first], last - first + 1)
+    total -= np.repeat(total[first] - values[first], last - first + 1)
+    return total
 
 
 class Ranked:

@@ -20,7 +20,7 @@ from gapmeter.analysis.ledger.trace import FIRST_PROCESS_CODE, FIRST_STEP_CODE, 
 from gapmeter.analysis.requests.attempts import read_attempts
 from gapmeter.analysis.requests.metrics import stamps_ns
 from gapmeter.analysis.results.manifest import PlanFacts
-from gapmeter.records import EntryFlag, RecordFile, RunFolder, Span
+from gapmeter.records import RecordFile, RunFolder, Span
 from gapmeter.records.reader import NotRecords
 from gapmeter.scenarios.plain_file import memory_bytes, open_plain
 
@@ -168,12 +168,10 @@ def steps_table(trace: Trace) -> pd.DataFrame:
     prepared = trace.spans_of(Span.INPUT_PREP)
     batch = pd.Series(prepared["n"].astype(np.int64) & _PADDED, prepared["step"]).groupby(level=0).max()
     table["padded"] = np.maximum(table["padded"], batch.reindex(table.index, fill_value=0))
-    entries = pd.DataFrame({n: trace.entries[n] for n in ("step", "tokens", "flags")})
-    entries = entries[entries["tokens"] > 0]
-    prompt = (entries["flags"] & int(EntryFlag.PROMPT)) != 0
-    table["requests"] = entries.groupby("step").size()
-    table["prompt_tokens"] = entries[prompt].groupby("step")["tokens"].sum()
-    table["decode_tokens"] = entries[~prompt].groupby("step")["tokens"].sum()
+    loads = trace.step_loads().set_index("step").astype(np.int64)
+    table["requests"] = loads["prompts"] + loads["decoding"]
+    table["prompt_tokens"] = loads.loc[loads["prompts"] > 0, "prompt_tokens"]
+    table["decode_tokens"] = loads.loc[loads["decoding"] > 0, "decode_tokens"]
     for code in Span:
         if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE and len(rows := trace.spans_of(code)):
             spans = pd.DataFrame({n: rows[n] for n in ("step", "start", "end")}).groupby("step")

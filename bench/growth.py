@@ -174,8 +174,7 @@ def _repeat_probe(file: RecordFile, target: Path, times: int, length_ns: int, re
         writer.json({name: value for name, value in note.items() if name != "at_ns"})
     last = int(file.steps["seq"].max()) if len(file.steps) else 0
     entries = np.split(file.entries, file.steps["entries"].cumsum()[:-1])
-    emitted = np.flatnonzero(np.diff(file.emission_step, prepend=-1))
-    emissions = np.split(file.emissions, emitted[1:])
+    emissions = np.split(file.emissions, file.emits["entries"].cumsum()[:-1])
     refs = np.zeros(max(file.engine_ids, default=0) + 1, np.uint32)
     for again in range(times):
         ns, seqs = again * length_ns, again * last
@@ -193,9 +192,9 @@ def _repeat_probe(file: RecordFile, target: Path, times: int, length_ns: int, re
             own = [(refs[ref], *row) for ref, *row in rows.tolist()]
             about = {name: int(step[name]) for name in ("running", "waiting", "free_blocks", "padded")}
             writer.step(int(step["code"]), int(step["seq"]) + seqs, own, **about, schedule_ns=step["schedule_ns"] + ns)
-        for at, rows in zip(emitted.tolist(), emissions, strict=False):
+        for emit, rows in zip(file.emits, emissions, strict=False):
             tokens = [(refs[ref], count) for ref, count in rows.tolist()]
-            writer.emit(int(file.emission_step[at]) + seqs, int(file.emission_ns[at]) + ns, tokens)
+            writer.emit(int(emit["seq"]) + seqs, int(emit["at_ns"]) + ns, tokens)
         for _, _, code, ref, prompt, output, cached, at_ns in file.counts.tolist():
             writer.counts(Outcome(code), int(refs[ref]), prompt, output, cached, at_ns + ns)
     writer.close()

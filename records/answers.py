@@ -43,7 +43,6 @@ class Answers:
 
     data: bytes
     said: Table
-    chunk_ns: Ints
     chunk_tokens: Ints
     token_ns: Ints
 
@@ -90,5 +89,4 @@ def read_answers(block: Block) -> Answers:
     else:
         read = _read(block.data, places)
         said, chunks = np.frombuffer(read[0], _SAID), np.frombuffer(read[1], _CHUNK)
-    chunk_ns, chunk_tokens = chunks["arrival_ns"].copy(), chunks["tokens"].copy()
-    return Answers(block.data, said, chunk_ns, chunk_tokens, np.repeat(chunk_ns, chunk_tokens))
+    return Answers(block.data, said, chunks["tokens"].copy(), np.repeat(chunks["arrival_ns"], chunks["tokens"]))

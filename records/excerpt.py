@@ -6,9 +6,10 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 from gapmeter_probe.records import FILE_HEADER, HEAD, MAGIC, REQUEST, SCHEMA_VERSION, Kind
 
-from gapmeter.records.reader import RecordFile, dropped_records, frames, read_records
+from gapmeter.records.reader import Table, dropped_records, frames, read_records
 
 _FIRST_STEP_CODE = 100
 _BLOCK = 1 << 26  # bytes that are read at once
@@ -67,19 +68,26 @@ class Growing:
     def cut(self, target: Path, *, complete: bool) -> None:
         """Copy the file's head, its notes from before, and every frame since ``begin``; ``complete``: with an END.
 
-        Requests keep their numbers. One that was named before and is still at work since is named again. Raises
-        OSError.
+        Requests keep their numbers. One that was named before and is still at work since is named again, ahead of what
+        refers to it. Raises OSError.
         """
         self.advance()
         head = FILE_HEADER.pack(MAGIC, SCHEMA_VERSION, dropped_records(self.path) - self._dropped_before)
+        head += b"".join(self._notes[: self._notes_before])
+        end = HEAD.pack(HEAD.size, Kind.END, 0) if complete or self.closed else b""
+        self._copy(target, head, end)
+        again = b"".join(self._requests[ref] for ref in sorted(_unnamed(target)) if ref in self._requests)
+        if again:  # behind it, a large file would have to be read without a sieve
+            self._copy(target, head + again, end)
+
+    def _copy(self, target: Path, head: bytes, end: bytes) -> None:
+        """What has come since ``begin``, between these."""
         with self.path.open("rb", buffering=0) as source, target.open("wb", buffering=0) as copy:
-            copy.write(head + b"".join(self._notes[: self._notes_before]))
+            copy.write(head)
             at = self._since
             while moved := os.sendfile(copy.fileno(), source.fileno(), at, self._at - at):  # 2 GiB at most
                 at += moved
-            unnamed = sorted(_unnamed(read_records(target)))
-            end = HEAD.pack(HEAD.size, Kind.END, 0) if complete or self.closed else b""
-            copy.write(b"".join(self._requests[ref] for ref in unnamed if ref in self._requests) + end)
+            copy.write(end)
 
 
 def _read_on(fd: int, at: int) -> tuple[bytes, bool]:
@@ -97,8 +105,14 @@ def _read_on(fd: int, at: int) -> tuple[bytes, bool]:
     return data, len(data) < left
 
 
-def _unnamed(file: RecordFile) -> set[int]:
-    """Requests that a file refers to without naming them."""
-    spans = file.spans["ref"][file.spans["code"] < _FIRST_STEP_CODE]
-    used = {*spans.tolist(), *file.counts["ref"].tolist(), *file.entries["ref"].tolist()}
-    return (used | set(file.emissions["ref"].tolist())) - set(file.engine_ids)
+def _unnamed(path: Path) -> set[int]:
+    """Requests that a file refers to without naming them. It may do so tens of millions of times."""
+    used = set[int]()
+
+    def note(spans: Table, _: dict[int, str]) -> None:
+        used.update(np.unique(spans["ref"][spans["code"] < _FIRST_STEP_CODE]).tolist())
+
+    file = read_records(path, take_spans=note)
+    for rows in (file.counts, file.entries, file.emissions):
+        used.update(np.unique(rows["ref"]).tolist())
+    return used - set(file.engine_ids)

@@ -11,18 +11,7 @@ from io import BufferedIOBase
 from typing import Any, NamedTuple
 
 import numpy as np
-from gapmeter_probe.records import (
-    BLOB,
-    DEVICE_PARTS,
-    EMIT,
-    FILE_HEADER,
-    HEAD,
-    JSON,
-    MAGIC,
-    REQUEST,
-    SCHEMA_VERSION,
-    Kind,
-)
+from gapmeter_probe.records import BLOB, DEVICE_PARTS, FILE_HEADER, HEAD, JSON, MAGIC, REQUEST, SCHEMA_VERSION, Kind
 from numpy.typing import NDArray
 
 from gapmeter.records.compression import open_record
@@ -34,6 +23,7 @@ TakeSpans = Callable[[Table, dict[int, str]], None]
 
 _BLOCK = 1 << 22
 _FEW, _MANY = 8, 4096
+_MOST_REQUESTS = 1 << 28  # of a process; tables by ref have room for as many as the largest says
 _HEAD = [("size", "<u4"), ("kind", "<u2"), ("code", "<u2")]
 SPAN_DTYPE = np.dtype(
     [*_HEAD, ("ref", "<u4"), ("n", "<u4"), ("queued_ns", "<i8"), ("start_ns", "<i8"), ("end_ns", "<i8")]
@@ -52,15 +42,16 @@ DEVICE_DTYPE = np.dtype(
     [*_HEAD, ("seq", "<u4"), ("anchor", "<u4"),
      *((f"{part}_{clock}_ns", "<i8") for part in DEVICE_PARTS for clock in ("host", "device"))]
 )  # fmt: skip
+EMIT_DTYPE = np.dtype([*_HEAD, ("seq", "<u4"), ("entries", "<u4"), ("at_ns", "<i8")])
 EMISSION_DTYPE = np.dtype([("ref", "<u4"), ("tokens", "<u4")])
 _SPAN_HEAD = struct.pack("<IH", SPAN_DTYPE.itemsize, Kind.SPAN)
 _LAYOUTS = {
-    Kind.SPAN: SPAN_DTYPE, Kind.COUNTS: COUNTS_DTYPE, Kind.STEP: STEP_DTYPE, Kind.DEVICE: DEVICE_DTYPE,
+    Kind.SPAN: SPAN_DTYPE, Kind.COUNTS: COUNTS_DTYPE, Kind.STEP: STEP_DTYPE, Kind.EMIT: EMIT_DTYPE,
+    Kind.DEVICE: DEVICE_DTYPE,
 }  # fmt: skip
 _LEAST = {
     **{kind: layout.itemsize for kind, layout in _LAYOUTS.items()},
     Kind.REQUEST: REQUEST.size,
-    Kind.EMIT: EMIT.size,
     Kind.JSON: JSON.size,
     Kind.BLOB: BLOB.size,
 }  # bytes of a frame
@@ -70,8 +61,8 @@ _LEAST = {
 class RecordFile:
     """One process's records. Tables are numpy structured arrays in the order written.
 
-    ``entries`` carry the sequence number of their step in ``entry_step``, ``emissions`` theirs in ``emission_step``
-    and the emission's stamp in ``emission_ns``.
+    Each of ``steps`` has so many of ``entries`` as it says, one step's behind the other's; each of ``emits`` of
+    ``emissions``.
     """
 
     path: str
@@ -82,15 +73,28 @@ class RecordFile:
     counts: Table
     steps: Table
     entries: Table
-    entry_step: NDArray[np.int32]
+    emits: Table
     emissions: Table
-    emission_step: NDArray[np.int32]
-    emission_ns: NDArray[np.int64]
     device: Table
     notes: list[dict[str, Any]]
     blobs: list[tuple[int, bytes]]
     complete: bool
     dropped: int
+
+    @property
+    def entry_step(self) -> NDArray[np.int32]:
+        """Of each entry, the sequence number of its step."""
+        return np.repeat(np.asarray(self.steps["seq"], np.int32), self.steps["entries"])
+
+    @property
+    def emission_step(self) -> NDArray[np.int32]:
+        """Of each emission, the sequence number of its step."""
+        return np.repeat(np.asarray(self.emits["seq"], np.int32), self.emits["entries"])
+
+    @property
+    def emission_ns(self) -> Ints:
+        """Of each emission, when it was."""
+        return np.repeat(np.asarray(self.emits["at_ns"], np.int64), self.emits["entries"])
 
     def requests(self, code: int = FINISHED) -> list[RequestRecord]:
         """A generator's records, FINISHED or ISSUED, in the order written. Raises ValueError for one that is none."""
@@ -160,8 +164,8 @@ def read_records(
 
     With ``take``, what ``blobs`` would hold goes there instead, block by block: bytes, the code of each payload in
     them, and from where to where it is; it raises ValueError for what is damaged. With ``take_spans``, each block's
-    spans go there, with the client's ids that were named so far. A process that was killed leaves no END mark; its
-    records are read up to the last whole frame.
+    spans go there, with the client's ids of the requests that it names. A process that was killed leaves no END mark;
+    its records are read up to the last whole frame.
     Raises OSError if the file cannot be opened, NotRecords if it is something else, or damaged.
     """
     name = os.fspath(path)
@@ -201,7 +205,6 @@ class _Reader:
             raise NotRecords(f"not a record file of schema version {SCHEMA_VERSION}")
         self.tables = {kind: bytearray() for kind in _LAYOUTS}
         self.entries, self.emissions = bytearray(), bytearray()
-        self.emitted = [np.empty((0, 3), np.int64)]  # of each EMIT frame: step, entries, stamp
         self.engine_ids: dict[int, str] = {}
         self.client_ids: dict[int, str] = {}
         self.notes: list[dict[str, Any]] = []
@@ -213,15 +216,16 @@ class _Reader:
         while not self.complete and (more := file.read(size)):
             data += more
             whole = frames(data)
-            self._sort(data, whole, before, take)
+            named = self._sort(data, whole, before, take)
             if take_spans is not None:
-                take_spans(np.frombuffer(self.tables[Kind.SPAN], SPAN_DTYPE), self.client_ids)
+                take_spans(np.frombuffer(self.tables[Kind.SPAN], SPAN_DTYPE), named)
                 self.tables[Kind.SPAN] = bytearray()
             data, self.complete = data[whole.used :], whole.closed
             before += whole.used
             size = _BLOCK if whole.used else len(data) + _BLOCK  # a frame larger than a block
 
-    def _sort(self, data: bytes, whole: Frames, before: int, take: Take) -> None:
+    def _sort(self, data: bytes, whole: Frames, before: int, take: Take) -> dict[int, str]:
+        """Returns the client's ids of the requests that are named here."""
         offsets, kinds = whole.others.T
         of = {kind: offsets[kinds == kind] for kind in Kind}
         words = np.frombuffer(data, np.uint32, len(data) // 4)
@@ -231,7 +235,7 @@ class _Reader:
                 raise NotRecords(f"damaged at byte {before + of[kind][short[0]]}")
         view = memoryview(data)
         _append(self.tables[Kind.SPAN], view, whole.spans[:, 0], whole.spans[:, 1])
-        for kind in (Kind.COUNTS, Kind.STEP, Kind.DEVICE):
+        for kind in (Kind.COUNTS, Kind.STEP, Kind.EMIT, Kind.DEVICE):
             _append(self.tables[kind], view, of[kind], of[kind] + _LAYOUTS[kind].itemsize)
         for kind, counted_at, layout, rows in (
             (Kind.STEP, 7, ENTRY_DTYPE, self.entries), (Kind.EMIT, 3, EMISSION_DTYPE, self.emissions)
@@ -242,14 +246,15 @@ class _Reader:
             if len(short):
                 raise NotRecords(f"damaged at byte {before + at[short[0]]}")
             _append(rows, view, at + head, at + head + counts * layout.itemsize)
-            if kind == Kind.EMIT:
-                stamps = words[(at // 4)[:, None] + (4, 5)].view(np.int64).reshape(-1)
-                self.emitted.append(np.stack([words[at // 4 + 2], counts, stamps], axis=1))
+        named = dict[int, str]()
         for offset in of[Kind.REQUEST].tolist():
             size, _, padding, ref, engine_length = REQUEST.unpack_from(data, offset)
+            if ref > _MOST_REQUESTS:
+                raise NotRecords(f"damaged at byte {before + offset}")
             body = data[offset + REQUEST.size : offset + size - padding]
             self.engine_ids[ref] = body[:engine_length].decode(errors="replace")
-            self.client_ids[ref] = body[engine_length:].decode(errors="replace")
+            named[ref] = body[engine_length:].decode(errors="replace")
+        self.client_ids |= named
         self.notes += [_note(data, offset) for offset in of[Kind.JSON].tolist()]
         if len(at := of[Kind.BLOB]):
             lengths = words[(at // 4)[:, None] + (2, 3)].view(np.uint64).reshape(-1)
@@ -257,12 +262,11 @@ class _Reader:
             if len(long):
                 raise NotRecords(f"damaged at byte {before + at[long[0]]}")
             take(data, words[at // 4 + 1] >> 16, at + BLOB.size, at + BLOB.size + lengths.astype(np.int64))
+        return named
 
     def file(self, name: str, blobs: list[tuple[int, bytes]]) -> RecordFile:
         """What was read."""
         tables = {kind: np.frombuffer(self.tables[kind], layout) for kind, layout in _LAYOUTS.items()}
-        steps = tables[Kind.STEP]
-        seqs, counts, stamps = np.concatenate(self.emitted).T
         return RecordFile(
             path=name,
             process=self.notes[0] if self.notes else {},
@@ -270,12 +274,10 @@ class _Reader:
             client_ids=self.client_ids,
             spans=tables[Kind.SPAN],
             counts=tables[Kind.COUNTS],
-            steps=steps,
+            steps=tables[Kind.STEP],
             entries=np.frombuffer(self.entries, ENTRY_DTYPE),
-            entry_step=np.repeat(steps["seq"].astype(np.int32), steps["entries"]),
+            emits=tables[Kind.EMIT],
             emissions=np.frombuffer(self.emissions, EMISSION_DTYPE),
-            emission_step=np.repeat(seqs.astype(np.int32), counts),
-            emission_ns=np.repeat(stamps, counts),
             device=tables[Kind.DEVICE],
             notes=self.notes,
             blobs=blobs,

@@ -16,12 +16,11 @@ measured. Activations, and what is written, are not counted: the shares are lowe
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import Floats, Ints
+from gapmeter.analysis.arrays import AnyArray, Floats, Ints
 from gapmeter.analysis.device.devices import UnknownDevice, find_device, recognize
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import counted
@@ -39,6 +38,7 @@ from gapmeter.analysis.results.device import (
 from gapmeter.analysis.results.manifest import Manifest, MeasuredRate
 from gapmeter.analysis.stats.series import ratio_of_sums
 from gapmeter.records import EntryFlag, Span
+from gapmeter.records.reader import Table
 
 FEWEST_STEPS = 20
 _BOUND_SHARE = 0.5  # of the forward that the bytes or operations must explain before they are called its bound
@@ -226,29 +226,28 @@ def step_work(trace: Trace, weights: Weights) -> pd.DataFrame:
         sampled, of_step = trace.within_steps(Span.DEVICE_SAMPLING, steps["step"].to_numpy())
         sampled_ns = np.bincount(of_step, sampled["end"] - sampled["start"], len(steps))
         steps["forward_ns"] += sampled_ns * (steps["forward_ns"] > 0)
-    entries = trace.entries[trace.entries["tokens"] > 0]
-    at = np.searchsorted(steps["step"], entries["step"])
-    tokens, before, flags = entries["tokens"].astype(float), entries["before"].astype(float), entries["flags"]
-    emits = ((flags & EntryFlag.PROMPT) == 0) | ((flags & EntryFlag.LAST_CHUNK) != 0)
-
-    def total(values: Any) -> Floats:
-        return np.bincount(at, values, len(steps)).astype(np.float64)
-
     layers, sliding, window, experts = weights.layers, weights.sliding_layers, weights.window, weights.experts
-    context = before + tokens
-    seen = context * (layers - sliding) + (np.minimum(context, window or 0) * sliding if sliding else 0)
-    pairs = _pairs(before, tokens, None) * (layers - sliding)
-    pairs = pairs + (_pairs(before, tokens, window) * sliding if sliding else 0)
-    worked = total(tokens)
+
+    def work(entries: Table) -> dict[str, AnyArray]:
+        tokens, before, flags = entries["tokens"].astype(float), entries["before"].astype(float), entries["flags"]
+        context = before + tokens
+        seen, pairs = context * (layers - sliding), _pairs(before, tokens, None) * (layers - sliding)
+        if sliding:
+            seen += np.minimum(context, window or 0) * sliding
+            pairs += _pairs(before, tokens, window) * sliding
+        emits = ((flags & EntryFlag.PROMPT) == 0) | ((flags & EntryFlag.LAST_CHUNK) != 0)
+        return {"tokens": tokens, "emits": emits, "seen": seen, "pairs": pairs}
+
+    sums = trace.step_sums(steps["step"].to_numpy(), work)
     body = float(weights.step_parameters - weights.head_parameters)
     routed_bytes: Floats | float = 0.0
     if experts:
         body += experts.parameters * experts.per_token / experts.count
         # The part of the experts that a step reads, if every token chose its own evenly: E (1 - (1 - k / E)^tokens).
-        routed_bytes = experts.bytes * (1.0 - (1.0 - experts.per_token / experts.count) ** worked)
-    steps["bytes"] = weights.step_bytes + routed_bytes + total(seen) * weights.kv_bytes
-    multiplied = 2.0 * body * worked + 2.0 * weights.head_parameters * total(emits)
-    steps["operations"] = multiplied + 4.0 * weights.attention_width * total(pairs)
+        routed_bytes = experts.bytes * (1.0 - (1.0 - experts.per_token / experts.count) ** sums["tokens"])
+    steps["bytes"] = weights.step_bytes + routed_bytes + sums["seen"] * weights.kv_bytes
+    multiplied = 2.0 * body * sums["tokens"] + 2.0 * weights.head_parameters * sums["emits"]
+    steps["operations"] = multiplied + 4.0 * weights.attention_width * sums["pairs"]
     return steps[steps["forward_ns"] > 0].reset_index(drop=True)
 
 

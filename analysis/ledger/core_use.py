@@ -8,15 +8,17 @@ before it was woken, and stays in transit.
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Ints, each_of
-from gapmeter.analysis.ledger.cores import CORE, UNKNOWN, WORK, CoreUse, Culprit, Reason, Stretches
-from gapmeter.analysis.ledger.critical_path import Intervals, Times, covered, overlaps, pieces, union
+from gapmeter.analysis.arrays import Ints, distinct, each_of
+from gapmeter.analysis.ledger.cores import CORE, UNKNOWN, WORK, CoreUse, Culprit, ManyStretches, Reason, Stretches
+from gapmeter.analysis.ledger.critical_path import FAR, Intervals, Times, covered, overlaps, pieces, union
 from gapmeter.analysis.ledger.processes import KINDS, RecordedProcess, loop_work
 from gapmeter.analysis.ledger.switches import MOST_LOST, TooManyLost, Watched, read_rows, read_watched
 from gapmeter.analysis.ledger.who_ran import who_ran
@@ -24,6 +26,7 @@ from gapmeter.records import Span
 
 _EVERY_NS = 200_000  # how finely a wait is spread
 _MOMENT_NS = 100_000_000  # by which a watch may end before the last answer
+_SAMPLES, _WRITES = 100, 100_000  # between which an event loop is looked at together
 _LEAST_SHARE = 0.01  # of the work; less is noise of the counters
 
 
@@ -45,12 +48,9 @@ def core_use(telemetry: Path | None, processes: Sequence[RecordedProcess], cores
     sums = read_sums(telemetry) if telemetry else {}
     if not {f.pid for f in known if f.kinds} <= {own.pid for own in sums.values()}:  # a container has its own ids
         sums = {}
-    work = {f.pid: loop_work(f) for f in known if f.kind == "api"}
-    of = {("loop woken", pid): _all_of(1, spans) for pid, spans in work.items()}
-    for pid, spans in work.items():
-        own = spread_waits([sums[pid]] if pid in sums else [], spans)
-        of["loop", pid] = _all_of(0, own)
-        of["loop turn", pid] = _in_order([own, spans])
+    of = dict[tuple[str, int], ManyStretches]()
+    for api in (f for f in known if f.kind == "api"):
+        of |= {(kind, api.pid): kept for kind, kept in _of_loop(api, sums.get(api.pid)).items()}
     for engine in (f for f in known if f.role in ("core", "engine") and sums):
         beside = (f for f in known if f.role == "worker" and f.engine == engine.engine and f.pid != engine.pid)
         worker = next((f for f in beside if len(f.spans(Span.WORKER))), None)
@@ -67,10 +67,23 @@ def _unseen(watched: Watched, processes: Sequence[RecordedProcess]) -> float:
     return (last - ended) / (last - begun) if last - ended > _MOMENT_NS else 0.0
 
 
-def _waits(sums: Mapping[int, Sums], process: RecordedProcess, code: Span) -> Stretches:
+def _of_loop(process: RecordedProcess, own: Sums | None) -> dict[str, ManyStretches]:
+    """What kept an API server's event loop, by kind of thread; a part of the run at a time, as ``who_ran``."""
+    found = defaultdict[str, list[tuple[int, Stretches]]](list)
+    cuts = own.at[::_SAMPLES] if own is not None else process.spans(Span.EGRESS)["end_ns"][::_WRITES]
+    for low, high in itertools.pairwise([-FAR, *distinct(cuts).tolist(), FAR]):
+        work = overlaps(np.array([low]), np.array([high]), *loop_work(process.within(low, high)))[2:]
+        waits = spread_waits(own and own.within(low, high), work)
+        found["loop"] += _all_of(0, waits).packed()
+        found["loop woken"] += _all_of(1, work).packed()
+        found["loop turn"] += _in_order([waits, work]).packed()
+    return {kind: ManyStretches(parts) for kind, parts in found.items()}
+
+
+def _waits(sums: Mapping[int, Sums], process: RecordedProcess, code: Span) -> ManyStretches:
     """What a process's busiest thread waited for a core within its spans."""
-    main, spans = [sums[tid] for tid in (busiest(sums, process.pid),) if tid in sums], process.spans(code)
-    return _all_of(0, spread_waits(main, union(spans["start_ns"], spans["end_ns"])))
+    own, spans = sums.get(busiest(sums, process.pid)), process.spans(code)
+    return ManyStretches(_all_of(0, spread_waits(own, union(spans["start_ns"], spans["end_ns"]))).packed())
 
 
 def _all_of(reason: int, times: Times) -> Stretches:
@@ -81,7 +94,7 @@ def _in_order(reasons: Sequence[Times]) -> Stretches:
     """Where several hold, the first; each one's place is its number."""
     rows = [Intervals.of_one(number, *times) for number, times in enumerate(reasons)]
     whole = pieces(Intervals.join(rows), 1, len(reasons))
-    return Stretches(whole.start, whole.end, whole.cls.astype(np.int16))
+    return Stretches(whole.start, whole.end, whole.cls)
 
 
 # --- waits from sums
@@ -95,6 +108,11 @@ class Sums:
     at: Ints
     ran: Ints
     waited: Ints
+
+    def within(self, low: int, high: int) -> Sums:
+        """The samples from one moment to another."""
+        some = slice(np.searchsorted(self.at, low), np.searchsorted(self.at, high, side="right"))
+        return Sums(self.pid, self.at[some], self.ran[some], self.waited[some])
 
 
 def read_sums(folder: Path) -> dict[int, Sums]:
@@ -112,20 +130,16 @@ def busiest(sums: Mapping[int, Sums], pid: int) -> int:
     return max(ran, key=lambda tid: ran[tid], default=pid)
 
 
-def spread_waits(sums: Sequence[Sums], work: Times) -> Times:
-    """The waits of threads (one, or several that take turns) within their ``work``: many short stretches, evenly."""
-    start, end = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for own in sums:
-        low, high = own.at[:-1], own.at[1:]
-        busy = covered(low, high, *work)
-        share = np.clip(busy - np.diff(own.ran), 0, np.diff(own.waited)) / np.maximum(busy, 1)
-        window, _, begins, ends = overlaps(low, high, *work)
-        kept = share[window] >= _LEAST_SHARE
-        begins, ends, part = begins[kept], ends[kept], share[window[kept]]
-        whose, nth = each_of(-(-(ends - begins) // _EVERY_NS))
-        tooth = begins[whose] + nth * _EVERY_NS
-        start.append(tooth)
-        end.append(tooth + (np.minimum(_EVERY_NS, ends[whose] - tooth) * part[whose]).astype(np.int64))
-    begun, ended = np.concatenate(start), np.concatenate(end)
-    order = np.argsort(begun, kind="stable")
-    return begun[order], ended[order]
+def spread_waits(own: Sums | None, work: Times) -> Times:
+    """The waits of a thread within its ``work``: many short stretches, evenly; none where it was not sampled."""
+    if own is None:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    low, high = own.at[:-1], own.at[1:]
+    busy = covered(low, high, *work)
+    share = np.clip(busy - np.diff(own.ran), 0, np.diff(own.waited)) / np.maximum(busy, 1)
+    window, _, begins, ends = overlaps(low, high, *work)
+    kept = share[window] >= _LEAST_SHARE
+    begins, ends, part = begins[kept], ends[kept], share[window[kept]]
+    whose, nth = each_of(-(-(ends - begins) // _EVERY_NS))
+    tooth = begins[whose] + nth * _EVERY_NS
+    return tooth, tooth + (np.minimum(_EVERY_NS, ends[whose] - tooth) * part[whose]).astype(np.int64)

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from gapmeter.analysis.arrays import Ints, distinct, ranges
-from gapmeter.analysis.ledger.critical_path import FAR, overlaps
+from gapmeter.analysis.ledger.critical_path import overlaps
 
 CORE, LOCK, WORK = "core_wait", "lock_wait", "at work"  # what a Reason may be
 LIMIT, STOPPED, NOBODY, UNKNOWN = "CPU limit", "stopped", "nobody", "unknown"
@@ -56,10 +56,6 @@ class Stretches:
     end: Ints
     reason: Ints
 
-    def near(self, start: Ints, end: Ints) -> Stretches:
-        """All that meet any of these stretches of time, and perhaps others."""
-        return self.within(start.min(initial=FAR), end.max(initial=-FAR))
-
     def within(self, low: int, high: int) -> Stretches:
         """Those that meet a stretch of time."""
         near = slice(np.searchsorted(self.end, low, side="right"), np.searchsorted(self.start, high))
@@ -83,7 +79,7 @@ class Stretches:
 
 
 class ManyStretches:
-    """As ``Stretches``, of a whole run: the parts that ``packed`` made, in order."""
+    """Those of a whole run: the parts that ``packed`` made, in order."""
 
     def __init__(self, parts: Sequence[tuple[int, Stretches]]) -> None:
         self._parts = parts
@@ -132,7 +128,7 @@ class CoreUse:
     """
 
     reasons: tuple[Reason, ...]
-    of: Mapping[tuple[str, int], Stretches | ManyStretches]
+    of: Mapping[tuple[str, int], ManyStretches]
     known_from: KnownFrom
     lost_share: float = 0.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gapmeter.analysis.arrays import Ints, changes
+from gapmeter.analysis.arrays import Ints, changes, runs
 from gapmeter.analysis.ledger.critical_path import Times, at_least, union
 from gapmeter.analysis.ledger.sieve import OF_TOKENS, Sieve
 from gapmeter.records import RecordFile, Span, read_records
@@ -41,15 +41,15 @@ class RecordedProcess:
         """Of one file; with ``sieve``, of tokens' spans only what passes it. Raises as ``read_records``."""
         kinds, kept = defaultdict[int, bytearray](bytearray), defaultdict[int, bytearray](bytearray)
 
-        def sort(spans: Table, client_ids: Mapping[int, str]) -> None:
+        def sort(spans: Table, named: Mapping[int, str]) -> None:
             if sieve is not None:
-                sieve.learn(client_ids)
+                sieve.learn(named)
             codes = np.ascontiguousarray(spans["code"])
             for code in sorted(np.flatnonzero(np.bincount(codes)).tolist(), key=lambda code: code != Span.EGRESS):
                 own = spans.compress(codes == code)
                 if sieve is not None and code in OF_TOKENS:
                     kept[code] += own.compress(sieve.passes(code, own["ref"], own["n"])).data
-                    own = times_of(own)
+                    own = times_of(code, own)
                 kinds[code] += own.data
 
         file = read_records(path, take_spans=sort)
@@ -84,14 +84,14 @@ class RecordedProcess:
     def take_requests(self, code: int) -> Table:
         """The spans of a kind that is recorded by request, all or those kept; only the times stay here."""
         found = self.kept.pop(code) if code in self.kept else self.kinds[code]
-        self.kinds[code] = times_of(self.kinds[code])
+        self.kinds[code] = times_of(code, self.kinds[code])
         return found
 
     def times_alone(self) -> RecordedProcess:
         """The same process, of which nothing is left but its head and when its spans were; takes these from it."""
-        tables = ("steps", "entries", "entry_step", "emissions", "emission_step", "emission_ns", "device")
+        tables = ("steps", "entries", "emits", "emissions", "device")
         file = replace(self.file, **{name: getattr(self.file, name)[:0].copy() for name in tables})
-        return RecordedProcess(file, {code: times_of(self.kinds.pop(code)) for code in tuple(self.kinds)})
+        return RecordedProcess(file, {code: times_of(code, self.kinds.pop(code)) for code in tuple(self.kinds)})
 
     def thinned(self, most: int) -> RecordedProcess:
         """The same process, with up to ``most`` spans of each kind, evenly: all of a kind may be half a gigabyte."""
@@ -120,15 +120,18 @@ class RecordedProcess:
         return found
 
 
-def times_of(spans: Table) -> Table:
-    """When spans were, once each: what a step's tokens have in common is there for every one of them."""
+def times_of(code: int, spans: Table) -> Table:
+    """When spans were, once each: what a step's tokens have in common is there for every one of them.
+
+    DETOKENIZE once a batch, from when that was ``queued`` to the last one's end: it is all that is asked of its times.
+    """
     if spans.dtype == _TIMES:
         return spans
-    columns = [spans[name] for name in _TIMES.names or ()]
-    new = changes(*columns)
-    times = np.empty(int(new.sum()), _TIMES)
-    for name, column in zip(_TIMES.names or (), columns, strict=True):
-        times[name] = column[new]
+    queued, start, end = (spans[name] for name in _TIMES.names or ())
+    first, _ = runs(changes(queued) if code == Span.DETOKENIZE else changes(queued, start, end))
+    times = np.empty(len(first), _TIMES)
+    times["queued_ns"], times["start_ns"] = queued[first], start[first]
+    times["end_ns"] = np.maximum.reduceat(end, first)
     return times
 
 

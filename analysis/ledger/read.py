@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Ints, distinct, running_sums
+from gapmeter.analysis.arrays import AnyArray, Ints, distinct, running_sums
 from gapmeter.analysis.ledger.core_use import core_use
 from gapmeter.analysis.ledger.device_time import anchors_of, device_spans
 from gapmeter.analysis.ledger.processes import RecordedProcess
@@ -163,16 +163,13 @@ def _counted_on(process: RecordedProcess, before: int) -> RecordedProcess:
     if not before:
         return process
     file, kinds = process.file, dict(process.kinds)
-    steps, device = file.steps.copy(), file.device.copy()
-    steps["seq"] += before
-    device["seq"] += before
+    counting = {"steps": file.steps.copy(), "emits": file.emits.copy(), "device": file.device.copy()}
+    for rows in counting.values():
+        rows["seq"] += before
     for code in (code for code in kinds if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE):
         kinds[code] = kinds[code].copy()
         kinds[code]["ref"] += before
-    file = replace(
-        file, steps=steps, device=device, entry_step=file.entry_step + before, emission_step=file.emission_step + before
-    )
-    return replace(process, file=file, kinds=kinds)
+    return replace(process, file=replace(file, **counting), kinds=kinds)
 
 
 def _ranks(processes: Sequence[RecordedProcess]) -> list[list[RecordedProcess]]:
@@ -256,14 +253,15 @@ def _request_spans(
 def _emissions(files: Sequence[RecordFile], rows: Sequence[NDArray[np.int32]], asked: AskedTokens | None) -> Table:
     """What the engines' steps made of each request, as far as it is asked for."""
     both = zip(files, rows, strict=True)
-    request = np.concatenate([of.take(file.emissions["ref"], mode="clip") for file, of in both])
-    order = np.lexsort((np.concatenate([file.emission_ns for file in files]), request))
-    request, tokens = request[order], np.concatenate([file.emissions["tokens"] for file in files])[order]
+    request = _joined([of.take(file.emissions["ref"], mode="clip") for file, of in both])
+    order = np.lexsort((_joined([file.emission_ns for file in files]), request))
+    request, tokens = request[order], _joined([file.emissions["tokens"] for file in files])[order]
     n = running_sums(request, tokens)
     kept = slice(None) if asked is None else asked.carried_by(request, n)
-    steps = np.concatenate([file.emission_step for file in files])
-    emissions = np.empty(len(order[kept]), EMISSION)
-    emissions["step"], emissions["request"], emissions["n"] = steps[order[kept]], request[kept], n[kept]
+    order = order[kept]
+    emissions = np.empty(len(order), EMISSION)
+    emissions["step"] = _joined([file.emission_step for file in files])[order]
+    emissions["request"], emissions["n"] = request[kept], n[kept]
     return emissions
 
 
@@ -282,7 +280,7 @@ def _tables(process: RecordedProcess, row_of: NDArray[np.int32], *, with_steps: 
     }
 
 
-def _joined(parts: Sequence[Table]) -> Table:
+def _joined(parts: Sequence[AnyArray]) -> AnyArray:
     """As one; it is not copied where one alone has rows."""
     some = [part for part in parts if len(part)]
     return some[0] if len(some) == 1 else np.concatenate(parts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import numpy as np
 
@@ -52,20 +51,18 @@ class Sieve:
 
     def __init__(self, asked: AskedTokens, rows: Mapping[str, int]) -> None:
         self.sure = True
-        self._first, self._rows, self._named = asked.first, rows, 0
+        self._first, self._rows = asked.first, rows
         self._asked = replace(asked, first=np.full(len(asked.first), _NONE_YET))
         self._row_of = np.full(1, _UNNAMED, np.int32)  # by ref; the last: of any that is not yet named
         self._before = {int(code): np.zeros(len(asked.first), np.int64) for code in OF_TOKENS}
 
-    def learn(self, client_ids: Mapping[int, str]) -> None:
-        """The client's id behind each ref, "" for none: those that were there before, and then more."""
-        new = dict(islice(client_ids.items(), self._named, None))
-        if not new:
+    def learn(self, named: Mapping[int, str]) -> None:
+        """The client's id, "" for none, behind each ref that has been named since the last call."""
+        if not named:
             return
-        self._named += len(new)
-        row_of = np.full(max(len(self._row_of), max(new) + 2), _UNNAMED, np.int32)
+        row_of = np.full(max(len(self._row_of), max(named) + 2), _UNNAMED, np.int32)
         row_of[: len(self._row_of)] = self._row_of
-        row_of[list(new)] = [self._rows.get(name, _STRANGER) for name in new.values()]
+        row_of[list(named)] = [self._rows.get(name, _STRANGER) for name in named.values()]
         self._row_of = row_of
 
     def passes(self, code: int, ref: AnyArray, n: AnyArray) -> Bools:

@@ -25,6 +25,7 @@ _ID = [("pid", "<i4"), ("tid", "<i4"), ("time", "<i8"), ("cpu", "<u4"), ("pad", 
 _RECORDS = {_SWITCH: np.dtype([*_HEAD, *_ID]), _SWITCH_OF_CORE: np.dtype([*_HEAD, ("other", "<i8"), *_ID])}
 RUN = np.dtype([("pid", "<i4"), ("tid", "<i4"), ("cpu", "<i4"), ("start", "<i8"), ("end", "<i8"), ("preempted", "?")])
 
+_FEW = 8  # records that are looked at together at first, behind one of another kind
 MOST_LOST = 0.01  # of the time; beyond, nothing is said of who had the cores
 ANOTHER = "another program"  # whose a process is, where it is neither the server's nor the load tester's
 
@@ -56,22 +57,35 @@ class Watched:
 
 def read_watched(folder: Path) -> Watched | None:
     """From a run's telemetry; None where the kernel's records could not be had. Raises TooManyLost."""
-    parts = [part for path in with_compressed(folder, "switches-*.bin") if len(part := read_switches(path))]
-    if not parts:
+    every, holes, whole = list[NDArray[np.void]](), list[Times](), False
+    for path in with_compressed(folder, "switches-*.bin"):
+        own, lost, others_too = _of_core(path)
+        every.append(own)
+        holes.append(lost)
+        whole |= others_too
+    if not any(map(len, every)):
         return None
-    runs = np.concatenate([_runs(part) for part in parts])
-    runs = runs.take(np.argsort(runs["start"], kind="stable"))
-    holes = [_holes(part) for part in parts]
+    runs = _in_order(every)
     lost = union(*(np.concatenate(side) for side in zip(*holes, strict=True)))
-    if not len(runs):
-        return None
     share = float((lost[1] - lost[0]).sum() / (runs["end"].max() - runs["start"].min()))
     if share > MOST_LOST:
         raise TooManyLost(share)
-    whole = any("other" in (part.dtype.names or ()) for part in parts)
     programs = {int(row["pid"]): (str(row["of"]), str(row["name"])) for row in read_rows(folder / "switches.jsonl")}
     stopped = _stopped(folder / "processes.jsonl", runs)
     return Watched(runs, lost, whole, programs, _limited(folder / "limits.jsonl"), stopped)
+
+
+def _of_core(path: Path) -> tuple[NDArray[np.void], Times, bool]:
+    """Of one core, whose records go before the next one's are read: runs, holes, and whether all who ran are there."""
+    records = read_switches(path)
+    return _runs(records), _holes(records), "other" in (records.dtype.names or ())
+
+
+def _in_order(parts: list[NDArray[np.void]]) -> NDArray[np.void]:
+    """All runs by when they began; takes them from ``parts``, so that they are not in memory three times."""
+    runs = np.concatenate(parts)
+    parts.clear()
+    return runs.take(np.argsort(runs["start"], kind="stable"))
 
 
 def _runs(every: NDArray[np.void]) -> NDArray[np.void]:
@@ -106,15 +120,22 @@ def read_switches(path: Path) -> NDArray[np.void]:
     heads = np.frombuffer(raw, np.dtype(_HEAD))
     kind = next((int(one) for one in heads["type"][:1] if one in _RECORDS), _SWITCH)
     layout = _RECORDS[kind]
-    whole = np.frombuffer(raw[: len(raw) // layout.itemsize * layout.itemsize], layout)
-    if (whole["type"] == kind).all() and (whole["size"] == layout.itemsize).all():
-        return whole
-    places, at = [], 0
-    while at < len(heads) and heads["size"][at] >= 8:
-        if heads["type"][at] in (kind, _LOST):
-            places.append(raw[8 * at : 8 * at + layout.itemsize])
-        at += int(heads["size"][at]) // 8
-    return np.frombuffer(b"".join(place for place in places if len(place) == layout.itemsize), layout)
+    parts, at, many = list[NDArray[np.void]](), 0, len(raw)  # most are alike: so many are looked at together
+    while at < len(raw):
+        rows = np.frombuffer(raw, layout, min((len(raw) - at) // layout.itemsize, many), at)
+        others = np.flatnonzero((rows["type"] != kind) | (rows["size"] != layout.itemsize))
+        alike, many = (int(others[0]), _FEW) if len(others) else (len(rows), 2 * many)
+        if alike:
+            parts.append(rows[:alike])
+            at += alike * layout.itemsize
+            continue
+        head = heads[at // 8]
+        if head["size"] < 8:
+            break
+        if head["type"] in (kind, _LOST) and at + layout.itemsize <= len(raw):
+            parts.append(np.frombuffer(raw, layout, 1, at))
+        at += int(head["size"]) // 8 * 8
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, layout), *parts])
 
 
 def _limited(path: Path) -> Times:

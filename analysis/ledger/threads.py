@@ -82,19 +82,20 @@ class Threads:
         A thread that sleeps at the window's end may wait for an interpreter that is held beyond it. Of each thread and
         core the run before is among them, and of each thread the next.
         """
-        following = [begun[np.searchsorted(begun, high) :][:1] for _, begun in self._by_thread]
+        begin, end = np.searchsorted(self._begun, (low, high)).tolist()
+        following = [self._begun[own[np.searchsorted(own, end) :][:1]] for own in self._by_thread]
         until = min(high + _LONGEST_HOLD_NS, int(np.concatenate([[high], *following]).max()))
-        rows = [np.arange(*np.searchsorted(self._begun, (low, until)))]
-        for own, begun in (*self._by_thread, *self._by_core):
-            rows.append(own[: np.searchsorted(begun, low)][-1:])
-        for own, begun in self._by_thread:
-            rows.append(own[np.searchsorted(begun, until) :][:1])
+        after = int(np.searchsorted(self._begun, until))
+        rows: list[Ints] = [np.arange(begin, after)]
+        for own in (*self._by_thread, *self._by_core):
+            rows.append(own[: np.searchsorted(own, begin)][-1:])
+        for own in self._by_thread:
+            rows.append(own[np.searchsorted(own, after) :][:1])
         return until, distinct(np.concatenate(rows))
 
-    def _by(self, name: str, values: Iterable[int]) -> list[tuple[Ints, Ints]]:
-        """The runs of each, in order, and when they began."""
-        rows = [np.flatnonzero(self.runs[name] == value) for value in sorted(values)]
-        return [(own, self._begun[own]) for own in rows]
+    def _by(self, name: str, values: Iterable[int]) -> list[Ints]:
+        """The runs of each, in order."""
+        return [np.flatnonzero(self.runs[name] == value) for value in sorted(values)]
 
     def _whose(self, pid: int) -> Culprit:
         of, name = self.watched.programs.get(pid, (ANOTHER, ""))

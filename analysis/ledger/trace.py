@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from gapmeter.analysis.arrays import Bools, Floats, Ints, distinct
+from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints, distinct
 from gapmeter.analysis.ledger.cores import NOTHING_KNOWN, CoreUse
 from gapmeter.analysis.ledger.critical_path import covered
 from gapmeter.records import EntryFlag, Span
@@ -31,6 +31,7 @@ EMISSION = _dtype("step request n")
 MISSING = -1
 MOST_TOKENS = np.int64(1) << 40  # more tokens than any request has
 FIRST_STEP_CODE, FIRST_PROCESS_CODE = 100, 200
+_ENTRIES = 1_000_000  # that are added up at once
 
 
 def filled(values: Ints, otherwise: Ints | int) -> Ints:
@@ -143,12 +144,10 @@ class Trace:
 
         ``start_ns`` and ``forward_ns`` are its forward's, 0 where that was not stamped; what its thread waited for a
         core meanwhile is no part of it. ``decoding`` and ``prompts``: how many sequences of each kind;
-        ``prompt_tokens``; ``kv_tokens``: what the decoding ones attend to. ``graph``: how it was launched, 0 where not
-        as a captured graph.
+        ``decode_tokens`` and ``prompt_tokens``: theirs; ``kv_tokens``: what the decoding ones attend to. ``graph``: how
+        it was launched, 0 where not as a captured graph.
         """
-        entries = self.entries[self.entries["tokens"] > 0]
-        seqs, at = np.unique(entries["step"], return_inverse=True)
-        prompt = (entries["flags"] & EntryFlag.PROMPT) != 0
+        seqs = distinct(self.entries["step"][self.entries["tokens"] > 0])
         (forwards, of_step), (launched, of_launch) = (
             self.within_steps(code, seqs) for code in (Span.FORWARD, Span.INPUT_PREP)
         )
@@ -162,18 +161,30 @@ class Trace:
                     kept_ns = covered(forwards["start"], forwards["end"], own.start, own.end)
                     lasted_ns = lasted_ns - kept_ns * self.belong_to(forwards["step"], pid)
 
-        def total(rows: Ints, values: NDArray[Any]) -> Floats:
-            return np.bincount(rows, values, len(seqs)).astype(np.float64)
-
-        return pd.DataFrame(
-            {
-                "step": seqs,
-                "start_ns": start_ns,
-                "forward_ns": total(of_step, lasted_ns),
-                "decoding": total(at, ~prompt),
-                "prompts": total(at, prompt),
-                "prompt_tokens": total(at, entries["tokens"] * prompt),
-                "kv_tokens": total(at, (entries["before"] + entries["tokens"]) * ~prompt),
-                "graph": graph,
+        def load(entries: Table) -> dict[str, AnyArray]:
+            tokens, prompt = entries["tokens"], (entries["flags"] & EntryFlag.PROMPT) != 0
+            return {
+                "decoding": ~prompt,
+                "prompts": prompt,
+                "decode_tokens": tokens * ~prompt,
+                "prompt_tokens": tokens * prompt,
+                "kv_tokens": (entries["before"] + tokens) * ~prompt,
             }
-        )
+
+        forward_ns = np.bincount(of_step, lasted_ns, len(seqs)).astype(np.float64)
+        about: dict[str, AnyArray] = {"step": seqs, "start_ns": start_ns, "forward_ns": forward_ns, "graph": graph}
+        return pd.DataFrame(about | self.step_sums(seqs, load))
+
+    def step_sums(self, steps: Ints, of: Callable[[Table], Mapping[str, AnyArray]]) -> dict[str, Floats]:
+        """What ``of`` says of entries, added up for each of the steps that ran tokens (all of them, in order).
+
+        Some entries at a time: there is one for each token of a run.
+        """
+        sums = defaultdict[str, Floats](lambda: np.zeros(len(steps)))
+        for low in range(0, max(len(self.entries), 1), _ENTRIES):
+            entries = self.entries[low : low + _ENTRIES]
+            entries = entries[entries["tokens"] > 0]
+            at = np.searchsorted(steps, entries["step"])
+            for name, values in of(entries).items():
+                sums[name] += np.bincount(at, values, len(steps))
+        return sums

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import Ints
+from gapmeter.analysis.arrays import Ints, folded
 from gapmeter.records import Outcome, RecordFile, read_records
 from gapmeter.records.answers import UNKNOWN, read_answers
 from gapmeter.records.request import (
@@ -113,7 +113,7 @@ def _columns(block: Block, timeout_ns: int, offsets_ns: Mapping[str, int]) -> di
         "finish_reason": answers.finish_reasons(),
         "counted": answers.counted(),
         "token_ns": split(token_ns, said["tokens"]),
-        "chunk_tokens": split(answers.chunk_tokens, said["chunks"]),
+        "chunk_tokens": split(folded(answers.chunk_tokens), said["chunks"]),
         "censored_ns": [None] * count,
         "engine_metrics": answers.request_metrics(),
         "receive_wait_ns": [waits if len(waits) else None for waits in block.waits_ns()],

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import Floats
+from gapmeter.analysis.arrays import Floats, Ints
 from gapmeter.analysis.requests.metrics import measured_requests, succeeded
 from gapmeter.analysis.results.requests import PeerDefinitions, PeerFigures
 from gapmeter.records import RunFolder, read_records
-from gapmeter.records.request import RequestRecord
+from gapmeter.records.request import FINISHED, RequestRecord, decode
 from gapmeter.records.stream import REASONING, events
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
@@ -32,11 +32,10 @@ WEIGHTED = "guidellm"
 class Chunk:
     """One event as clients look at it that do not know which chunks carry tokens: they go by what is in it.
 
-    ``at_ns``: when the piece that completed it arrived.
-
-    ``choice``: it has a choice, be it empty (a role alone, a finish reason alone); ``text``: with visible or reasoning
-    text; ``calls``: with a part of a tool call; ``finish``: with a finish reason. ``usage``: the completion tokens that
-    it reports, None if it reports none. ``end``: the end mark of the stream, and nothing else.
+    ``at_ns``: when the piece that completed it arrived. ``choice``: it has a choice, be it empty (a role alone, a
+    finish reason alone); ``text``: with visible or reasoning text; ``calls``: with a part of a tool call; ``finish``:
+    with a finish reason. ``usage``: the completion tokens that it reports, None if it reports none. ``end``: the end
+    mark of the stream, and nothing else.
     """
 
     at_ns: int
@@ -212,12 +211,18 @@ def describe_definitions(folder: RunFolder, requests: pd.DataFrame) -> dict[str,
     counts = zip(good["request_id"], good["output_tokens"], strict=True)
     tokens = {request_id: None if pd.isna(count) else int(count) for request_id, count in counts}
     answers: dict[str, list[ByTool]] = {peer.key: [] for peer in PEERS}
-    for path in folder.record_files(folder.requests):
-        for record in read_records(path).requests():
+
+    def take(data: bytes, codes: Ints, begins: Ints, ends: Ints) -> None:
+        ended = codes == FINISHED
+        for begin, end in zip(begins[ended].tolist(), ends[ended].tolist(), strict=True):
+            record = decode(data[begin:end])
             if record.request_id in tokens:
                 answer = seen(record, tokens[record.request_id])
                 for peer in PEERS:
                     answers[peer.key].append(peer.measure(answer))
+
+    for path in folder.record_files(folder.requests):
+        read_records(path, take)
     described = {}
     for peer in PEERS:
         metrics = {

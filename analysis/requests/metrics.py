@@ -311,7 +311,8 @@ def gaps_of(requests: pd.DataFrame, good: Bools, *, failures: bool) -> Gaps:
     whose, at_ns, _ = arrivals_of(requests, np.ones(len(requests), bool) if failures else good)
     ends = np.flatnonzero(~changes(whose))
     ends = ends[np.argsort(at_ns[ends], kind="stable")]
-    gaps = Gaps(whose[ends], at_ns[ends], (at_ns[ends] - at_ns[ends - 1]).astype(np.float64))
+    ended = at_ns[ends]
+    gaps = Gaps(whose[ends], ended, (ended - at_ns[ends - 1]).astype(np.float64))
     if not failures or good.all():
         return gaps
     row, at_ns = _missing_gaps(requests, ~good)

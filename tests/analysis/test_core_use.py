@@ -60,7 +60,7 @@ def _use(folder: Path, *rows: Row, whole: bool = False) -> CoreUse:
     return core_use(folder, files, [0])
 
 
-def _whole(kept: Stretches | ManyStretches) -> Stretches:
+def _whole(kept: ManyStretches) -> Stretches:
     return kept.near(np.array([-FAR]), np.array([FAR]))
 
 
@@ -308,6 +308,29 @@ def test_from_sums_a_thread_waited_for_what_it_was_at_work_and_did_not_run(tmp_p
         assert length.sum() == 30 * MS
         assert length[found.start < 50 * MS].sum() == 20 * MS
         assert found.end.max() <= 90 * MS and (found.start[1:] >= found.end[:-1]).all()
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_what_an_event_loop_waited_is_the_same_in_many_parts_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sampled: bool
+) -> None:
+    rng = np.random.default_rng(1)
+    begun = np.cumsum(rng.integers(2, 12, 300))
+    api = _probe(tmp_path, "api", API, *((Span.EGRESS, int(at), int(at + rng.integers(1, 9))) for at in begun))
+    rows, ran, waited = list[dict[str, int]](), 0, 0
+    for at in range(0, int(begun[-1]) if sampled else 0, 25):
+        rows.append({"pid": API, "tid": API, "at_ns": at * MS, "ran_ns": ran * MS, "waited_ns": waited * MS})
+        ran, waited = ran + int(rng.integers(0, 20)), waited + int(rng.integers(0, 20))
+    (tmp_path / "schedstat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    whole = core_use(tmp_path, [api], [0])
+    monkeypatch.setattr("gapmeter.analysis.ledger.core_use._SAMPLES", 3)
+    monkeypatch.setattr("gapmeter.analysis.ledger.core_use._WRITES", 7)
+    parts = core_use(tmp_path, [api], [0])
+    assert parts.known_from == whole.known_from == ("sums" if sampled else "spans")
+    for key, kept in whole.of.items():
+        assert bool(len(_whole(kept).start)) == (sampled or key[0] != "loop")
+        for name in ("start", "end", "reason"):
+            np.testing.assert_array_equal(getattr(_whole(parts.of[key]), name), getattr(_whole(kept), name), str(key))
 
 
 LOST = struct.pack("<IHHQQ", 2, 0, 48, 0, 7) + bytes(24)

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gapmeter.analysis.ledger.cores import CORE, CoreUse, Culprit, Reason, Stretches
+from gapmeter.analysis.ledger.cores import CORE, CoreUse, Culprit, ManyStretches, Reason, Stretches
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger
 from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.stages import STAGES, column
@@ -715,7 +715,7 @@ def test_waits_that_the_kernel_told_of_count_where_no_engine_recorded(tmp_path: 
     writer = RecordWriter(tmp_path / "api.gap", {"role": "api", "pid": 10})
     _api(writer)
     writer.close()
-    waits = Stretches(*(np.array([at]) for at in (1850, 1950, 0)))
+    waits = ManyStretches(Stretches(*(np.array([at]) for at in (1850, 1950, 0))).packed())
     use = CoreUse((Reason(CORE, Culprit("load tester")),), {("loop turn", 10): waits}, "switches")
     trace = replace(read_trace([tmp_path / "api.gap"], ["r1"]), cores=use)
     rows = make_ledger(LedgerInputs.of(_requests(), trace)).rows
@@ -727,7 +727,7 @@ def test_waits_that_the_kernel_told_of_count_where_no_engine_recorded(tmp_path: 
 def test_of_a_message_between_an_engine_and_its_worker_what_it_waited_for_a_core_is_no_scheduling(
     tmp_path: Path,
 ) -> None:
-    waits = Stretches(*(np.array(at) for at in ((5350, 8220), (5380, 8280), (0, 0))))
+    waits = ManyStretches(Stretches(*(np.array(at) for at in ((5350, 8220), (5380, 8280), (0, 0)))).packed())
     use = CoreUse((Reason(CORE, Culprit("load tester")),), {("executor", os.getpid()): waits}, "switches")
     trace = replace(read_trace(_write(tmp_path), ["r1"]), cores=use)
     row = make_ledger(LedgerInputs.of(_requests(), trace)).rows.iloc[0]

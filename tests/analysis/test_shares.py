@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gapmeter.analysis.ledger import shares
 from gapmeter.analysis.ledger.classes import CLASSES
-from gapmeter.analysis.ledger.cores import CORE, LOCK, WORK, CoreUse, Culprit, Reason, Stretches
+from gapmeter.analysis.ledger.cores import CORE, LOCK, WORK, CoreUse, Culprit, ManyStretches, Reason, Stretches
 from gapmeter.analysis.ledger.critical_path import Intervals, pieces
 from gapmeter.analysis.ledger.shares import Processes, Sharer
 from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, STEP_SPAN, Trace
@@ -40,7 +40,7 @@ def _trace(stretches: dict[str, list[tuple[int, int, int]]]) -> Trace:
     for kind, spans in stretches.items():
         found = _pieces([(0, *span) for span in spans], len(REASONS))
         pid = API if kind.startswith(("loop", "pool")) else ENGINE
-        use[kind, pid] = Stretches(found.start, found.end, found.cls)
+        use[kind, pid] = ManyStretches(Stretches(found.start, found.end, found.cls).packed())
     tables = (np.empty(0, dtype) for dtype in (STEP_SPAN, STEP_DTYPE, ENTRY, EMISSION))
     step_spans, steps, entries, emissions = tables
     return Trace(
@@ -51,7 +51,7 @@ def _trace(stretches: dict[str, list[tuple[int, int, int]]]) -> Trace:
 
 
 def test_a_forward_is_shorter_by_the_waits_of_its_own_engine_alone() -> None:
-    waits = Stretches(*(np.array([value]) for value in (10, 30, 0)))
+    waits = ManyStretches(Stretches(*(np.array([value]) for value in (10, 30, 0))).packed())
     forwards = [(1, Span.FORWARD, 0, 0, 100), (2, Span.FORWARD, 0, 0, 100)]
     trace = replace(
         _trace({}), step_spans=np.array(forwards, STEP_SPAN), engine_steps=(1, 2), engine_of={ENGINE: 0, ENGINE + 1: 1},
@@ -85,8 +85,9 @@ def test_sums_are_those_of_the_rows_cut_at_every_reason(
 
 def test_what_kept_a_thread_at_other_times_takes_no_memory() -> None:
     """Of a long run there are many million stretches; an event, and two that lie far apart, ask for a few of them."""
-    start = np.arange(500_000) * 10
-    use = CoreUse(REASONS, {("loop", API): Stretches(start, start + 5, np.zeros(len(start), np.int16))}, "switches")
+    start = np.arange(500_000) * 1_000_000
+    kept = ManyStretches(Stretches(start, start + 5, np.zeros(len(start), np.int16)).packed())
+    use = CoreUse(REASONS, {("loop", API): kept}, "switches")
     trace, loop = replace(_trace({}), cores=use), np.array([cls.thread for cls in CLASSES]).tolist().index("loop")
     begin = np.array([start[0], start[-1]])
     rows = Intervals(np.arange(2), begin, begin + 10, np.full(2, loop))

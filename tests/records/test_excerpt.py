@@ -77,6 +77,8 @@ def test_a_request_of_before_that_is_still_at_work_is_named_again(tmp_path: Path
     part = cut(growing, tmp_path / "part.gap")
     assert sorted(part.client_ids.values()) == ["lasting", "new"]
     assert part.client_ids[lasting] == "lasting"
+    copied = (tmp_path / "part.gap").read_bytes()
+    assert copied.index(b"engine-lasting") < copied.index(b"engine-new"), "ahead of what refers to it"
     writer.close()
 
 

@@ -57,6 +57,17 @@ def test_a_frame_that_says_that_it_holds_more_than_it_does_is_named(
         read_records(tmp_path / "broken.gap")
 
 
+def test_a_request_of_a_number_that_no_process_reaches_is_named(recorded: bytes, tmp_path: Path) -> None:
+    """Tables have room for as many as the largest says."""
+    whole = bytearray(recorded)
+    others = frames(recorded[FILE_HEADER.size :]).others
+    at = FILE_HEADER.size + next(offset for offset, found in others if found == Kind.REQUEST)
+    whole[at + 8 : at + 12] = struct.pack("<I", 1 << 31)
+    (tmp_path / "broken.gap").write_bytes(whole)
+    with pytest.raises(NotRecords, match=f"damaged at byte {at}"):
+        read_records(tmp_path / "broken.gap")
+
+
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind != Kind.END], ids=lambda kind: kind.name)
 def test_a_frame_too_short_for_its_kind_is_named(kind: Kind, recorded: bytes, tmp_path: Path) -> None:
     used = FILE_HEADER.size + frames(recorded[FILE_HEADER.size :]).used
