@@ -163,13 +163,13 @@ def _counted_on(process: RecordedProcess, before: int) -> RecordedProcess:
     if not before:
         return process
     file, kinds = process.file, dict(process.kinds)
-    counting = {"steps": file.steps.copy(), "emits": file.emits.copy(), "device": file.device.copy()}
-    for rows in counting.values():
+    steps, emits, device = (rows.copy() for rows in (file.steps, file.emits, file.device))
+    for rows in (steps, emits, device):
         rows["seq"] += before
     for code in (code for code in kinds if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE):
         kinds[code] = kinds[code].copy()
         kinds[code]["ref"] += before
-    return replace(process, file=replace(file, **counting), kinds=kinds)
+    return replace(process, file=replace(file, steps=steps, emits=emits, device=device), kinds=kinds)
 
 
 def _ranks(processes: Sequence[RecordedProcess]) -> list[list[RecordedProcess]]:

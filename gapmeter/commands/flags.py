@@ -102,7 +102,7 @@ def command_of(arguments: argparse.Namespace) -> Command:
     name = getattr(arguments, "scenario", None) or getattr(arguments, "run", None)
     spelled = (name, f"--run={name}")
     at = next((at for at, word in enumerate(words) if at > 1 and word in spelled), None)
-    if at is not None and hasattr(arguments, "overrides"):
+    if name and at is not None and hasattr(arguments, "overrides"):
         if hasattr(arguments, "scenario") and words.count(name) == 1 and not words[1].startswith("-"):
             words.insert(2, words.pop(at))
             at = 2
