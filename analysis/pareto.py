@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gapmeter.analysis.cost import NoPrice, hardware_units, price_of
-from gapmeter.analysis.requests.figures import block_rates, mean_level
-from gapmeter.analysis.requests.metrics import measured_requests, metric_series
+from gapmeter.analysis.requests.figures import block_rates, mean_of_requests
+from gapmeter.analysis.requests.metrics import measured_requests
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import Interval
 from gapmeter.analysis.results.distribution import Distribution
@@ -52,7 +52,7 @@ def pareto_point(
 def run_point(run: Path, name: str, folder: str, verdict: Verdict, result: RunResult) -> ParetoPoint:
     """The point of one run, from its folder. Raises NotReadable, OSError."""
     requests, tpot = read_table(run / "requests.parquet"), result.metrics["tpot"]
-    mean = mean_level(metric_series(measured_requests(requests), "tpot")) if tpot.mean_late_ms is None else None
+    mean = mean_of_requests(measured_requests(requests), "tpot") if tpot.mean_late_ms is None else None
     rates = block_rates(requests)
     settled = None if rates is None else level_of(rates)
     rate = interval(result.throughput.output_tokens_per_s, None)

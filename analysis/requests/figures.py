@@ -21,6 +21,7 @@ from gapmeter.analysis.requests.metrics import (
     flattened,
     issued,
     numbers_of,
+    request_values_ns,
     stamps_ns,
     succeeded,
 )
@@ -187,9 +188,10 @@ def write_histograms(
         hdr.write_hlog(folder / f"{name}.hlog", {name: histogram}, start_s, length_s, f"{about}{beyond}")
 
 
-def mean_level(values: Series) -> Level | None:
-    """The mean of values in ns, in ms, as well as it is known; None of too few."""
-    return level_of(values.values / 1e6)
+def mean_of_requests(measured: pd.DataFrame, metric: str) -> Level | None:
+    """The mean of a metric that each request has one value of."""
+    values = request_values_ns(measured, metric) / 1e6
+    return level_of(values[succeeded(measured) & ~pd.isna(values)])
 
 
 def block_rates(requests: pd.DataFrame) -> Floats | None:

@@ -15,7 +15,7 @@ from gapmeter.analysis.judge.lateness import ReportedLateness, without_refused
 from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point
 from gapmeter.analysis.provenance import provenance_as_asked, served_by
-from gapmeter.analysis.requests.figures import distribution, mean_level
+from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, succeeded
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
 from gapmeter.analysis.results.latency import explained_by
@@ -44,7 +44,16 @@ from gapmeter.analysis.results.sweep import (
 )
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.series import Series
-from gapmeter.analysis.sweep.curves import WITH_LEDGERS, Axis, axis_of, curve_point, knees_of, label, rate_level
+from gapmeter.analysis.sweep.curves import (
+    WITH_LEDGERS,
+    Axis,
+    axis_of,
+    curve_point,
+    knees_of,
+    label,
+    mean_level,
+    rate_level,
+)
 from gapmeter.analysis.sweep.growth import growths_of, means_ms, slow_band
 from gapmeter.analysis.sweep.read import Frames, LostRun, MeasuredRun, read_frames, read_runs
 from gapmeter.records import RunFolder
@@ -236,7 +245,7 @@ def _distribution(
     requests = len(frames.measured)
     each, lasts = (values.count / requests, seconds / requests) if requests else (1.0, 0.0)
     found = without_refused(distribution(values, asked, each, lasts), metric, lateness)
-    mean = mean_level(values) if found.mean_late_ms is None else None
+    mean = mean_level(frames, metric) if found.mean_late_ms is None else None
     return PointDistribution(**dict(found), mean_ci_ms=mean.estimate.known[1:] if mean else None)
 
 

@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from gapmeter.analysis.requests.figures import LEDGER_OF, mean_level
-from gapmeter.analysis.requests.metrics import metric_series
+from gapmeter.analysis.requests.figures import LEDGER_OF, mean_of_requests
 from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.sweep import THROUGHPUT, AnyPoint, CurveKnee, Point, PointFacts, ThroughputChange
 from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL
@@ -236,13 +235,20 @@ def curve_point(point: AnyPoint, frames: Frames | None, levels: Mapping[str, flo
 
 def _compared(point: Point, frames: Frames, metric: str, level: float | None) -> Level | None:
     if level is None:
-        refused = point.metrics[metric].mean_late_ms is not None
-        return None if refused else mean_level(metric_series(frames.measured, metric))
+        return mean_level(frames, metric) if point.metrics[metric].mean_late_ms is None else None
     found = point.metrics[metric].at(level)
     low, high = found.ci_ms or (None, None)
     if found.value_ms is None or low is None or high is None or low <= 0:
         return None
     return level_of_interval(found.value_ms, low, high)
+
+
+def mean_level(frames: Frames, metric: str) -> Level | None:
+    """A metric's mean in ms over the successes of a point; None where it cannot be known, or is no figure a request."""
+    if metric == "itl":
+        gaps = frames.ledgers["itl"]
+        return level_of(gaps["total_ns"].to_numpy(float) / 1e6) if len(gaps) else None
+    return mean_of_requests(frames.measured, metric)
 
 
 def rate_level(frames: Frames) -> Level | None:

@@ -212,16 +212,6 @@ def test_one_figure_is_compared_that_every_valid_point_has() -> None:
     assert [figure_name("ttft", level) for level in (99.0, None)] == ["p99 TTFT", "mean TTFT"]
 
 
-def test_the_mean_of_token_gaps_is_that_of_all_of_them_and_needs_no_ledger() -> None:
-    arrivals = [np.cumsum(np.full(9, 10_000_000 + 100_000 * k)) for k in range(20)]
-    measured = pd.DataFrame({"outcome": "ok", "token_ns": arrivals})
-    known = PointDistribution(percentiles={}, max_ms=1.0, mean_ms=1.0, count=9, n_eff=9.0, mean_ci_ms=None)
-    one = Point.model_construct(verdict="PASS", metrics=dict.fromkeys(("ttft", "e2e", "itl"), known))
-    found = curve_point(one, Frames(measured, {}, pd.DataFrame(), None), dict.fromkeys(("ttft", "e2e", "itl")))
-    assert found.figures["itl"].value == pytest.approx(10.95)
-    assert found.figures["ttft"] is None
-
-
 def points_along(key: str, labels: Mapping[str, float]) -> list[Point]:
     """Points in order, of which little else is known."""
     return [
