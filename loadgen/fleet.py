@@ -139,7 +139,8 @@ def make_fleet(
             mine = (cores[k],) if len(cores) == processes else tuple(cores)
             part.save(plan_path)
             # Ahead: as given, or a closed loop's users, or enough for an open loop's first moments.
-            ahead = part.concurrency if part.loop == "closed" else min(32, len(part))
+            users = part.concurrency if part.loop == "closed" else 32
+            ahead = min(users, len(part) or users)  # a locustfile's plan has no requests
             warmed = max(1, min(ahead, _MOST_WARM)) if warm is None else warm
             spec = Spec(url, str(plan_path), str(record), mine, warmed, generator, locustfile)
             spec.write(record.with_suffix(".json"))

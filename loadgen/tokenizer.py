@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gapmeter.loadgen import PlanError
-from gapmeter.records.chat_template import REFUSALS, ChatTemplate, NoTemplate, read_config, read_tokenizer
+from gapmeter.records.chat_template import REFUSALS, ChatTemplate, NoTemplate, TextUnusable, read_config, read_tokenizer
 
 Message = dict[str, str]  # role and content
 T = TypeVar("T")
@@ -125,6 +125,8 @@ def load_tokenizer(folder_or_id: str | Path) -> PromptTokenizer:
             backend = TransformersBackend(folder)
     except PlanError:
         raise
+    except TextUnusable as error:
+        raise PlanError(str(error)) from error
     except Exception as error:  # whatever a hub or Transformers raises
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise PlanError(f"the tokenizer of {name} cannot be loaded: {reason[:200]}") from error

@@ -43,6 +43,7 @@ class Answers:
 
     data: bytes
     said: Table
+    chunk_ns: Ints
     chunk_tokens: Ints
     token_ns: Ints
 
@@ -89,4 +90,5 @@ def read_answers(block: Block) -> Answers:
     else:
         read = _read(block.data, places)
         said, chunks = np.frombuffer(read[0], _SAID), np.frombuffer(read[1], _CHUNK)
-    return Answers(block.data, said, chunks["tokens"].copy(), np.repeat(chunks["arrival_ns"], chunks["tokens"]))
+    chunk_ns, chunk_tokens = chunks["arrival_ns"].copy(), chunks["tokens"].copy()
+    return Answers(block.data, said, chunk_ns, chunk_tokens, np.repeat(chunk_ns, chunk_tokens))

@@ -76,5 +76,9 @@ def write_json(path: Path, value: Any) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Replace ``path`` in one step, so that a reader or a kill never meets half a file. Raises OSError."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

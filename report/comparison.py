@@ -187,15 +187,16 @@ def method_sentence(result: Comparison) -> str:
 def remedy(result: Comparison) -> str:
     """What to type where runs were refused."""
     blocking = [fact for each in result.protocol for fact in each.blocking]
+    forced = "or --force compares anyway, and marks every table of differences"
     if any(fact.key == VALIDITY for fact in blocking):
-        return "repeat the runs that are not valid; or --force compares anyway, and marks every table"
+        return f"repeat the runs that are not valid; {forced}"
     if any(fact.is_within_a_side for fact in blocking):
-        return "name only runs of one and the same thing as a side; or --force compares anyway, and marks every table"
+        return f"name only runs of one and the same thing as a side; {forced}"
     declared = sorted({fact.key for fact in blocking})
     groups = [(head, list(group)) for head, group in itertools.groupby(declared, lambda key: key.partition(".")[0])]
     factors = [name for head, group in groups for name in (group if len(group) < 3 else [head])]
     listed = " ".join(f"--factor {name}" for name in factors)
-    return f"if that is what you compare: {listed}; or --force compares anyway, and marks every table"
+    return f"if that is what you compare: {listed}; {forced}"
 
 
 def _figure_head(key: str) -> str:

@@ -22,6 +22,7 @@ _SHAPE = re.compile(
 )
 _EXAMPLE = "ttft p99 <= 500 ms or errors <= 1 %"
 _NUMBER = r"\d+(\.\d+)?"
+_ROUNDING = 1e-9
 
 # What an SLO looks like, for a JSON Schema.
 _TIME = rf"({'|'.join(LATENCIES)})\s+p{_NUMBER}\s*<=\s*{_NUMBER}\s*({'|'.join(_UNIT_NS)})"
@@ -43,6 +44,10 @@ class Slo(BaseModel):
     def allowed(self) -> float:
         """The share of values that may exceed the limit: 0.01 of a p99, of errors the limit itself."""
         return self.limit_share if self.limit_share is not None else 1 - (self.percentile or 0) / 100
+
+    def allows(self, share: float) -> bool:
+        """Whether so large a share may exceed the limit: 20 of 200 of a p90, too, for which 1 - 0.9 is too small."""
+        return share <= self.allowed + _ROUNDING
 
 
 def parse_slo(value: object) -> Slo:

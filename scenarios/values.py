@@ -212,7 +212,7 @@ def _check_url(value: str) -> str:
     except ValueError as error:
         text = f"{quoted(value)} is not a server's address: {error}; write for instance http://127.0.0.1:8000"
         raise BadValue(f"{text}, or http://[::1]:8000 for IPv6") from error
-    return value.rstrip("/").removesuffix("/v1")
+    return value.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 Url = Annotated[

@@ -150,7 +150,7 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
         seconds=seconds,
         best_seen=_best_seen(goal, measured) if ended == UNMEETABLE else None,
         reason=manifest.ended_because or (_reason_of(telling[-1]) if telling else None),
-        trials=tuple(_trial(goal, number, each.trial) for number, each in enumerate(measured, 1)),
+        trials=tuple(_trial(goal, each.number, each.trial) for each in measured),
         curve=tuple(_point(trial) for trial in sorted(valid, key=lambda trial: trial.rate)),
         disturbed=sum(map(_is_disturbed, measured)) or None,
         latency=latency,

@@ -62,8 +62,9 @@ _SERVICES = 1.0
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTrial:
-    """A trial with what its run found, None where there is nothing."""
+    """A trial with its number and what its run found, None where there is nothing."""
 
+    number: int
     trial: Trial
     result: RunResult | None
 
@@ -86,7 +87,7 @@ def read_trials(folder: Path, manifest: SearchManifest) -> list[MeasuredTrial]:
         finding = find(manifest.slo, outcome.counts, looks[min(outcome.looks, len(looks)) - 1])
         with contextlib.suppress(OSError, NotReadable):
             result = RunResult.read(folder / note.folder)
-        out.append(MeasuredTrial(Trial(note.rate, outcome, finding, note.looks[-1]), result))
+        out.append(MeasuredTrial(note.number, Trial(note.rate, outcome, finding, note.looks[-1]), result))
     return out
 
 
@@ -126,7 +127,7 @@ def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], 
     took = np.where(succeeded(measured), took, math.inf)
     lost = float(np.isinf(took).mean()) if len(took) else 1.0
     # Who refuses requests because the server is full refuses more than may fail, and keeps up with any rate.
-    full = served_by(due, due + took) if lost <= min(slo.allowed for slo in slos) else None
+    full = served_by(due, due + took) if all(slo.allows(lost) for slo in slos) else None
     # What is drawn has a known dispersion; a trace has that of its requests.
     bunching = (dispersion(measured) if evidence.arrivals == "trace" else evidence.count_dispersion) or 1.0
     return Outcome(

@@ -164,7 +164,7 @@ def posterior(goal: Goal, trials: Sequence[Trial]) -> Posterior | None:
         levels = [_level(trial, at, slo.allowed) for trial in valid]
         if any(math.isfinite(level.error) for level in levels):
             known = fit(levels, ceilings, slo.allowed, most, speeds)
-            if any(trial.outcome.lost > slo.allowed for trial in valid):  # no percentile, so no place on the curve
+            if not all(slo.allows(trial.outcome.lost) for trial in valid):  # no percentile, so no place on the curve
                 alike = slo.metric == "itl"  # token gaps of one request are
                 known = least([known, _divided(valid, levels, at, slo.allowed, most, alike=alike)])
         elif failed := [level.rate for level in levels if level.side > 0]:
@@ -411,4 +411,4 @@ def _fails_alone(goal: Goal, trial: Trial) -> bool:
     at = trial.finding.slo
     count = trial.outcome.counts[at]
     alone = count.over / count.count - 2 * trial.outcome.in_flight if count.count else 0.0
-    return trial.verdict == FAILS and alone > goal.slos[at].allowed
+    return trial.verdict == FAILS and not goal.slos[at].allows(alone)

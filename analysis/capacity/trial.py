@@ -301,7 +301,7 @@ def fails_too_many(slos: Sequence[Slo], valid: Sequence[Trial], high: float) -> 
     for at, slo in enumerate(slos):
         counts = [trial.outcome.counts[at] for trial in valid if trial.rate <= high]
         together = _together(counts)
-        broken = together.over > slo.allowed * together.count
+        broken = together.count and not slo.allows(together.over / together.count)
         if slo.metric == "errors" and broken and not _is_kept(counts, slo):
             return True
     return False
@@ -321,7 +321,7 @@ def fails_at_any_rate(slos: Sequence[Slo], valid: Sequence[Trial]) -> tuple[int,
         for most, top in itertools.combinations(rates, 2):
             low, lower = (_together([count for rate, count in counts if rate <= end]) for end in (most, most / 2))
             # A brief trial may end before the queue is full that a longer one at a lower rate filled.
-            is_kept_lower = lower.count and lower.over <= slo.allowed * lower.count
+            is_kept_lower = lower.count and slo.allows(lower.over / lower.count)
             if chance_if_kept(low, slo.allowed) > 1 - SURE or is_kept_lower:
                 continue
             above, share = [(rate / most, count) for rate, count in counts if most < rate <= top], low.over / low.count

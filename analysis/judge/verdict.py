@@ -95,7 +95,7 @@ def _with_outage(answer: SloAnswer, outage: Outage | None, slo: Slo) -> SloAnswe
     if outage is None or not (answer.status == INCONCLUSIVE or answer.unjudged):
         return answer
     beyond = outage.requests if answer.unjudged else answer.beyond or 0  # the former no lateness has added to
-    if beyond <= slo.allowed * answer.count:
+    if answer.count and slo.allows(beyond / answer.count):
         return answer
     decided = {"status": FAIL, "basis": "outage", "outage": outage, "needs": None, "late": None, "leaning": None}
     return answer.model_copy(update=decided)

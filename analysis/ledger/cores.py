@@ -19,10 +19,11 @@ from typing import Literal
 import numpy as np
 
 from gapmeter.analysis.arrays import Ints, distinct, ranges
-from gapmeter.analysis.ledger.critical_path import overlaps
+from gapmeter.analysis.ledger.critical_path import FAR, overlaps
 
 CORE, LOCK, WORK = "core_wait", "lock_wait", "at work"  # what a Reason may be
 LIMIT, STOPPED, NOBODY, UNKNOWN = "CPU limit", "stopped", "nobody", "unknown"
+_FEW = 1_000_000  # stretches
 KnownFrom = Literal["switches", "sums", "spans"]
 
 
@@ -79,21 +80,27 @@ class Stretches:
 
 
 class ManyStretches:
-    """Those of a whole run: the parts that ``packed`` made, in order."""
+    """Those of a whole run: the parts that ``packed`` made, in order. A few are kept as they were before that."""
 
     def __init__(self, parts: Sequence[tuple[int, Stretches]]) -> None:
+        self._few = None
+        if sum(len(part.start) for _, part in parts) <= _FEW:
+            self._few = _one_after_the_other([_unpacked(*each) for each in parts])
+            return
         self._parts = parts
         self._begun = np.array([origin for origin, _ in parts], np.int64)
         self._ended = np.array([origin + int(part.end[-1]) for origin, part in parts], np.int64)
 
     def near(self, start: Ints, end: Ints) -> Stretches:
         """All that meet any of these stretches of time, and perhaps others."""
+        if self._few is not None:
+            return self._few.within(start.min(initial=FAR), end.max(initial=-FAR))
         _, met = ranges(np.searchsorted(self._ended, start, side="right"), np.searchsorted(self._begun, end))
-        parts = []
-        for number in distinct(met).tolist():
-            origin, part = self._parts[number]
-            parts.append(Stretches(part.start + np.int64(origin), part.end + np.int64(origin), part.reason))
-        return _one_after_the_other(parts)
+        return _one_after_the_other([_unpacked(*self._parts[number]) for number in distinct(met).tolist()])
+
+
+def _unpacked(origin: int, part: Stretches) -> Stretches:
+    return Stretches(part.start + np.int64(origin), part.end + np.int64(origin), part.reason)
 
 
 def _one_after_the_other(parts: Sequence[Stretches]) -> Stretches:

@@ -18,6 +18,7 @@ from gapmeter.records.reader import SPAN_DTYPE, Table
 
 KINDS = {"api": "api", "worker": "engine", "engine": "engine", "core": "engine"}  # by the role in a file's head
 _BLOCK = 2_000  # spans whose times are noted together
+_FEW = 10_000  # spans
 _TIMES = np.dtype([(name, "<i8") for name in ("queued_ns", "start_ns", "end_ns")])
 _NO_SPANS: Table = np.empty(0, SPAN_DTYPE)
 _TO_POOL = (Span.TEMPLATE, Span.TOKENIZE)
@@ -123,12 +124,14 @@ class RecordedProcess:
 def times_of(code: int, spans: Table) -> Table:
     """When spans were, once each: what a step's tokens have in common is there for every one of them.
 
-    DETOKENIZE once a batch, from when that was ``queued`` to the last one's end: it is all that is asked of its times.
+    Many of DETOKENIZE once a batch, from when that was ``queued`` to the last one's end: that is all that is asked of
+    them, but for the few by which one sees whose a process is.
     """
     if spans.dtype == _TIMES:
         return spans
     queued, start, end = (spans[name] for name in _TIMES.names or ())
-    first, _ = runs(changes(queued) if code == Span.DETOKENIZE else changes(queued, start, end))
+    by_batch = code == Span.DETOKENIZE and len(spans) > _FEW
+    first, _ = runs(changes(queued) if by_batch else changes(queued, start, end))
     times = np.empty(len(first), _TIMES)
     times["queued_ns"], times["start_ns"] = queued[first], start[first]
     times["end_ns"] = np.maximum.reduceat(end, first)

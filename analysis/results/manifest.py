@@ -326,6 +326,12 @@ class TrialNote(Result):
     died: str | None = left_out()
     reason: str | None = left_out()
 
+    @property
+    def number(self) -> int:
+        """By its folder's name: a trial that was left out has one too; 0 where the name has none."""
+        head, *_ = self.folder.rpartition("/")[2].partition("-")
+        return int(head) if head.isdecimal() else 0
+
 
 class SearchFacts(Result):
     """What is searched, and the trials so far. ``ended``: how the search ended; None while it goes on.

@@ -274,10 +274,13 @@ def _throughput(results: Sequence[RunResult], frames: Frames) -> PointThroughput
 
 
 def _pooled(results: Sequence[RunResult], rate_of: Callable[[RunResult], float | None]) -> float | None:
-    """One rate over several runs' time; None where none served anything, or one that did does not know its own."""
-    served = [result for result in results if result.counts.succeeded]
-    known = [rate * _span_s(result) for result in served if (rate := rate_of(result)) is not None]
-    return sum(known) / sum(map(_span_s, results)) if served and len(known) == len(served) else None
+    """One rate over several runs' time; None where none knows its own, or one that served something does not."""
+    rates = [rate_of(result) for result in results]
+    unknown = any(rate is None and result.counts.succeeded for rate, result in zip(rates, results, strict=True))
+    if unknown or all(rate is None for rate in rates):
+        return None
+    spans = [_span_s(result) for result in results]
+    return sum((rate or 0.0) * span for rate, span in zip(rates, spans, strict=True)) / sum(spans)
 
 
 def _span_s(result: RunResult) -> float:

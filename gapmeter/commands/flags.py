@@ -98,8 +98,8 @@ def command_of(arguments: argparse.Namespace) -> Command:
 
     Its scenario stands behind the verb, where ``Command`` looks for it.
     """
-    words = ["gapmeter", *arguments.words]
     name = getattr(arguments, "scenario", None) or getattr(arguments, "run", None)
+    words = ["gapmeter", *(word for word in arguments.words if word != "--")]  # behind which flags are none
     spelled = (name, f"--run={name}")
     at = next((at for at, word in enumerate(words) if at > 1 and word in spelled), None)
     if name and at is not None and hasattr(arguments, "overrides"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.errors import UserError
 from gapmeter.options import tell
 from gapmeter.runs.listing import run_folders
-from gapmeter.runs.run import UNDERIVABLE
+from gapmeter.runs.run import in_a_line
 from gapmeter.scenarios.plain_file import is_plain, read_plain
 from gapmeter.scenarios.slo import LATENCIES
 
@@ -183,10 +182,12 @@ def connect(runs: Path) -> DuckDBPyConnection:
     connection.execute(f"CREATE TABLE runs ({columns})")
     marks = ", ".join("?" for _ in _COLUMNS)
     for folder in folders:
-        with contextlib.suppress(OSError, duckdb.Error, *UNDERIVABLE):  # a damaged folder, which gapmeter runs lists
+        try:
             result = RunResult.read(folder) if (folder / RunResult.FILE).exists() else None
             row = _Row(folder.relative_to(runs).as_posix(), folder, Manifest.read(folder), result)
             connection.execute(f"INSERT INTO runs VALUES ({marks})", [read(row) for _, read in _COLUMNS.values()])
+        except (OSError, ValueError, LookupError, TypeError, duckdb.Error) as error:
+            tell(f"{folder} is left out: {in_a_line(error)}")
     for table, paths in files.items():
         _add_view(connection, table, [(path, path.parent.relative_to(runs).as_posix()) for path in paths])
     return connection

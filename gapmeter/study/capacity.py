@@ -309,7 +309,7 @@ def _search(trials: Trials) -> Ended:
 
 def next_number(trials: Sequence[TrialNote]) -> int:
     """The number of the trial to run: beyond the last, where one was left out too, since folder and seed are by it."""
-    return 1 + max((int(Path(each.folder).name.partition("-")[0]) for each in trials), default=0)
+    return 1 + max((each.number for each in trials), default=0)
 
 
 _AIMS = {"ceiling": "is it overloaded?", "curve": "how slow is it there?", "hold": "does it hold?"}

@@ -58,8 +58,8 @@ class Reply:
 class GapmeterUser(User):
     """A user who sends a request and waits for the answer; each is due a think time after the end of the one before.
 
-    The think time is what ``wait_time`` says between tasks, and ``think`` within them. Any other time that a task takes
-    before its request makes that late, and is shown as the load tester's lag.
+    The think time is what ``wait_time`` says between tasks, and ``think`` or ``wait`` within them. Any other time that
+    a task takes before its request makes that late, and is shown as the load tester's lag.
     """
 
     abstract = True
@@ -104,7 +104,7 @@ class GapmeterUser(User):
 
 def _between_tasks(tasks: Any, seconds: float) -> None:
     """In place of Locust's sleep: what a user, or a set of tasks, has as ``wait_time`` is time to think."""
-    tasks.user.think(seconds)
+    GapmeterUser.think(tasks.user, seconds)
 
 
 def _text_of(data: str) -> str:

@@ -6,6 +6,7 @@ are deadlines here, so that no interpreter lock stands between a deadline and it
 
 from __future__ import annotations
 
+import ctypes
 import heapq
 import os
 import select
@@ -13,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from time import monotonic_ns as now
 
-from gapmeter.records.process import libc
 from gapmeter.servers.engine_client import Channel, Message
 from gapmeter.servers.simulated.engine_loop import Action
 
@@ -26,7 +26,7 @@ _PR_SET_TIMERSLACK = 29
 
 def exact_timers() -> None:
     """Have the kernel wake this thread when asked, not up to 50 µs later."""
-    libc().prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def go_first() -> bool:

@@ -631,7 +631,9 @@ def test_holding_takes_as_many_requests_as_one_of_a_trial_s_is_worth(
 
 
 def answer(manifest: SearchManifest, *tried: Trial) -> Search:
-    return build_search(goal_of(manifest), [MeasuredTrial(each, None) for each in tried], manifest)
+    return build_search(
+        goal_of(manifest), [MeasuredTrial(at, each, None) for at, each in enumerate(tried, 1)], manifest
+    )
 
 
 def ended_by(manifest: SearchManifest, how: Ended, *slos: Slo) -> SearchManifest:
@@ -783,7 +785,9 @@ def test_the_slo_that_limits_is_the_one_with_the_lowest_capacity_and_not_what_an
     ]
     overload = trial(30, FAILS, measured=300, counts=(Count(300, 300, 3), Count(300, 300, 2)), **FULL)
     tried.append(dataclasses.replace(overload, finding=dataclasses.replace(overload.finding, slo=1)))
-    found = build_search(goal_of(manifest), [MeasuredTrial(each, None) for each in tried], manifest)
+    found = build_search(
+        goal_of(manifest), [MeasuredTrial(at, each, None) for at, each in enumerate(tried, 1)], manifest
+    )
     assert found.binding_slo == "ttft p95 <= 300 ms"
 
 

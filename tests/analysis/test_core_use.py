@@ -60,6 +60,12 @@ def _use(folder: Path, *rows: Row, whole: bool = False) -> CoreUse:
     return core_use(folder, files, [0])
 
 
+@pytest.fixture(autouse=True)
+def _packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a large run, of which what kept the threads is not in memory as it was found."""
+    monkeypatch.setattr("gapmeter.analysis.ledger.cores._FEW", 0)
+
+
 def _whole(kept: ManyStretches) -> Stretches:
     return kept.near(np.array([-FAR]), np.array([FAR]))
 

@@ -10,6 +10,7 @@ from gapmeter.analysis.judge import validity, verdict
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.outage import CHANCE, find_row, outage_of
 from gapmeter.analysis.judge.warnings import outage_warning
+from gapmeter.analysis.results.requests import Outage
 from gapmeter.report.slo import slo_sentence
 from tests.kit.runs import slo
 
@@ -66,6 +67,18 @@ def test_a_row_of_failures_that_may_have_been_an_overload_is_told_and_decides_no
     assert outage_of(find_row(requests, 10**12)) is None
     (told,) = outage_warning(find_row(requests, 10**12))
     assert told.text == "from 4.0 s until 6.8 s all 28 requests failed (28 http_5xx)"
+
+
+@pytest.mark.parametrize(
+    ("percentile", "failed", "count"), [(80, 40, 200), (90, 20, 200), (95, 10, 200), (99.9, 1, 1000)]
+)
+def test_an_outage_misses_no_limit_that_as_many_may_exceed_as_failed(
+    percentile: float, failed: int, count: int
+) -> None:
+    requests = ended(["ok"] * (count // 2) + ["http_5xx"] * failed + ["ok"] * (count - count // 2 - failed))
+    limits, outage = [slo("ttft", percentile, 10_000)], Outage.model_construct(requests=failed)
+    (answer,) = verdict.judge(limits, requests, {}, outage=outage)
+    assert (answer.beyond, answer.basis == "outage") == (failed, False)
 
 
 def test_random_failures_are_hardly_ever_called_an_outage() -> None:

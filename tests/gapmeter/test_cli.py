@@ -240,6 +240,7 @@ def test_a_command_is_kept_with_what_the_environment_set(typed: str, monkeypatch
     [
         ("run --engine vllm smoke --quiet", "run smoke --engine vllm --quiet"),
         ("run --runs smoke --quiet smoke", "run --runs smoke --quiet smoke"),
+        ("run -v -- smoke", "run smoke -v"),
     ],
 )
 def test_what_is_derived_from_a_command_finds_its_scenario_wherever_it_was_typed(typed: str, kept: str) -> None:

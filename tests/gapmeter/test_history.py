@@ -123,13 +123,14 @@ def test_every_table_has_the_rows_of_all_runs_with_the_run_that_they_belong_to(r
 
 @pytest.mark.parametrize("scenario", [{}, {"server": "vllm"}, {"name": "a", "server": {"max_batch": "many"}}])
 def test_a_run_whose_manifest_does_not_say_what_it_was_is_left_out(
-    scenario: dict[str, Any], runs: Path, tmp_path: Path
+    scenario: dict[str, Any], runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in "ab":
         (tmp_path / name / "requests").mkdir(parents=True)
         shutil.copy(runs / "20260105-000000-killed-eeeeee" / "manifest.json", tmp_path / name)
     change(tmp_path / "a" / "manifest.json", scenario=scenario)
     assert ask("SELECT run FROM runs", tmp_path)[1] == [("b",)]
+    assert "a is left out: " in capsys.readouterr().err
 
 
 def test_a_run_s_row_agrees_with_its_summary(runs: Path, finished_run: Path) -> None:

@@ -76,12 +76,17 @@ class Talks(TaskSet):
 
     @task
     def talk(self):
-        self.user.ask("hello", max_tokens=3, exact=True)
+        self.user.think()
+        self.wait()
+        self.user.think()
 
 
 class Mine(GapmeterUser):
     wait_time = constant(0.2)
     tasks = [Talks]
+
+    def think(self):
+        self.ask("hello", max_tokens=3, exact=True)
 """
     async with null_server() as (_, url):
         troubles, path = await asyncio.to_thread(run, text, url, tmp_path, users=1)

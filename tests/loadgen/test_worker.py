@@ -93,6 +93,14 @@ def test_a_closed_loop_gets_no_more_processes_than_users(tmp_path: Path, generat
     assert sum(len(records_of(read_records(path))) for path in fleet.record_paths) == 12
 
 
+def test_connections_are_opened_ahead_for_users_that_have_a_request(tmp_path: Path, generator: str, null: str) -> None:
+    for requests, users, ahead in ((2, 50, 2), (90, 50, 50), (0, 50, 50)):
+        folder = tmp_path / f"{requests}"
+        folder.mkdir()
+        with make_fleet(plan([-1] * requests, users=users), null, None, folder, (), 1, generator=generator) as fleet:
+            assert json.loads(fleet.record_paths[0].with_suffix(".json").read_text())["warm"] == ahead
+
+
 def test_a_slice_without_users_has_a_process_that_sends_nothing(tmp_path: Path, generator: str, null: str) -> None:
     """A worker hands in its records, whatever is in them."""
     slice_ = plan([-1] * 4, users=1).slice(1, 2)

@@ -614,6 +614,7 @@ def test_a_later_layer_replaces_what_excludes_it(tmp_path: Path) -> None:
 
 
 def test_an_address_alone_means_attach_and_loses_its_version_path(tmp_path: Path) -> None:
+    assert parsed(tmp_path, GOOD, "server.url=http://127.0.0.1:8000//v1").server.url == "http://127.0.0.1:8000"
     server = parsed(tmp_path, GOOD, "server.url=http://127.0.0.1:8000/v1/").server
     assert (server.engine, server.url) == ("attach", "http://127.0.0.1:8000")
 
