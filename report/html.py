@@ -16,12 +16,12 @@ from markupsafe import Markup
 
 from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import OWNER_COLORS, owner_words
-from gapmeter.records.folder import replace_text
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import PAGE, Document, Figure, Mark, Table, Tone, Verdict, Words, plain
 from gapmeter.report.pictures import gauge_line
 from gapmeter.report.svg import NOTHING, Fragment, el, group
+from gapmeter.scenarios.plain_file import replace_text
 
 _LONGEST_NUMBER = 44  # characters, with its interval; anything longer is a sentence
 _MARKS: Mapping[Tone, str] = {"good": "mark met", "bad": "mark missed", "open": "mark open", "": "mark"}
