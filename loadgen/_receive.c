@@ -1,6 +1,6 @@
 /* One read of a socket with both of its stamps: when the kernel had the bytes, and when we do.
 
-The same as `_in_python` of `receive.py`, which runs where this was not built. It holds the interpreter's lock
+The same as `_in_python` of `transport.py`, which runs where this was not built. It holds the interpreter's lock
 throughout: nothing here blocks, and a lock given away may come back late. Limited API. */
 
 #define PY_SSIZE_T_CLEAN

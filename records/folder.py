@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 from gapmeter.records.compression import compress, with_compressed
-from gapmeter.scenarios.plain_file import sha256_of
+from gapmeter.scenarios.plain_file import replace_text, sha256_of
 
 PARTS = ("requests", "probe", "telemetry", "hdr", "logs")
 
@@ -71,14 +70,3 @@ class RunFolder:
 def write_json(path: Path, value: Any) -> None:
     """Replace ``path`` as ``replace_text``."""
     replace_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replace ``path`` in one step, so that a reader or a kill never meets half a file. Raises OSError."""
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

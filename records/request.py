@@ -203,7 +203,7 @@ class Block:
         if (stamps_at > ends).any():
             raise ValueError("too few bytes for a request record")
         heads = np.frombuffer(b"".join(_between(data, begins, stamps_at)), HEAD_DTYPE)
-        if (heads["outcome"] > max(Outcome)).any():
+        if not np.isin(heads["outcome"], list(Outcome)).all():
             raise ValueError("a request record with an unknown outcome")
         waited = (heads["flags"] & Flag.KERNEL) > 0
         texts_at = stamps_at + np.where(waited, 16, 12) * heads["chunk_ns"]

@@ -139,6 +139,7 @@ def setting(stage: str, manifest: Manifest) -> tuple[str, str, str] | None:
         now = server.flags.get("max_num_batched_tokens")  # vLLM chooses by the device where none is given
         if isinstance(now, int) and now > 256:
             return "server.args.max_num_batched_tokens", f"{now}", f"{now // 4}"
-    if stage == "generator_lag" and 2 * load.processes <= (load.concurrency or 2 * load.processes):
-        return "load.processes", f"{load.processes}", f"{2 * load.processes}"
+    more = 2 * load.processes
+    if stage == "generator_lag" and manifest.workers is None and more <= (load.concurrency or more):
+        return "load.processes", f"{load.processes}", f"{more}"
     return None

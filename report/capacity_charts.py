@@ -40,7 +40,7 @@ class Latency:
     curve: LatencyCurve
     percentile: str
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
+    def draw(self, name: str) -> Fragment:
         search, found, limit_ms = self.search, self.curve.points, self.curve.limit_ms
         middle, ends = search.rate, both((search.low, search.high))
         assert middle and ends
@@ -60,7 +60,7 @@ class Latency:
             band(plot, [(at, low, high) for at, (low, high) in zip(rates, within, strict=True)]),
             limit(plot, f"SLO {self.curve.slo}", y=limit_ms, near=[*dots, answer]), _answer(search, plot),
             line(plot, self._up_to(top)), self._planned(plot), points(plot, dots),
-            points(plot, [answer], "whisker ink"), stamp=stamp,
+            points(plot, [answer], "whisker ink"),
         )  # fmt: skip
 
     def _up_to(self, top: float) -> list[tuple[float, float]]:
@@ -117,7 +117,7 @@ class Goodput:
 
     search: Search
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
+    def draw(self, name: str) -> Fragment:
         curve, held, high = self.search.curve, self.search.held, self.search.high
         low = held or self.search.low
         known = [(p, p.goodput_per_s) for p in curve if p.goodput_per_s is not None]
@@ -136,7 +136,7 @@ class Goodput:
             name, "Goodput against rate", f"Goodput by rate: {listed}", *holds,
             line(plot, [(at, at) for at in steps if at <= y.scale.high], "curve thin", "4 4"),
             *(line(plot, [(dot.x, dot.y) for dot in part]) for part in (dots[:failing], dots[failing:]) if part),
-            points(plot, dots), _answer(self.search, plot), stamp=stamp,
+            points(plot, dots), _answer(self.search, plot),
         )  # fmt: skip
 
 
@@ -149,7 +149,7 @@ class Posterior:
 
     search: Search
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
+    def draw(self, name: str) -> Fragment:
         low, high, middle, found = self.search.low, self.search.high, self.search.rate, self.search.posterior
         assert low and high and middle and found
         by, reach = 4, (high / low) ** 0.75  # finer steps show the grid that it was computed on
@@ -168,5 +168,5 @@ class Posterior:
             f"The capacity's probability density: median {rate(middle)}, "
             f"interval {significant(low)} .. {significant(high)}.",
             shade(plot, low, high), line(plot, stairs(edges, heights)), points(plot, ticks),
-            _answer(self.search, plot), stamp=stamp,
+            _answer(self.search, plot),
         )  # fmt: skip

@@ -127,17 +127,15 @@ class Plot:
         at = self.y.scale.at(value)
         return self.height * (at if self.y.scale.kind == "category" else 1 - at)
 
-    def chart(self, name: str, title: str, said: str, *marks: Fragment, stamp: str | None = None) -> Fragment:
+    def chart(self, name: str, title: str, said: str, *marks: Fragment) -> Fragment:
         """The whole picture, named and described for those who do not see it (``said``): axes, ``marks`` upon them.
 
-        ``name`` makes its ids unique in the page; the ``stamp`` of an invalid run is written over all.
+        ``name`` makes its ids unique in the page.
         """
         foot = (26 if self.x.labels else _LINE) + (16 if self.x.title and self.x.labels else 0)
-        css, middle = "stamp" if self.height > 195 else "stamp small", self.height / 2 + 12
-        across = el("text", stamp, x="50%", y=middle, class_=css, aria_hidden="true") if stamp else NOTHING
         return el(
             "svg", el("title", title, id=f"{name}-title"), el("desc", said, id=f"{name}-desc"),
-            self.x.across(self.height), self.y.up(self.height), *marks, across,
+            self.x.across(self.height), self.y.up(self.height), *marks,
             width="100%", height=round(self.height + foot), role="img", class_="chart",
             aria_labelledby=f"{name}-title {name}-desc",
         )  # fmt: skip

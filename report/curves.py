@@ -54,7 +54,7 @@ class Curve:
     named: Sequence[NamedPercentile] = ()
     sent_ms: Floats | None = None
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
+    def draw(self, name: str) -> Fragment:
         supported = [one.p for one in self.named if one.low_ms is not None and one.high_ms is not None]
         deepest, height = max(float(self.p[-1]), *supported, 0.0), 190
         slos = [((slo.percentile or 0.0) / 100, slo.limit, slo.text) for slo in self.slos]
@@ -92,7 +92,7 @@ class Curve:
             *(band(plot, map(tuple, piece.tolist())) for piece in corners), sent,
             line(plot, zip(self.p, self.value_ms, strict=True)),
             el("g", end, el("text", words, x=percent(at), y=height - 6, dx=dx, class_=css)),
-            *objectives, names, points(plot, dots), stamp=stamp,
+            *objectives, names, points(plot, dots),
         )  # fmt: skip
 
     def caption(self) -> str:

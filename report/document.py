@@ -221,9 +221,9 @@ class Table:
 
 
 class Picture(Protocol):
-    """A frozen value that can draw itself. ``name`` makes the ids in it unique, ``stamp`` is written across it."""
+    """A frozen value that can draw itself. ``name`` makes the ids in it unique."""
 
-    def draw(self, name: str, stamp: str | None) -> Markup: ...
+    def draw(self, name: str) -> Markup: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from markupsafe import Markup
 
 from gapmeter.analysis.results.run import Provenance
 from gapmeter.analysis.stages import OWNER_COLORS, owner_words
-from gapmeter.records.folder import replace_text
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.document import PAGE, Document, Figure, Mark, Table, Tone, Verdict, Words, plain
 from gapmeter.report.pictures import gauge_line
 from gapmeter.report.svg import NOTHING, Fragment, el, group
+from gapmeter.scenarios.plain_file import replace_text
 
 _LONGEST_NUMBER = 44  # characters, with its interval; anything longer is a sentence
 _MARKS: Mapping[Tone, str] = {"good": "mark met", "bad": "mark missed", "open": "mark open", "": "mark"}
@@ -143,8 +143,8 @@ class _Printer:
 
     def _chart(self, block: doc.Chart) -> Fragment:
         """A picture with its caption, its legend, where it is from, and its table folded behind it."""
-        picture = block.picture.draw(block.key, self._provenance.stamp)
-        table = block.table
+        picture, table = block.picture.draw(block.key), block.table
+        picture = self._stamped(picture, max(1, picture.count('class="chart"')))
         behind = el("details", el("summary", "as a table"), self.table(table)) if table else NOTHING
         drawn = el(
             "figure",
@@ -166,19 +166,22 @@ class _Printer:
             el("tr", *map(_cell, row, numeric), class_="group" if at in table.groups else None)
             for at, row in enumerate(table.rows)
         ]
-        css, stamp = table.css or None, self._provenance.stamp
         rows = el("tbody", *body, id=table.key or None)
-        grid = el("table", el("thead", el("tr", *head)), rows, aria_label=table.name, class_=css)
-        if stamp is not None:  # across it, once every dozen rows
-            across = [el("span", stamp) for _ in range(1 + len(table.rows) // 12)]
-            hidden = el("p", f"{stamp}. ", class_="hidden")
-            grid = el("div", hidden, grid, el("div", *across, class_="across", aria_hidden="true"), class_="stamped")
+        grid = el("table", el("thead", el("tr", *head)), rows, aria_label=table.name, class_=table.css or None)
+        grid = self._stamped(grid, 1 + len(table.rows) // 12)
         return el(
             "div",
             el("div", grid, class_="wide", tabindex=0, role="region", aria_label=f"{table.name}, as a table"),
             el("button", "copy as CSV", type="button", class_="copy"),
             class_="table",
         )
+
+    def _stamped(self, shown: Fragment, times: int) -> Fragment:
+        """With the stamp of what must not be believed across it, so many times, if there is one."""
+        if (stamp := self._provenance.stamp) is None:
+            return shown
+        across = el("div", *(el("span", stamp) for _ in range(times)), class_="across", aria_hidden="true")
+        return el("div", el("p", f"{stamp}. ", class_="hidden"), shown, across, class_="stamped")
 
     def _legend(self, stages: Sequence[str]) -> Fragment:
         """The stages by owner, each with a swatch and its name; buttons, so that they can be picked by keyboard too."""

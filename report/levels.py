@@ -46,10 +46,10 @@ class Levels:
     span: Span
     levels: Sequence[Level]
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
+    def draw(self, name: str) -> Fragment:
         last = self.levels[-1]
         return group(
-            group([el("h3", level.name), _level(f"{name}-{level.key}", level, self.span, stamp, last=level is last)])
+            group([el("h3", level.name), _level(f"{name}-{level.key}", level, self.span, last=level is last)])
             for level in self.levels
         )
 
@@ -71,7 +71,7 @@ class Levels:
         return Table("Samples over time, means and largest", [*FROM_TO, *headers], rows, words=0, css="dense")
 
 
-def _level(name: str, level: Level, span: Span, stamp: str | None, *, last: bool) -> Fragment:
+def _level(name: str, level: Level, span: Span, *, last: bool) -> Fragment:
     inside = (level.at_s >= 0) & (level.at_s <= span.length_s) & np.isfinite(level.value)
     at, value = level.at_s[inside], level.value[inside]
     largest = float(value.max(initial=0.0))
@@ -88,4 +88,4 @@ def _level(name: str, level: Level, span: Span, stamp: str | None, *, last: bool
     kept = thin(at, value, span.length_s)
     breaks = [(low + 1e-9, float("nan")) for low, _ in gaps]  # no number in a gap: there the line breaks
     samples = line(plot, sorted([*zip(at[kept].tolist(), value[kept].tolist(), strict=True), *breaks]), "curve thin")
-    return plot.chart(name, level.title, said, *shown, samples, stamp=stamp)
+    return plot.chart(name, level.title, said, *shown, samples)

@@ -32,7 +32,7 @@ class Plane:
     pareto: Pareto
     by_side: bool = False
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
+    def draw(self, name: str) -> Fragment:
         shown, pace = [(point, at) for point in self.pareto.points if (at := point.at)], self.pareto.limit
         across, up = (
             [end for one in values for end in (one.low, one.value, one.high) if end is not None]
@@ -51,7 +51,7 @@ class Plane:
             el("text", f"tokens/s per {self.pareto.unit} ↑", x=0, dx=-62, y=-8, class_="tick"),
             *self._curves(plot), line(plot, self._stairs(plot), "curve front"),
             limit(plot, f"SLO {pace.text}", x=pace.tokens_per_s_user) if pace else NOTHING,
-            points(plot, [self._dot(point, *at) for point, at in sorted(shown, key=self._order)]), stamp=stamp,
+            points(plot, [self._dot(point, *at) for point, at in sorted(shown, key=self._order)]),
         )  # fmt: skip
 
     def _stairs(self, plot: Plot) -> list[tuple[float, float]]:

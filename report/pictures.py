@@ -74,7 +74,7 @@ class Stacks:
     device: str
     requests: int  # in all
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
+    def draw(self, name: str) -> Fragment:
         thick, bands = 34, (self.typical, self.slow)
         longest = max(band.total_ms for band in bands) or 1e-3  # gaps of 0: tokens that came in one read
         ends = [longest, self.slo.limit] if self.slo and self.slo.limit <= _FAR * longest else [longest]
@@ -97,7 +97,6 @@ class Stacks:
             bar(plot, 2, grown, thick, start=self.slow.total_ms - sum(piece.size for piece in grown)),
             self._objective(plot),
             *(head(plot, row, thick, *words) for row, words in enumerate(heads)),
-            stamp=stamp,
         )  # fmt: skip
 
     def _objective(self, plot: Plot) -> Fragment:
@@ -141,7 +140,7 @@ class Ranks:
     slices: Mapping[str, Band]
     device: str
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
+    def draw(self, name: str) -> Fragment:
         x = Axis(Scale.linear([one.total_ms for one in self.slices.values()], room=_BEHIND), "ms")
         plot = Plot(x, Axis(Scale.categories([list(self.slices)])), height=34 * len(self.slices))
         said = "; ".join(f"{which} {duration(one.total_ms)}" for which, one in self.slices.items())
@@ -149,7 +148,7 @@ class Ranks:
         for row, (which, one) in enumerate(self.slices.items()):
             drawn.append(bar(plot, row, _segments(one, self.device, of=f"{which}, "), 24))
             drawn.append(after(plot, one.total_ms, row, duration(one.total_ms), f"n = {one.count:,}"))
-        return plot.chart(name, self.title, f"Means by rank: {said}.", *drawn, stamp=stamp)
+        return plot.chart(name, self.title, f"Means by rank: {said}.", *drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,7 @@ class Shares:
     said: str
     rows: Sequence[tuple[str, float, int, Sequence[Segment]]]
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
+    def draw(self, name: str) -> Fragment:
         thick = 28
         scale = Axis(Scale.categories([[row[0] for row in self.rows]]), labels=False)
         plot = Plot(Axis(Scale("linear", 0.0, 1.0), "share", about=5), scale, height=58 * len(self.rows))
@@ -168,7 +167,7 @@ class Shares:
         for at, (row, total_ms, count, parts) in enumerate(self.rows):
             drawn.append(bar(plot, at, parts, thick))
             drawn.append(head(plot, at, thick, f"{row} {duration(total_ms)}", f"mean of {count:,}"))
-        return plot.chart(name, self.title, self.said, *drawn, stamp=stamp)
+        return plot.chart(name, self.title, self.said, *drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +190,7 @@ class Changes:
     rows: Sequence[StageChange]
     device: str
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
+    def draw(self, name: str) -> Fragment:
         ends = [end for one in self.rows for end in (one.ms, *(one.ends_ms or ())) if end is not None]
         names = Axis(Scale.categories([[marks.words(one.stage) for one in self.rows]]))
         plot = Plot(Axis(Scale.linear(ends, room=0.14), "ms", signed=True), names, height=30 * len(self.rows))
@@ -203,7 +202,7 @@ class Changes:
                 drawn.append(points(plot, [Point(one.ms, row, known, size=0)], "whisker ink"))
             _, high_ms = one.ends_ms or (None, None)
             drawn.append(after(plot, max(one.ms, high_ms or 0.0, 0.0), row, duration(one.ms), one.behind))
-        return plot.chart(name, self.title, self.said, *drawn, stamp=stamp)
+        return plot.chart(name, self.title, self.said, *drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,14 +213,14 @@ class Shift:
     deciles: Sequence[str]
     dots: Sequence[Point]
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
+    def draw(self, name: str) -> Fragment:
         ends = [end for dot in self.dots for end in (dot.y, *(dot.y_ends or ()))]
         x, y = Axis(Scale.categories([self.deciles])), Axis(Scale.linear(ends), "ms", signed=True)
         plot = Plot(x, y, height=170)
         worst = max(self.dots, key=lambda dot: abs(dot.y))
         said = f"{self.metric}: the largest shift is at {worst.title}."
         title = f"{self.metric}: difference at each decile"
-        return plot.chart(name, title, said, points(plot, self.dots, "whisker ink"), stamp=stamp)
+        return plot.chart(name, title, said, points(plot, self.dots, "whisker ink"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +231,7 @@ class CostRange:
     low: float | None
     high: float
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
+    def draw(self, name: str) -> Fragment:
         x = Axis(Scale.log([self.low or self.high / 10, self.high], room=1.4), "$")
         plot = Plot(x, _ONE_ROW, height=32)
         css = "band" if self.low else "band maybe"

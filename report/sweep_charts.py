@@ -50,8 +50,8 @@ class PointByPoint:
         found = point.stages.get(self.metric)
         return dict(found.stages_ms) if found else {}
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
-        return group([self._latency(f"{name}-latency", stamp), self._columns(f"{name}-columns", stamp)])
+    def draw(self, name: str) -> Fragment:
+        return group([self._latency(f"{name}-latency"), self._columns(f"{name}-columns")])
 
     def _places(self) -> dict[int, int]:
         return {point.index: at for at, point in enumerate(self.result.sweep.in_order())}
@@ -68,7 +68,7 @@ class PointByPoint:
         groups = [[name(at) for at in series.points] for series in sweep.series]
         return Axis(Scale.categories(groups), labels=labels)
 
-    def _latency(self, name: str, stamp: str | None) -> Fragment:
+    def _latency(self, name: str) -> Fragment:
         sweep, metric, level, places = self.result.sweep, self.metric, self.level, self._places()
         shown = [point for point in self.points if self._height(point) is not None]
         middles = {point.index: point.metrics[metric].p50_ms for point in self.points}
@@ -99,7 +99,7 @@ class PointByPoint:
             name, f"{metric.upper()} by point",
             f"{figure_name(metric, level)} with its 95 % interval and p50, point by point.",
             *drawn, limit(plot, f"SLO {slo.text}", y=slo.limit_ms, near=dots) if slo else NOTHING,
-            points(plot, repeats), points(plot, dots), stamp=stamp,
+            points(plot, repeats), points(plot, dots),
         )  # fmt: skip
 
     def _height(self, point: Point) -> float | None:
@@ -127,7 +127,7 @@ class PointByPoint:
             title=title, data={"data_point": point.index, "data_ms": f"{value:.6g}"},
         )  # fmt: skip
 
-    def _columns(self, name: str, stamp: str | None) -> Fragment:
+    def _columns(self, name: str) -> Fragment:
         places, ledgers = self._places(), [(point, self.stages(point)) for point in self.points]
         y = Axis(Scale.linear([sum(stages.values()) for _, stages in ledgers], room=0.1), "ms")
         plot = Plot(self._axis(labels=True), y, height=190)
@@ -146,6 +146,4 @@ class PointByPoint:
         means = {point.label: sum(stages.values()) if self._has_mean(point) else None for point, stages in ledgers}
         said = "; ".join(f"{label} {duration(mean)}" for label, mean in means.items())
         metric = self.metric.upper()
-        return plot.chart(
-            name, f"Mean {metric} by stage", f"Mean {metric} by stage, point by point: {said}", *drawn, stamp=stamp
-        )
+        return plot.chart(name, f"Mean {metric} by stage", f"Mean {metric} by stage, point by point: {said}", *drawn)

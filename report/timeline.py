@@ -179,7 +179,7 @@ class Dots:
     slo: SloAnswer | None = None
     burst: Burst | None = None
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
+    def draw(self, name: str) -> Fragment:
         answered = self.ms[self.good]
         largest = float(answered.max(initial=0.0))
         near = [self.slo.limit] if self.slo and self.slo.limit <= 1.5 * largest else []
@@ -205,7 +205,7 @@ class Dots:
             name, f"{self.metric} over time", said, self.span.shades(plot), self._marked(plot),
             NOTHING if len(answered) else none,
             objective,
-            el("g", points(plot, dots), class_="dots"), *crosses, stamp=stamp,
+            el("g", points(plot, dots), class_="dots"), *crosses,
         )  # fmt: skip
 
     def _marked(self, plot: Plot) -> Fragment:
@@ -290,7 +290,7 @@ class Counts:
     value: Floats
     note: str = ""
 
-    def draw(self, name: str, stamp: str | None) -> Fragment:
+    def draw(self, name: str) -> Fragment:
         edges = np.linspace(0.0, self.span.length_s, _COLUMNS + 1)
         low, high = envelope(self.at_s, self.value, edges)
         largest = float(high.max(initial=0.0))
@@ -299,7 +299,7 @@ class Counts:
         return plot.chart(
             name, f"{self.title} over time", f"{self.title} over time, at most {largest:g} {self.unit}.",
             self.span.shades(plot), band(plot, [(x, 0.0, value) for x, value in upper], "area"),
-            line(plot, upper, "curve thin"), line(plot, lower, "curve faint"), stamp=stamp,
+            line(plot, upper, "curve thin"), line(plot, lower, "curve faint"),
         )  # fmt: skip
 
     def table(self) -> Table:

@@ -131,8 +131,6 @@ def both(ends: Ends | None) -> tuple[float, float] | None:
 
 
 def reproduce(manifest: ManifestBase) -> list[Block]:
-    """The command that repeats it; folded beneath, what it resolved to and all that is known of how it ran."""
-    scenario = json.dumps(manifest.scenario, indent=2, ensure_ascii=False)
+    """The command that repeats it; folded beneath, the scenario that it resolved to, and how it ran."""
     whole = json.dumps(manifest.to_json(), indent=1, ensure_ascii=False)
-    folded = (("the scenario as it was resolved", scenario), ("the whole manifest", whole))
-    return [Pre(manifest.command), *(Folded(summary, [Pre(text)]) for summary, text in folded)]
+    return [Pre(manifest.command), Folded("the whole manifest, with the scenario as it was resolved", [Pre(whole)])]

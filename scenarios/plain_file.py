@@ -1,7 +1,8 @@
 """The one way to open what a stranger may have made: run folders, archives, scenarios and the files that they name.
 
 A FIFO, a device, a socket and a link in a run's folder are refused before a byte is read, and so is what is larger than
-this machine's memory. Every refusal is an OSError that names the file and says why.
+this machine's memory. Every refusal is an OSError that names the file and says why. And ``replace_text``, for files of
+our own.
 """
 
 from __future__ import annotations
@@ -50,6 +51,17 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         return json.loads(read_plain(path))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace ``path`` in one step, so that a reader or a kill never meets half a file. Raises OSError."""
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:

@@ -35,6 +35,7 @@ class Evidence:
     largest of any. ``slo_on_errors``: an SLO judges them, so no rule does. ``could_be_plain``: the server is somebody
     else's, and was asked with fields that only some know. ``locustfile``: the name of the user's own. ``floor``: what
     calibration found of the load tester on the machine of the run. ``suspended_ns``: how long that slept meanwhile.
+    ``workers``: on how many the requests were sent, 0 where ``processes`` here sent them.
     """
 
     loop: Literal["open", "closed"]
@@ -43,6 +44,7 @@ class Evidence:
     count_dispersion: float | None = None
     concurrency: int | None = None
     processes: int = 1
+    workers: int = 0
     planned: int | None = None
     incomplete: str = ""
     client_cpu_share: float | None = None
@@ -92,6 +94,7 @@ def evidence_of(
         count_dispersion=plan.count_dispersion,
         concurrency=None if plan.locustfile else load.concurrency,  # its users, or its shape's, are its own
         processes=load.processes,
+        workers=len(manifest.workers.workers) if manifest.workers else 0,
         planned=None if plan.shortened else plan.planned,
         incomplete=incomplete,
         client_cpu_share=max((share for g in generators if (share := g.cpu_share()) is not None), default=None),

@@ -249,8 +249,10 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame)
     """
     one_rate = evidence.requested_rate is not None and evidence.arrivals not in CHANGING_ARRIVALS
     half = f"--set load.rate={(evidence.requested_rate or 0.0) / 2:g}" if one_rate else ""
-    can_be_more = not evidence.locustfile and evidence.processes < (evidence.concurrency or math.inf)
-    flags = {"LESS": half, "MORE": f"--set load.processes={evidence.processes + 1}" if can_be_more else ""}
+    senders = evidence.workers or evidence.processes
+    can_be_more = not evidence.locustfile and senders < (evidence.concurrency or math.inf)
+    more = f"{'--workers ' if evidence.workers else '--set load.processes='}{senders + 1}"
+    flags = {"LESS": half, "MORE": more if can_be_more else ""}
     out = []
     for check in checks:
         told = check.rule == "prompt_length" and not evidence.prompt_exact  # by the plan
@@ -324,7 +326,7 @@ _BY_OUTCOME = {
     "wrong_length": ("the server ended answers without a token", ""),
 }
 _BUSY = 0.5  # of a core, over the run: below, more processes would hardly help
-# rule: likely cause, flag to try (MORE: another generator process, LESS: half the rate), numbers touched
+# rule: likely cause, flag to try (MORE: another generator process or worker, LESS: half the rate), numbers touched
 _ADVICE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "requests": ("the run ended during its warm-up, or every request was left out", "--set load.warmup=0", LATENCIES),
     "rate": ("the plan does not have the requested rate: a bug in the load tester", "", ("load",)),

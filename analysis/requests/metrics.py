@@ -55,8 +55,8 @@ def final(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def issued(requests: pd.DataFrame) -> Bools:
-    """Which were asked at all: not when the run ended first, nor when an earlier turn of the conversation failed."""
-    return np.asarray(~requests["outcome"].isin(("unsent", "abandoned")), dtype=bool)
+    """Which were asked at all: not when an earlier turn of the conversation failed."""
+    return np.asarray(requests["outcome"] != "abandoned", dtype=bool)
 
 
 def succeeded(requests: pd.DataFrame) -> Bools:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -16,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from gapmeter.scenarios.plain_file import read_plain
+from gapmeter.scenarios.plain_file import read_plain, replace_text
 
 
 class NotReadable(ValueError):
@@ -93,11 +92,8 @@ class ResultFile(Result):
         return NotReadable(path, key, problem, cls.REMEDY.format(folder=path.parent))
 
     def write(self, folder: Path) -> None:
-        """Replace the folder's file in one step, so that a reader or a kill never meets half of it. Raises OSError."""
-        path = folder / self.FILE
-        part = path.with_name(path.name + ".part")
-        part.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        os.replace(part, path)
+        """Replace the folder's file as ``replace_text``. Raises OSError."""
+        replace_text(folder / self.FILE, self.model_dump_json(indent=1) + "\n")
 
 
 def _complaint(cls: type[ResultFile], text: bytes | str, error: ValidationError) -> tuple[str, str]:

@@ -278,9 +278,8 @@ def check_options(scenario: Scenario, options: Options) -> None:
     if options.probe_dir is not None and scenario.server.engine != "attach":
         raise UserError("--probe-dir: a server that we launch has its own; leave it out, or write --url", errors.USAGE)
     path, load, problem = options.locustfile, scenario.load, ""
-    workers, users = options.workers, load.concurrency
-    if workers is not None and users is not None and workers.count > users:
-        raise UserError(f"--workers {workers.count}: they cannot share {users} users; write fewer", errors.USAGE)
+    if options.workers is not None and (problem := _not_for_workers(scenario, options.workers.count)):
+        raise UserError(f"--workers {options.workers.count}: {problem}", errors.USAGE)
     if path is None:
         return
     if not path.is_file():
@@ -303,6 +302,16 @@ def check_options(scenario: Scenario, options: Options) -> None:
         problem = "its users live in one process; leave out --workers and load.processes"
     if problem:
         raise UserError(f"--locustfile: {problem}", errors.USAGE)
+
+
+def _not_for_workers(scenario: Scenario, workers: int) -> str:
+    """What keeps so many workers from sending this load; "" for nothing."""
+    load = scenario.load
+    if load.concurrency is not None and workers > load.concurrency:
+        return f"they cannot share {load.concurrency} users; write fewer"
+    if load.processes > 1:
+        return f"each sends from one process; leave out load.processes ({load.processes}), or have more workers"
+    return ""
 
 
 def prepare_session(scenario: Scenario, options: Options) -> Session:

@@ -42,18 +42,23 @@ class LiveRun:
         self.over = asyncio.Event()
 
     async def follow(self) -> None:
-        """Look once a second until it is over or was killed; then send open pages on, until they have the report."""
+        """Look once a second until it is over or was killed; then send open pages on, until they have the report.
+
+        Where looking fails they are told that it is over, too: nobody would tell them anything more.
+        """
         loop = asyncio.get_running_loop()
         due_s = loop.time()
-        while not self.over.is_set() and await asyncio.to_thread(self._goes_on):
-            self._tell(await self._state.update())
-            due_s += _EVERY_S
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.over.wait(), max(0.0, due_s - loop.time()))
-        reported = self._folder.report.exists()
-        self._fetching = len(self._pages) if reported else 0
-        self._end = {"phase": "over", "report": reported}
-        self._tell(self._end)
+        try:
+            while not self.over.is_set() and await asyncio.to_thread(self._goes_on):
+                self._tell(await self._state.update())
+                due_s += _EVERY_S
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.over.wait(), max(0.0, due_s - loop.time()))
+        finally:
+            reported = self._folder.report.exists()
+            self._fetching = len(self._pages) if reported else 0
+            self._end = {"phase": "over", "report": reported}
+            self._tell(self._end)
         if self._fetching:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._fetched.wait(), _PATIENCE_S)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any
+from typing import Any, TypeVar
 
 import gevent
 import gevent.event
@@ -29,14 +29,17 @@ from gapmeter.loadgen.generator import Exit, leave, listen_for_start
 from gapmeter.loadgen.locust.protocol import (
     SECRET,
     TYPE,
-    VERSION,
     FileServer,
     Hello,
+    Malformed,
+    MasterMessage,
     Offset,
     Order,
     Result,
     Seal,
+    WorkerMessage,
     clock_name,
+    read,
 )
 from gapmeter.loadgen.locust.slice_run import Report, merged
 from gapmeter.loadgen.locust.transport import GreenLoop
@@ -47,6 +50,7 @@ from gapmeter.records.workers import LocustWorker, LocustWorkers
 _LOOK_S = 0.05
 _TRIPS = 20
 _RESTING_TRIP_S = 1.0
+T = TypeVar("T")
 
 
 class State(StrEnum):
@@ -163,20 +167,20 @@ class Master:
                 worker=member.number, workers=self._asked.count, url=self._spec.url, generator=self._spec.generator,
                 digest=part.digest(), size=path.stat().st_size, port=self._files.port,
             )  # fmt: skip
-            self._send(member, "arm", order=asdict(order))
+            self._send(member, MasterMessage("arm", order=order))
         self._await(lambda member: member.state is not State.WAITING)
 
     def start(self, t0_ns: int) -> None:
         """The common start, to each on its own clock; then Locust's, which may come again: a slice begins once."""
         for member in self.members:
-            self._send(member, "start", t0_ns=t0_ns + member.offset.offset_ns)
+            self._send(member, MasterMessage("start", t0_ns=t0_ns + member.offset.offset_ns))
         self._runner.start(user_count=self._runner.worker_count, spawn_rate=self._runner.worker_count)
 
     def stop(self) -> None:
         """Have everybody end early; what was recorded is still handed in."""
         self.stopped.set()
         for member in self.members:
-            self._send(member, "stop")
+            self._send(member, MasterMessage("stop"))
 
     def collect(self) -> None:
         """Wait until each that was armed has issued its slice and handed its records in, or is given up."""
@@ -186,7 +190,7 @@ class Master:
         """Messages there and back to all who are still here."""
         for _ in range(trips):
             for member in self.members:
-                self._send(member, "clock", sent_ns=monotonic_ns())
+                self._send(member, MasterMessage("clock", sent_ns=monotonic_ns()))
             gevent.sleep(_LOOK_S)
 
     def keep_measuring(self) -> None:
@@ -248,50 +252,58 @@ class Master:
         server.recv_from_client = from_client
 
     def _heard(self, msg: Any, **_: Any) -> None:
-        message = msg.data
-        if msg.node_id not in self._members:
-            if isinstance(message, dict) and message.get("word") == "hello":
-                self._admit(msg.node_id, message)
+        member = self._members.get(msg.node_id)
+        if member is None:
+            if isinstance(msg.data, dict) and msg.data.get("word") == "hello":
+                self._admit(msg.node_id, msg.data)
             return
-        member = self._members[msg.node_id]
-        if not self._seal(member).is_theirs(message):
-            return
-        member.heard_ns = monotonic_ns()
-        match message["word"]:
-            case "clock":
-                member.came_back(Offset.of(message["sent_ns"], message["there_ns"], monotonic_ns()))
-            case "ready" if member.state is State.WAITING:
+        match self._said(member, WorkerMessage, msg.data):
+            case WorkerMessage("clock", sent_ns=sent_ns, there_ns=there_ns):
+                member.came_back(Offset.of(sent_ns, there_ns, monotonic_ns()))
+            case WorkerMessage("ready") if member.state is State.WAITING:
                 member.state = State.READY
-            case "failed":
-                member.state, member.why = State.FAILED, f"could not begin: {message['why']}"
+            case WorkerMessage("failed", why):
+                member.state, member.why = State.FAILED, f"could not begin: {why}"
+
+    def _reported(self, client_id: str, data: dict[str, Any]) -> None:
+        member = self._members.get(client_id)
+        if member is not None and (report := self._said(member, Report, data.get(TYPE))) is not None:
+            member.take(report)
+
+    def _said(self, member: Member, kind: type[T], message: Any) -> T | None:
+        """What a worker says; None for what another has sent in its name, and for nonsense, which ends its part."""
+        if not self._seal(member).is_theirs(message):
+            return None
+        member.heard_ns = monotonic_ns()
+        try:
+            return read(kind, message)
+        except Malformed as error:
+            member.state, member.why = State.FAILED, f"says what no worker of this version says: {error}"
+            return None
 
     def _admit(self, client_id: str, message: dict[str, Any]) -> None:
         """Number a new worker, or refuse it: slices are dealt out once.
 
         It says hello twice: what it drew, and then, with what we drew, that it is no recording of another run.
         """
-        seal = Seal(self._secret, str(message.get("nonce")), "master")
+        seal, why = Seal(self._secret, str(message.get("nonce")), "master"), ""
         again = seal.joined(self._drawn).is_theirs(message)
-        why, known = "", any(member.about.nonce == message.get("nonce") for member in self.members)
-        if message.get("version") != VERSION:
-            why = f"the master speaks version {VERSION} of the protocol"
-        elif not again and not seal.is_theirs(message):
-            why = f"it does not share the master's secret ({SECRET})"
-        elif self._armed or known or len(self._members) >= self._asked.count:
-            why = "this run has all its workers already"
-        if why or not again:
-            answer = {"word": "refuse", "why": why} if why else {"word": "welcome", "drawn": self._drawn}
-            self._runner.send_message(TYPE, seal.mark(answer), client_id)
-            return
-        about = Hello(**{name: value for name, value in message.items() if name not in ("word", "mac")})
-        same_clock = bool(self._clock) and about.clock == self._clock
-        self._members[client_id] = Member(len(self._members), client_id, about, 0, same_clock)
-
-    def _reported(self, client_id: str, data: dict[str, Any]) -> None:
-        member, said = self._members.get(client_id), data.get(TYPE, {})
-        if member is not None and self._seal(member).is_theirs(said):
-            member.heard_ns = monotonic_ns()
-            member.take(Report(**{name: value for name, value in said.items() if name != "mac"}))
+        known = any(member.about.nonce == message.get("nonce") for member in self.members)
+        try:
+            about = Hello.read(message)
+        except Malformed as error:
+            why = str(error)
+        else:
+            if not again and not seal.is_theirs(message):
+                why = f"it does not share the master's secret ({SECRET})"
+            elif self._armed or known or len(self._members) >= self._asked.count:
+                why = "this run has all its workers already"
+            elif again:
+                same_clock = bool(self._clock) and about.clock == self._clock
+                self._members[client_id] = Member(len(self._members), client_id, about, 0, same_clock)
+                return
+        answer = MasterMessage("refuse", why=why) if why else MasterMessage("welcome", drawn=self._drawn)
+        self._runner.send_message(TYPE, seal.mark(asdict(answer)), client_id)
 
     def _seal_of_number(self, worker: int) -> Seal | None:
         """The seal of a worker that is still one of this run's; None for one that was given up."""
@@ -305,8 +317,8 @@ class Master:
         member.take(result.report)
         member.state, member.restarts, member.why = State.HANDED_IN, result.restarts, "; ".join(result.troubles)
 
-    def _send(self, member: Member, word: str, **values: Any) -> None:
-        self._runner.send_message(TYPE, self._seal(member).mark({"word": word, **values}), member.client_id)
+    def _send(self, member: Member, message: MasterMessage) -> None:
+        self._runner.send_message(TYPE, self._seal(member).mark(asdict(message)), member.client_id)
 
     def _seal(self, member: Member) -> Seal:
         return Seal(self._secret, member.about.nonce, "master").joined(self._drawn)

@@ -47,7 +47,7 @@ class Malformed(ValueError):
     """A message is none of this protocol; the text says why."""
 
 
-def _read(cls: type[T], value: Any) -> T:
+def read(cls: type[T], value: Any) -> T:
     """A value of that type from the text of JSON, or from what it held. Raises Malformed."""
     adapter = TypeAdapter(cls)
     try:
@@ -74,6 +74,24 @@ class Hello:
     pid: int
     clock: str
     nonce: str
+    word: Literal["hello"] = "hello"
+
+    @classmethod
+    def read(cls, message: dict[str, Any]) -> Self:
+        """Raises Malformed: of another version's nothing else is read."""
+        if message.get("version") != VERSION:
+            raise Malformed(f"the master speaks version {VERSION} of the protocol")
+        return read(cls, message)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMessage:
+    """What a worker that was taken says to its master: ``word`` (hello until it is armed), and what goes with it."""
+
+    word: Literal["hello", "ready", "failed", "clock"]
+    why: str = ""  # with failed
+    sent_ns: int = 0  # with clock: the master's own, sent back
+    there_ns: int = 0  # with clock: the worker's
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +158,10 @@ class MasterMessage:
     @classmethod
     def read(cls, message: Any) -> Self:
         """Raises Malformed."""
-        read = _read(cls, message)
-        if (read.word == "arm") != (read.order is not None):
-            raise Malformed(f"an order belongs to arm, and to nothing else; this is {read.word}")
-        return read
+        said = read(cls, message)
+        if (said.word == "arm") != (said.order is not None):
+            raise Malformed(f"an order belongs to arm, and to nothing else; this is {said.word}")
+        return said
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +175,7 @@ class Result:
     @classmethod
     def read(cls, text: bytes) -> Self:
         """Raises Malformed for something else."""
-        return _read(cls, text)
+        return read(cls, text)
 
 
 class NotTaken(RuntimeError):

@@ -38,6 +38,7 @@ from gapmeter.loadgen.locust.protocol import (
     Order,
     Result,
     Seal,
+    WorkerMessage,
     clock_name,
 )
 from gapmeter.loadgen.locust.slice_run import Call, SliceRun
@@ -181,7 +182,7 @@ class Worker(Environment):
         while not self._order.ready():
             self._check()
             self._welcome.clear()
-            self._send("hello", **asdict(about))
+            self._send(about)
             gevent.wait([self._order, self._welcome], timeout=_AGAIN_S, count=1)
         order: Order = self._order.get()
         self._say(f"armed as worker {order.worker} of {order.workers}")
@@ -208,12 +209,12 @@ class Worker(Environment):
                 self._check()
         if run.failed:
             self._fail(run.failed)
-        self._send("ready")
+        self._send(WorkerMessage("ready"))
         return run
 
     def _fail(self, why: str) -> NoReturn:
         """Tell the master, and leave."""
-        self._send("failed", why=why)
+        self._send(WorkerMessage("failed", why))
         gevent.sleep(0.5)
         raise Refused(why)
 
@@ -261,7 +262,7 @@ class Worker(Environment):
             case "arm" if not self._order.ready():
                 self._order.set(message.order)
             case "clock":
-                self._send("clock", sent_ns=message.sent_ns, there_ns=monotonic_ns())
+                self._send(WorkerMessage("clock", sent_ns=message.sent_ns, there_ns=monotonic_ns()))
             case "start" if not self._start.ready():
                 self._start.set(message.t0_ns)
                 self._begin()
@@ -276,9 +277,9 @@ class Worker(Environment):
         if self._run is not None:
             data[TYPE] = self._seal.mark(asdict(self._run.report()))
 
-    def _send(self, word: str, **values: Any) -> None:
+    def _send(self, message: Hello | WorkerMessage) -> None:
         assert self.runner is not None
-        self.runner.send_message(TYPE, self._seal.mark({"word": word, **values}))
+        self.runner.send_message(TYPE, self._seal.mark(asdict(message)))
 
 
 def _until_killed(gone: gevent.event.Event) -> None:

@@ -605,11 +605,12 @@ static int record_arrival(Wrapped *self, int64_t start, int64_t end, PyObject *r
     return PyErr_Occurred() ? -1 : 0;
   if (self->name != Py_None) {
     PyObject *seq = nargs > 1 ? attribute(args[1], self->name) : NULL;
-    if ((!seq && PyErr_Occurred()) || (seq && to_i64(seq, self->stamps)))
-      goto over;
-    if (!seq)
-      self->stamps[0] = 0;
+    int64_t step = 0;
+    int failed = seq ? to_i64(seq, &step) : PyErr_Occurred() != NULL;
     Py_XDECREF(seq);
+    if (failed)
+      goto over;
+    self->stamps[0] = step;
   }
   left = 0;
   if (!self->stamps[0])

@@ -130,7 +130,6 @@ class Outcome(IntEnum):
     ABORTED = 7  # cancelled (the client went away, or the run was stopped)
     WRONG_LENGTH = 8  # complete, but no token at all
     TLS = 9  # TLS handshake failed
-    UNSENT = 10  # never issued (the run ended first)
     LOST = 11  # was in flight when the recording process died
     STALLED = 12  # its stream had begun, then no token came for as long as was allowed
     ABANDONED = 13  # never issued: an earlier turn of its conversation failed

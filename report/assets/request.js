@@ -167,10 +167,6 @@
       parts.push(said(at ? words : "due", scale.x(at), bottom + 20, "tick middle"));
     }
     const title = `Request ${name}: its ledger over time${request.steps ? ", the engine's steps, and who shared them" : ""}`;
-    const words = document.querySelector("[data-verdict]");
-    if (words && words.dataset.verdict === "INVALID") {
-      parts.push(said("INVALID", "50%", bottom / 2 + 20, "stamp small", { "aria-hidden": "true" }));
-    }
     return svg("svg", { class: "chart", width: "100%", height: bottom + 28, role: "img", "aria-label": title }, ...parts);
   }
 
@@ -218,7 +214,10 @@
     document.getElementById("request-name").textContent = current;
     document.getElementById("request-facts").textContent = facts(request);
     const holder = document.getElementById("request-drawing");
-    const plot = html("div", { class: "scroll" }, html("div", { class: "plot levels" }, drawing(current, request)));
+    const invalid = document.querySelector("[data-verdict='INVALID']");
+    const across = invalid ? [html("div", { class: "across", "aria-hidden": "true" }, html("span", {}, "INVALID"))] : [];
+    const stamped = html("div", { class: "stamped" }, drawing(current, request), ...across);
+    const plot = html("div", { class: "scroll" }, html("div", { class: "plot levels" }, stamped));
     holder.replaceChildren(chooser(), wayBack(), plot, table(request));
     for (const item of document.querySelectorAll("[data-request]")) item.classList.toggle("current", item.dataset.request === current);
   }

@@ -182,9 +182,10 @@ def _instances(nvml: ModuleType, visible: str, handles: Mapping[int, Any], uuids
             parent, instance = older, None
         else:
             instance = _ask(nvml, nvml.nvmlDeviceGetHandleByUUID, word)
-            if instance is None:
+            whole = instance and _ask(nvml, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, instance)
+            parent = whole and _ask(nvml, nvml.nvmlDeviceGetUUID, whole)
+            if parent is None:
                 break
-            parent = nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance))
         for number in (n for n, uuid in uuids.items() if uuid == parent):
             found[number] = (*found.get(number, ()), *(() if instance is None else (instance,)))
     return {number: Gpu(handles[number], instances) for number, instances in found.items()}

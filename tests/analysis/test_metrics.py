@@ -115,10 +115,11 @@ def test_a_request_cut_in_the_middle_owes_the_gaps_that_did_not_come() -> None:
     assert np.isinf(metrics.metric_series(together, "itl", failures=True).ordered).sum() == 10 - 4
 
 
-def test_warm_up_and_unsent_requests_are_in_no_figure() -> None:
+def test_warm_up_and_abandoned_requests_are_in_no_figure() -> None:
     requests = table(
-        row(0, 0, 0, [10], measured=False), row(2, 8, 8, [30]), row(1, 5, 5, [20]), row(3, 9, 9, [], outcome="unsent")
-    )
+        row(0, 0, 0, [10], measured=False), row(2, 8, 8, [30]), row(1, 5, 5, [20]),
+        row(3, 9, 9, [], outcome="abandoned"),
+    )  # fmt: skip
     assert metrics.measured_requests(requests)["request_id"].tolist() == ["r1", "r2"]
 
 

@@ -834,6 +834,7 @@ def test_a_run_without_a_measured_request_is_no_measurement() -> None:
     ("change", "flag"),
     [
         ({}, "--set load.processes=2"),
+        ({"workers": 3}, "--workers 4"),
         ({"client_cpu_share": 0.03}, ""),
         ({"locustfile": "users.py"}, ""),
         ({"concurrency": 1}, ""),

@@ -35,7 +35,7 @@ from gapmeter.analysis.results import NotReadable
 from gapmeter.analysis.results.manifest import read_manifest
 from gapmeter.cli import main
 from gapmeter.errors import MEANING, OK, UserError
-from gapmeter.loadgen.locust.protocol import Malformed, MasterMessage, Order, Result, Seal
+from gapmeter.loadgen.locust.protocol import Hello, Malformed, MasterMessage, Order, Result, Seal, WorkerMessage, read
 from gapmeter.loadgen.locust.slice_run import Report
 from gapmeter.loadgen.plan import NotPlan, Plan
 from gapmeter.loadgen.planner import make_plan
@@ -262,7 +262,7 @@ def _messages() -> list[bytes]:
 
 
 def _read_message(data: bytes) -> None:
-    """What a worker takes of its master, marked or not, and the master of its worker's result."""
+    """What a worker takes of its master, marked or not, and the master of its worker."""
     with contextlib.suppress(Malformed):
         Result.read(data)
     try:
@@ -275,6 +275,12 @@ def _read_message(data: bytes) -> None:
     ):  # which Locust's reader does not let through
         return
     _SEAL.is_theirs(message)
+    for kind in (WorkerMessage, Report):
+        with contextlib.suppress(Malformed):
+            read(kind, message)
+    if isinstance(message, dict):
+        with contextlib.suppress(Malformed):
+            Hello.read(message)
     MasterMessage.read(message)
 
 

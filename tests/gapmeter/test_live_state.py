@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
 from gapmeter_probe.records import FILE_HEADER
 
 from gapmeter.records import RunFolder
@@ -64,6 +67,21 @@ async def test_a_run_that_was_killed_is_followed_no_further_and_its_files_are_le
     del live, following
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_open_pages_are_told_that_it_is_over_where_what_follows_a_run_fails(going_on: RunFolder) -> None:
+    manifest = json.loads(going_on.manifest.read_text())
+    manifest["scenario"]["workload"]["kind"] = "nothing known"
+    going_on.manifest.write_text(json.dumps(manifest))
+    site = RunsSite(going_on.path.parent)
+    app = web.Application()
+    app.add_routes(site.routes())
+    with locked(going_on.path):
+        async with TestClient(TestServer(app)) as client:
+            answer = await client.get(f"/runs/{going_on.path.name}/events")
+            told = await asyncio.wait_for(answer.text(), 20)
+    await site.close()
+    assert json.loads(told.split("data: ")[-1])["phase"] == "over"
 
 
 async def test_the_site_ends_in_order_though_what_followed_a_run_has_failed(

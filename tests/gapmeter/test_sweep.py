@@ -389,10 +389,19 @@ def test_a_sweep_whose_folder_is_renamed_ends_and_makes_no_other(
     assert [path.name for path in tmp_path.iterdir()] == ["renamed"]
 
 
-def test_what_one_point_cannot_do_is_told_before_the_first_one_runs(tmp_path: Path) -> None:
-    closed = ("server.engine=simulated", "load.arrivals=closed", "load.rate=null", "load.warmup=auto")
-    overrides = (*closed, f"sweep={json.dumps({'load.concurrency': [4, 1]})}")
-    with pytest.raises(UserError, match="--workers 2: they cannot share 1 users") as refused:
+@pytest.mark.parametrize(
+    ("swept", "said"),
+    [
+        ({"load.concurrency": [4, 1]}, "--workers 2: they cannot share 1 users"),
+        ({"load.processes": [1, 3]}, r"--workers 2: each sends from one process; leave out load.processes \(3\)"),
+    ],
+)
+def test_what_one_point_cannot_do_is_told_before_the_first_one_runs(
+    tmp_path: Path, swept: dict[str, list[int]], said: str
+) -> None:
+    closed = ("load.arrivals=closed", "load.rate=null", "load.warmup=auto", "load.concurrency=4")
+    overrides = ("server.engine=simulated", *closed, f"sweep={json.dumps(swept)}")
+    with pytest.raises(UserError, match=said) as refused:
         run_sweep("smoke", overrides, Options(runs=tmp_path, quiet=True, workers=Workers(2)))
     assert refused.value.exit_code == USAGE
     assert not list(tmp_path.iterdir())

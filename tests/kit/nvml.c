@@ -1,6 +1,7 @@
-/* A driver library that NVIDIA's Python binding loads by its name, as one of four machines that FAKE_NVML names:
+/* A driver library that NVIDIA's Python binding loads by its name, as one of five machines that FAKE_NVML names:
    "alike" (two H200), "unlike" (an L4 in the first slot, an H200 in the second), "divided" (an H200 in MIG mode with
-   two instances), "old" (one GPU that knows neither energy nor power of the instant). Layouts and numbers: nvml.h. */
+   two instances), "orphaned" (the same, but no instance says whose it is), "old" (one GPU that knows neither energy nor
+   power of the instant). Layouts and numbers: nvml.h. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,13 +42,13 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, Device **device) {
         for (int i = 0; i < 3; i++) {
             char own[96];
             nvmlDeviceGetUUID(&devices[n][i], own, sizeof own);
-            if (!strcmp(own, uuid) && (!i || is("divided"))) { *device = &devices[n][i]; return SUCCESS; }
+            if (!strcmp(own, uuid) && (!i || is("divided") || is("orphaned"))) { *device = &devices[n][i]; return SUCCESS; }
         }
     return NOT_FOUND;
 }
 int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Device *d, Device **whole) {
     *whole = devices[d->number];
-    return part(d) ? SUCCESS : INVALID_ARGUMENT;
+    return is("orphaned") ? NOT_SUPPORTED : part(d) ? SUCCESS : INVALID_ARGUMENT;
 }
 int nvmlDeviceGetName(Device *d, char *text, unsigned int length) {
     snprintf(text, length, is("unlike") && !d->number ? "NVIDIA L4" : "NVIDIA H200");

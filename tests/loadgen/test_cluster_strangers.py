@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,9 +17,9 @@ import msgpack
 import pytest
 import zmq
 
-from gapmeter.loadgen.fleet import Fleet
+from gapmeter.loadgen.fleet import Fleet, NotStarted
 from gapmeter.loadgen.generator import Exit
-from gapmeter.loadgen.locust.protocol import SECRET, TYPE
+from gapmeter.loadgen.locust.protocol import SECRET, TYPE, VERSION, Hello, Seal
 from gapmeter.loadgen.locust.slice_run import Report
 from gapmeter.records.workers import LocustWorkers
 from tests.kit.loads import plan, records_of
@@ -168,3 +169,57 @@ def test_what_a_worker_said_in_one_run_is_no_worker_of_another(
         assert fleet.wait(lambda: None, 0.05) == [Exit.DONE], fleet.troubles()
     assert set(again.answers) == {"welcome", "refuse"}
     assert len(LocustWorkers.read(tmp_path / "two").workers) == 1
+
+
+class Babbler(Crew):
+    """A worker that shares the secret, first greets as none does, and once it is taken says what none says."""
+
+    def __init__(self, kind: str, said: dict[str, Any]) -> None:
+        super().__init__(1)
+        self._kind, self._said, self.refused = kind, said, ""
+
+    def join(self) -> Any:
+        seal = Seal("theirs", "n", "worker")
+        hello = asdict(Hello(VERSION, "here", 1, "", seal.nonce))
+        with stranger(self.address, "babbler") as sock:
+
+            def says(kind: str, data: Any) -> None:
+                sock.send(msgpack.dumps((kind, data, "babbler")))
+
+            def hears(word: str) -> dict[str, Any]:
+                while True:
+                    kind, data, _ = msgpack.loads(sock.recv())
+                    if kind == TYPE and data["word"] == word:
+                        return dict(data)
+
+            says("client_ready", LOCUST)
+            says(TYPE, seal.mark(hello | {"pid": "many"}))
+            self.refused = hears("refuse")["why"]
+            says(TYPE, seal.mark(hello))
+            seal = seal.joined(hears("welcome")["drawn"])
+            for _ in range(2):  # again, as it does until it is armed
+                says(TYPE, seal.mark(hello))
+            hears("clock")
+            said = seal.mark(self._said)
+            says(self._kind, said if self._kind == TYPE else {TYPE: said})
+        return subprocess.Popen(["true"], stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "key"),
+    [
+        (TYPE, {"word": "clock", "sent_ns": 1, "there_ns": "soon"}, "there_ns"),
+        (TYPE, {"word": "failed", "why": 5}, "why"),
+        (TYPE, {}, "word"),
+        ("stats", {"sequence": 1, "histograms": 5}, "histograms"),
+    ],
+)
+def test_a_worker_that_says_what_no_worker_says_is_given_up_by_name(
+    tmp_path: Path, null: str, monkeypatch: pytest.MonkeyPatch, kind: str, said: dict[str, Any], key: str
+) -> None:
+    monkeypatch.setenv(SECRET, "theirs")
+    crew = Babbler(kind, said)
+    wrong = rf"worker 0 \(here, process 1\) says what no worker of this version says: {key}: "
+    with pytest.raises(NotStarted, match=wrong), crew.at_work(plan([0]), null, tmp_path):
+        pass
+    assert crew.refused.startswith("pid: ")

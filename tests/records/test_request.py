@@ -15,8 +15,10 @@ from gapmeter.loadgen.exchange import Address, Exchange
 from gapmeter.records import Outcome, read_records
 from gapmeter.records.request import (
     FINISHED,
+    HEAD_DTYPE,
     ISSUED,
     MOST_ERROR_BYTES,
+    Block,
     Flag,
     RequestRecord,
     decode,
@@ -86,6 +88,17 @@ def test_records_come_back_from_a_record_file_with_their_codes(tmp_path: Path) -
 
 def test_an_issued_request_that_never_ended_counts_as_lost() -> None:
     assert decode(b"".join(encode(RequestRecord(index=0, request_id="a", worker=0, due_ns=1)))).outcome is Outcome.LOST
+
+
+@pytest.mark.parametrize("outcome", [10, max(Outcome) + 1])
+def test_an_outcome_that_is_none_is_damage_in_a_record_and_in_a_block(outcome: int) -> None:
+    whole = b"".join(encode(RequestRecord(index=0, request_id="a")))
+    at = HEAD_DTYPE.fields["outcome"][1] if HEAD_DTYPE.fields else 0
+    damaged = whole[:at] + outcome.to_bytes(4, "little") + whole[at + 4 :]
+    for read in (decode, lambda payload: Block.joined([payload])):
+        read(whole)
+        with pytest.raises(ValueError, match=r"outcome|Outcome"):
+            read(damaged)
 
 
 def test_an_endless_error_text_is_cut() -> None:

@@ -15,6 +15,7 @@ from gapmeter.analysis.results.run import CoreHolder
 from gapmeter.analysis.results.trust import QueueSlope
 from gapmeter.analysis.stages import UNEXPLAINED_OWNER, owner_words
 from gapmeter.records import RunFolder
+from gapmeter.records.workers import LocustWorkers
 from gapmeter.report import document as doc
 from gapmeter.report import html, run
 from gapmeter.report.advice import advice, next_step, setting
@@ -107,6 +108,11 @@ def test_what_is_advised_is_a_key_of_scenarios_and_its_value_now(manifest: Manif
     group, leaf = key.split(".")
     assert key in KEYS
     assert str(getattr(getattr(manifest.asked, group), leaf)) == now != other
+
+
+def test_workers_send_from_one_process_each_and_are_advised_no_more(manifest: Manifest) -> None:
+    sent = LocustWorkers(locust="", plan="", port=0, workers=(), histograms={})
+    assert setting("generator_lag", manifest.model_copy(update={"workers": sent})) is None
 
 
 @pytest.mark.parametrize(

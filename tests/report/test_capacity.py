@@ -142,7 +142,7 @@ def test_the_chart_of_latency_has_the_curve_the_trials_on_its_axes_and_where_it_
     assert section.title == "p99 TTFT against rate"
     (chart,) = section.blocks
     assert isinstance(chart, doc.Chart) and chart.table
-    drawn = str(chart.picture.draw("latency", None))
+    drawn = str(chart.picture.draw("latency"))
     dots = re.findall(r'data-rate="([^"]+)" data-value="([^"]+)"', drawn)
     assert dots == [("8.0", "240.0"), ("9.5", "1800.0")]
     assert all(
@@ -169,7 +169,7 @@ def test_goodput_is_not_joined_from_rates_that_hold_to_one_that_fails_and_where_
     search = result.capacity.model_copy(update={"curve": points, "held": held})
     shown = document(result.model_copy(update={"capacity": search}), SearchManifest.read(path))
     section = next(each for each in shown.on(doc.PAGE) if each.key == "curve")
-    drawn = str(section.blocks[0].picture.draw("goodput", None))
+    drawn = str(section.blocks[0].picture.draw("goodput"))
     assert len(re.findall(r'<path [^>]*class="curve"', drawn)) == 2
     assert ("every SLO holds" in drawn) is ("SLOs hold" in html.page(shown)) is (held is not None)
 

@@ -316,5 +316,5 @@ def test_a_curve_is_interrupted_where_a_percentile_is_refused() -> None:
     drawn = [float(p) for p in middle.p[np.isfinite(middle.value_ms)]]
     assert drawn == [p for p in whole.p.tolist() if not 0.8 < p < 0.9]
     assert tail.p[-1] <= 0.9 < whole.p[-1]
-    assert str(middle.draw("c", None)).count('class="curve"') == 2 > str(whole.draw("c", None)).count('class="curve"')
+    assert str(middle.draw("c")).count('class="curve"') == 2 > str(whole.draw("c")).count('class="curve"')
     assert percentiles.curve_of("TTFT", values, [], late_ns=lambda _: 1e6) is None

@@ -141,7 +141,7 @@ def test_no_line_runs_through_a_point_whose_percentile_is_refused_and_its_mean_i
             )
             points[1] = points[1].model_copy(update={"metrics": {**points[1].metrics, "ttft": late}})
         sweep = swept.sweep.model_copy(update={"points": tuple(points), "knees": ()})
-        picture = str(PointByPoint(swept.model_copy(update={"sweep": sweep}), "ttft").draw("ttft", None))
+        picture = str(PointByPoint(swept.model_copy(update={"sweep": sweep}), "ttft").draw("ttft"))
         return len(re.findall(r'<path [^>]*class="curve"', picture)), picture.count(">90.0 ms</text>")
 
     assert drawn(refused=False) == (1, 4)

@@ -134,7 +134,7 @@ def test_what_was_in_flight_when_the_load_was_ended_is_no_failure_of_the_server(
     (chart, *_) = [block for block in section.blocks if isinstance(block, Chart)]
     assert chart.table
     assert sum(int(str(row[3])) for row in chart.table.rows) == 0
-    assert "✕" not in chart.picture.draw("ttft", None)
+    assert "✕" not in chart.picture.draw("ttft")
 
 
 def test_a_stretch_without_a_sample_has_a_dash_and_no_zero() -> None:
@@ -185,7 +185,7 @@ def test_when_the_slowest_came_together_is_marked_wide_enough_to_be_seen() -> No
     })  # fmt: skip
     span = Span(100.0, 0.0, 100.0)
     marked, plain = (
-        str(dots_of("TTFT", requests, span, 0, "last_token_ns", frozenset(), burst=each).draw("x", None))
+        str(dots_of("TTFT", requests, span, 0, "last_token_ns", frozenset(), burst=each).draw("x"))
         for each in (burst, None)
     )
     assert "13 of the 28 slowest" in marked and "13 of the 28" not in plain

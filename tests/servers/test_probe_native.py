@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,3 +51,17 @@ def test_the_c_module_and_python_record_the_same(tmp_path: Path) -> None:
     assert (native.process["native"], python.process["native"]) == (True, False)
     assert len(native.steps) > 5 and native.complete
     assert {note["hook"].rpartition(".")[2] for note in native.notes[1:]} == {"schedule"}
+
+
+def test_a_step_that_is_no_number_is_told_and_let_go() -> None:
+    native = pytest.importorskip("gapmeter_probe._native", reason="the probe was installed without its C module")
+    told: list[BaseException] = []
+    step = object()
+    stamps, probe = native.Stamps(1), SimpleNamespace(writer=native.Appender())
+    call = native.wrap(native.ARRIVAL, lambda *_: 5, probe, told.append, "gapmeter_seq", 102, stamps, 0)
+    before = sys.getrefcount(step)
+    for _ in range(9):
+        assert call(None, SimpleNamespace(gapmeter_seq=step)) == 5
+    assert {type(each) for each in told} == {TypeError}
+    assert sys.getrefcount(step) == before
+    assert stamps[0] == 0

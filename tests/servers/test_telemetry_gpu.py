@@ -113,8 +113,9 @@ def test_of_a_divided_gpu_memory_is_the_instances_and_the_rest_the_whole_ones(
     assert (about.get("instances"), about["pids"]) == (instances, pids)
 
 
-def test_an_instance_that_is_not_there_hides_every_gpu(library: Path) -> None:
-    assert "hides every GPU" in read(library, "divided", CUDA_VISIBLE_DEVICES="MIG-77")["absent"]
+@pytest.mark.parametrize(("machine", "visible"), [("divided", "MIG-77"), ("orphaned", "MIG-01")])
+def test_an_instance_that_is_not_there_or_nobodys_hides_every_gpu(library: Path, machine: str, visible: str) -> None:
+    assert "hides every GPU" in read(library, machine, CUDA_VISIBLE_DEVICES=visible)["absent"]
 
 
 @pytest.mark.parametrize(
