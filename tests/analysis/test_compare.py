@@ -494,6 +494,10 @@ def test_runs_of_one_side_that_are_not_alike_are_no_matter_of_a_factor(tmp_path:
     refused = compare([Side((*one.runs, *other.runs)), one])
     assert [fact.key for fact in refused.protocol[0].blocking] == ["versions.part, within a side"]
     assert remedy(refused).startswith("name only runs of one and the same thing as a side; or --force")
+    assert headline(refused) == "Runs of one side differ: versions.part: not recorded | 1"
+    several = compare([Side((*one.runs, *other.runs)), one, other])
+    both = "A and C differ in more than what is compared: versions.part: not recorded | 1"
+    assert headline(several) == f"Runs of one side differ: versions.part: not recorded | 1. {both}", "each once"
 
 
 def figure(
