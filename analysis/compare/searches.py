@@ -53,10 +53,11 @@ class NotOneSide(ValueError):
 class ServerCapacity:
     """What a search, a run, or the points of a sweep that differ in their rate or users alone, found.
 
-    ``scenario`` is as it was resolved, ``contents`` what the files that it names held (see ManifestBase), ``tokens``
-    the output tokens of a request; ``spread``: of its rate, on the logarithmic scale, what moves a whole search and is
-    not in the rate's interval. ``undecided``: a run that is INCONCLUSIVE, or a search that ended without a finding.
-    ``disturbed``: how many of a search's trials were, by another program or the CPU's speed (Search.disturbed).
+    ``scenario`` is as it was resolved, with every key, ``contents`` what the files that it names held (see
+    ManifestBase), ``tokens`` the output tokens of a request; ``spread``: of its rate, on the logarithmic scale, what
+    moves a whole search and is not in the rate's interval. ``undecided``: a run that is INCONCLUSIVE, or a search that
+    ended without a finding. ``disturbed``: how many of a search's trials were, by another program or the CPU's speed
+    (Search.disturbed).
     """
 
     folders: tuple[str, ...]
@@ -109,7 +110,7 @@ def _capacity_of(
     return ServerCapacity(
         folders=(path.resolve().name,),
         kind=kind,
-        scenario=manifest.scenario,
+        scenario=manifest.asked.to_dict(),
         slos=frozenset(  # as they are written, but for their units
             slo.text if slo.limit_ns is None else f"{slo.metric} p{slo.percentile:g} <= {slo.limit_ns / 1e6:.12g} ms"
             for slo in manifest.slo
@@ -126,14 +127,16 @@ def _capacity_of(
 
 
 def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> ServerCapacity:
-    search, cost, load = result.capacity, result.cost, manifest.scenario["load"]
+    search, cost = result.capacity, result.cost
     rate = HeldRate(
         rate=search.rate, low=search.low, high=search.high, confidence=search.confidence, held=search.held,
         why="" if search.low else manifest.ended_because or _UNKNOWN.get(search.ended, _NO_RATE),
     )  # fmt: skip
+    found = _capacity_of(path, "capacity", manifest, result, rate)
+    load = found.scenario["load"]
     return replace(
-        _capacity_of(path, "capacity", manifest, result, rate),
-        scenario={**manifest.scenario, "load": load if load["arrivals"] in KEPT_ARRIVALS else {**load, **_POISSON}},
+        found,
+        scenario={**found.scenario, "load": load if load["arrivals"] in KEPT_ARRIVALS else {**load, **_POISSON}},
         price=cost.price if isinstance(cost, Cost) else None,
         why_no_price="" if isinstance(cost, Cost) else cost.reason if cost else "no trial was valid",
         binding=(search.binding_slo, search.binding_stage),

@@ -278,7 +278,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
         {"scenario": {"cost": {**PRICES, "usd_per_hour": 1.0, "utilisation": 0.5}}},
         "cost.utilisation: 0.8 | 0.5",
     ),
-    "other time-outs": ({"scenario": {"load": {"timeout": 9.0}}}, "load.timeout: none | 9"),
+    "other time-outs": ({"scenario": {"load": {"timeout": 9.0}}}, "load.timeout: 60 | 9"),
 }
 
 
