@@ -29,9 +29,8 @@ from gapmeter.analysis.compare.searches import (
     compared_by,
     differing,
     merge_searches,
-    words,
 )
-from gapmeter.analysis.compare.sides import flatten
+from gapmeter.analysis.compare.sides import flatten, words
 from gapmeter.analysis.numbers import counted, plain
 from gapmeter.analysis.pareto import merged
 from gapmeter.analysis.provenance import provenance_of_several

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from gapmeter.analysis.capacity.read import KEPT_ARRIVALS
-from gapmeter.analysis.compare.sides import is_within
+from gapmeter.analysis.compare.sides import is_within, words
 from gapmeter.analysis.cost import NoPrice, NoRate, hardware_units, offered_rate, price_of
 from gapmeter.analysis.pareto import interval, merged, pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import hardware_words, rate_words, users_words
@@ -334,10 +333,3 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any], factors: Sequenc
         for key in dict.fromkeys((*one, *other))
         if one.get(key) != other.get(key)
     )  # fmt: skip
-
-
-def words(value: Any) -> str:
-    """A scenario's value in a sentence, as one writes it in a scenario."""
-    if isinstance(value, Mapping | list):
-        return json.dumps(value, ensure_ascii=False).replace('"', "")
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

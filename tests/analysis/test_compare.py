@@ -20,7 +20,7 @@ from gapmeter.analysis.compare.aligned import align
 from gapmeter.analysis.compare.build import compare, pair_of
 from gapmeter.analysis.compare.claims import FAMILY, PairVerdict, judge_pair, judge_regression
 from gapmeter.analysis.compare.differences import Differences, compare_sides
-from gapmeter.analysis.compare.sides import RunColumns, Side, check_protocol, read_run, run_of
+from gapmeter.analysis.compare.sides import RunColumns, Side, check_protocol, read_run, run_of, words
 from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import RunResult
@@ -301,6 +301,17 @@ def test_what_was_not_recorded_is_told_from_what_was_not_set(env: dict[str, str]
 def test_what_a_scenario_does_not_set_is_none_and_not_unknown(key: str, value: Any, told: tuple[str, str]) -> None:
     (fact,) = check_protocol(manifest(), manifest(**{key: value}), None, None).facts
     assert (fact.a, fact.b) == told
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({"uniform": [16, 48]}, "{uniform: [16, 48]}"), ([], "[]"), (True, "true"), (9.0, "9"), (0.3, "0.3"),
+        (0.1 + 0.2, str(0.1 + 0.2)),
+    ],
+)  # fmt: skip
+def test_a_value_is_written_as_in_a_scenario_and_two_numbers_that_differ_do_so_in_words(value: Any, told: str) -> None:
+    assert words(value) == told
 
 
 def test_an_invalid_run_is_told(folders: list[Path]) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gapmeter.analysis.compare.cost_table import cost_table
-from gapmeter.analysis.compare.searches import SEARCH_SPREAD, NotOneSide, ServerCapacity, read_capacities, words
+from gapmeter.analysis.compare.searches import SEARCH_SPREAD, NotOneSide, ServerCapacity, read_capacities
 from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.numbers import significant
 from gapmeter.analysis.pareto import pareto
@@ -502,10 +502,6 @@ def test_a_rate_of_requests_that_was_missed_bounds_the_one_that_is_held(
     result.model_copy(update={"load": result.load.model_copy(update=of)}).write(path)
     (found,) = read_capacities(path)
     assert (found.capacity.low, found.capacity.high) == (None, high)
-
-
-def test_lengths_that_differ_are_written_as_in_a_scenario() -> None:
-    assert words({"uniform": [16, 48]}) == "{uniform: [16, 48]}"
 
 
 def test_a_ratio_of_which_nothing_is_known_is_no_ratio_of_one(tmp_path: Path) -> None:
