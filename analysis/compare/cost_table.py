@@ -12,9 +12,10 @@ which is MOVER (Zou and Donner 2008, Statistics in Medicine 27) for intervals th
 spread of searches of one server, of each side that is a single search: what moves a whole search (a machine's mood) is
 in no interval of its trials. Of several searches named as one side it is in the side's own interval. The more rows, the
 more pairs chance has: both distances are multiplied by z(1 - 0.025 / pairs) / z(0.975), so that with 95 % confidence
-all ratios hold together, whichever row turns out to be the cheapest. Where a row has only one end (a run that passed
-may hold more), the ends are divided by each other. For two rows that is wider still; with more it is not made wider, so
-that of these each ratio holds by itself.
+all ratios hold together, whichever row turns out to be the cheapest. Where a row has no estimate (a run that passed may
+hold more), the ends are divided by each other, which is wider still: each at its distance times the same factor, where
+the row has an estimate to be distant from; s is multiplied by it, too. How sure an end without an estimate is, nothing
+tells: it is taken as it is, however many rows there are.
 """
 
 from __future__ import annotations
@@ -192,17 +193,18 @@ def _ends(a: CostRow, b: CostRow, wide: float, spread: float) -> tuple[float | N
         sign, top, bottom = (-1, 1)[numerator], a_ends[numerator], b_ends[1 - numerator]
         if top is None or bottom is None:
             return None
-        if a.per_request_usd is None or b.per_request_usd is None:
-            return top / bottom * math.exp(sign * spread)
-        distances = [_at_95(a, top / a.per_request_usd), _at_95(b, bottom / b.per_request_usd), spread]
-        return a.per_request_usd / b.per_request_usd * math.exp(sign * wide * math.hypot(*distances))
+        distances = [wide * each for each in (_at_95(a, top), _at_95(b, bottom), spread)]
+        away = math.hypot(*distances) if a.per_request_usd and b.per_request_usd else sum(distances)
+        return (a.per_request_usd or top) / (b.per_request_usd or bottom) * math.exp(sign * away)
 
     return end(0), end(1)
 
 
-def _at_95(row: CostRow, ratio: float) -> float:
-    """How far an end lies from its estimate, on the logarithmic scale, if its interval were a 95 % one."""
-    return abs(math.log(ratio)) * _SURE / t_quantile(math.inf, row.capacity.confidence)
+def _at_95(row: CostRow, end: float) -> float:
+    """How far an end lies from its estimate, on the logarithmic scale, if its interval were a 95 % one; 0 without."""
+    if row.per_request_usd is None:
+        return 0.0
+    return abs(math.log(end / row.per_request_usd)) * _SURE / t_quantile(math.inf, row.capacity.confidence)
 
 
 def _served(plane: Pareto, names: Sequence[str]) -> Iterable[ServedRatio]:

@@ -454,6 +454,24 @@ def test_a_run_that_passed_costs_at_most_so_much_which_may_be_enough(tmp_path: P
     assert "of B's rate only two ends are known; --resume FOLDER with a larger --budget may find what lies" in told
 
 
+def test_beside_more_rows_the_ratio_to_one_without_an_estimate_is_wider_as_all_others_are(tmp_path: Path) -> None:
+    """Of a search, its end at a distance of three pairs' quantile, and that of the spread; of the run its only end."""
+    slo = "ttft p50 <= 900 ms"
+    run = read_capacities(write_run(tmp_path / "run", slos=(slo,), count=240).path)[0]
+
+    def at(z: float, confidence: float) -> ServerCapacity:
+        ends, usd = (2 * math.exp(-z * 0.1), 2 * math.exp(z * 0.1)), run.price.usd_per_hour
+        return searched(tmp_path / "searches", 2, *ends, confidence=confidence, usd=usd, slo=slo)
+
+    one, other = at(stats.norm.ppf(0.9), 0.8), at(Z, 0.95)
+    for search in (one, other):
+        low = table(search, run).rows[0].ratio.low
+        assert low == pytest.approx(8 / 2 * math.exp(-Z * 0.1 - spread(1, 1)))
+    wide = stats.norm.ppf(1 - 0.025 / 3)
+    for row in table(one, other, run).rows[:2]:
+        assert row.ratio.low == pytest.approx(8 / 2 * math.exp(-wide * 0.1 - wide / Z * spread(1, 1)))
+
+
 def test_a_side_of_runs_of_which_one_is_not_decided_costs_what_the_others_do(tmp_path: Path) -> None:
     slo = "ttft p50 <= 900 ms"
     paths = [write_run(tmp_path / name, slos=(slo,), count=240).path for name in ("passed", "undecided", "missed")]
