@@ -24,13 +24,7 @@ import math
 from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
 
-from gapmeter.analysis.compare.searches import (
-    SEARCH_SPREAD,
-    ServerCapacity,
-    compared_by,
-    differing,
-    merge_searches,
-)
+from gapmeter.analysis.compare.searches import SEARCH_SPREAD, ServerCapacity, compared_by, differing
 from gapmeter.analysis.compare.sides import flatten, words
 from gapmeter.analysis.numbers import counted, plain
 from gapmeter.analysis.pareto import merged
@@ -54,14 +48,11 @@ _NO_SETTING = ("server.engine", "server.ready_timeout")  # told by itself; chang
 _OTHER_REQUESTS = 1.1  # from which mean tokens of a request are told to differ
 
 
-def cost_table(
-    sides: Sequence[Sequence[Sequence[ServerCapacity]]], asked: Asked = Asked(), command: str = ""
-) -> CostTable:
-    """All sides side by side. ``sides[i][j]`` is what folder j of side i says; several of a side are one row.
+def cost_table(found: Sequence[ServerCapacity], asked: Asked = Asked(), command: str = "") -> CostTable:
+    """A row for each, the first of which the others are compared with.
 
-    ``asked.factors`` are keys that may differ, ``asked.force`` compares what must not be. Raises NotOneSide.
+    ``asked.factors`` are keys that may differ, ``asked.force`` compares what must not be.
     """
-    found = [one for side in sides for one in (side[0] if len(side) == 1 else [merge_searches(side)])]
     names = [ascii_uppercase[at] if at < 26 else f"row {at + 1}" for at in range(len(found))]
     facts = [compared_by(one) for one in found]
     differs = [differing(facts[0], each, asked.factors) for each in facts]

@@ -220,12 +220,11 @@ def _binding_of(answers: Sequence[SloAnswer]) -> tuple[str | None, str | None]:
     return next(((each.text, each.stage) for each in answers if each.status == FAIL), (None, None))
 
 
-def merge_searches(side: Sequence[Sequence[ServerCapacity]]) -> ServerCapacity:
+def merge_searches(found: Sequence[ServerCapacity]) -> ServerCapacity:
     """Several searches of one thing as one: the mean of their logarithms, with its error within and between searches.
 
     Without an estimate of each, only what all of them say of either end. Raises NotOneSide.
     """
-    found = [one for each in side for one in each]
     # One that found no rate has no cost, and so tells no price.
     if price := next((one.price for one in found if one.price), None):
         found = [one if one.price else replace(one, price=price, why_no_price="") for one in found]
