@@ -267,11 +267,18 @@ def price_of(manifest: Manifest) -> Price:
         except UnknownDevice as error:  # written by a version with another catalogue
             raise NoPrice(str(error)) from error
     elif not here:
-        raise NoPrice("the attached server's device is unknown; set cost.gpu, for example H100-SXM")
+        if asked.usd_per_hour is None:
+            text = "the attached server's device is unknown; set cost.gpu, for example H100-SXM, or cost.usd_per_hour"
+            raise NoPrice(text)
     elif attached and len(gpus) > 1 and not asked.gpus_per_replica:
         raise NoPrice(f"nobody knows how many of {len(gpus)} GPUs the attached server has; set cost.gpus_per_replica")
-    label = device.key if device is not None else gpus[0].partition(",")[0]
     units = _gpus(manifest)
+    if device is not None:
+        label = device.key
+    elif here:
+        label = gpus[0].partition(",")[0]
+    else:
+        units, label = hardware_units(manifest)
     if asked.usd_per_hour is not None:
         usd, source = asked.usd_per_hour, "the scenario's price"
         units = 1 if device is not None and device.is_cpu else units

@@ -33,7 +33,7 @@ from gapmeter.report import differences, html
 from gapmeter.report import document as doc
 from gapmeter.report.differences import change_sentence, failed_sentence, growth_interval, relative, verdict_sentence
 from gapmeter.report.document import BRIEF, MARKDOWN, TERMINAL, Figure, Paragraph, Row, Said, Section, Table, Words
-from gapmeter.report.words import as_sentence, low_to_high, tone
+from gapmeter.report.words import as_sentence, grouped, low_to_high, tone
 
 _LONGEST = 40  # characters of a value in a sentence
 _NAMED = 4  # of what differs, in a sentence
@@ -132,16 +132,20 @@ def headline(result: Comparison) -> str:
 
 def not_comparable(result: Comparison) -> str:
     """What differs, in short: what is long stands once, in the protocol."""
-    parts, invalid, first = [], set(), result.sides[0].name
+    invalid, first = set(), result.sides[0].name
+    differing: dict[tuple[str, str], None] = {}
     for each in result.protocol:
-        blocking = [fact for fact in each.blocking if fact.key != VALIDITY]
-        listed = "; ".join(f"{fact.key}: {_short(fact.a)} | {_short(fact.b)}" for fact in blocking[:_NAMED])
-        if listed:
-            listed += f"; and {len(blocking) - _NAMED} more" if len(blocking) > _NAMED else ""
-            parts.append(f"{first} and {each.side} differ in more than what is compared: {listed}")
+        between = f"{first} and {each.side} differ in more than what is compared"
         for fact in each.facts:
             if fact.key == VALIDITY:
                 invalid |= {side for side, said in ((first, fact.a), (each.side, fact.b)) if said != VALID}
+            elif fact.meaning == BLOCKS:
+                who = "Runs of one side differ" if fact.is_within_a_side else between
+                differing[who, f"{fact.of}: {_short(fact.a)} | {_short(fact.b)}"] = None
+    parts = [
+        f"{who}: {'; '.join(said[:_NAMED])}{f'; and {len(said) - _NAMED} more' if len(said) > _NAMED else ''}"
+        for who, said in grouped(differing).items()
+    ]
     if invalid:
         are, named = (
             "is" if len(invalid) == 1 else "are",

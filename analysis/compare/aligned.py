@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from gapmeter.analysis.arrays import Bools, Floats, Ints
+from gapmeter.analysis.arrays import Bools, Floats
 from gapmeter.analysis.compare.sides import PER_REQUEST, RunColumns
 from gapmeter.analysis.numbers import counted
 from gapmeter.analysis.requests.figures import LEDGER_OF
@@ -44,7 +44,7 @@ def align(side_a: Sequence[RunColumns], side_b: Sequence[RunColumns]) -> tuple[l
         return a, b, "in a closed loop, when a request is due depends on the answers before it"
     cut_a, cut_b = [], []
     for one, other in zip(a, b, strict=True):
-        _, rows_a, rows_b = np.intersect1d(_keys(one), _keys(other), return_indices=True)
+        _, rows_a, rows_b = np.intersect1d(one.planned[:, 0], other.planned[:, 0], return_indices=True)
         order = np.argsort(rows_a, kind="stable")
         cut_a.append(one.rows(rows_a[order].astype(np.int64)))
         cut_b.append(other.rows(rows_b[order].astype(np.int64)))
@@ -53,11 +53,6 @@ def align(side_a: Sequence[RunColumns], side_b: Sequence[RunColumns]) -> tuple[l
         if len(order) < _PAIRED * max(one.count, other.count):
             return a, b, "most of the longer side's requests have none to be paired with"
     return cut_a, cut_b, ""
-
-
-def _keys(run: RunColumns) -> Ints:
-    """A number for each request of a plan: its index and turn."""
-    return np.asarray(run.planned[:, 0] * 4096 + np.maximum(run.planned[:, 1], 0), dtype=np.int64)
 
 
 class AlignedSides:

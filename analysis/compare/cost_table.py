@@ -12,9 +12,10 @@ which is MOVER (Zou and Donner 2008, Statistics in Medicine 27) for intervals th
 spread of searches of one server, of each side that is a single search: what moves a whole search (a machine's mood) is
 in no interval of its trials. Of several searches named as one side it is in the side's own interval. The more rows, the
 more pairs chance has: both distances are multiplied by z(1 - 0.025 / pairs) / z(0.975), so that with 95 % confidence
-all ratios hold together, whichever row turns out to be the cheapest. Where a row has only one end (a run that passed
-may hold more), the ends are divided by each other. For two rows that is wider still; with more it is not made wider, so
-that of these each ratio holds by itself.
+all ratios hold together, whichever row turns out to be the cheapest. Where a row has no estimate (a run that passed may
+hold more), the ends are divided by each other, which is wider still: each at its distance times the same factor, where
+the row has an estimate to be distant from; s is multiplied by it, too. How sure an end without an estimate is, nothing
+tells: it is taken as it is, however many rows there are.
 """
 
 from __future__ import annotations
@@ -23,15 +24,8 @@ import math
 from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
 
-from gapmeter.analysis.compare.searches import (
-    SEARCH_SPREAD,
-    ServerCapacity,
-    compared_by,
-    differing,
-    merge_searches,
-    words,
-)
-from gapmeter.analysis.compare.sides import flatten
+from gapmeter.analysis.compare.searches import SEARCH_SPREAD, ServerCapacity, compared_by, differing
+from gapmeter.analysis.compare.sides import flatten, words
 from gapmeter.analysis.numbers import counted, plain
 from gapmeter.analysis.pareto import merged
 from gapmeter.analysis.provenance import provenance_of_several
@@ -54,14 +48,11 @@ _NO_SETTING = ("server.engine", "server.ready_timeout")  # told by itself; chang
 _OTHER_REQUESTS = 1.1  # from which mean tokens of a request are told to differ
 
 
-def cost_table(
-    sides: Sequence[Sequence[Sequence[ServerCapacity]]], asked: Asked = Asked(), command: str = ""
-) -> CostTable:
-    """All sides side by side. ``sides[i][j]`` is what folder j of side i says; several of a side are one row.
+def cost_table(found: Sequence[ServerCapacity], asked: Asked = Asked(), command: str = "") -> CostTable:
+    """A row for each, the first of which the others are compared with.
 
-    ``asked.factors`` are keys that may differ, ``asked.force`` compares what must not be. Raises NotOneSide.
+    ``asked.factors`` are keys that may differ, ``asked.force`` compares what must not be.
     """
-    found = [one for side in sides for one in (side[0] if len(side) == 1 else [merge_searches(side)])]
     names = [ascii_uppercase[at] if at < 26 else f"row {at + 1}" for at in range(len(found))]
     facts = [compared_by(one) for one in found]
     differs = [differing(facts[0], each, asked.factors) for each in facts]
@@ -193,17 +184,18 @@ def _ends(a: CostRow, b: CostRow, wide: float, spread: float) -> tuple[float | N
         sign, top, bottom = (-1, 1)[numerator], a_ends[numerator], b_ends[1 - numerator]
         if top is None or bottom is None:
             return None
-        if a.per_request_usd is None or b.per_request_usd is None:
-            return top / bottom * math.exp(sign * spread)
-        distances = [_at_95(a, top / a.per_request_usd), _at_95(b, bottom / b.per_request_usd), spread]
-        return a.per_request_usd / b.per_request_usd * math.exp(sign * wide * math.hypot(*distances))
+        distances = [wide * each for each in (_at_95(a, top), _at_95(b, bottom), spread)]
+        away = math.hypot(*distances) if a.per_request_usd and b.per_request_usd else sum(distances)
+        return (a.per_request_usd or top) / (b.per_request_usd or bottom) * math.exp(sign * away)
 
     return end(0), end(1)
 
 
-def _at_95(row: CostRow, ratio: float) -> float:
-    """How far an end lies from its estimate, on the logarithmic scale, if its interval were a 95 % one."""
-    return abs(math.log(ratio)) * _SURE / t_quantile(math.inf, row.capacity.confidence)
+def _at_95(row: CostRow, end: float) -> float:
+    """How far an end lies from its estimate, on the logarithmic scale, if its interval were a 95 % one; 0 without."""
+    if row.per_request_usd is None:
+        return 0.0
+    return abs(math.log(end / row.per_request_usd)) * _SURE / t_quantile(math.inf, row.capacity.confidence)
 
 
 def _served(plane: Pareto, names: Sequence[str]) -> Iterable[ServedRatio]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from gapmeter.analysis.capacity.read import KEPT_ARRIVALS
-from gapmeter.analysis.compare.sides import is_within
+from gapmeter.analysis.compare.sides import is_within, words
 from gapmeter.analysis.cost import NoPrice, NoRate, hardware_units, offered_rate, price_of
 from gapmeter.analysis.pareto import interval, merged, pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import hardware_words, rate_words, users_words
@@ -53,10 +52,11 @@ class NotOneSide(ValueError):
 class ServerCapacity:
     """What a search, a run, or the points of a sweep that differ in their rate or users alone, found.
 
-    ``scenario`` is as it was resolved, ``contents`` what the files that it names held (see ManifestBase), ``tokens``
-    the output tokens of a request; ``spread``: of its rate, on the logarithmic scale, what moves a whole search and is
-    not in the rate's interval. ``undecided``: a run that is INCONCLUSIVE, or a search that ended without a finding.
-    ``disturbed``: how many of a search's trials were, by another program or the CPU's speed (Search.disturbed).
+    ``scenario`` is as it was resolved, with every key, ``contents`` what the files that it names held (see
+    ManifestBase), ``tokens`` the output tokens of a request; ``spread``: of its rate, on the logarithmic scale, what
+    moves a whole search and is not in the rate's interval. ``undecided``: a run that is INCONCLUSIVE, or a search that
+    ended without a finding. ``disturbed``: how many of a search's trials were, by another program or the CPU's speed
+    (Search.disturbed).
     """
 
     folders: tuple[str, ...]
@@ -109,7 +109,7 @@ def _capacity_of(
     return ServerCapacity(
         folders=(path.resolve().name,),
         kind=kind,
-        scenario=manifest.scenario,
+        scenario=manifest.asked.to_dict(),
         slos=frozenset(  # as they are written, but for their units
             slo.text if slo.limit_ns is None else f"{slo.metric} p{slo.percentile:g} <= {slo.limit_ns / 1e6:.12g} ms"
             for slo in manifest.slo
@@ -126,14 +126,16 @@ def _capacity_of(
 
 
 def _of_search(path: Path, manifest: SearchManifest, result: CapacityResult) -> ServerCapacity:
-    search, cost, load = result.capacity, result.cost, manifest.scenario["load"]
+    search, cost = result.capacity, result.cost
     rate = HeldRate(
         rate=search.rate, low=search.low, high=search.high, confidence=search.confidence, held=search.held,
         why="" if search.low else manifest.ended_because or _UNKNOWN.get(search.ended, _NO_RATE),
     )  # fmt: skip
+    found = _capacity_of(path, "capacity", manifest, result, rate)
+    load = found.scenario["load"]
     return replace(
-        _capacity_of(path, "capacity", manifest, result, rate),
-        scenario={**manifest.scenario, "load": load if load["arrivals"] in KEPT_ARRIVALS else {**load, **_POISSON}},
+        found,
+        scenario={**found.scenario, "load": load if load["arrivals"] in KEPT_ARRIVALS else {**load, **_POISSON}},
         price=cost.price if isinstance(cost, Cost) else None,
         why_no_price="" if isinstance(cost, Cost) else cost.reason if cost else "no trial was valid",
         binding=(search.binding_slo, search.binding_stage),
@@ -218,12 +220,11 @@ def _binding_of(answers: Sequence[SloAnswer]) -> tuple[str | None, str | None]:
     return next(((each.text, each.stage) for each in answers if each.status == FAIL), (None, None))
 
 
-def merge_searches(side: Sequence[Sequence[ServerCapacity]]) -> ServerCapacity:
+def merge_searches(found: Sequence[ServerCapacity]) -> ServerCapacity:
     """Several searches of one thing as one: the mean of their logarithms, with its error within and between searches.
 
     Without an estimate of each, only what all of them say of either end. Raises NotOneSide.
     """
-    found = [one for each in side for one in each]
     # One that found no rate has no cost, and so tells no price.
     if price := next((one.price for one in found if one.price), None):
         found = [one if one.price else replace(one, price=price, why_no_price="") for one in found]
@@ -331,10 +332,3 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any], factors: Sequenc
         for key in dict.fromkeys((*one, *other))
         if one.get(key) != other.get(key)
     )  # fmt: skip
-
-
-def words(value: Any) -> str:
-    """A scenario's value in a sentence, as one writes it in a scenario."""
-    if isinstance(value, Mapping | list):
-        return json.dumps(value, ensure_ascii=False).replace('"', "")
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -373,14 +373,17 @@ def _floor_words(floor: Floor | None) -> str:
 def _told(facts: Mapping[str, Any], key: str) -> str:
     """A fact's value in words. What is unset in a scenario is none; of other facts, nobody knows it."""
     value = facts.get(key)
-    return NOT_RECORDED if value is None and not key.startswith(_SECTIONS) else _words(value)
+    return NOT_RECORDED if value is None and not key.startswith(_SECTIONS) else words(value)
 
 
-def _words(value: Any) -> str:
+def words(value: Any) -> str:
+    """A value in a sentence, as one writes it in a scenario; a number with all of its digits, since two may differ."""
     if value is None or value == "":
         return "none"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_words(inner)}' for key, inner in value.items())}}}"
-    if isinstance(value, float):
-        return f"{value:.12g}"
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+        return f"{{{', '.join(f'{key}: {words(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(words, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

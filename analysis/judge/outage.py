@@ -31,11 +31,12 @@ def outage_of(row: Outage | None) -> Outage | None:
 def find_row(requests: pd.DataFrame, zero_ns: int) -> Outage | None:
     """The longest row of failures, by due time, from ``zero_ns``; of several, one that is an outage.
 
-    ``requests`` as from ``measured_requests``. None where there is none that is beyond chance, or where nothing ever
-    succeeded: then there was no moment.
+    ``requests`` as from ``measured_requests``; those that we ended say nothing of the server. None where there is none
+    that is beyond chance, or where nothing ever succeeded: then there was no moment.
     """
+    requests = requests[~ended_by_us(requests)]
     failed = ~succeeded(requests)
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], (failed & ~ended_by_us(requests)).astype(np.int8), [0]])))
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], failed.astype(np.int8), [0]])))
     if not len(edges) or failed.all():
         return None
     due, failures = stamps_ns(requests, "due_ns"), int(failed.sum())

@@ -55,6 +55,11 @@ class Fact(Result):
     def is_within_a_side(self) -> bool:
         return self.key.endswith(_WITHIN)
 
+    @property
+    def of(self) -> str:
+        """The key of what differs, whichever runs differ in it."""
+        return self.key.removesuffix(_WITHIN)
+
 
 class Comparability(Result):
     """May one side be compared with the baseline? ``factors``: what may differ, ``recognized``: since it alone does."""

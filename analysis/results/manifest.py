@@ -260,8 +260,8 @@ class ManifestBase(ResultFile):
     @property
     def is_server_here(self) -> bool:
         """Whether ``hardware`` is the server's; of a server that an older version attached to, as its address reads."""
-        server = self.scenario["server"]
-        by_name = server["engine"] != "attach" or urlsplit(server.get("url") or "").hostname in _LOCALHOST
+        server = self.scenario.get("server", {})
+        by_name = server.get("engine") != "attach" or urlsplit(server.get("url") or "").hostname in _LOCALHOST
         return by_name if self.server_here is None else self.server_here
 
     @cached_property

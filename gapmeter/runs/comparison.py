@@ -127,12 +127,8 @@ def derive(sides: Sequence[Sequence[Path]], asked: Asked, command: str) -> Compa
                     raise UserError(f"{path} measured no request; there is nothing to compare", errors.NOT_VALID)
             return compare(read, asked, command)
         from gapmeter.analysis.compare.cost_table import cost_table
-        from gapmeter.analysis.compare.searches import NotOneSide
 
-        try:
-            return cost_table([[_read_capacities(path) for path in side] for side in folders], asked, command)
-        except NotOneSide as error:
-            raise UserError(f"not comparable: {error}", errors.USAGE) from error
+        return cost_table([row for side in folders for row in _read_rows(side)], asked, command)
 
 
 def _read_run(path: Path) -> AnalysedRun:
@@ -140,6 +136,17 @@ def _read_run(path: Path) -> AnalysedRun:
 
     with analysed(path):
         return read_run(path)
+
+
+def _read_rows(side: Sequence[Path]) -> Sequence[ServerCapacity]:
+    """What one folder says, of a sweep once for each setting; several are searches of one thing, and one row."""
+    from gapmeter.analysis.compare.searches import NotOneSide, merge_searches
+
+    found = [_read_capacities(path) for path in side]
+    try:
+        return found[0] if len(found) == 1 else [merge_searches(list(chain(*found)))]
+    except NotOneSide as error:
+        raise UserError(f"not comparable: {error}", errors.USAGE) from error
 
 
 def _read_capacities(path: Path) -> list[ServerCapacity]:

@@ -20,7 +20,7 @@ from gapmeter.analysis.compare.aligned import align
 from gapmeter.analysis.compare.build import compare, pair_of
 from gapmeter.analysis.compare.claims import FAMILY, PairVerdict, judge_pair, judge_regression
 from gapmeter.analysis.compare.differences import Differences, compare_sides
-from gapmeter.analysis.compare.sides import RunColumns, Side, check_protocol, read_run, run_of
+from gapmeter.analysis.compare.sides import RunColumns, Side, check_protocol, read_run, run_of, words
 from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import RunResult
@@ -110,7 +110,7 @@ def test_each_turn_of_a_conversation_is_paired_with_the_same_one() -> None:
     sides = []
     for run in (virtual(3), virtual(3, 1)):
         planned = run.planned.copy()
-        planned[:, 0], planned[:, 1] = np.divmod(np.arange(run.count), 4) + np.array([[0], [1]])
+        planned[:, 1] = np.arange(run.count) % 4 + 1
         sides.append([replace(run, planned=planned)])
     (a,), (b,), why = align(*sides)
     assert (a.count, why) == (200, "")
@@ -301,6 +301,17 @@ def test_what_was_not_recorded_is_told_from_what_was_not_set(env: dict[str, str]
 def test_what_a_scenario_does_not_set_is_none_and_not_unknown(key: str, value: Any, told: tuple[str, str]) -> None:
     (fact,) = check_protocol(manifest(), manifest(**{key: value}), None, None).facts
     assert (fact.a, fact.b) == told
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({"uniform": [16, 48]}, "{uniform: [16, 48]}"), ([], "[]"), (True, "true"), (9.0, "9"), (0.3, "0.3"),
+        (0.1 + 0.2, str(0.1 + 0.2)),
+    ],
+)  # fmt: skip
+def test_a_value_is_written_as_in_a_scenario_and_two_numbers_that_differ_do_so_in_words(value: Any, told: str) -> None:
+    assert words(value) == told
 
 
 def test_an_invalid_run_is_told(folders: list[Path]) -> None:
@@ -494,6 +505,10 @@ def test_runs_of_one_side_that_are_not_alike_are_no_matter_of_a_factor(tmp_path:
     refused = compare([Side((*one.runs, *other.runs)), one])
     assert [fact.key for fact in refused.protocol[0].blocking] == ["versions.part, within a side"]
     assert remedy(refused).startswith("name only runs of one and the same thing as a side; or --force")
+    assert headline(refused) == "Runs of one side differ: versions.part: not recorded | 1"
+    several = compare([Side((*one.runs, *other.runs)), one, other])
+    both = "A and C differ in more than what is compared: versions.part: not recorded | 1"
+    assert headline(several) == f"Runs of one side differ: versions.part: not recorded | 1. {both}", "each once"
 
 
 def figure(

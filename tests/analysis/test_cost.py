@@ -35,7 +35,7 @@ from gapmeter.analysis.results.run import RunFigures, Verdict
 from gapmeter.analysis.results.trust import Steady
 from gapmeter.analysis.run_figures import RunTables, build_figures
 from gapmeter.analysis.stats.exact import rate_at_least
-from gapmeter.report.cost import cost_sentence, energy_sentence
+from gapmeter.report.cost import cost_sentence, energy_sentence, price_words
 from tests.kit import results as kit
 from tests.kit.runs import simulate, slo
 
@@ -182,6 +182,16 @@ def test_nobody_knows_the_price_of_a_gpu_outside_the_catalogue_or_of_somebody_el
     with pytest.raises(NoPrice, match=r"how many cores the attached server has; set cost\.usd_per_hour"):
         price_of(manifest({"gpu": "CPU"}, engine="attach"))
     assert price_of(manifest({"gpu": "CPU", "usd_per_hour": 0.5}, engine="attach")).usd_per_hour == 0.5
+
+
+@pytest.mark.parametrize(("gpus", "what", "usd"), [(None, "1 x server at $3.00", 3.0), (4, "4 x GPU at $3.00", 12.0)])
+def test_a_server_elsewhere_whose_price_was_said_needs_no_device(gpus: int | None, what: str, usd: float) -> None:
+    """Whatever GPUs the load tester's own machine has."""
+    settings = {"usd_per_hour": 3.0, "gpus_per_replica": gpus}
+    for here in ((), (H100,), (H100, H100)):
+        found = price_of(manifest(settings, here, engine="attach", url="http://10.0.0.5:8000"))
+        assert (found.usd_per_hour, found.measured_on) == (usd, "")
+        assert price_words(found).startswith(f"{what} an hour")
 
 
 def test_a_server_that_was_attached_to_on_this_machine_costs_what_the_machine_s_gpu_does() -> None:

@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gapmeter.analysis.compare.cost_table import cost_table
-from gapmeter.analysis.compare.searches import SEARCH_SPREAD, NotOneSide, ServerCapacity, read_capacities, words
+from gapmeter.analysis.compare.searches import (
+    SEARCH_SPREAD,
+    NotOneSide,
+    ServerCapacity,
+    merge_searches,
+    read_capacities,
+)
 from gapmeter.analysis.numbers import rate as rate_words
 from gapmeter.analysis.numbers import significant
 from gapmeter.analysis.pareto import pareto
@@ -56,7 +62,7 @@ def estimated(search: ServerCapacity, rate: float, low: float, high: float) -> S
 
 
 def table(*found: ServerCapacity, **asked: Any) -> CostTable:
-    return cost_table([[[one]] for one in found], Asked(**asked))
+    return cost_table(found, Asked(**asked))
 
 
 def spread(*searches: int) -> float:
@@ -166,7 +172,7 @@ def test_a_difference_that_two_searches_of_one_server_may_have_is_not_establishe
     assert "by their own intervals, but two searches of one server have differed by some 10 %" in shown
     assert "Search A and B three times, and name them as one side: A1,A2,A3 B1,B2,B3" in shown
     again = [
-        [[searched(tmp_path, rate, rate - 1, rate + 1)] for rate in rates]
+        merge_searches([searched(tmp_path, rate, rate - 1, rate + 1) for rate in rates])
         for rates in ((49.5, 50, 50.5), (58.5, 59, 59.5))
     ]
     repeated = cost_table(again)
@@ -174,15 +180,15 @@ def test_a_difference_that_two_searches_of_one_server_may_have_is_not_establishe
     assert [len(row.folders) for row in repeated.rows] == [3, 3]
     assert repeated.rows[0].capacity.rate == pytest.approx((49.5 * 50 * 50.5) ** (1 / 3))
     assert "transformers; 3 searches" in text(document(repeated)).plain
-    beside = " ".join(text(document(cost_table([again[0], [[searched(tmp_path, 55, 54, 56)]]]))).plain.split())
+    beside = " ".join(text(document(cost_table([again[0], searched(tmp_path, 55, 54, 56)]))).plain.split())
     assert "Search B three times, and name them as one side: B1,B2,B3" in beside
 
 
 def test_repeats_that_lie_far_apart_count_for_what_they_show_in_the_rate_the_cost_and_the_ratio(tmp_path: Path) -> None:
     """Two of one server, 37.2 (31.9 .. 43.7) and 22.6 (19.8 .. 28.6): t with 2 degrees of freedom is 4.30."""
     ends = (37.2, 31.9, 43.7), (22.6, 19.8, 28.6)
-    sides = [[[searched(tmp_path, *each)] for each in ends], [[searched(tmp_path, rate, 50, 60)] for rate in (54, 56)]]
-    found = cost_table(sides)
+    sides = [[searched(tmp_path, *each) for each in ends], [searched(tmp_path, rate, 50, 60) for rate in (54, 56)]]
+    found = cost_table([merge_searches(side) for side in sides])
     row = found.rows[0]
     rate, low, high = row.capacity.rate, row.capacity.low, row.capacity.high
     between = 4.3027 * math.sqrt(SEARCH_SPREAD**2 + 2 * (math.log(37.2 / 22.6) / 2) ** 2) / 2
@@ -198,8 +204,8 @@ def test_repeats_that_lie_far_apart_count_for_what_they_show_in_the_rate_the_cos
 
 
 def test_a_side_of_several_searches_keeps_the_fleet_of_the_one_that_proved_least(tmp_path: Path) -> None:
-    def side(*planned: tuple[float, float | None]) -> list[list[ServerCapacity]]:
-        return [[searched(tmp_path, low + 5, low, low + 9, target_rps=target)] for low, target in planned]
+    def side(*planned: tuple[float, float | None]) -> ServerCapacity:
+        return merge_searches([searched(tmp_path, low + 5, low, low + 9, target_rps=target) for low, target in planned])
 
     rows = cost_table([side((50, 200), (40, 200)), side((50, 200), (50, 100)), side((50, 200), (50, None))]).rows
     assert [row.fleet and row.fleet.replicas for row in rows] == [8, None, None], "200 / (40 x 0.8) and one to spare"
@@ -214,14 +220,14 @@ def test_a_side_of_several_searches_has_the_tokens_and_the_energy_of_all_of_them
         )
         for many in (90.0, 110.0, 100.0)
     ]  # fmt: skip
-    other = [[searched(tmp_path, 50, 45, 55)]]
-    row = cost_table([[[one] for one in searches], other]).rows[0]
+    other = searched(tmp_path, 50, 45, 55)
+    row = cost_table([merge_searches(searches), other]).rows[0]
     assert row.per_million_output_tokens_usd == pytest.approx(row.per_request_usd / 100 * 1e6)
     ends = [1e6 * (usd or 0.0) / many for usd, many in zip(row.per_request_usd_ci, (112, 88), strict=True)]
     assert row.per_million_output_tokens_usd_ci == pytest.approx(ends)
     assert (row.energy_per_request_j, row.energy_per_request_j_ci) == (10.0, (None, 110.0))
     searches[1] = dataclasses.replace(searches[1], energy=None)
-    assert cost_table([[[one] for one in searches], other]).rows[0].energy_per_request_j is None
+    assert cost_table([merge_searches(searches), other]).rows[0].energy_per_request_j is None
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.03, 0.07, 0.15])
@@ -233,12 +239,12 @@ def test_sides_of_several_searches_cover_the_truth_however_far_those_are_off(
     base, rng, own, sides = searched(tmp_path, 50, 45, 55), np.random.default_rng(8), 0.05, 300
     rates, ratios = 0, 0
 
-    def search(truth: float) -> list[ServerCapacity]:
+    def search(truth: float) -> ServerCapacity:
         rate = truth * math.exp(rng.normal(0, math.hypot(own, spread)))
-        return [estimated(base, rate, rate * math.exp(-Z * own), rate * math.exp(Z * own))]
+        return estimated(base, rate, rate * math.exp(-Z * own), rate * math.exp(Z * own))
 
     for _ in range(sides):
-        found = cost_table([[search(truth) for _ in range(searches)] for truth in (50, 75)])
+        found = cost_table([merge_searches([search(truth) for _ in range(searches)]) for truth in (50, 75)])
         for row, truth in zip(found.rows, (50, 75), strict=True):
             low, high = row.per_request_usd_ci or (None, None)
             assert low and high
@@ -278,7 +284,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
         {"scenario": {"cost": {**PRICES, "usd_per_hour": 1.0, "utilisation": 0.5}}},
         "cost.utilisation: 0.8 | 0.5",
     ),
-    "other time-outs": ({"scenario": {"load": {"timeout": 9.0}}}, "load.timeout: none | 9"),
+    "other time-outs": ({"scenario": {"load": {"timeout": 9.0}}}, "load.timeout: 60 | 9"),
 }
 
 
@@ -382,7 +388,7 @@ def test_files_that_hold_the_same_are_the_same_workload_wherever_they_lie(tmp_pa
 
     here, elsewhere = asked_from("/a/lengths.txt", "59803e1742db"), asked_from("/b/lengths.txt", "59803e1742db")
     assert table(here, elsewhere).rows[1].differs == ()
-    assert len(cost_table([[[here], [elsewhere]], [[here]]]).rows) == 2, "they may be one side"
+    assert merge_searches([here, elsewhere]).folders == (*here.folders, *elsewhere.folders), "they may be one side"
     (fact,) = table(here, asked_from("/a/lengths.txt", "8d16ea8f970e")).rows[1].differs
     assert fact.key == "workload.prompt_tokens"
     assert (fact.a, fact.b) == ("/a/lengths.txt (59803e1742db)", "/a/lengths.txt (8d16ea8f970e)")
@@ -406,8 +412,8 @@ def test_searches_that_replay_other_traces_are_not_comparable_and_of_one_trace_t
 
 def test_a_repeat_that_found_no_rate_is_of_the_same_thing_and_says_why_the_side_has_no_cost(tmp_path: Path) -> None:
     nothing = searched(tmp_path, None, None, 40, status="incomplete", ended_because="the server died")
-    for side in ([searched(tmp_path, 50, 45, 55)], [nothing]), ([nothing], [searched(tmp_path, 50, 45, 55)]):
-        row = cost_table([side, [[searched(tmp_path, 70, 65, 75)]]]).rows[0]
+    for side in [searched(tmp_path, 50, 45, 55), nothing], [nothing, searched(tmp_path, 50, 45, 55)]:
+        row = cost_table([merge_searches(side), searched(tmp_path, 70, 65, 75)]).rows[0]
         assert (row.per_request_usd_ci, row.why_no_cost) == (None, "the server died")
         assert row.price is not None
 
@@ -420,12 +426,9 @@ def test_a_row_without_a_cost_is_named_beside_the_cheapest_of_the_others(tmp_pat
 
 
 def test_searches_of_two_things_are_not_one_side(tmp_path: Path) -> None:
-    sides = [
-        [[searched(tmp_path, 50, 45, 55)], [searched(tmp_path, 50, 45, 55, scenario={"server": {"max_batch": 4}})]],
-        [[searched(tmp_path, 70, 65, 75)]],
-    ]
+    searches = [searched(tmp_path, 50, 45, 55, scenario={"server": {"max_batch": batch}}) for batch in (8, 4)]
     with pytest.raises(NotOneSide, match=r"0 and 1 are not of one thing: server.max_batch: 8 \| 4; name them as sides"):
-        cost_table(sides)
+        merge_searches(searches)
 
 
 def test_a_run_that_passed_costs_at_most_so_much_which_may_be_enough(tmp_path: Path) -> None:
@@ -454,18 +457,36 @@ def test_a_run_that_passed_costs_at_most_so_much_which_may_be_enough(tmp_path: P
     assert "of B's rate only two ends are known; --resume FOLDER with a larger --budget may find what lies" in told
 
 
+def test_beside_more_rows_the_ratio_to_one_without_an_estimate_is_wider_as_all_others_are(tmp_path: Path) -> None:
+    """Of a search, its end at a distance of three pairs' quantile, and that of the spread; of the run its only end."""
+    slo = "ttft p50 <= 900 ms"
+    run = read_capacities(write_run(tmp_path / "run", slos=(slo,), count=240).path)[0]
+
+    def at(z: float, confidence: float) -> ServerCapacity:
+        ends, usd = (2 * math.exp(-z * 0.1), 2 * math.exp(z * 0.1)), run.price.usd_per_hour
+        return searched(tmp_path / "searches", 2, *ends, confidence=confidence, usd=usd, slo=slo)
+
+    one, other = at(stats.norm.ppf(0.9), 0.8), at(Z, 0.95)
+    for search in (one, other):
+        low = table(search, run).rows[0].ratio.low
+        assert low == pytest.approx(8 / 2 * math.exp(-Z * 0.1 - spread(1, 1)))
+    wide = stats.norm.ppf(1 - 0.025 / 3)
+    for row in table(one, other, run).rows[:2]:
+        assert row.ratio.low == pytest.approx(8 / 2 * math.exp(-wide * 0.1 - wide / Z * spread(1, 1)))
+
+
 def test_a_side_of_runs_of_which_one_is_not_decided_costs_what_the_others_do(tmp_path: Path) -> None:
     slo = "ttft p50 <= 900 ms"
     paths = [write_run(tmp_path / name, slos=(slo,), count=240).path for name in ("passed", "undecided", "missed")]
     results = [RunResult.read(path) for path in paths]
     results[1].model_copy(update={"verdict": "INCONCLUSIVE"}).write(paths[1])
     results[2].model_copy(update={"verdict": "FAIL"}).write(paths[2])
-    passed, undecided, missed = map(read_capacities, paths)
-    other = [[searched(tmp_path / "searches", 2, 1.9, 2.1, slo=slo)]]
-    row = cost_table([[passed, undecided], other]).rows[0]
+    passed, undecided, missed = (read_capacities(path)[0] for path in paths)
+    other = searched(tmp_path / "searches", 2, 1.9, 2.1, slo=slo)
+    row = cost_table([merge_searches([passed, undecided]), other]).rows[0]
     assert (row.capacity.low, row.why_no_cost, row.per_request_usd_ci is None) == (8.0, "", False)
     for side in ([undecided, undecided], [passed, missed]):
-        assert cost_table([side, other]).rows[0].per_request_usd_ci is None
+        assert cost_table([merge_searches(side), other]).rows[0].per_request_usd_ci is None
 
 
 def test_a_search_that_ended_without_a_finding_takes_nothing_from_what_the_others_of_its_side_found(
@@ -474,10 +495,10 @@ def test_a_search_that_ended_without_a_finding_takes_nothing_from_what_the_other
     first, second, other = (searched(tmp_path, rate, 0.9 * rate, 1.1 * rate) for rate in (50, 54, 20))
     nothing = searched(tmp_path, None, None, None, ended="interrupted")
     for known in ([first], [first, second]):
-        alone, beside = (cost_table([[[one] for one in side], [[other]]]).rows for side in (known, [*known, nothing]))
+        alone, beside = (cost_table([merge_searches(side), other]).rows for side in (known, [*known, nothing]))
         assert beside == alone
     unmeetable = searched(tmp_path, None, None, None, ended="unmeetable")
-    row = cost_table([[[first], [unmeetable]], [[other]]]).rows[0]
+    row = cost_table([merge_searches([first, unmeetable]), other]).rows[0]
     assert (row.per_request_usd_ci, row.why_no_cost) == (None, "no rate was found at which the SLOs hold")
 
 
@@ -502,10 +523,6 @@ def test_a_rate_of_requests_that_was_missed_bounds_the_one_that_is_held(
     result.model_copy(update={"load": result.load.model_copy(update=of)}).write(path)
     (found,) = read_capacities(path)
     assert (found.capacity.low, found.capacity.high) == (None, high)
-
-
-def test_lengths_that_differ_are_written_as_in_a_scenario() -> None:
-    assert words({"uniform": [16, 48]}) == "{uniform: [16, 48]}"
 
 
 def test_a_ratio_of_which_nothing_is_known_is_no_ratio_of_one(tmp_path: Path) -> None:

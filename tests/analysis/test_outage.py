@@ -42,10 +42,12 @@ def ended(outcomes: list[str]) -> pd.DataFrame:
         (["http_5xx"] * 20, None),
         (["ok"] * 19 + ["cut"], None),
         (["ok"] * 50 + ["aborted"] * 20, None),
+        (["ok"] * 10 + ["cut"] * 10 + ["aborted"] * 3, (1.0, None)),
+        (["ok"] * 10 + ["cut"] * 5 + ["aborted"] * 3 + ["cut"] * 5, (1.0, None)),
     ],
     ids=[
         "503 from the middle", "died", "restarted", "a burst", "a burst, then died", "every other", "never served",
-        "the last", "ended",
+        "the last", "ended", "died, then ended", "died, some ended",
     ],
 )  # fmt: skip
 def test_a_server_that_was_gone_is_told_with_its_moment(

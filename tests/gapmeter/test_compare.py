@@ -173,6 +173,21 @@ def test_searches_are_compared_in_one_table_by_what_a_request_costs(
     assert not list(jsonschema.Draft202012Validator(schema("costs", CostTable)).iter_errors(document))
 
 
+@pytest.mark.parametrize("gone", ["name", "server", "workload", "load", "cost"])
+def test_a_key_that_is_gone_from_a_scenario_ends_no_comparison_in_a_traceback(
+    gone: str, searches: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for whole in (searches / "small", runs / "eight"):
+        shutil.copytree(whole, lacking := tmp_path / whole.name)
+        manifest = json.loads((lacking / "manifest.json").read_text())
+        del manifest["scenario"][gone]
+        (lacking / "manifest.json").write_text(json.dumps(manifest))
+        words = ["compare", str(whole), str(lacking), "--force", "--runs", str(tmp_path)]
+        refused = gone == "load" and whole.parent == searches
+        assert main(words) == (errors.USAGE if refused else errors.OK)
+        assert ("manifest.json: scenario.load is missing; read it with" in capsys.readouterr().err) == refused
+
+
 def test_an_archive_is_compared_like_the_folder_that_it_holds(searches: Path, runs: Path, tmp_path: Path) -> None:
     packed = archive(searches / "large", tmp_path / "large.tar.gz")
     found = compare_folders([[searches / "small"], [packed]], runs=tmp_path).result

@@ -48,6 +48,8 @@ On 2026-11-29 all followed for their sentences, and for *contention*, as people 
 read from a table, which moves figures by up to 4e-7.
 ``capacity`` followed then: by genai-bench's definition, answers whose tokens after the first took less than 1 ms have
 no TPOT, and one of its trials has such an answer.
+``sweep`` followed on 2026-11-30: the time between a point's repeats no longer makes the blocks of its token gaps wider,
+and a point's gaps are worth more.
 """
 
 from __future__ import annotations

@@ -111,6 +111,14 @@ def test_gaps_that_one_step_made_in_many_requests_are_worth_one() -> None:
     assert 0.4 * steps < worth.worth.tail < 1.3 * steps
 
 
+def test_the_time_between_repeats_makes_no_block_wider() -> None:
+    """Two repeats of 20 s, with steps of 5 ms, and ten minutes of other points between them."""
+    at_ns = np.concatenate([start + np.arange(1, 4001) * 5_000_000 for start in (0, 620 * 10**9)])
+    blocks = time_blocks(at_ns, np.full(8000, 5e6))
+    assert np.bincount(blocks).max() <= 3, "steps"
+    assert blocks[4000] - blocks[3999] > 100, "and no neighbors"
+
+
 def test_the_interval_of_an_itl_percentile_covers_the_truth_when_steps_are_shared() -> None:
     truth = math.exp(stats.norm.ppf(0.99) * 0.5)
     hits, replications = 0, 200
