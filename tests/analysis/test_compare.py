@@ -296,9 +296,13 @@ def test_what_was_not_recorded_is_told_from_what_was_not_set(env: dict[str, str]
         ("scenario__server__max_batch", None, ("8", "none")),
         ("scenario__server__args__x", {"to": None}, ("1", "{to: none}")),
         ("scenario__server__args__y", 2, ("none", "2")),
+        ("scenario__cost__usd_per_hour", 2.5, ("none", "2.5")),
+        ("scenario__load__traceparent", True, ("not recorded", "true")),
     ],
 )
-def test_what_a_scenario_does_not_set_is_none_and_not_unknown(key: str, value: Any, told: tuple[str, str]) -> None:
+def test_what_a_scenario_does_not_set_is_none_and_what_a_manifest_lacks_is_unknown(
+    key: str, value: Any, told: tuple[str, str]
+) -> None:
     (fact,) = check_protocol(manifest(), manifest(**{key: value}), None, None).facts
     assert (fact.a, fact.b) == told
 
