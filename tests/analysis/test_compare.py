@@ -506,13 +506,20 @@ def test_of_many_differences_few_are_named_and_one_factor_stands_for_those_of_a_
 
 def test_runs_of_one_side_that_are_not_alike_are_no_matter_of_a_factor(tmp_path: Path) -> None:
     one, other = sides([folder(tmp_path / "a"), folder(tmp_path / "b", changes={"versions__part": "1"})])
-    refused = compare([Side((*one.runs, *other.runs)), one])
-    assert [fact.key for fact in refused.protocol[0].blocking] == ["versions.part, within a side"]
+    mixed = Side((*one.runs, *other.runs, *other.runs))
+    refused = compare([mixed, one])
+    (fact,) = refused.protocol[0].blocking
+    assert (fact.key, fact.within) == ("versions.part", "A")
+    assert "within" not in check_protocol(one.first.manifest, other.first.manifest, None, None).facts[0].to_json()
     assert remedy(refused).startswith("name only runs of one and the same thing as a side; or --force")
-    assert headline(refused) == "Runs of one side differ: versions.part: not recorded | 1"
-    several = compare([Side((*one.runs, *other.runs)), one, other])
+    own = "'s own runs differ: versions.part: not recorded | 1"
+    assert (headline(refused), headline(compare([one, mixed]))) == (f"A{own}", f"B{own}")
+    several = compare([mixed, one, other])
     both = "A and C differ in more than what is compared: versions.part: not recorded | 1"
-    assert headline(several) == f"Runs of one side differ: versions.part: not recorded | 1. {both}", "each once"
+    assert headline(several) == f"A{own}. {both}", "each once"
+    plain = terminal.text(document(several)).plain
+    assert plain.count("versions.part, within A: not recorded | 1") == 1
+    assert "C, versions.part: not recorded | 1" in plain
 
 
 def figure(
