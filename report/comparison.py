@@ -246,6 +246,9 @@ def _what_decides(row: RegressionRow, found: Regression) -> str:
         return "its interval reaches requests that failed, of which nobody knows how long they would have taken"
     a, b = reversed(found.runs or (1, 1))
     seen = f"{a} against {b} runs find a regression of {share(row.least)} or more 80 % of the time"
+    if row.floor_ms is not None:
+        floor = duration(row.floor_ms)
+        return f"{seen}; this one is within the load tester's own floor of {floor}, which more runs do not change"
     if row.runs_needed is not None:
         return f"{seen}; to decide this one takes about {row.runs_needed} per side, at this growth and spread"
     if found.one_run_a_side:

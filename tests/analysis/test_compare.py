@@ -620,6 +620,28 @@ def test_what_is_undecided_says_how_many_runs_would_decide_it_and_what_these_cou
     assert held(figure(0.0)).rows[0].runs_needed is None
 
 
+def test_the_runs_that_would_decide_are_more_than_there_are_and_by_the_degrees_of_freedom_of_the_figure() -> None:
+    (row,) = held(figure(0.10, 0.012, df=2.0)).rows
+    error_of_a_run = 0.012 * (3 / 2) ** 0.5
+    enough, fewer = (
+        stats.t.ppf([0.975, 0.8], count - 1).sum() * error_of_a_run * (2 / count) ** 0.5
+        for count in (row.runs_needed, row.runs_needed - 1)
+    )
+    assert enough <= np.log(1.10 / 1.05) < fewer, "of three runs a side it has half of what Student's test has"
+    assert row.runs_needed > 3, "which did not decide it"
+
+
+def test_a_growth_that_is_no_more_than_the_load_testers_floor_is_decided_by_no_number_of_runs() -> None:
+    (row,) = held(figure(0.10, floor_ms=11.0)).rows
+    assert (row.status, row.runs_needed, row.least) == (UNDECIDED, None, 0.11)
+    told = (
+        "find a regression of 11 % or more 80 % of the time; this one is within the load tester's own floor of 11.0 ms"
+    )
+    assert row.sentence.endswith(f"{told}, which more runs do not change")
+    assert held(figure(0.03, floor_ms=11.0)).rows[0].runs_needed is not None, "it may be found to be within the limit"
+    assert held(figure(0.08, 0.02, floor_ms=1.0)).rows[0].runs_needed == held(figure(0.08, 0.02)).rows[0].runs_needed
+
+
 def test_beside_another_percentile_a_regression_must_be_larger_to_be_found_and_takes_more_runs() -> None:
     (alone,), (beside, _) = held(figure(0.08, 0.02)).rows, held(figure(0.08, 0.02), figure(0.0, 0.02)).rows
     assert beside.least == pytest.approx(1.05 * np.exp(stats.t.ppf([1 - 0.025 / 2, 0.8], 4).sum() * 0.02) - 1)
