@@ -62,6 +62,7 @@ from tests.kit import results as kit
 from tests.kit.compared import COMMAND, folder, manifest, virtual
 from tests.kit.runs import write_run
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 PERCENTILES = dict.fromkeys(LATENCIES, FAMILY)
 
 
@@ -524,10 +525,9 @@ def test_runs_of_one_side_that_are_not_alike_are_no_matter_of_a_factor(tmp_path:
 
 def figure(
     growth: float | None, error: float = 0.01, df: float = 4.0, floor_ms: float = 0.0,
-    failed: Literal["a", "b", "ab"] | None = None,
+    failed: Literal["a", "b", "ab"] | None = None, a: float = 100.0,
 ) -> ClaimedFigure:  # fmt: skip
-    """A baseline of 100 ms, how much it grew, and how far log(B / A) moves by chance."""
-    a = 100.0
+    """A baseline of ``a`` ms, how much it grew, and how far log(B / A) moves by chance."""
     b = None if growth is None else a * (1 + growth)
     found = (
         Difference(a, b, (Spread(a * error, df),), (Spread(error, df),)) if b else Difference(a, None, why="too few")
@@ -547,14 +547,20 @@ NONE_FAILED = FailedShares(a_share=0.0, b_share=0.0, a_ci=(0.0, 0.003), b_ci=(0.
 def held(
     *figures: ClaimedFigure, errors: FailedShares = NONE_FAILED, runs: tuple[int, int] = (3, 3),
     mean: ClaimedFigure = figure(None), allowed: float = 0.05,
+    slos: Sequence[tuple[str, float]] = (("ttft", 90.0), ("ttft", 50.0)),
 ) -> Regression:  # fmt: skip
-    """TTFT p90, p50 of B against A."""
-    named = dict(zip((90.0, 50.0), figures, strict=False))
-    percentiles = {f"p{p:g}": figure for p, figure in named.items()}
-    metrics = {"ttft": MetricComparison(verdict="slower", percentiles=percentiles, shift=(), mean=mean)}
+    """TTFT p90, p50, or what ``slos`` name, of B against A."""
+    named = dict(zip(slos, figures, strict=False))
+    metrics = {
+        metric: MetricComparison(
+            verdict="slower", shift=(), mean=mean,
+            percentiles={f"p{p:g}": figure for (of, p), figure in named.items() if of == metric},
+        )
+        for metric, _ in named
+    }  # fmt: skip
     pair = PairComparison.model_construct(metrics=metrics, changed=None, errors=errors, runs=runs)
     result = Comparison.model_construct(comparable=True, comparisons=(pair,))
-    return with_sentences(judge_regression(result, [("ttft", p) for p in named], allowed, "base", "compare/1"), result)
+    return with_sentences(judge_regression(result, list(named), allowed, "base", "compare/1"), result)
 
 
 # Student's t with 4 degrees of freedom: 2.776 standard errors.
@@ -629,6 +635,14 @@ def test_the_runs_that_would_decide_are_more_than_there_are_and_by_the_degrees_o
     )
     assert enough <= np.log(1.10 / 1.05) < fewer, "of three runs a side it has half of what Student's test has"
     assert row.runs_needed > 3, "which did not decide it"
+
+
+def test_what_the_examples_of_the_documentation_promise_is_what_is_said_of_their_intervals() -> None:
+    slos, told = (("ttft", 90.0), ("e2e", 50.0)), (DOCS / "comparing.md").read_text(encoding="utf-8")
+    of_three = held(figure(0.0169, 0.0237, a=20.04), figure(0.0), slos=slos)
+    of_one = held(figure(0.0), figure(0.0621, 0.0453, 40.0, a=256.2), slos=slos, runs=(1, 1))
+    for found in (of_three, of_one):
+        assert f"\nUNDECIDED: {found.sentence}\n" in told
 
 
 def test_a_growth_that_is_no_more_than_the_load_testers_floor_is_decided_by_no_number_of_runs() -> None:
