@@ -185,8 +185,9 @@ def method_sentence(result: Comparison) -> str:
     return (
         f"{method.resamples:,} stationary block resamples (blocks of {first.block_requests:.0f} requests on average, "
         f"{how}{why}) of Harrell-Davis percentiles and of means{counted if several else ''}. Holm's correction over "
-        f"{method.family} figures: the chance that any difference is claimed where there is none is at most "
-        f"{share(1 - method.confidence)}{'' if several else ', for these runs alone: repeated ones may differ by more'}"
+        f"{method.family} figures, without the shares that failed: the chance that any of these is claimed to differ "
+        f"that does not is at most {share(1 - method.confidence)}"
+        f"{'' if several else ', for these runs alone: repeated ones may differ by more'}"
     )
 
 

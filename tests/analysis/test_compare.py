@@ -407,6 +407,8 @@ def test_folders_are_compared_told_and_drawn_with_no_figure_that_json_lacks(fold
     assert "http-equiv" in page
     assert "TTFT p90" in markdown.text(shown)
     assert "faster" in terminal.text(shown).plain
+    promise = "without the shares that failed: the chance that any of these is claimed to differ that does not is at"
+    assert promise in told.words.method
 
 
 def test_requests_that_only_one_side_issued_are_told_where_the_differences_leave_out_many(folders: list[Path]) -> None:
