@@ -16,7 +16,7 @@ from gapmeter.analysis.capacity.read import count_values
 from gapmeter.analysis.capacity.trial import find, hopeless, plan_looks
 from gapmeter.analysis.results.capacity import FAILS, HOLDS, UNDECIDED
 from gapmeter.analysis.stats.exact import share_bounds
-from gapmeter.scenarios.slo import Slo
+from gapmeter.scenarios.slo import Slo, parse_slo
 
 SEED, REPLICATIONS, FIRST_LOOK, MOST = 4107, 400, 20, 8000
 LOADS, OVERLOADS, USUAL = (0.7, 0.85, 0.9, 0.95), (1.02, 1.05, 1.1, 1.3), 0.9
@@ -68,8 +68,8 @@ def _run(queue: Queue, load: float, ahead: int, seed: int) -> tuple[Floats, Floa
 
 
 def _slo(level: float) -> Slo:
-    """The limits are of queues whose mean service takes 1, and no times in ns."""
-    return Slo(metric="ttft", percentile=level, limit_ns=None, limit_share=None, text="wait")
+    """Its limit stands for the queue's, which is in units of a mean service and counted by ``_trial`` itself."""
+    return parse_slo(f"ttft p{level:g} <= 1 s")
 
 
 def _trial(slo: Slo, limit: float, load: float, due: Floats, waits: Floats) -> tuple[str, int, bool]:

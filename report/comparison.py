@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from gapmeter.analysis.results.comparison import (
     VALIDITY,
     Comparison,
     ComparisonWords,
+    Fact,
     PairWords,
     SideFacts,
     SideRow,
@@ -140,8 +142,8 @@ def not_comparable(result: Comparison) -> str:
             if fact.key == VALIDITY:
                 invalid |= {side for side, said in ((first, fact.a), (each.side, fact.b)) if said != VALID}
             elif fact.meaning == BLOCKS:
-                who = "Runs of one side differ" if fact.is_within_a_side else between
-                differing[who, f"{fact.of}: {_short(fact.a)} | {_short(fact.b)}"] = None
+                who = f"{fact.within}'s own runs differ" if fact.within else between
+                differing[who, f"{fact.key}: {_short(fact.a)} | {_short(fact.b)}"] = None
     parts = [
         f"{who}: {'; '.join(said[:_NAMED])}{f'; and {len(said) - _NAMED} more' if len(said) > _NAMED else ''}"
         for who, said in grouped(differing).items()
@@ -183,8 +185,9 @@ def method_sentence(result: Comparison) -> str:
     return (
         f"{method.resamples:,} stationary block resamples (blocks of {first.block_requests:.0f} requests on average, "
         f"{how}{why}) of Harrell-Davis percentiles and of means{counted if several else ''}. Holm's correction over "
-        f"{method.family} figures: the chance that any difference is claimed where there is none is at most "
-        f"{share(1 - method.confidence)}{'' if several else ', for these runs alone: repeated ones may differ by more'}"
+        f"{method.family} figures, without the shares that failed: the chance that any of these is claimed to differ "
+        f"that does not is at most {share(1 - method.confidence)}"
+        f"{'' if several else ', for these runs alone: repeated ones may differ by more'}"
     )
 
 
@@ -194,7 +197,7 @@ def remedy(result: Comparison) -> str:
     forced = "or --force compares anyway, and marks every table of differences"
     if any(fact.key == VALIDITY for fact in blocking):
         return f"repeat the runs that are not valid; {forced}"
-    if any(fact.is_within_a_side for fact in blocking):
+    if any(fact.within for fact in blocking):
         return f"name only runs of one and the same thing as a side; {forced}"
     declared = sorted({fact.key for fact in blocking})
     groups = [(head, list(group)) for head, group in itertools.groupby(declared, lambda key: key.partition(".")[0])]
@@ -245,6 +248,9 @@ def _what_decides(row: RegressionRow, found: Regression) -> str:
         return "its interval reaches requests that failed, of which nobody knows how long they would have taken"
     a, b = reversed(found.runs or (1, 1))
     seen = f"{a} against {b} runs find a regression of {share(row.least)} or more 80 % of the time"
+    if row.floor_ms is not None:
+        floor = duration(row.floor_ms)
+        return f"{seen}; this one is within the load tester's own floor of {floor}, which more runs do not change"
     if row.runs_needed is not None:
         return f"{seen}; to decide this one takes about {row.runs_needed} per side, at this growth and spread"
     if found.one_run_a_side:
@@ -257,9 +263,8 @@ def _what_decides(row: RegressionRow, found: Regression) -> str:
 
 def _protocol(result: Comparison) -> Section:
     rows: list[Row] = [
-        [doc.Mark(fact.meaning, "bad" if fact.meaning == BLOCKS else ""), fact.key, fact.a, fact.b]
-        for each in result.protocol
-        for fact in each.facts
+        [doc.Mark(fact.meaning, "bad" if fact.meaning == BLOCKS else ""), what, fact.a, fact.b]
+        for what, fact in _facts_once(result)
     ]
     if not rows:
         return Section("protocol", "Can they be compared?", [Paragraph(_SAME)], short="comparable")
@@ -270,13 +275,21 @@ def _protocol(result: Comparison) -> Section:
 
 def _facts(result: Comparison) -> Section | None:
     """The same in a terminal, a line each; values that do not fit there are in the report."""
-    several, rows = len(result.protocol) > 1, list[tuple[str, str]]()
-    for each in result.protocol:
-        for fact in each.facts:
-            key = f"{each.side}, {fact.key}" if several else fact.key
-            line = f"{key}: {fact.a} | {fact.b}"
-            rows.append((fact.meaning, line if len(line) <= _ONE_LINE else f"{key} (the report has the values)"))
+    rows = list[tuple[str, str]]()
+    for what, fact in _facts_once(result):
+        line = f"{what}: {fact.a} | {fact.b}"
+        rows.append((fact.meaning, line if len(line) <= _ONE_LINE else f"{what} (the report has the values)"))
     return Section("facts", "", [doc.Facts(rows)], on=TERMINAL) if rows else None
+
+
+def _facts_once(result: Comparison) -> Iterable[tuple[str, Fact]]:
+    """Every fact after what it is of: its key, with the side whose own runs differ in it, or which of several does."""
+    several = len(result.protocol) > 1
+    of_each = [(each.side, fact) for each in result.protocol for fact in each.facts]
+    return dict.fromkeys(
+        (f"{fact.key}, within {fact.within}" if fact.within else f"{side}, {fact.key}" if several else fact.key, fact)
+        for side, fact in of_each
+    )
 
 
 # --- all sides

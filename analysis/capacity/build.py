@@ -14,6 +14,8 @@ from gapmeter.analysis.capacity.read import KEPT_ARRIVALS, MeasuredTrial, goal_o
 from gapmeter.analysis.capacity.search import Goal, held_rate, posterior, valid_of
 from gapmeter.analysis.capacity.trial import Count, Trial, fails_at_any_rate, fails_too_many
 from gapmeter.analysis.cost import SearchTrial, describe_search, hardware_units
+from gapmeter.analysis.judge.warnings import STARVED
+from gapmeter.analysis.ledger.switches import ANOTHER
 from gapmeter.analysis.numbers import counted, rate
 from gapmeter.analysis.pareto import pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import provenance_as_asked
@@ -161,12 +163,12 @@ def build_search(goal: Goal, measured: Sequence[MeasuredTrial], manifest: Search
 
 
 def _is_disturbed(each: MeasuredTrial) -> bool:
-    """Whether the CPU changed its speed, or the server waited for cores, which another program had more than others."""
+    """Whether the CPU changed its speed, or the server waited for cores, of which another program had most."""
     if each.result is None:
         return False
     warnings, held = each.result.warnings, each.result.ledger.core_held or ()
     waited = any(one.code == "cores" and "core_wait" in one.touches for one in warnings)
-    stranger = waited and bool(held) and held[0].process == "another program"
+    stranger = waited and bool(held) and held[0].process == ANOTHER and held[0].share >= STARVED
     return stranger or any(one.code == "machine" for one in warnings)
 
 

@@ -74,7 +74,7 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
         raise ValueError("a comparison has two sides or more")
     letters = [ascii_uppercase[i] if i < 26 else f"run {i + 1}" for i in range(len(sides))]
     protocols = [
-        _protocol(letter, sides[0], side, asked.factors) for letter, side in zip(letters[1:], sides[1:], strict=True)
+        _protocol((letters[0], sides[0]), other, asked.factors) for other in zip(letters[1:], sides[1:], strict=True)
     ]
     result = _not_compared(letters, sides, protocols, asked, command)
     if not (result.comparable or asked.force):
@@ -154,17 +154,18 @@ def floors_of(runs: Iterable[AnalysedRun]) -> dict[str, tuple[float, float]]:
 # Can they be compared?
 
 
-def _protocol(letter: str, baseline: Side, side: Side, factors: Sequence[str]) -> Comparability:
+def _protocol(baseline: tuple[str, Side], other: tuple[str, Side], factors: Sequence[str]) -> Comparability:
     """What differs between the two sides' first runs; within a side nothing may differ at all."""
-    found = _check(baseline.first, side.first, factors)
-    within_sides = [
-        fact.within_a_side()
-        for own in (baseline, side)
+    (_, first), (letter, side) = baseline, other
+    found = _check(first.first, side.first, factors)
+    within_sides = dict.fromkeys(
+        fact.model_copy(update={"meaning": BLOCKS, "within": name})
+        for name, own in (baseline, other)
         for each in own.runs[1:]
         for fact in _check(own.first, each).facts
         if fact.meaning != NOTED
-    ]
-    a, b = _validity(baseline), _validity(side)
+    )
+    a, b = _validity(first), _validity(side)
     validity = [] if a == b == VALID else [Fact(key=VALIDITY, a=a, b=b, meaning=BLOCKS)]
     facts = (*within_sides, *found.facts, *validity)
     return Comparability.of(letter, facts, found.factors, recognized=found.recognized)

@@ -261,6 +261,7 @@ def judge_pair(
         status = _status(figure, growth, adjusted.get(i), limit)
         if percentile is None and status != REGRESSED:
             continue
+        undecided = growth if status == UNDECIDED and not figure.failed else None
         row = RegressionRow(
             **{name: getattr(figure, name) for name in DifferenceFigure.model_fields},
             name=f"mean {metric}" if percentile is None else f"{metric} p{percentile:g}",
@@ -268,9 +269,8 @@ def judge_pair(
             status=status,
             p_adjusted=adjusted.get(i),
             least=growth.least(len(p_values)) if growth else None,
-            runs_needed=(
-                growth.runs_needed(len(p_values)) if growth and status == UNDECIDED and not figure.failed else None
-            ),
+            runs_needed=undecided.runs_needed(len(p_values)) if undecided else None,
+            floor_ms=figure.floor_ms if undecided and undecided.is_below_floor else None,
         )
         rows.append(row)
     a_share, b_share, more = pair.errors.a_share, pair.errors.b_share, pair.errors.more
@@ -285,12 +285,26 @@ def judge_pair(
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """How far log(B / A) lies ``beyond`` the limit's, and its error; ``runs`` of each side."""
+    """A growth with its error, on the logarithm of B / A; ``floor``: the load tester's own error, a share of A.
 
-    beyond: float
+    ``runs`` of each side.
+    """
+
+    value: float
     limit: float
+    floor: float
     spread: Spread
     runs: tuple[int, int]
+
+    @property
+    def beyond(self) -> float:
+        """How far its logarithm lies beyond the limit's."""
+        return math.log1p(self.value) - math.log1p(self.limit)
+
+    @property
+    def is_below_floor(self) -> bool:
+        """Whether it is beyond the limit, but no regression however sure it were."""
+        return self.limit < self.value <= self.floor
 
     @property
     def p(self) -> float:
@@ -300,31 +314,32 @@ class _Growth:
 
     def least(self, tests: int) -> float:
         """The smallest growth that is called a regression in 80 of 100 cases, by the strictest of so many tests."""
-        return (1 + self.limit) * math.exp(min(self.spread.least(_strictest(tests)), MOST_LOG)) - 1
+        beyond = min(self.spread.least(_strictest(tests)), MOST_LOG)
+        return max((1 + self.limit) * math.exp(beyond) - 1, self.floor)
 
     def runs_needed(self, tests: int) -> int | None:
-        """Runs a side that decide it in 80 of 100 cases; None for one run a side, or too many.
+        """How many runs a side, more than now, decide it in 80 of 100 cases; None for one run a side, or too many.
 
-        By the runs alone: an error of s sqrt(2 / k) with 2 (k - 1) degrees of freedom, s as it is now. To be within the
-        limit takes the interval alone, to have regressed the strictest of so many ``tests``.
+        By the runs alone: an error of s sqrt(2 / k), s as it is now, with degrees of freedom that grow as 2 (k - 1)
+        does. To be within the limit takes the interval alone, to have regressed the strictest of so many ``tests``.
         """
-        if self.runs == (1, 1):
+        if self.runs == (1, 1) or self.is_below_floor:
             return None
         confidence = _strictest(tests) if self.beyond > 0 else CONFIDENCE
         a_run = self.spread.error / math.sqrt(sum(1 / count for count in self.runs))
-        for count in range(max(2, min(self.runs)), MOST_RUNS + 1):
-            then = Spread(a_run * math.sqrt(2 / count), 2.0 * (count - 1))
-            if abs(self.beyond) >= then.least(confidence):
+        for count in range(min(self.runs) + 1, MOST_RUNS + 1):
+            df = self.spread.df * 2 * (count - 1) / (sum(self.runs) - 2)
+            if abs(self.beyond) >= Spread(a_run * math.sqrt(2 / count), df).least(confidence):
                 return count
         return None
 
 
 def _growth(figure: ClaimedFigure, limit: float, runs: tuple[int, int]) -> _Growth | None:
     """None where a figure has none."""
-    if figure.relative is None or figure.growth_error is None or figure.growth_df is None:
+    if figure.relative is None or figure.growth_error is None or figure.growth_df is None or not figure.a_ms:
         return None
-    beyond = math.log1p(figure.relative) - math.log1p(limit)
-    return _Growth(beyond, limit, Spread(figure.growth_error, figure.growth_df), runs)
+    floor = (figure.floor_ms or 0.0) / figure.a_ms
+    return _Growth(figure.relative, limit, floor, Spread(figure.growth_error, figure.growth_df), runs)
 
 
 def _status(figure: ClaimedFigure, growth: _Growth | None, p: float | None, limit: float) -> RegressionStatus:

@@ -323,12 +323,17 @@ def _identity(found: ServerCapacity) -> dict[str, Any]:
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any], factors: Sequence[str]) -> tuple[Fact, ...]:
-    """The keys whose values are not the same, in words; a key among ``factors``, or below one, may differ."""
+    """The keys whose values are not the same, in words; a key among ``factors``, or below one, may differ.
+
+    A trace is compared where both sides say what it held, which older folders do not.
+    """
+    keys = [key for key in dict.fromkeys((*one, *other)) if one.get(key) != other.get(key)]
+    if not all(isinstance(each.get("load.trace"), _File) for each in (one, other)):
+        keys = [key for key in keys if key != "load.trace"]
     return tuple(
         Fact(
             key=key, a=words(one.get(key)), b=words(other.get(key)),
             meaning=FACTOR if any(is_within(key, factor) for factor in factors) else BLOCKS,
         )
-        for key in dict.fromkeys((*one, *other))
-        if one.get(key) != other.get(key)
+        for key in keys
     )  # fmt: skip

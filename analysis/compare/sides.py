@@ -43,6 +43,7 @@ _UNREAD = frozenset({"chunk_tokens", "receive_wait_ns"})  # half of a table of r
 _UNKNOWN_NS = 3600e9  # that a failed request took, where nothing says how long it was given: an hour, beyond any limit
 NOT_RECORDED = "not recorded"
 _SECTIONS = ("server.", "workload.", "load.")  # of a scenario
+_FREE = (".args", ".env")  # of which a scenario names those that it sets
 _IGNORED = ("name", "summary")
 _NOTED = ("slo", "repeat", "sweep", "cost", "telemetry", "server.ready_timeout")  # and what lies in them
 # of what the target is: told elsewhere, or measured anew before every start and therefore never the same
@@ -311,7 +312,7 @@ def flatten(value: Mapping[str, Any], depth: int = 2, before: str = "") -> dict[
     out: dict[str, Any] = {}
     for key, inner in value.items():
         name = f"{before}{key}"
-        if isinstance(inner, Mapping) and (depth > 1 or name.endswith((".args", ".env"))):
+        if isinstance(inner, Mapping) and (depth > 1 or name.endswith(_FREE)):
             out |= flatten(inner, depth - 1, f"{name}.")
         else:
             out[name] = inner
@@ -371,9 +372,13 @@ def _floor_words(floor: Floor | None) -> str:
 
 
 def _told(facts: Mapping[str, Any], key: str) -> str:
-    """A fact's value in words. What is unset in a scenario is none; of other facts, nobody knows it."""
-    value = facts.get(key)
-    return NOT_RECORDED if value is None and not key.startswith(_SECTIONS) else words(value)
+    """A fact's value in words: none is what a scenario leaves unset, or one of ``_FREE`` that it does not name.
+
+    Of a key that an older manifest lacks, and of all that is no scenario's, nobody knows it.
+    """
+    value, is_own = facts.get(key), any(is_within(key, each) for each in OWN_FACTORS)
+    unset = not is_own and (key in facts or any(f"{each}." in key for each in _FREE))
+    return words(value) if value is not None or unset else NOT_RECORDED
 
 
 def words(value: Any) -> str:

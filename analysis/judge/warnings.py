@@ -28,7 +28,7 @@ from gapmeter.records import Span
 from gapmeter.scenarios.slo import LATENCIES
 
 _HOST_BOUND = 0.2  # of the forwards' time, so that it may be a good part of what requests wait
-_STARVED = 0.03  # of all time to first tokens, waited for a core
+STARVED = 0.03  # of all time to first or last tokens, waited for a core; of that, had by one process
 _WORTH_SAYING = 0.01  # of the requests
 _CACHED_BEYOND = 0.1  # of the prompts' tokens, beside what the workload repeats: a template, and whole blocks
 _UNANSWERED_NS = 900_000_000  # a little less than the second after which TCP asks again (RFC 6298)
@@ -155,10 +155,10 @@ def core_warning(rows: pd.DataFrame, core_holders: Mapping[Culprit, int]) -> Ite
     sums = rows.groupby("event")[[column("core_wait"), "total_ns"]].sum()
     parts = sums[column("core_wait")] / sums["total_ns"]
     part, event = max(((float(parts[event]), event) for event in parts.index), default=(0.0, ""))
-    if not part >= _STARVED:
+    if not part >= STARVED:
         return
     whole = sum(core_holders.values())
-    most = [(who, ns / whole) for who, ns in core_holders.items() if ns >= _STARVED * whole][:3]
+    most = [(who, ns / whole) for who, ns in core_holders.items() if ns >= STARVED * whole][:3]
     names = ", ".join(f"{held_by(who.process, who.stage, who.program)} ({share(part)})" for who, part in most)
     cause, flag = STRANGERS.get(most[0][0].process, SHARED) if most else SHARED
     text = f"the server waited for a CPU core for {share(part)} of the time to the {event.replace('_', ' ')}"

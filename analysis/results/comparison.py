@@ -34,31 +34,21 @@ BLOCKS: Final = "blocks"
 Meaning = Literal["factor", "follows", "noted", "blocks"]
 VALIDITY: Final = "validity"
 VALID: Final = "valid"
-_WITHIN: Final = ", within a side"
 
 Bounds = tuple[float, float]
 
 
 class Fact(Result):
-    """One thing that differs: its key, its value on either side, in words, and what that means for the comparison."""
+    """One thing that differs: its key, its value on either side, in words, and what that means for the comparison.
+
+    ``within``: the side whose own runs differ in it, which must not differ at all.
+    """
 
     key: str
     a: str
     b: str
     meaning: Meaning
-
-    def within_a_side(self) -> Fact:
-        """The same of a side's own runs, which must not differ at all."""
-        return Fact(key=f"{self.key}{_WITHIN}", a=self.a, b=self.b, meaning=BLOCKS)
-
-    @property
-    def is_within_a_side(self) -> bool:
-        return self.key.endswith(_WITHIN)
-
-    @property
-    def of(self) -> str:
-        """The key of what differs, whichever runs differ in it."""
-        return self.key.removesuffix(_WITHIN)
+    within: str | None = left_out()
 
 
 class Comparability(Result):

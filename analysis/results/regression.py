@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from gapmeter.analysis.results.codec import Number, Result
+from gapmeter.analysis.results.codec import Number, Result, left_out
 from gapmeter.analysis.results.comparison import DifferenceFigure, FailedShares
 
 REGRESSED: Final = "REGRESSED"
@@ -21,6 +21,7 @@ class RegressionRow(DifferenceFigure):
     ``p_adjusted``: one-sided, of a growth beyond the limit. ``least``: the smallest growth that these runs call a
     regression in 80 of 100 cases, a fraction; ``runs_needed``: how many runs a side would decide what is undecided, at
     this growth and this spread, as often. None where nothing tells, or where more than ``MOST_RUNS`` would be needed.
+    ``floor_ms``: the load tester's own error, where no more than that kept a growth beyond the limit from being one.
     """
 
     name: str
@@ -29,6 +30,7 @@ class RegressionRow(DifferenceFigure):
     p_adjusted: float | None
     least: Number = None
     runs_needed: int | None = None
+    floor_ms: Number = left_out()
     sentence: str = ""
 
 

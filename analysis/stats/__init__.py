@@ -1,5 +1,5 @@
 """Figures with their intervals, for values that are not independent: a ``Series`` gives an ``Estimate``.
 
-Intervals are made here, but for those of a capacity (capacity.curve) and of costs (compare.cost_table);
-docs/how-it-measures.md has the table of all.
+Most intervals are made here; those of a knee (sweep.curves), of a capacity (capacity.curve), of costs (cost,
+compare.cost_table) and of energy (device.energy) are not. docs/how-it-measures.md has the table of all.
 """

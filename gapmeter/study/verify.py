@@ -41,15 +41,15 @@ _SAME = 1e-9  # relative: other builds of a numerical library may differ in the 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at, whether it is as it should be, and what was seen."""
+    """One thing that was looked at, whether it is as it should be, and what was seen.
+
+    ``may_be_why``: it is not wrong by itself, but may be why other things are.
+    """
 
     name: str
     ok: bool
     seen: str
-
-
-class PossibleCause(Check):
-    """What is not wrong by itself, but may be why other things are."""
+    may_be_why: bool = False
 
 
 def verify(path: str | Path) -> list[Check]:
@@ -127,7 +127,7 @@ def _check_whole(run: Path, name: str) -> Check:
     """All checks of one of several (a run, a study, an archive) as one; where some fail, with what may be why."""
     checks = verify(run)
     bad = [f"{check.name}: {check.seen}" for check in checks if not check.ok]
-    bad += [check.seen for check in checks if bad and isinstance(check, PossibleCause)]
+    bad += [check.seen for check in checks if bad and check.may_be_why]
     return Check(name, not bad, "; ".join(bad) if bad else f"all {len(checks)} checks hold")
 
 
@@ -233,7 +233,7 @@ def _check_versions(manifest: Manifest, summary: Mapping[str, Any]) -> Check:
     ]
     if changed:
         text = f"figures made by other versions may differ for that alone: {'; '.join(changed)}"
-        return PossibleCause("versions", True, f"{text}; gapmeter report recomputes them")
+        return Check("versions", True, f"{text}; gapmeter report recomputes them", may_be_why=True)
     return Check("versions", True, f"gapmeter {now['gapmeter']}, analysis {now['analysis']}, as they are here")
 
 

@@ -48,12 +48,15 @@ from gapmeter.analysis.capacity.trial import (
     plan_looks,
     values_to_hold,
 )
+from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.capacity import BUDGET, FAILS, HOLDS, UNDECIDED, Ended, Fleet, Search
 from gapmeter.analysis.results.manifest import SearchManifest
+from gapmeter.analysis.results.run import CoreHolder
+from gapmeter.analysis.results.trust import RunWarning
 from gapmeter.analysis.stats.estimate import MOST_SURE
 from gapmeter.report.capacity import headline
 from gapmeter.scenarios.slo import Slo
-from tests.kit.runs import slo, timed
+from tests.kit.runs import slo, timed, write_run
 from tests.kit.searches import write_search
 
 P99, P95 = slo("ttft", 99.0, 500), slo("e2e", 95.0, 2000)
@@ -634,6 +637,27 @@ def answer(manifest: SearchManifest, *tried: Trial) -> Search:
     return build_search(
         goal_of(manifest), [MeasuredTrial(at, each, None) for at, each in enumerate(tried, 1)], manifest
     )
+
+
+DISTURBED: dict[tuple[str, str, float], int | None] = {  # by a warning, who had most of the cores, and how much
+    ("cores", "another program", 0.03): 1,
+    ("cores", "another program", 0.029): None,
+    ("cores", "engine", 0.5): None,
+    ("lag", "another program", 0.5): None,
+    ("machine", "engine", 0.5): 1,
+}
+
+
+def test_a_trial_is_disturbed_by_a_program_that_had_a_notable_part_of_the_cores_waited_for(tmp_path: Path) -> None:
+    manifest = SearchManifest.read(write_search(tmp_path / "search", 10.0, 8.0, 12.0))
+    run = RunResult.read(write_run(tmp_path / "run", count=60).path)
+    for (code, process, share), disturbed in DISTURBED.items():
+        held = CoreHolder(process=process, stage="", share=share, mean_ms=1.0, program="")
+        warning = RunWarning(code=code, text="", cause="", flag="", touches=("core_wait",))
+        ledger = run.ledger.model_copy(update={"core_held": (held,)})
+        result = run.model_copy(update={"ledger": ledger, "warnings": (warning,)})
+        found = build_search(goal_of(manifest), [MeasuredTrial(trial(10, HOLDS), result)], manifest)
+        assert found.disturbed == disturbed, (code, process, share)
 
 
 def ended_by(manifest: SearchManifest, how: Ended, *slos: Slo) -> SearchManifest:

@@ -62,6 +62,7 @@ from tests.kit import results as kit
 from tests.kit.compared import COMMAND, folder, manifest, virtual
 from tests.kit.runs import write_run
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 PERCENTILES = dict.fromkeys(LATENCIES, FAMILY)
 
 
@@ -296,9 +297,13 @@ def test_what_was_not_recorded_is_told_from_what_was_not_set(env: dict[str, str]
         ("scenario__server__max_batch", None, ("8", "none")),
         ("scenario__server__args__x", {"to": None}, ("1", "{to: none}")),
         ("scenario__server__args__y", 2, ("none", "2")),
+        ("scenario__cost__usd_per_hour", 2.5, ("none", "2.5")),
+        ("scenario__load__traceparent", True, ("not recorded", "true")),
     ],
 )
-def test_what_a_scenario_does_not_set_is_none_and_not_unknown(key: str, value: Any, told: tuple[str, str]) -> None:
+def test_what_a_scenario_does_not_set_is_none_and_what_a_manifest_lacks_is_unknown(
+    key: str, value: Any, told: tuple[str, str]
+) -> None:
     (fact,) = check_protocol(manifest(), manifest(**{key: value}), None, None).facts
     assert (fact.a, fact.b) == told
 
@@ -402,6 +407,8 @@ def test_folders_are_compared_told_and_drawn_with_no_figure_that_json_lacks(fold
     assert "http-equiv" in page
     assert "TTFT p90" in markdown.text(shown)
     assert "faster" in terminal.text(shown).plain
+    promise = "without the shares that failed: the chance that any of these is claimed to differ that does not is at"
+    assert promise in told.words.method
 
 
 def test_requests_that_only_one_side_issued_are_told_where_the_differences_leave_out_many(folders: list[Path]) -> None:
@@ -502,21 +509,27 @@ def test_of_many_differences_few_are_named_and_one_factor_stands_for_those_of_a_
 
 def test_runs_of_one_side_that_are_not_alike_are_no_matter_of_a_factor(tmp_path: Path) -> None:
     one, other = sides([folder(tmp_path / "a"), folder(tmp_path / "b", changes={"versions__part": "1"})])
-    refused = compare([Side((*one.runs, *other.runs)), one])
-    assert [fact.key for fact in refused.protocol[0].blocking] == ["versions.part, within a side"]
+    mixed = Side((*one.runs, *other.runs, *other.runs))
+    refused = compare([mixed, one])
+    (fact,) = refused.protocol[0].blocking
+    assert (fact.key, fact.within) == ("versions.part", "A")
+    assert "within" not in check_protocol(one.first.manifest, other.first.manifest, None, None).facts[0].to_json()
     assert remedy(refused).startswith("name only runs of one and the same thing as a side; or --force")
-    assert headline(refused) == "Runs of one side differ: versions.part: not recorded | 1"
-    several = compare([Side((*one.runs, *other.runs)), one, other])
+    own = "'s own runs differ: versions.part: not recorded | 1"
+    assert (headline(refused), headline(compare([one, mixed]))) == (f"A{own}", f"B{own}")
+    several = compare([mixed, one, other])
     both = "A and C differ in more than what is compared: versions.part: not recorded | 1"
-    assert headline(several) == f"Runs of one side differ: versions.part: not recorded | 1. {both}", "each once"
+    assert headline(several) == f"A{own}. {both}", "each once"
+    plain = terminal.text(document(several)).plain
+    assert plain.count("versions.part, within A: not recorded | 1") == 1
+    assert "C, versions.part: not recorded | 1" in plain
 
 
 def figure(
     growth: float | None, error: float = 0.01, df: float = 4.0, floor_ms: float = 0.0,
-    failed: Literal["a", "b", "ab"] | None = None,
+    failed: Literal["a", "b", "ab"] | None = None, a: float = 100.0,
 ) -> ClaimedFigure:  # fmt: skip
-    """A baseline of 100 ms, how much it grew, and how far log(B / A) moves by chance."""
-    a = 100.0
+    """A baseline of ``a`` ms, how much it grew, and how far log(B / A) moves by chance."""
     b = None if growth is None else a * (1 + growth)
     found = (
         Difference(a, b, (Spread(a * error, df),), (Spread(error, df),)) if b else Difference(a, None, why="too few")
@@ -536,14 +549,20 @@ NONE_FAILED = FailedShares(a_share=0.0, b_share=0.0, a_ci=(0.0, 0.003), b_ci=(0.
 def held(
     *figures: ClaimedFigure, errors: FailedShares = NONE_FAILED, runs: tuple[int, int] = (3, 3),
     mean: ClaimedFigure = figure(None), allowed: float = 0.05,
+    slos: Sequence[tuple[str, float]] = (("ttft", 90.0), ("ttft", 50.0)),
 ) -> Regression:  # fmt: skip
-    """TTFT p90, p50 of B against A."""
-    named = dict(zip((90.0, 50.0), figures, strict=False))
-    percentiles = {f"p{p:g}": figure for p, figure in named.items()}
-    metrics = {"ttft": MetricComparison(verdict="slower", percentiles=percentiles, shift=(), mean=mean)}
+    """TTFT p90, p50, or what ``slos`` name, of B against A."""
+    named = dict(zip(slos, figures, strict=False))
+    metrics = {
+        metric: MetricComparison(
+            verdict="slower", shift=(), mean=mean,
+            percentiles={f"p{p:g}": figure for (of, p), figure in named.items() if of == metric},
+        )
+        for metric, _ in named
+    }  # fmt: skip
     pair = PairComparison.model_construct(metrics=metrics, changed=None, errors=errors, runs=runs)
     result = Comparison.model_construct(comparable=True, comparisons=(pair,))
-    return with_sentences(judge_regression(result, [("ttft", p) for p in named], allowed, "base", "compare/1"), result)
+    return with_sentences(judge_regression(result, list(named), allowed, "base", "compare/1"), result)
 
 
 # Student's t with 4 degrees of freedom: 2.776 standard errors.
@@ -607,6 +626,36 @@ def test_what_is_undecided_says_how_many_runs_would_decide_it_and_what_these_cou
     assert f"takes about {row.runs_needed} per side" in row.sentence
     assert held(figure(0.0505, 0.02)).rows[0].runs_needed is None
     assert held(figure(0.0)).rows[0].runs_needed is None
+
+
+def test_the_runs_that_would_decide_are_more_than_there_are_and_by_the_degrees_of_freedom_of_the_figure() -> None:
+    (row,) = held(figure(0.10, 0.012, df=2.0)).rows
+    error_of_a_run = 0.012 * (3 / 2) ** 0.5
+    enough, fewer = (
+        stats.t.ppf([0.975, 0.8], count - 1).sum() * error_of_a_run * (2 / count) ** 0.5
+        for count in (row.runs_needed, row.runs_needed - 1)
+    )
+    assert enough <= np.log(1.10 / 1.05) < fewer, "of three runs a side it has half of what Student's test has"
+    assert row.runs_needed > 3, "which did not decide it"
+
+
+def test_what_the_examples_of_the_documentation_promise_is_what_is_said_of_their_intervals() -> None:
+    slos, told = (("ttft", 90.0), ("e2e", 50.0)), (DOCS / "comparing.md").read_text(encoding="utf-8")
+    of_three = held(figure(0.0169, 0.0237, a=20.04), figure(0.0), slos=slos)
+    of_one = held(figure(0.0), figure(0.0621, 0.0453, 40.0, a=256.2), slos=slos, runs=(1, 1))
+    for found in (of_three, of_one):
+        assert f"\nUNDECIDED: {found.sentence}\n" in told
+
+
+def test_a_growth_that_is_no_more_than_the_load_testers_floor_is_decided_by_no_number_of_runs() -> None:
+    (row,) = held(figure(0.10, floor_ms=11.0)).rows
+    assert (row.status, row.runs_needed, row.least) == (UNDECIDED, None, 0.11)
+    told = (
+        "find a regression of 11 % or more 80 % of the time; this one is within the load tester's own floor of 11.0 ms"
+    )
+    assert row.sentence.endswith(f"{told}, which more runs do not change")
+    assert held(figure(0.03, floor_ms=11.0)).rows[0].runs_needed is not None, "it may be found to be within the limit"
+    assert held(figure(0.08, 0.02, floor_ms=1.0)).rows[0].runs_needed == held(figure(0.08, 0.02)).rows[0].runs_needed
 
 
 def test_beside_another_percentile_a_regression_must_be_larger_to_be_found_and_takes_more_runs() -> None:

@@ -399,15 +399,18 @@ def test_searches_that_replay_other_traces_are_not_comparable_and_of_one_trace_t
 ) -> None:
     plain = searched(tmp_path, 50, 45, 55)
 
-    def replayed(held: str, speed: int) -> ServerCapacity:
-        trace = {"arrivals": "trace", "trace": {"file": "/a/trace.csv", "speed": speed}}
+    def replayed(held: str, speed: int, path: str = "/a/trace.csv") -> ServerCapacity:
+        trace = {"arrivals": "trace", "trace": {"file": path, "speed": speed}}
         scenario = {**plain.scenario, "load": {**plain.scenario["load"], **trace}}
-        return dataclasses.replace(plain, scenario=scenario, contents={"load.trace": held})
+        return dataclasses.replace(plain, scenario=scenario, contents={"load.trace": held} if held else {})
 
     one = replayed("59803e1742db", 1)
     assert table(one, replayed("59803e1742db", 2)).rows[1].differs == ()
     (fact,) = table(one, replayed("8d16ea8f970e", 1)).rows[1].differs
     assert (fact.key, fact.b) == ("load.trace", "/a/trace.csv (8d16ea8f970e)")
+    for other in one, replayed("", 2, "/b/trace.csv"):
+        assert table(replayed("", 1), other).rows[1].differs == (), "older folders do not say what it held"
+    assert [fact.key for fact in table(one, plain).rows[1].differs] == ["load.arrivals"]
 
 
 def test_a_repeat_that_found_no_rate_is_of_the_same_thing_and_says_why_the_side_has_no_cost(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ read from a table, which moves figures by up to 4e-7.
 no TPOT, and one of its trials has such an answer.
 ``sweep`` followed on 2026-11-30: the time between a point's repeats no longer makes the blocks of its token gaps wider,
 and a point's gaps are worth more.
+``compare`` and ``compare-pairs`` followed then for the sentence on what their correction promises.
 """
 
 from __future__ import annotations
