@@ -140,7 +140,7 @@ def make_fleet(
             part.save(plan_path)
             # Ahead: as given, or a closed loop's users, or enough for an open loop's first moments.
             users = part.concurrency if part.loop == "closed" else 32
-            ahead = min(users, len(part) or users)  # a locustfile's plan has no requests
+            ahead = users if locustfile else min(users, len(part))
             warmed = max(1, min(ahead, _MOST_WARM)) if warm is None else warm
             spec = Spec(url, str(plan_path), str(record), mine, warmed, generator, locustfile)
             spec.write(record.with_suffix(".json"))

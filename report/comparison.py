@@ -249,8 +249,8 @@ def _what_decides(row: RegressionRow, found: Regression) -> str:
     a, b = reversed(found.runs or (1, 1))
     seen = f"{a} against {b} runs find a regression of {share(row.least)} or more 80 % of the time"
     if row.floor_ms is not None:
-        floor = duration(row.floor_ms)
-        return f"{seen}; this one is within the load tester's own floor of {floor}, which more runs do not change"
+        floor = f"the load tester's own floor of {duration(row.floor_ms)}"
+        return f"{seen}; at this growth, which is within {floor}, no number of runs decides it"
     if row.runs_needed is not None:
         return f"{seen}; to decide this one takes about {row.runs_needed} per side, at this growth and spread"
     if found.one_run_a_side:
@@ -261,9 +261,14 @@ def _what_decides(row: RegressionRow, found: Regression) -> str:
 # --- may they be compared?
 
 
+def _told(fact: Fact) -> list[str]:
+    """Both values, with whose they are where that is not what stands above them."""
+    return [f"{fact.within}: {value}" if fact.within else value for value in (fact.a, fact.b)]
+
+
 def _protocol(result: Comparison) -> Section:
     rows: list[Row] = [
-        [doc.Mark(fact.meaning, "bad" if fact.meaning == BLOCKS else ""), what, fact.a, fact.b]
+        [doc.Mark(fact.meaning, "bad" if fact.meaning == BLOCKS else ""), what, *_told(fact)]
         for what, fact in _facts_once(result)
     ]
     if not rows:

@@ -302,6 +302,11 @@ class _Growth:
         return math.log1p(self.value) - math.log1p(self.limit)
 
     @property
+    def _above_floor(self) -> float:
+        """How far it lies beyond the floor, likewise."""
+        return math.log1p(self.value) - math.log1p(self.floor)
+
+    @property
     def is_below_floor(self) -> bool:
         """Whether it is beyond the limit, but no regression however sure it were."""
         return self.limit < self.value <= self.floor
@@ -313,9 +318,12 @@ class _Growth:
         return p if self.beyond > 0 else 1 - p
 
     def least(self, tests: int) -> float:
-        """The smallest growth that is called a regression in 80 of 100 cases, by the strictest of so many tests."""
-        beyond = min(self.spread.least(_strictest(tests)), MOST_LOG)
-        return max((1 + self.limit) * math.exp(beyond) - 1, self.floor)
+        """The smallest growth that is called a regression in 80 of 100 cases, by the strictest of so many tests.
+
+        Beyond the limit it must be sure, beyond the floor the growth that is measured must be.
+        """
+        bounds = (self.limit, _strictest(tests)), (self.floor, 0.0)
+        return max((1 + bound) * math.exp(min(self.spread.least(sure), MOST_LOG)) - 1 for bound, sure in bounds)
 
     def runs_needed(self, tests: int) -> int | None:
         """How many runs a side, more than now, decide it in 80 of 100 cases; None for one run a side, or too many.
@@ -325,11 +333,12 @@ class _Growth:
         """
         if self.runs == (1, 1) or self.is_below_floor:
             return None
-        confidence = _strictest(tests) if self.beyond > 0 else CONFIDENCE
+        confidence, above = (_strictest(tests), self._above_floor) if self.beyond > 0 else (CONFIDENCE, math.inf)
         a_run = self.spread.error / math.sqrt(sum(1 / count for count in self.runs))
         for count in range(min(self.runs) + 1, MOST_RUNS + 1):
             df = self.spread.df * 2 * (count - 1) / (sum(self.runs) - 2)
-            if abs(self.beyond) >= Spread(a_run * math.sqrt(2 / count), df).least(confidence):
+            spread = Spread(a_run * math.sqrt(2 / count), df)
+            if abs(self.beyond) >= spread.least(confidence) and above >= spread.least(0.0):
                 return count
         return None
 

@@ -31,11 +31,11 @@ def outage_of(row: Outage | None) -> Outage | None:
 def find_row(requests: pd.DataFrame, zero_ns: int) -> Outage | None:
     """The longest row of failures, by due time, from ``zero_ns``; of several, one that is an outage.
 
-    ``requests`` as from ``measured_requests``; those that we ended say nothing of the server. None where there is none
-    that is beyond chance, or where nothing ever succeeded: then there was no moment.
+    ``requests`` as from ``measured_requests``; those that we ended before a token came say nothing. None where there is
+    none that is beyond chance, or where nothing ever succeeded: then there was no moment.
     """
-    requests = requests[~ended_by_us(requests)]
-    failed = ~succeeded(requests)
+    requests = requests[~ended_by_us(requests) | (stamps_ns(requests, "first_token_ns") >= 0)]
+    failed = ~(succeeded(requests) | ended_by_us(requests))  # what it was answering, it served
     edges = np.flatnonzero(np.diff(np.concatenate([[0], failed.astype(np.int8), [0]])))
     if not len(edges) or failed.all():
         return None

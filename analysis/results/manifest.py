@@ -330,7 +330,7 @@ class TrialNote(Result):
     def number(self) -> int:
         """By its folder's name: a trial that was left out has one too; 0 where the name has none."""
         head, *_ = self.folder.rpartition("/")[2].partition("-")
-        return int(head) if head.isdecimal() else 0
+        return int(head) if head.isdecimal() and len(head) < 10 else 0
 
 
 class SearchFacts(Result):

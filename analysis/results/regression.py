@@ -21,7 +21,7 @@ class RegressionRow(DifferenceFigure):
     ``p_adjusted``: one-sided, of a growth beyond the limit. ``least``: the smallest growth that these runs call a
     regression in 80 of 100 cases, a fraction; ``runs_needed``: how many runs a side would decide what is undecided, at
     this growth and this spread, as often. None where nothing tells, or where more than ``MOST_RUNS`` would be needed.
-    ``floor_ms``: the load tester's own error, where no more than that kept a growth beyond the limit from being one.
+    ``floor_ms``: the load tester's own error, where a growth beyond the limit is no larger than that.
     """
 
     name: str

@@ -277,9 +277,9 @@ def _pooled(results: Sequence[RunResult], rate_of: Callable[[RunResult], float |
     """One rate over several runs' time; None where none knows its own, or one that served something does not."""
     rates = [rate_of(result) for result in results]
     unknown = any(rate is None and result.counts.succeeded for rate, result in zip(rates, results, strict=True))
-    if unknown or all(rate is None for rate in rates):
-        return None
     spans = [_span_s(result) for result in results]
+    if unknown or not sum(spans) or all(rate is None for rate in rates):
+        return None
     return sum((rate or 0.0) * span for rate, span in zip(rates, spans, strict=True)) / sum(spans)
 
 

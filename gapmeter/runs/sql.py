@@ -14,7 +14,7 @@ from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.errors import UserError
 from gapmeter.options import tell
 from gapmeter.runs.listing import run_folders
-from gapmeter.runs.run import in_a_line
+from gapmeter.runs.run import UNDERIVABLE, in_a_line
 from gapmeter.scenarios.plain_file import is_plain, read_plain
 from gapmeter.scenarios.slo import LATENCIES
 
@@ -186,7 +186,7 @@ def connect(runs: Path) -> DuckDBPyConnection:
             result = RunResult.read(folder) if (folder / RunResult.FILE).exists() else None
             row = _Row(folder.relative_to(runs).as_posix(), folder, Manifest.read(folder), result)
             connection.execute(f"INSERT INTO runs VALUES ({marks})", [read(row) for _, read in _COLUMNS.values()])
-        except (OSError, ValueError, LookupError, TypeError, duckdb.Error) as error:
+        except (OSError, duckdb.Error, *UNDERIVABLE) as error:
             tell(f"{folder} is left out: {in_a_line(error)}")
     for table, paths in files.items():
         _add_view(connection, table, [(path, path.parent.relative_to(runs).as_posix()) for path in paths])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import time
 from typing import Any
 
@@ -55,7 +56,7 @@ class LiveRun:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.over.wait(), max(0.0, due_s - loop.time()))
         finally:
-            reported = self._folder.report.exists()
+            reported = await asyncio.to_thread(os.path.exists, self._folder.report)  # which never raises
             self._fetching = len(self._pages) if reported else 0
             self._end = {"phase": "over", "report": reported}
             self._tell(self._end)

@@ -92,7 +92,7 @@ class GapmeterUser(User):
 
     def think(self, seconds: float) -> None:
         """Pause before the next request, as somebody does who reads the answer."""
-        gevent.sleep(self._pause(seconds))
+        gevent.sleep(GapmeterUser._pause(self, seconds))
 
     def _pause(self, seconds: float) -> float:
         """Add to the think time; returns how long to sleep for it. Before the first request there is none to add to."""

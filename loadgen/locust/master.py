@@ -252,17 +252,17 @@ class Master:
         server.recv_from_client = from_client
 
     def _heard(self, msg: Any, **_: Any) -> None:
-        member = self._members.get(msg.node_id)
+        heard_ns, member = monotonic_ns(), self._members.get(msg.node_id)
         if member is None:
             if isinstance(msg.data, dict) and msg.data.get("word") == "hello":
                 self._admit(msg.node_id, msg.data)
             return
         match self._said(member, WorkerMessage, msg.data):
             case WorkerMessage("clock", sent_ns=sent_ns, there_ns=there_ns):
-                member.came_back(Offset.of(sent_ns, there_ns, monotonic_ns()))
+                member.came_back(Offset.of(sent_ns, there_ns, heard_ns))
             case WorkerMessage("ready") if member.state is State.WAITING:
                 member.state = State.READY
-            case WorkerMessage("failed", why):
+            case WorkerMessage("failed", why) if member.state not in _OVER:
                 member.state, member.why = State.FAILED, f"could not begin: {why}"
 
     def _reported(self, client_id: str, data: dict[str, Any]) -> None:
@@ -278,7 +278,8 @@ class Master:
         try:
             return read(kind, message)
         except Malformed as error:
-            member.state, member.why = State.FAILED, f"says what no worker of this version says: {error}"
+            if member.state not in _OVER:
+                member.state, member.why = State.FAILED, f"says what no worker of this version says: {error}"
             return None
 
     def _admit(self, client_id: str, message: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
 import hmac
 import http.client
@@ -49,12 +50,19 @@ class Malformed(ValueError):
 
 def read(cls: type[T], value: Any) -> T:
     """A value of that type from the text of JSON, or from what it held. Raises Malformed."""
-    adapter = TypeAdapter(cls)
+    adapter = _adapter(cls)
     try:
-        return adapter.validate_json(value) if isinstance(value, bytes) else adapter.validate_python(value)
+        found: T = adapter.validate_json(value) if isinstance(value, bytes) else adapter.validate_python(value)
+        return found
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise Malformed(f"{'.'.join(map(str, first['loc']))[:100]}: {first['msg'][:200]}".lstrip(": ")) from error
+
+
+@functools.cache
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    """It takes milliseconds to make one."""
+    return TypeAdapter(cls)
 
 
 def _address(url: str) -> str:
@@ -84,14 +92,17 @@ class Hello:
         return read(cls, message)
 
 
+_Moment = Annotated[int, Field(ge=0, lt=1 << 62)]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerMessage:
     """What a worker that was taken says to its master: ``word`` (hello until it is armed), and what goes with it."""
 
     word: Literal["hello", "ready", "failed", "clock"]
     why: str = ""  # with failed
-    sent_ns: int = 0  # with clock: the master's own, sent back
-    there_ns: int = 0  # with clock: the worker's
+    sent_ns: _Moment = 0  # with clock: the master's own, sent back
+    there_ns: _Moment = 0  # with clock: the worker's
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,28 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from hdrh.histogram import HdrHistogram
+from pydantic import AfterValidator
 
 from gapmeter.loadgen.fleet import Fleet, FrozenProcesses, NotStarted, Unreachable, make_fleet
 from gapmeter.loadgen.plan import Plan
 from gapmeter.records.follow import RecordFollower, count_in, new_histograms
 
 _FOLLOW_EVERY_S = 0.5
+
+
+def _decodable(encoded: dict[str, str]) -> dict[str, str]:
+    """The same. Raises ValueError where one is no histogram of a metric that is seen as it comes."""
+    total = new_histograms()
+    for name, text in encoded.items():
+        try:
+            total[name].decode_and_add(text)
+        except Exception as error:  # whatever decoding raises
+            raise ValueError(f"{name[:40]!r} is no histogram") from error
+    return encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +45,7 @@ class Report:
     issued: int = 0
     finished: int = 0
     failed: int = 0
-    histograms: dict[str, str] = field(default_factory=dict)
+    histograms: Annotated[dict[str, str], AfterValidator(_decodable)] = field(default_factory=dict)
 
 
 def merged(reports: Iterable[Report]) -> dict[str, HdrHistogram]:

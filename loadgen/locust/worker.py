@@ -240,6 +240,7 @@ class Worker(Environment):
             raise Refused("it was stopped by a signal" if self._left else "the master is gone", self.untaken)
 
     def _heard(self, msg: Any, **_: Any) -> None:
+        heard_ns = monotonic_ns()
         joined = self._seal is not self._own and self._seal.is_theirs(msg.data)
         if not joined and not self._own.is_theirs(msg.data):
             if not self._order.ready():
@@ -262,7 +263,7 @@ class Worker(Environment):
             case "arm" if not self._order.ready():
                 self._order.set(message.order)
             case "clock":
-                self._send(WorkerMessage("clock", sent_ns=message.sent_ns, there_ns=monotonic_ns()))
+                self._send(WorkerMessage("clock", sent_ns=message.sent_ns, there_ns=heard_ns))
             case "start" if not self._start.ready():
                 self._start.set(message.t0_ns)
                 self._begin()

@@ -608,9 +608,9 @@ static int record_arrival(Wrapped *self, int64_t start, int64_t end, PyObject *r
     int64_t step = 0;
     int failed = seq ? to_i64(seq, &step) : PyErr_Occurred() != NULL;
     Py_XDECREF(seq);
+    self->stamps[0] = failed ? 0 : step;
     if (failed)
       goto over;
-    self->stamps[0] = step;
   }
   left = 0;
   if (!self->stamps[0])

@@ -184,8 +184,10 @@ def _instances(nvml: ModuleType, visible: str, handles: Mapping[int, Any], uuids
             instance = _ask(nvml, nvml.nvmlDeviceGetHandleByUUID, word)
             whole = instance and _ask(nvml, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, instance)
             parent = whole and _ask(nvml, nvml.nvmlDeviceGetUUID, whole)
+            if instance is None:
+                break  # as CUDA does
             if parent is None:
-                break
+                continue
         for number in (n for n, uuid in uuids.items() if uuid == parent):
             found[number] = (*found.get(number, ()), *(() if instance is None else (instance,)))
     return {number: Gpu(handles[number], instances) for number, instances in found.items()}

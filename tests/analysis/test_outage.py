@@ -64,6 +64,16 @@ def test_a_server_that_was_gone_is_told_with_its_moment(
             ended(outcomes), Evidence("open", "constant"), answers[1:], outage=outage))  # fmt: skip
 
 
+def test_a_server_that_still_answered_when_the_run_was_ended_had_recovered() -> None:
+    requests = ended(["ok"] * 40 + ["http_5xx"] * 28 + ["aborted"] * 8)
+    assert outage_of(find_row(requests, 10**12)) is not None
+    streaming = requests["outcome"] == "aborted"
+    requests.loc[streaming, "first_token_ns"] = requests.loc[streaming, "due_ns"] + 20 * MS
+    row = find_row(requests, 10**12)
+    assert row is not None
+    assert (row.until_s, outage_of(row)) == (6.8, None)
+
+
 def test_a_row_of_failures_that_may_have_been_an_overload_is_told_and_decides_nothing() -> None:
     requests = ended(["ok"] * 40 + ["http_5xx"] * 28 + ["ok"] * 32)
     assert outage_of(find_row(requests, 10**12)) is None

@@ -83,9 +83,13 @@ def test_sums_are_those_of_the_rows_cut_at_every_reason(
     assert sum(found.core_holders.values()) == found.by_stage[counted, core].sum()
 
 
-def test_what_kept_a_thread_at_other_times_takes_no_memory() -> None:
+@pytest.mark.parametrize(("apart_ns", "few"), [(10, 500_000), (1_000_000, 0)], ids=["as they were", "packed"])
+def test_what_kept_a_thread_at_other_times_takes_no_memory(
+    apart_ns: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a long run there are many million stretches; an event, and two that lie far apart, ask for a few of them."""
-    start = np.arange(500_000) * 10
+    monkeypatch.setattr("gapmeter.analysis.ledger.cores._FEW", few)
+    start = np.arange(500_000) * apart_ns
     kept = ManyStretches(Stretches(start, start + 5, np.zeros(len(start), np.int16)).packed())
     use = CoreUse(REASONS, {("loop", API): kept}, "switches")
     trace, loop = replace(_trace({}), cores=use), np.array([cls.thread for cls in CLASSES]).tolist().index("loop")

@@ -121,7 +121,9 @@ def test_every_table_has_the_rows_of_all_runs_with_the_run_that_they_belong_to(r
     assert len(ask("SELECT DISTINCT run FROM steps", runs)[1]) == 2
 
 
-@pytest.mark.parametrize("scenario", [{}, {"server": "vllm"}, {"name": "a", "server": {"max_batch": "many"}}])
+@pytest.mark.parametrize(
+    "scenario", [{}, {"name": "a", "server": "vllm"}, {"name": "a", "server": {"max_batch": "many"}}]
+)
 def test_a_run_whose_manifest_does_not_say_what_it_was_is_left_out(
     scenario: dict[str, Any], runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -212,6 +212,8 @@ class Babbler(Crew):
         (TYPE, {"word": "failed", "why": 5}, "why"),
         (TYPE, {}, "word"),
         ("stats", {"sequence": 1, "histograms": 5}, "histograms"),
+        ("stats", {"sequence": 1, "histograms": {"ttft": "y"}}, "histograms"),
+        ("stats", {"sequence": 1, "histograms": {"x": "y"}}, "histograms"),
     ],
 )
 def test_a_worker_that_says_what_no_worker_says_is_given_up_by_name(

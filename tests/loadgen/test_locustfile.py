@@ -87,6 +87,9 @@ class Mine(GapmeterUser):
 
     def think(self):
         self.ask("hello", max_tokens=3, exact=True)
+
+    def _pause(self):
+        raise NotImplementedError
 """
     async with null_server() as (_, url):
         troubles, path = await asyncio.to_thread(run, text, url, tmp_path, users=1)
