@@ -50,7 +50,8 @@ class Malformed(ValueError):
 
 def read(cls: type[T], value: Any) -> T:
     """A value of that type from the text of JSON, or from what it held. Raises Malformed."""
-    adapter = _adapter(cls)
+    kind: Any = cls
+    adapter = _adapter(kind)
     try:
         found: T = adapter.validate_json(value) if isinstance(value, bytes) else adapter.validate_python(value)
         return found

@@ -18,10 +18,11 @@ import pytest
 
 from gapmeter.loadgen.locust.protocol import Files, FileServer, NotKept, NotTaken, Offset, Order, Result, Seal
 from gapmeter.loadgen.locust.slice_run import Report
+from gapmeter.records.follow import new_histograms
 from tests.kit.command import ROOT
 from tests.kit.loads import plan
 
-RESULT = Result(["a sentence"], 1, Report(3, 2, 2, 1, {"ttft": "x"}))
+RESULT = Result(["a sentence"], 1, Report(3, 2, 2, 1, {"ttft": new_histograms()["ttft"].encode().decode()}))
 
 
 @dataclass
