@@ -126,7 +126,7 @@ def load_tokenizer(folder_or_id: str | Path) -> PromptTokenizer:
     except PlanError:
         raise
     except TextUnusable as error:
-        raise PlanError(str(error)) from error
+        raise PlanError(f"the tokenizer of {name} cannot be loaded: {error}") from error
     except Exception as error:  # whatever a hub or Transformers raises
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise PlanError(f"the tokenizer of {name} cannot be loaded: {reason[:200]}") from error

@@ -276,6 +276,7 @@ def _throughput(results: Sequence[RunResult], frames: Frames) -> PointThroughput
 def _pooled(results: Sequence[RunResult], rate_of: Callable[[RunResult], float | None]) -> float | None:
     """One rate over several runs' time; None where none knows its own, or one that served something does not."""
     rates = [rate_of(result) for result in results]
+    rates = [rate and rate * (result.counts.succeeded > 0) for rate, result in zip(rates, results, strict=True)]
     unknown = any(rate is None and result.counts.succeeded for rate, result in zip(rates, results, strict=True))
     spans = [_span_s(result) for result in results]
     if unknown or not sum(spans) or all(rate is None for rate in rates):

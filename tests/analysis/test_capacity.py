@@ -656,7 +656,7 @@ def test_a_trial_is_disturbed_by_a_program_that_had_a_notable_part_of_the_cores_
         warning = RunWarning(code=code, text="", cause="", flag="", touches=("core_wait",))
         ledger = run.ledger.model_copy(update={"core_held": (held,)})
         result = run.model_copy(update={"ledger": ledger, "warnings": (warning,)})
-        found = build_search(goal_of(manifest), [MeasuredTrial(trial(10, HOLDS), result)], manifest)
+        found = build_search(goal_of(manifest), [MeasuredTrial(1, trial(10, HOLDS), result)], manifest)
         assert found.disturbed == disturbed, (code, process, share)
 
 

@@ -117,7 +117,7 @@ def test_the_pictures_marks_are_the_points_and_the_front_is_told() -> None:
     shown = section(found, "pareto")
     assert shown
     chart = next(block for block in shown.blocks if isinstance(block, Chart))
-    drawn = str(chart.picture.draw("pareto", None))
+    drawn = str(chart.picture.draw("pareto"))
     marks = re.findall(r'data-user="([^"]*)" data-unit="([^"]*)" data-front="(\w+)"', drawn)
     assert [(float(x), float(y)) for x, y, _ in marks] == places
     assert [front for _, _, front in marks] == ["true", "true", "false", "true"]
