@@ -276,12 +276,11 @@ def _throughput(results: Sequence[RunResult], frames: Frames) -> PointThroughput
 def _pooled(results: Sequence[RunResult], rate_of: Callable[[RunResult], float | None]) -> float | None:
     """One rate over several runs' time; None where none knows its own, or one that served something does not."""
     rates = [rate_of(result) for result in results]
-    rates = [rate and rate * (result.counts.succeeded > 0) for rate, result in zip(rates, results, strict=True)]
-    unknown = any(rate is None and result.counts.succeeded for rate, result in zip(rates, results, strict=True))
-    spans = [_span_s(result) for result in results]
-    if unknown or not sum(spans) or all(rate is None for rate in rates):
+    served = [(rate, _span_s(one)) for rate, one in zip(rates, results, strict=True) if one.counts.succeeded]
+    time_s = sum(map(_span_s, results))
+    if not time_s or all(rate is None for rate in rates) or any(rate is None for rate, _ in served):
         return None
-    return sum((rate or 0.0) * span for rate, span in zip(rates, spans, strict=True)) / sum(spans)
+    return sum((rate or 0.0) * span for rate, span in served) / time_s
 
 
 def _span_s(result: RunResult) -> float:
