@@ -50,7 +50,7 @@ class Malformed(ValueError):
 
 def read(cls: type[T], value: Any) -> T:
     """A value of that type from the text of JSON, or from what it held. Raises Malformed."""
-    kind: Any = cls
+    kind: Any = cls  # mypy takes no type[T] for what a cache may have as its key
     adapter = _adapter(kind)
     try:
         found: T = adapter.validate_json(value) if isinstance(value, bytes) else adapter.validate_python(value)

@@ -24,7 +24,7 @@ _FOLLOW_EVERY_S = 0.5
 
 
 def _decodable(encoded: dict[str, str]) -> dict[str, str]:
-    """The same. Raises ValueError where one is no histogram of a metric that is seen as it comes."""
+    """What was given, if each is a histogram of a metric that a worker tells of. Raises ValueError."""
     total = new_histograms()
     for name, text in encoded.items():
         try:
