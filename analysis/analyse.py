@@ -28,6 +28,7 @@ from gapmeter.analysis.provenance import made_by, provenance_of
 from gapmeter.analysis.requests.definitions import describe_definitions
 from gapmeter.analysis.requests.figures import write_histograms
 from gapmeter.analysis.requests.metrics import limits_of, succeeded, window_s
+from gapmeter.analysis.results.device import Roofline
 from gapmeter.analysis.results.manifest import Manifest, PlanFacts
 from gapmeter.analysis.results.run import CoreHolder, LedgerFacts, Ranks, RunResult, ShortenedLoad, StepFit
 from gapmeter.analysis.run_figures import RunTables, build_figures
@@ -51,10 +52,12 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
     plan = manifest.plan
     requests, generators, warmup = _read_without_warmup(folder, manifest)
     with ThreadPoolExecutor(2) as beside:  # what takes seconds of a large run is mostly done without Python's lock
-        tables, ledger, trace, files = _with_ledger(RunTables(requests), folder, manifest, generators, beside)
+        window = measured_window(requests)
+        tables, ledger, trace, files, roofline = _with_ledger(
+            RunTables(requests), folder, manifest, generators, window, beside
+        )
         give_back_memory()
-        steps = files.get("steps")
-        measured, ledgers, window = tables.measured, tables.ledgers, measured_window(requests)
+        steps, measured, ledgers = files.get("steps"), tables.measured, tables.ledgers
         bands = beside.submit(describe_bands, ledgers)
         pairs = beside.submit(describe_pairs, measured, ledgers, limits_of(manifest.slo))
         server, one_engine = manifest.asked.server, trace is not None and len(trace.engine_steps) < 2
@@ -90,7 +93,7 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
             **dict(figures),
             **dict(describe_economics(figures, state, manifest, tables, energy)),
             telemetry=telemetry,
-            roofline=describe_roofline(trace, manifest, window),
+            roofline=roofline,
             ledger=describe_ledger(ledger, trace, len(ledgers.get("e2e", ()))),
             steady=state,
             drift=drift,
@@ -134,8 +137,9 @@ def _read_without_warmup(
 
 
 def _with_ledger(
-    tables: RunTables, folder: RunFolder, manifest: Manifest, generators: Sequence[GeneratorFile], beside: Executor
-) -> tuple[RunTables, Ledger, Trace | None, dict[str, pd.DataFrame]]:
+    tables: RunTables, folder: RunFolder, manifest: Manifest, generators: Sequence[GeneratorFile],
+    window: tuple[int, int] | None, beside: Executor,
+) -> tuple[RunTables, Ledger, Trace | None, dict[str, pd.DataFrame], Roofline]:
     """The tables with their ledger, unless it is refused; the ledger; the trace without tokens; what becomes a file.
 
     What is made of the requests alone, or of the trace, is made ``beside``.
@@ -144,9 +148,10 @@ def _with_ledger(
     prepared = beside.submit(tables.prepare_series)
     trace = _trace(folder, manifest, requests)
     steps = beside.submit(steps_table, trace) if trace is not None and trace.has_engine else None
+    roofline = describe_roofline(trace, manifest, window)
     attached, looked_ns = manifest.asked.server.engine == "attach", last_looks_ns(requests, generators)
     inputs = LedgerInputs.of(requests, trace, attached=attached, looked_ns=looked_ns)
-    del trace  # its emissions, which are not in the inputs' own
+    del trace  # its tokens, which are not in the inputs' own
     give_back_memory()
     files = {"steps": steps.result()} if steps is not None else {}
     ledger = make_ledger(inputs)
@@ -156,7 +161,7 @@ def _with_ledger(
     if not ledger.refused:
         tables = tables.with_ledger(ledger)
         files["timeline"] = shown_timelines(inputs)
-    return tables, ledger, inputs.trace and inputs.trace.without_tokens(), files
+    return tables, ledger, inputs.trace, files, roofline
 
 
 def _shortened(requests: pd.DataFrame, plan: PlanFacts) -> ShortenedLoad | None:

@@ -122,8 +122,8 @@ class LedgerInputs:
         client = _client(requests, looked_ns, index)
         if attached and index is not None:
             client = replace(client, network_ns=_network_ns(index, client))
-        trace = trace and replace(trace, emissions=trace.emissions[:0].copy())  # the index has them in its own way
-        return cls(requests, trace, index, client, unmeasured, fit, excess, Sharer(trace), measured)
+        sharer, trace = Sharer(trace), trace and trace.without_tokens()  # the index has them in its own way
+        return cls(requests, trace, index, client, unmeasured, fit, excess, sharer, measured)
 
     @property
     def spoilt(self) -> frozenset[str]:

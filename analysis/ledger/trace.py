@@ -112,8 +112,9 @@ class Trace:
     def without_tokens(self) -> Trace:
         """What is asked once the ledgers are made: without what is there for every token, or that only they need."""
         spans = {code: spans[:0].copy() for code, spans in self.request_spans.items()}
-        cores = replace(self.cores, of={key: kept for key, kept in self.cores.of.items() if key[0] == "forward"})
-        return replace(self, request_spans=spans, cores=cores)
+        entries, emissions = self.entries[:0].copy(), self.emissions[:0].copy()
+        cores = replace(self.cores, of={})
+        return replace(self, request_spans=spans, entries=entries, emissions=emissions, cores=cores)
 
     def spans_of(self, code: Span) -> Table:
         """Those of ``step_spans`` that time one thing."""
