@@ -137,8 +137,12 @@ def _read_without_warmup(
 
 
 def _with_ledger(
-    tables: RunTables, folder: RunFolder, manifest: Manifest, generators: Sequence[GeneratorFile],
-    window: tuple[int, int] | None, beside: Executor,
+    tables: RunTables,
+    folder: RunFolder,
+    manifest: Manifest,
+    generators: Sequence[GeneratorFile],
+    window: tuple[int, int] | None,
+    beside: Executor,
 ) -> tuple[RunTables, Ledger, Trace | None, dict[str, pd.DataFrame], Roofline]:
     """The tables with their ledger, unless it is refused; the ledger; the trace without tokens; what becomes a file.
 

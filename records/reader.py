@@ -91,11 +91,6 @@ class RecordFile:
         """Of each emission, the sequence number of its step."""
         return np.repeat(np.asarray(self.emits["seq"], np.int32), self.emits["entries"])
 
-    @property
-    def emission_ns(self) -> Ints:
-        """Of each emission, when it was."""
-        return np.repeat(np.asarray(self.emits["at_ns"], np.int64), self.emits["entries"])
-
     def requests(self, code: int = FINISHED) -> list[RequestRecord]:
         """A generator's records, FINISHED or ISSUED, in the order written. Raises ValueError for one that is none."""
         return [decode(payload) for kind, payload in self.blobs if kind == code]

@@ -17,7 +17,17 @@ from pathlib import Path
 import numpy as np
 
 from gapmeter.analysis.arrays import Ints, distinct, each_of
-from gapmeter.analysis.ledger.cores import CORE, UNKNOWN, WORK, CoreUse, Culprit, ManyStretches, Reason, Stretches
+from gapmeter.analysis.ledger.cores import (
+    CORE,
+    UNKNOWN,
+    WORK,
+    CoreUse,
+    Culprit,
+    ManyStretches,
+    Packed,
+    Reason,
+    Stretches,
+)
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals, Times, covered, overlaps, pieces, union
 from gapmeter.analysis.ledger.processes import KINDS, RecordedProcess, loop_work
 from gapmeter.analysis.ledger.switches import MOST_LOST, TooManyLost, Watched, read_rows, read_watched
@@ -69,7 +79,7 @@ def _unseen(watched: Watched, processes: Sequence[RecordedProcess]) -> float:
 
 def _of_loop(process: RecordedProcess, own: Sums | None) -> dict[str, ManyStretches]:
     """What kept an API server's event loop, by kind of thread; a part of the run at a time, as ``who_ran``."""
-    found = defaultdict[str, list[tuple[int, Stretches]]](list)
+    found = defaultdict[str, list[Packed]](list)
     cuts = own.at[::_SAMPLES] if own is not None else process.spans(Span.EGRESS)["end_ns"][::_WRITES]
     for low, high in itertools.pairwise([-FAR, *distinct(cuts).tolist(), FAR]):
         work = overlaps(np.array([low]), np.array([high]), *loop_work(process.within(low, high)))[2:]

@@ -11,15 +11,21 @@ What the kernel recorded, laid beside the probes' spans, tells what took the tim
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import FileIO
 from typing import Literal
 
 import numpy as np
 
 from gapmeter.analysis.arrays import Ints, distinct, ranges
 from gapmeter.analysis.ledger.critical_path import FAR, overlaps
+from gapmeter.records.reader import Table
 
 CORE, LOCK, WORK = "core_wait", "lock_wait", "at work"  # what a Reason may be
 LIMIT, STOPPED, NOBODY, UNKNOWN = "CPU limit", "stopped", "nobody", "unknown"
@@ -67,40 +73,77 @@ class Stretches:
         met = distinct(overlaps(start, end, self.start, self.end)[1])
         return Stretches(self.start[met], self.end[met], self.reason[met])
 
-    def packed(self) -> list[tuple[int, Stretches]]:
-        """The same, some seconds at a time, counted from when their first one began: half the bytes."""
+    def packed(self) -> list[Packed]:
+        """The same, some seconds at a time."""
         parts, cuts = [], np.flatnonzero(np.diff(self.start >> 31)) + 1  # 2^31 ns are 2.1 s
         for start, end, reason in zip(*(np.split(c, cuts) for c in (self.start, self.end, self.reason)), strict=True):
             if len(start):
                 origin = int(start[0])
                 least = np.uint32 if end[-1] - origin < 1 << 32 else np.int64
-                why = reason.astype(np.min_scalar_type(reason.max()))
-                parts.append((origin, Stretches((start - origin).astype(least), (end - origin).astype(least), why)))
+                rows = np.empty(
+                    len(start), [("start", least), ("end", least), ("reason", np.min_scalar_type(reason.max()))]
+                )
+                rows["start"], rows["end"], rows["reason"] = start - origin, end - origin, reason
+                parts.append(Packed(origin, int(end[-1]), len(rows), rows))
         return parts
 
 
-class ManyStretches:
-    """Those of a whole run: the parts that ``packed`` made, in order. A few are kept as they were before that."""
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """``many`` stretches of some seconds; the times in ``rows`` count from when the first one began: half the bytes."""
 
-    def __init__(self, parts: Sequence[tuple[int, Stretches]]) -> None:
+    begun: int
+    ended: int
+    many: int
+    rows: Table | Callable[[], Table]
+
+    def unpacked(self) -> Stretches:
+        """As they were."""
+        rows = self.rows() if callable(self.rows) else self.rows
+        return Stretches(rows["start"] + np.int64(self.begun), rows["end"] + np.int64(self.begun), rows["reason"])
+
+
+class Aside:
+    """Keeps what is packed in a file without a name in place of memory, unless there is no room for it."""
+
+    def __init__(self) -> None:
+        self._file: FileIO | None = None
+        with contextlib.suppress(OSError):
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (it lives as long as what it keeps)
+            weakref.finalize(self, self._file.close)
+
+    def kept(self, part: Packed) -> Packed:
+        """The same, whose rows are read when they are asked for."""
+        if self._file is None or callable(part.rows):
+            return part
+        at, size, layout = self._file.tell(), part.rows.nbytes, part.rows.dtype
+        with contextlib.suppress(OSError):
+            if self._file.write(part.rows.data) == size:
+                return replace(part, rows=lambda: np.frombuffer(self._read(at, size), layout))
+        return part
+
+    def _read(self, at: int, size: int) -> bytes:
+        assert self._file is not None
+        return os.pread(self._file.fileno(), size, at)
+
+
+class ManyStretches:
+    """Those of a whole run, in order. A few are kept as they were before they were packed."""
+
+    def __init__(self, parts: Sequence[Packed]) -> None:
         self._few = None
-        if sum(len(part.start) for _, part in parts) <= _FEW:
-            self._few = _one_after_the_other([_unpacked(*each) for each in parts])
+        if sum(part.many for part in parts) <= _FEW:
+            self._few = _one_after_the_other([part.unpacked() for part in parts])
             return
         self._parts = parts
-        self._begun = np.array([origin for origin, _ in parts], np.int64)
-        self._ended = np.array([origin + int(part.end[-1]) for origin, part in parts], np.int64)
+        self._begun, self._ended = np.array([(part.begun, part.ended) for part in parts], np.int64).T
 
     def near(self, start: Ints, end: Ints) -> Stretches:
         """All that meet any of these stretches of time, and perhaps others."""
         if self._few is not None:
             return self._few.within(start.min(initial=FAR), end.max(initial=-FAR))
         _, met = ranges(np.searchsorted(self._ended, start, side="right"), np.searchsorted(self._begun, end))
-        return _one_after_the_other([_unpacked(*self._parts[number]) for number in distinct(met).tolist()])
-
-
-def _unpacked(origin: int, part: Stretches) -> Stretches:
-    return Stretches(part.start + np.int64(origin), part.end + np.int64(origin), part.reason)
+        return _one_after_the_other([self._parts[number].unpacked() for number in distinct(met).tolist()])
 
 
 def _one_after_the_other(parts: Sequence[Stretches]) -> Stretches:

@@ -49,11 +49,15 @@ class Index:
         self.emission_key = as_key(emissions["request"], emissions["n"])
         self.emission_step = emissions["step"].copy()  # a column alone, without the others in memory
         self.scheduled_ns = np.sort(trace.steps["schedule_ns"])
-        entries = np.flatnonzero((trace.entries["request"] >= 0) & (trace.entries["tokens"] > 0))
-        key = as_key(trace.entries["request"][entries], trace.entries["step"][entries])
+        entries = trace.entries
+        some = (entries["request"] >= 0) & (entries["tokens"] > 0)
+        entries = entries if some.all() else entries[some]
+        key = entries["request"].astype(np.int64)
+        key *= MOST_TOKENS
+        key += entries["step"]
         order = np.argsort(key, kind="stable")
         self.entry_key = key[order]
-        self.entry_prompt = (trace.entries["flags"][entries[order]] & EntryFlag.PROMPT) != 0
+        self.entry_prompt = ((entries["flags"] & EntryFlag.PROMPT) != 0)[order]
         # Every block of events asks for the same. (A method's own cache would keep this alive beyond its use.)
         self._first: dict[int, Table] = {}
         self._keys: dict[int, Ints] = {}

@@ -39,6 +39,7 @@ _TIMES: dict[tuple[Span, ...], tuple[str, ...]] = {
     (Span.INPUT_PREP, Span.SAMPLING): ("sampling",),
 }
 _AT_ONCE = 2  # files that are read side by side
+_EMISSIONS = 1_000_000  # that are looked at together
 _IN_FLIGHT = 2  # steps at the end that may be on one side only: asynchronous scheduling puts one behind another
 
 
@@ -251,33 +252,41 @@ def _request_spans(
 
 
 def _emissions(files: Sequence[RecordFile], rows: Sequence[NDArray[np.int32]], asked: AskedTokens | None) -> Table:
-    """What the engines' steps made of each request, as far as it is asked for."""
-    both = zip(files, rows, strict=True)
-    request = _joined([of.take(file.emissions["ref"], mode="clip") for file, of in both])
-    order = np.lexsort((_joined([file.emission_ns for file in files]), request))
-    request, tokens = request[order], _joined([file.emissions["tokens"] for file in files])[order]
-    n = running_sums(request, tokens)
-    kept = slice(None) if asked is None else asked.carried_by(request, n)
-    order = order[kept]
-    emissions = np.empty(len(order), EMISSION)
-    emissions["step"] = _joined([file.emission_step for file in files])[order]
-    emissions["request"], emissions["n"] = request[kept], n[kept]
-    return emissions
+    """What the engines' steps made of each request, as far as it is asked for. A request is one engine's, in order."""
+    so_far = np.zeros(max((int(of.max()) for of in rows), default=0) + 2, np.int64)  # the last: strangers'
+    parts = [np.empty(0, EMISSION)]
+    for file, of in zip(files, rows, strict=True):
+        steps = file.emission_step
+        for low in range(0, len(steps), _EMISSIONS):
+            own = file.emissions[low : low + _EMISSIONS]
+            request = of.take(own["ref"], mode="clip").astype(np.int64)
+            order = np.argsort(request, kind="stable")
+            request = request[order]
+            before = so_far[request]
+            n = before + running_sums(request, own["tokens"][order])
+            so_far[request] = n  # of several rows the last one's stays
+            kept = np.arange(len(n)) if asked is None else np.flatnonzero(asked.carried_by(request, n, before))
+            part = np.empty(len(kept), EMISSION)
+            part["step"], part["request"], part["n"] = steps[low + order[kept]], request[kept], n[kept]
+            parts.append(part)
+    emissions = np.concatenate(parts)
+    return emissions.take(np.argsort(emissions["request"], kind="stable"))
 
 
 def _tables(process: RecordedProcess, row_of: NDArray[np.int32], *, with_steps: bool) -> dict[str, Table]:
-    """One process's tables, with numbers of requests in place of its refs, but for its requests' spans."""
+    """One process's tables, with numbers of requests in place of its refs, but for its requests' spans.
+
+    Its entries become the table's.
+    """
     file, step_spans = process.file, np.empty(0, STEP_SPAN)
-    scheduled = row_of.take(file.entries["ref"], mode="clip")
     if with_steps:
         kinds = [rows for code, rows in process.kinds.items() if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE]
         by_device = device_spans(file, process.spans(Span.SAMPLING))
         step_spans = _joined([*(_table(STEP_SPAN, rows, step=rows["ref"]) for rows in kinds), by_device])
-    return {
-        "step_spans": step_spans,
-        "steps": file.steps,
-        "entries": _table(ENTRY, file.entries, step=file.entry_step, request=scheduled),
-    }
+    entries = file.entries.view(ENTRY)  # a large run has no room for them twice
+    entries["request"] = row_of.take(file.entries["ref"], mode="clip")
+    entries["step"] = file.entry_step
+    return {"step_spans": step_spans, "steps": file.steps, "entries": entries}
 
 
 def _joined(parts: Sequence[AnyArray]) -> AnyArray:

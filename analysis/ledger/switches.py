@@ -20,11 +20,16 @@ from gapmeter.records.compression import open_record, with_compressed
 from gapmeter.records.reader import NotRecords
 
 _LOST, _SWITCH, _SWITCH_OF_CORE, _OUT, _PREEMPTED = 2, 14, 15, 0x2000, 0x4000  # PERF_RECORD_*, and switches' misc bits
-_HEAD = [("type", "<u4"), ("misc", "<u2"), ("size", "<u2")]
+_HEAD_FIELDS = [("type", "<u4"), ("misc", "<u2"), ("size", "<u2")]
+_HEAD = np.dtype(_HEAD_FIELDS)
 _ID = [("pid", "<i4"), ("tid", "<i4"), ("time", "<i8"), ("cpu", "<u4"), ("pad", "<u4")]
-_RECORDS = {_SWITCH: np.dtype([*_HEAD, *_ID]), _SWITCH_OF_CORE: np.dtype([*_HEAD, ("other", "<i8"), *_ID])}
+_RECORDS = {
+    _SWITCH: np.dtype([*_HEAD_FIELDS, *_ID]),
+    _SWITCH_OF_CORE: np.dtype([*_HEAD_FIELDS, ("other", "<i8"), *_ID]),
+}
 RUN = np.dtype([("pid", "<i4"), ("tid", "<i4"), ("cpu", "<i4"), ("start", "<i8"), ("end", "<i8"), ("preempted", "?")])
 
+_BLOCK = 1 << 25
 _FEW = 8  # records that are looked at together at first, behind one of another kind
 MOST_LOST = 0.01  # of the time; beyond, nothing is said of who had the cores
 ANOTHER = "another program"  # whose a process is, where it is neither the server's nor the load tester's
@@ -77,8 +82,16 @@ def read_watched(folder: Path) -> Watched | None:
 
 def _of_core(path: Path) -> tuple[NDArray[np.void], Times, bool]:
     """Of one core, whose records go before the next one's are read: runs, holes, and whether all who ran are there."""
-    records = read_switches(path)
-    return _runs(records), _holes(records), "other" in (records.dtype.names or ())
+    runs, begun, ended = [np.empty(0, RUN)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    records = np.empty(0, _RECORDS[_SWITCH])
+    for part in read_switches(path):
+        known = np.flatnonzero(records["type"] != _LOST)[-1:].tolist()
+        records = np.concatenate([records[known[0] :], part]) if known else part  # on from the last that is no hole
+        runs.append(_runs(records))
+        hole = _holes(records)
+        begun.append(hole[0])
+        ended.append(hole[1])
+    return np.concatenate(runs), (np.concatenate(begun), np.concatenate(ended)), "other" in (records.dtype.names or ())
 
 
 def _in_order(parts: list[NDArray[np.void]]) -> NDArray[np.void]:
@@ -109,19 +122,28 @@ def _holes(every: NDArray[np.void]) -> Times:
     return every["time"][known[after[inside] - 1]], every["time"][known[after[inside]]]
 
 
-def read_switches(path: Path) -> NDArray[np.void]:
-    """The switches in a file of the kernel's records, and what it lost; other kinds are passed over."""
+def read_switches(path: Path) -> Iterator[NDArray[np.void]]:
+    """The switches in a file of the kernel's records, and what it lost, some at a time; other kinds are passed over.
+
+    Raises NotRecords.
+    """
     with open_record(path) as file:
         try:
-            raw = file.read()
+            raw: bytes | None = file.read(8)
+            first = int.from_bytes((raw or b"")[:4], "little")
+            kind = first if first in _RECORDS else _SWITCH
+            while raw is not None and (block := file.read(_BLOCK)):
+                records, raw = _switches(raw + block, kind)
+                yield records
         except ValueError as error:
             raise NotRecords(f"{path}: {error}") from error
-    raw = raw[: len(raw) // 8 * 8]
-    heads = np.frombuffer(raw, np.dtype(_HEAD))
-    kind = next((int(one) for one in heads["type"][:1] if one in _RECORDS), _SWITCH)
-    layout = _RECORDS[kind]
-    parts, at, many = list[NDArray[np.void]](), 0, len(raw)  # most are alike: so many are looked at together
-    while at < len(raw):
+
+
+def _switches(raw: bytes, kind: int) -> tuple[NDArray[np.void], bytes | None]:
+    """Those of one kind, and of holes, that are whole; and what is left, None where it is no record."""
+    heads, layout = np.frombuffer(raw, _HEAD, len(raw) // 8), _RECORDS[kind]
+    parts, at, many = [np.empty(0, layout)], 0, len(raw)  # most are alike: so many are looked at together
+    while at + 8 <= len(raw):
         rows = np.frombuffer(raw, layout, min((len(raw) - at) // layout.itemsize, many), at)
         others = np.flatnonzero((rows["type"] != kind) | (rows["size"] != layout.itemsize))
         alike, many = (int(others[0]), _FEW) if len(others) else (len(rows), 2 * many)
@@ -131,11 +153,13 @@ def read_switches(path: Path) -> NDArray[np.void]:
             continue
         head = heads[at // 8]
         if head["size"] < 8:
+            return np.concatenate(parts), None
+        if at + max(int(head["size"]), layout.itemsize) > len(raw):
             break
-        if head["type"] in (kind, _LOST) and at + layout.itemsize <= len(raw):
+        if head["type"] in (kind, _LOST):
             parts.append(np.frombuffer(raw, layout, 1, at))
         at += int(head["size"]) // 8 * 8
-    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, layout), *parts])
+    return np.concatenate(parts), raw[at:]
 
 
 def _limited(path: Path) -> Times:

@@ -25,7 +25,8 @@ def _dtype(numbers: str, times: str = "") -> np.dtype[Any]:
 
 REQUEST_SPAN = _dtype("request process", "n queued start end")  # n may be a time as well
 STEP_SPAN = _dtype("step code", "n start end")
-ENTRY = _dtype("step request tokens before flags")
+_ENTRY_FIELDS = {"step": 12, "request": 0, "tokens": 4, "before": 8, "flags": 16}  # a file's ENTRY_DTYPE, in its place
+ENTRY = np.dtype({"names": [*_ENTRY_FIELDS], "formats": ["<i4"] * 5, "offsets": [*_ENTRY_FIELDS.values()]})
 EMISSION = _dtype("step request n")
 
 MISSING = -1
@@ -112,9 +113,10 @@ class Trace:
     def without_tokens(self) -> Trace:
         """What is asked once the ledgers are made: without what is there for every token, or that only they need."""
         spans = {code: spans[:0].copy() for code, spans in self.request_spans.items()}
-        entries, emissions = self.entries[:0].copy(), self.emissions[:0].copy()
+        prompts = self.entries[(self.entries["flags"] & EntryFlag.PROMPT) != 0]
+        emissions = self.emissions[:0].copy()
         cores = replace(self.cores, of={})
-        return replace(self, request_spans=spans, entries=entries, emissions=emissions, cores=cores)
+        return replace(self, request_spans=spans, entries=prompts, emissions=emissions, cores=cores)
 
     def spans_of(self, code: Span) -> Table:
         """Those of ``step_spans`` that time one thing."""

@@ -8,6 +8,7 @@ A run is looked at some seconds at a time: all at once would fill the memory, an
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -15,16 +16,26 @@ from functools import cached_property
 import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Ints, distinct
-from gapmeter.analysis.ledger.cores import CORE, LOCK, STOPPED, WORK, CoreUse, Culprit, ManyStretches, Reason, Stretches
+from gapmeter.analysis.ledger.cores import (
+    CORE,
+    LOCK,
+    STOPPED,
+    WORK,
+    Aside,
+    CoreUse,
+    Culprit,
+    ManyStretches,
+    Packed,
+    Reason,
+    Stretches,
+)
 from gapmeter.analysis.ledger.critical_path import Intervals, Times, at_least, covered, outside, overlaps, pieces, union
 from gapmeter.analysis.ledger.processes import RecordedProcess, loop_work, pool_awaited, pool_full
 from gapmeter.analysis.ledger.switches import Watched
 from gapmeter.analysis.ledger.threads import BESIDE, MAIN, Threads, spans_of
 from gapmeter.records import Span
-from gapmeter.records.process import give_back_memory
 
 _AT_ONCE = 2  # windows that are looked at side by side
-_WINDOWS_A_TRIM = 32  # after so many, memory that is no longer used is given back
 _WAKES_NS = 100_000_000  # within this a thread that was woken gets a core; what it slept before that had another cause
 _LETS_GO_NS = 100_000  # within this a thread runs again that waited for its interpreter
 
@@ -38,12 +49,11 @@ def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Seque
     if not all(map(threads.knows, threads.kind)):
         return None
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        parts = []
+        parts, aside = defaultdict[tuple[str, int], list[Packed]](list), Aside()
         for part in pool.map(lambda times: _Window(threads, *times).found(), threads.windows()):
-            parts.append(part)
-            if len(parts) % _WINDOWS_A_TRIM == 0:
-                give_back_memory()  # what is kept of each lies scattered among what is not
-    of = {key: ManyStretches(list(itertools.chain(*(part[key] for part in parts)))) for key in parts[0]}
+            for key, packed in part.items():
+                parts[key] += map(aside.kept, packed)
+    of = {key: ManyStretches(each) for key, each in parts.items()}
     for pid, computing in threads.computing.items():
         alone = computing == [threads.main[pid]]
         of["worker", pid] = of["engine" if alone else "forward", pid]
@@ -67,7 +77,7 @@ class _Window:
         self.work = self._at_work()  # every run, cut into what it was at: the run's row, and the culprit's number
         self.forwards = np.isin(self.work.cls, threads.forwards)
 
-    def found(self) -> dict[tuple[str, int], list[tuple[int, Stretches]]]:
+    def found(self) -> dict[tuple[str, int], list[Packed]]:
         """By kind of thread and process id, ``packed``."""
         of: dict[tuple[str, int], Stretches] = {}
         for process in self.processes:

@@ -35,7 +35,7 @@ def test_records_are_the_same_however_large_the_blocks(
     assert found.entries.tolist() == [(refs[0], 9, 0, 0, 1), (refs[1], 1, 9, 0, 0)]
     assert (found.entry_step.tolist(), found.steps["schedule_ns"].tolist()) == ([5, 5], [77])
     assert found.emissions.tolist() == [(refs[0], 1), (refs[1], 2)]
-    assert (found.emission_step.tolist(), found.emission_ns.tolist()) == ([5, 5], [99, 99])
+    assert (found.emission_step.tolist(), found.emits["at_ns"].tolist()) == ([5, 5], [99])
     assert [(row["ref"], row["cached"], row["at_ns"]) for row in found.counts] == [(refs[2], 6, 88)]
     assert found.client_ids == {ref: f"client-{n}" for n, ref in enumerate(refs)}
     assert ([note["type"] for note in found.notes], found.complete) == (["process", "note"], True)
