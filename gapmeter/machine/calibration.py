@@ -181,7 +181,7 @@ def run_calibration(generators: Sequence[str], *, quick: bool, as_json: bool) ->
     with unless_refused(f"{cache_file()} cannot be written", NOT_VALID):
         path = save_calibration(found)
     print(found.model_dump_json(indent=1) if as_json else render(found))
-    tell(f"kept in {path}; runs on this machine print it from now on")
+    tell(f"kept in {path}; the reports of runs on this machine have it from now on")
     return OK
 
 
