@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gapmeter.analysis.cost import NoPrice, hardware_units, price_of
-from gapmeter.analysis.requests.figures import block_rates, mean_of_requests
-from gapmeter.analysis.requests.metrics import measured_requests
+from gapmeter.analysis.requests.figures import block_rates
+from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import Interval
 from gapmeter.analysis.results.distribution import Distribution
@@ -43,7 +43,7 @@ def pareto_point(
         tokens_per_s_user=None,
         tokens_per_s_unit=_scaled(tokens_per_s, 1 / units),
         by_median=_one_over(interval(median.value_ms, median.ci_ms), 1000.0),
-        by_mean=_one_over(interval(tpot.mean_ms, mean_ci_ms), 1000.0) if tpot.mean_late_ms is None else None,
+        by_mean=_one_over(interval(tpot.mean_ms, mean_ci_ms), 1000.0),
         units=units,
         usd_per_million_output_tokens=_cost(tokens_per_s, manifest),
     )
@@ -52,7 +52,7 @@ def pareto_point(
 def run_point(run: Path, name: str, folder: str, verdict: Verdict, result: RunResult) -> ParetoPoint:
     """The point of one run, from its folder. Raises NotReadable, OSError."""
     requests, tpot = read_table(run / "requests.parquet"), result.metrics["tpot"]
-    mean = mean_of_requests(measured_requests(requests), "tpot") if tpot.mean_late_ms is None else None
+    mean = level_of(metric_series(measured_requests(requests), "tpot").values / 1e6)
     rates = block_rates(requests)
     settled = None if rates is None else level_of(rates)
     rate = interval(result.throughput.output_tokens_per_s, None)

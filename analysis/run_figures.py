@@ -195,23 +195,19 @@ class _Pools:
     lateness: Lateness
     percentiles: Sequence[float]
 
-    def of(self, values: Series, per_request: float = 1.0) -> Distribution:
-        request_s = window_s(self.measured) / len(self.measured) if len(self.measured) else 0.0
-        return fig.distribution(values, self.percentiles, per_request, request_s)
+    def of(self, values: Series) -> Distribution:
+        return fig.distribution(values, self.percentiles, len(self.measured), window_s(self.measured))
 
     def metric(self, metric: str, origin: str) -> MetricDistribution:
         """Over successes; ``with_failures`` beside it where requests failed, those counted as infinite."""
-        measured = self.measured
-        values = self.lateness.series(metric, origin)
-        per_request = values.count / len(measured) if len(measured) else 1.0
 
-        def kept(values: Series) -> Distribution:
-            return without_refused(self.of(values, per_request), metric, self.lateness, origin)
+        def kept(*, failures: bool) -> Distribution:
+            values = self.lateness.series(metric, origin, failures=failures)
+            return without_refused(self.of(values), metric, self.lateness, origin)
 
-        failing = None
-        if not (succeeded(measured) | ended_by_us(measured)).all():
-            failing = kept(self.lateness.series(metric, origin, failures=True))
-        return MetricDistribution(**dict(kept(values)), with_failures=failing)
+        failed = not (succeeded(self.measured) | ended_by_us(self.measured)).all()
+        failing = kept(failures=True) if failed else None
+        return MetricDistribution(**dict(kept(failures=False)), with_failures=failing)
 
     def stages(self, stages: Mapping[str, Series]) -> dict[str, StageDistribution]:
         """Each one's distribution."""

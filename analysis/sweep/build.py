@@ -43,7 +43,7 @@ from gapmeter.analysis.results.sweep import (
     SweptSlo,
 )
 from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.analysis.stats.series import Series
+from gapmeter.analysis.stats.series import Series, level_of
 from gapmeter.analysis.sweep.curves import (
     WITH_LEDGERS,
     Axis,
@@ -51,7 +51,6 @@ from gapmeter.analysis.sweep.curves import (
     curve_point,
     knees_of,
     label,
-    mean_level,
     rate_level,
 )
 from gapmeter.analysis.sweep.growth import growths_of, means_ms, slow_band
@@ -191,7 +190,8 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
     asked = sorted({*PERCENTILES, *(slo.percentile for slo in manifest.slo if slo.percentile is not None)})
     seconds = sum(result.load.window_s for result in results)
     series, lateness = MetricSeries(frames.measured), ReportedLateness(results)
-    metrics = {metric: _distribution(frames, series(metric), metric, asked, seconds, lateness) for metric in LATENCIES}
+    count = len(frames.measured)
+    metrics = {metric: _distribution(series(metric), metric, asked, count, seconds, lateness) for metric in LATENCIES}
     # Between repeats other points were run.
     outage = next((result.outage for result in results if result.outage), None)
     answers = verdict.judge(manifest.slo, frames.measured, {}, seconds, lateness, outage, series)
@@ -239,13 +239,11 @@ def _what_failed(results: Sequence[RunResult], measured: pd.DataFrame) -> str | 
 
 
 def _distribution(
-    frames: Frames, values: Series, metric: str, asked: Sequence[float], seconds: float, lateness: ReportedLateness
+    values: Series, metric: str, asked: Sequence[float], requests: int, seconds: float, lateness: ReportedLateness
 ) -> PointDistribution:
     """A metric's distribution, without the percentiles and the mean that one of the runs refuses."""
-    requests = len(frames.measured)
-    each, lasts = (values.count / requests, seconds / requests) if requests else (1.0, 0.0)
-    found = without_refused(distribution(values, asked, each, lasts), metric, lateness)
-    mean = mean_level(frames, metric) if found.mean_late_ms is None else None
+    found = without_refused(distribution(values, asked, requests, seconds), metric, lateness)
+    mean = level_of(values.values / 1e6) if found.mean_late_ms is None else None
     return PointDistribution(**dict(found), mean_ci_ms=mean.estimate.known[1:] if mean else None)
 
 

@@ -370,11 +370,17 @@ def test_a_study_is_taken_up_at_the_price_and_with_the_telemetry_of_its_runs_and
         pass
 
 
-@pytest.mark.parametrize(("ended", "kept"), [("not_measured", 1), ("budget", 2)])
+@pytest.mark.parametrize(
+    ("ended", "reason", "kept"), [("not_measured", None, 1), ("not_measured", "no memory", 1), ("budget", None, 2)]
+)
 def test_a_trial_that_was_no_measurement_twice_is_run_again_when_its_search_is_taken_up(
-    ended: str, kept: int, tmp_path: Path
+    ended: str, reason: str | None, kept: int, tmp_path: Path
 ) -> None:
+    """Where it could not be recorded (``reason``), the one before it was a measurement, and counts."""
     path = taken_up(tmp_path, ended)
+    manifest = SearchManifest.read(path)
+    first, last = manifest.capacity.trials
+    manifest.with_facts(trials=(first, last.model_copy(update={"reason": reason}))).write(path)
     command = CommandLine.of("capacity", "smoke")
     with begin_search(resolve("smoke"), command, Options(), CapacityGoal(), path) as study:
         assert len(study.manifest.capacity.trials) == kept
