@@ -147,10 +147,10 @@ def test_what_a_percentile_needs_is_told_in_requests_of_which_some_fail() -> Non
     frames = simulate(60, failures=30)
     tables = RunTables(frames.requests, frames.ledger)
     told = build_figures(tables, [], EVIDENCE)
-    ttft = told.metrics["ttft"]
+    ttft, prefill = told.metrics["ttft"], figures.stage_series(tables.ledgers["e2e"])["prefill"]
     for found, values in (
         (ttft, tables.series("ttft")), (ttft.with_failures, tables.series("ttft", failures=True)),
-        (told.stages["prefill"], tables.stages["e2e"]["prefill"]),
+        (told.stages["prefill"], prefill),
     ):  # fmt: skip
         assert found and (needs := found.at(99.9).needs)
         assert needs.requests == values.more_values(99.9) * 60 / found.count
