@@ -66,7 +66,7 @@ def _percentile(values: Series, percentile: float, requests: int, seconds: float
         return Percentile(value_ms=finite_ms(value), ci_ms=ends, infinite=math.isinf(value))
     more = values.more_values(percentile)
     more = math.ceil(more * requests / values.count) if values.count else more
-    minutes = more * seconds / requests / 60 if seconds else None
+    minutes = more * seconds / requests / 60 if seconds and requests else None
     needs = Needs(requests=more, minutes=minutes)
     return Percentile(needs=needs, at_most=at_most_ms(values, percentile))
 

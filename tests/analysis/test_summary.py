@@ -140,6 +140,7 @@ def test_what_a_percentile_of_token_gaps_needs_is_told_in_requests_that_bring_th
     assert each.requests == gaps.more_values(99.0) > 200
     assert in_threes.requests == math.ceil(each.requests / 3)
     assert in_threes.minutes == pytest.approx(in_threes.requests * 2 / 60)
+    assert figures.distribution(Series(np.zeros(0)), (99.0,), 0, 9.0).at(99.0).needs.minutes is None
 
 
 def test_what_a_percentile_needs_is_told_in_requests_of_which_some_fail() -> None:
