@@ -67,7 +67,8 @@ def find_capacity(
     command = search_command(name, overrides, options, goal)
     with begin_search(scenario, command, options, goal, resume) as study:
         run_search(study, scenario)
-        return report_capacity(study.path, quiet=options.quiet)
+        with study.reporting():
+            return report_capacity(study.path, quiet=options.quiet)
 
 
 def run_search(study: Study[SearchManifest], scenario: Scenario) -> None:

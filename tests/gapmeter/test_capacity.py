@@ -513,14 +513,16 @@ def test_what_a_search_advises_for_a_scenario_that_it_refuses_can_be_searched(na
     check_searchable(resolve(name, flags), name)
 
 
+def over(study: Study[SearchManifest], _: object) -> None:
+    """A search without a trial."""
+    study.note(status="complete", capacity=study.manifest.capacity.model_copy(update={"ended": BUDGET}))
+
+
 def test_a_search_that_was_stopped_while_it_was_analysed_is_in_the_command_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each search's trials are analysed when it is over; the third one's by nobody here."""
     analysed = list[Path]()
-
-    def over(study: Study[SearchManifest], _: object) -> None:
-        study.note(status="complete", capacity=study.manifest.capacity.model_copy(update={"ended": BUDGET}))
 
     def analyse(path: Path, *_: object) -> None:
         analysed.append(path)
@@ -534,6 +536,21 @@ def test_a_search_that_was_stopped_while_it_was_analysed_is_in_the_command_that_
     said = " ".join(capsys.readouterr().err.split())
     assert "what a request costs" in said
     assert re.search(rf"go on .* --resume \S*,\S*,{re.escape(str(analysed[-1]))} ", said)
+
+
+def test_a_search_that_was_stopped_while_it_was_analysed_says_how_it_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gapmeter.study.capacity.run_search", over)
+    monkeypatch.setattr("gapmeter.study.capacity.analyse_trials", stop)
+    with pytest.raises(UserError, match="what it found: gapmeter report") as stopped:
+        find_capacity("smoke", ["server.engine=simulated"], Options(runs=tmp_path, quiet=True))
+    assert stopped.value.exit_code == 105
+    (folder,) = tmp_path.iterdir()
+    assert str(folder) in str(stopped.value)
 
 
 def test_every_search_on_a_server_that_goes_on_has_texts_of_its_own() -> None:
