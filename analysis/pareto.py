@@ -105,10 +105,15 @@ def merged(sides: Sequence[tuple[str, Pareto | None]]) -> Pareto | None:
     points: list[ParetoPoint] = []
     for name, one in known:
         for point in one.points:
-            whole = _scaled(point.tokens_per_s_unit, point.units)
-            counted = {} if one.unit == unit else {"tokens_per_s_unit": whole, "units": 1}
-            points.append(point.model_copy(update={"side": name, **counted}))
+            counted = point if one.unit == unit else per_server(point)
+            points.append(counted.model_copy(update={"side": name}))
     return pareto(points, unit, limits.pop() if len(limits) == 1 else None)
+
+
+def per_server(point: ParetoPoint) -> ParetoPoint:
+    """The same, of the whole server: where the hardware of several is counted differently."""
+    whole = _scaled(point.tokens_per_s_unit, point.units)
+    return point.model_copy(update={"tokens_per_s_unit": whole, "units": 1})
 
 
 def interval(value: float | None, ends: Ends | None) -> Interval | None:

@@ -13,7 +13,7 @@ from gapmeter.analysis.device.use import binding_evidence, binding_of
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.lateness import ReportedLateness, without_refused
 from gapmeter.analysis.judge.words import not_judged
-from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point
+from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point, per_server
 from gapmeter.analysis.provenance import provenance_as_asked, served_by
 from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, succeeded
@@ -136,8 +136,11 @@ def _pareto(axis: Axis, points: Sequence[AnyPoint], made_on: Mapping[int, Manife
                 name = label({key: point.resolved[key]}, unit) + " (emulated)" * point.economy.emulated
             placed = pareto_point(name, point.folder, point.verdict, tpot, tpot.mean_ci_ms, rate, made_on[point.index])
             found.append(placed.model_copy(update={"side": series if key else point.label}))
+    slos = next((each.slo for each in made_on.values()), ())
     units = {hardware_units(each)[1] for each in made_on.values()}
-    return pareto(found, units.pop(), pace_limit(next(iter(made_on.values())).slo)) if units else None
+    if len(units) > 1:
+        return pareto([per_server(each) for each in found], "server", pace_limit(slos))
+    return pareto(found, units.pop(), pace_limit(slos)) if units else None
 
 
 def _facts(
