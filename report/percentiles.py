@@ -63,7 +63,7 @@ def percentiles(run: ReportedRun) -> Section:
         else:
             caption = curve.caption() + ("; thin and dashed: counted from when it was sent" if sent else "")
             curves.append([doc.Heading(metric.upper()), curve.chart(f"curve-{metric}", caption)])
-    blocks = [doc.Columns(curves), _metric_table(result), Paragraph(_NOTE, "quiet")]
+    blocks: list[Block] = [doc.Columns(curves), _metric_table(result), Paragraph(_NOTE, "quiet")]
     return Section("percentiles", "Percentiles", blocks, _LEAD, "percentiles")
 
 

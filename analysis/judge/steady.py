@@ -166,7 +166,7 @@ def _in_flight(sent: pd.DataFrame, edges: Floats) -> Floats:
     ended = np.where(ended < 0, np.inf, ended)  # never, as far as anybody saw
     width = edges[1] - edges[0]
     in_time = [(np.clip(end - due, 0, width) - np.clip(end - ended, 0, width)).sum() for end in edges[1:]]
-    return np.array(in_time) / width
+    return np.asarray(np.array(in_time) / width)
 
 
 def _served_per_s(sent: pd.DataFrame) -> float | None:

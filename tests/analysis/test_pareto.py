@@ -118,9 +118,7 @@ def test_points_of_a_sweep_over_servers_that_are_counted_differently_stand_per_s
         for at, name in enumerate(("a", "b"))
     ]
     asked = [{"gpu": "H100", "gpus_per_replica": 2}, {}]
-    made_on = {
-        at: manifest(scenario={"server": {"engine": "attach"}, "cost": cost}) for at, cost in enumerate(asked)
-    }
+    made_on = {at: manifest(scenario={"server": {"engine": "attach"}, "cost": cost}) for at, cost in enumerate(asked)}
     found = _pareto(Axis(None, "", (("", (0, 1)),)), points, made_on)
     assert found and found.unit == "server"
     assert [(each.units, each.tokens_per_s_unit and each.tokens_per_s_unit.value) for each in found.points] == [

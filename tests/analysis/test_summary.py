@@ -133,9 +133,7 @@ def test_a_percentile_that_the_sample_cannot_support_is_null_and_says_what_it_ne
 
 def test_what_a_percentile_of_token_gaps_needs_is_told_in_requests_that_bring_them() -> None:
     gaps = Series(np.random.default_rng(1).exponential(1e7, 99))
-    each, in_threes = (
-        figures.distribution(gaps, (99.0,), count, 2.0 * count).at(99.0).needs for count in (99, 33)
-    )
+    each, in_threes = (figures.distribution(gaps, (99.0,), count, 2.0 * count).at(99.0).needs for count in (99, 33))
     assert each and in_threes
     assert each.requests == gaps.more_values(99.0) > 200
     assert in_threes.requests == math.ceil(each.requests / 3)
