@@ -149,7 +149,7 @@ def _with_ledger(
     What is made of the requests alone, or of the trace, is made ``beside``.
     """
     requests = tables.requests
-    prepared = beside.submit(tables.prepare_series)
+    prepared = beside.submit(lambda: tables.series.prepare())
     trace = _trace(folder, manifest, requests)
     steps = beside.submit(steps_table, trace) if trace is not None and trace.has_engine else None
     roofline = describe_roofline(trace, manifest, window)

@@ -185,7 +185,7 @@ def describe_turns(measured: pd.DataFrame, lateness: AnyLateness = ReportedLaten
     turns = []
     for turn, rows in _counting_silence(measured).groupby("turn"):
         ttft = metric_series(rows, "ttft")
-        found = distribution(ttft, _OF_TURNS, 1.0, window_s(rows) / len(rows))
+        found = distribution(ttft, _OF_TURNS, len(rows), window_s(rows))
         turns.append(
             Turn(
                 turn=int(turn),

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gapmeter.analysis.cost import NoPrice, hardware_units, price_of
-from gapmeter.analysis.requests.figures import block_rates, mean_of_requests
-from gapmeter.analysis.requests.metrics import measured_requests
+from gapmeter.analysis.requests.figures import block_rates
+from gapmeter.analysis.requests.metrics import measured_requests, metric_series
 from gapmeter.analysis.results.codec import Ends
 from gapmeter.analysis.results.cost import Interval
 from gapmeter.analysis.results.distribution import Distribution
@@ -43,7 +43,7 @@ def pareto_point(
         tokens_per_s_user=None,
         tokens_per_s_unit=_scaled(tokens_per_s, 1 / units),
         by_median=_one_over(interval(median.value_ms, median.ci_ms), 1000.0),
-        by_mean=_one_over(interval(tpot.mean_ms, mean_ci_ms), 1000.0) if tpot.mean_late_ms is None else None,
+        by_mean=_one_over(interval(tpot.mean_ms, mean_ci_ms), 1000.0),
         units=units,
         usd_per_million_output_tokens=_cost(tokens_per_s, manifest),
     )
@@ -52,7 +52,7 @@ def pareto_point(
 def run_point(run: Path, name: str, folder: str, verdict: Verdict, result: RunResult) -> ParetoPoint:
     """The point of one run, from its folder. Raises NotReadable, OSError."""
     requests, tpot = read_table(run / "requests.parquet"), result.metrics["tpot"]
-    mean = mean_of_requests(measured_requests(requests), "tpot") if tpot.mean_late_ms is None else None
+    mean = level_of(metric_series(measured_requests(requests), "tpot").values / 1e6)
     rates = block_rates(requests)
     settled = None if rates is None else level_of(rates)
     rate = interval(result.throughput.output_tokens_per_s, None)
@@ -105,10 +105,15 @@ def merged(sides: Sequence[tuple[str, Pareto | None]]) -> Pareto | None:
     points: list[ParetoPoint] = []
     for name, one in known:
         for point in one.points:
-            whole = _scaled(point.tokens_per_s_unit, point.units)
-            counted = {} if one.unit == unit else {"tokens_per_s_unit": whole, "units": 1}
-            points.append(point.model_copy(update={"side": name, **counted}))
+            counted = point if one.unit == unit else per_server(point)
+            points.append(counted.model_copy(update={"side": name}))
     return pareto(points, unit, limits.pop() if len(limits) == 1 else None)
+
+
+def per_server(point: ParetoPoint) -> ParetoPoint:
+    """The same, of the whole server: where the hardware of several is counted differently."""
+    whole = _scaled(point.tokens_per_s_unit, point.units)
+    return point.model_copy(update={"tokens_per_s_unit": whole, "units": 1})
 
 
 def interval(value: float | None, ends: Ends | None) -> Interval | None:

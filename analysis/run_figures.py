@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,21 +91,6 @@ class RunTables:
         """The measured requests' ledgers, by metric."""
         return fig.ledgers_by_metric(self.ledger, self.gaps, self.measured)
 
-    @cached_property
-    def stages(self) -> dict[str, dict[str, Series]]:
-        """The stages of these, up to the first and to the last token, by metric: what each is worth takes long."""
-        return {metric: fig.stage_series(self.ledgers[metric]) for metric in fig.LEDGER_OF}
-
-    def prepare_series(self) -> None:
-        """Make what takes long of the metrics' series."""
-        self.series.prepare()
-
-    def prepare_stages(self) -> None:
-        """Make what the stages' series are worth."""
-        for stages in self.stages.values():
-            for values in stages.values():
-                _ = values.worth
-
 
 def build_figures(
     tables: RunTables, slos: Sequence[Slo], evidence: Evidence, *, name: str = "", device: str = "GPU",
@@ -120,16 +105,15 @@ def build_figures(
         tables = RunTables(tables.requests)
     measured, series, ledgers = tables.measured, tables.series, tables.ledgers
     asked = sorted({*PERCENTILES, *(float(slo.percentile) for slo in slos if slo.percentile is not None)})
+    pools = _Pools(measured, asked)
     with ThreadPoolExecutor(2) as beside:  # they take seconds of a large run, most of them without Python's lock
         dissected = beside.submit(anatomies_of, ledgers, slos)
-        prepared = beside.submit(tables.prepare_stages)
+        to_first, to_last = (beside.submit(pools.stages, ledgers[metric]) for metric in ("ttft", "e2e"))
         row = find_row(measured, tables.origin_ns)
         outage = outage_of(row)
         lateness = lateness_of(measured, evidence.client_loop_lag_ns, series)
-        pools = _Pools(measured, lateness, asked)
-        metrics = {metric: pools.metric(metric, "due") for metric in LATENCIES}
+        metrics = {metric: pools.metric(lateness, metric, "due") for metric in LATENCIES}
         anatomies = dissected.result()
-        prepared.result()
     answers = verdict.judge(slos, measured, anatomies, lateness=lateness, outage=outage, series=series)
     checks = validity.check_run(measured, evidence, answers, lateness, outage)
     decided = _decided(name, answers, checks)
@@ -146,7 +130,7 @@ def build_figures(
         counts=counts,
         metrics=metrics,
         # Gaps and TPOT know no difference between due and sent.
-        metrics_from_sent=metrics | {metric: pools.metric(metric, "sent") for metric in fig.LEDGER_OF},
+        metrics_from_sent=metrics | {metric: pools.metric(lateness, metric, "sent") for metric in fig.LEDGER_OF},
         metrics_censored={metric: fig.censored(each.with_failures or each, bound) for metric, each in metrics.items()},
         turns=load.describe_turns(measured, lateness),
         closed_loop=load.describe_closed_loop(measured, evidence, lateness),
@@ -154,8 +138,8 @@ def build_figures(
         outage=outage,
         goodput=load.describe_goodput(measured, limits_of(slos), served.requests_per_s),
         throughput=served,
-        stages=pools.stages(tables.stages["e2e"]),
-        stages_to_first_token=pools.stages(tables.stages["ttft"]),
+        stages=to_last.result(),
+        stages_to_first_token=to_first.result(),
         groups=pools.groups(ledgers["e2e"]),
         residual=residual,
         tail=describe_tail(anatomies, answers),
@@ -192,36 +176,31 @@ class _Pools:
     """Values of the measured requests as distributions, at the percentiles asked for."""
 
     measured: pd.DataFrame
-    lateness: Lateness
     percentiles: Sequence[float]
 
-    def of(self, values: Series, per_request: float = 1.0) -> Distribution:
-        request_s = window_s(self.measured) / len(self.measured) if len(self.measured) else 0.0
-        return fig.distribution(values, self.percentiles, per_request, request_s)
+    def of(self, values: Series) -> Distribution:
+        return fig.distribution(values, self.percentiles, len(self.measured), window_s(self.measured))
 
-    def metric(self, metric: str, origin: str) -> MetricDistribution:
+    def metric(self, lateness: Lateness, metric: str, origin: str) -> MetricDistribution:
         """Over successes; ``with_failures`` beside it where requests failed, those counted as infinite."""
-        measured = self.measured
-        values = self.lateness.series(metric, origin)
-        per_request = values.count / len(measured) if len(measured) else 1.0
 
-        def kept(values: Series) -> Distribution:
-            return without_refused(self.of(values, per_request), metric, self.lateness, origin)
+        def kept(*, failures: bool) -> Distribution:
+            values = lateness.series(metric, origin, failures=failures)
+            return without_refused(self.of(values), metric, lateness, origin)
 
-        failing = None
-        if not (succeeded(measured) | ended_by_us(measured)).all():
-            failing = kept(self.lateness.series(metric, origin, failures=True))
-        return MetricDistribution(**dict(kept(values)), with_failures=failing)
+        failed = not (succeeded(self.measured) | ended_by_us(self.measured)).all()
+        failing = kept(failures=True) if failed else None
+        return MetricDistribution(**dict(kept(failures=False)), with_failures=failing)
 
-    def stages(self, stages: Mapping[str, Series]) -> dict[str, StageDistribution]:
-        """Each one's distribution."""
+    def stages(self, rows: pd.DataFrame) -> dict[str, StageDistribution]:
+        """The distribution of each stage; empty without a ledger."""
         return {
             stage: StageDistribution(
                 owner=BY_NAME[stage].owner,
                 kind=BY_NAME[stage].kind if values.count else "unmeasured",
                 **dict(self.of(values)),
             )
-            for stage, values in stages.items()
+            for stage, values in fig.stage_series(rows).items()
         }
 
     def groups(self, rows: pd.DataFrame) -> dict[str, GroupDistribution]:

@@ -121,14 +121,14 @@ def named_of(figures: Distribution, key: str) -> list[NamedPercentile]:
 
 def curve_of(
     metric: str, values: Series, named: Sequence[NamedPercentile], slos: Sequence[SloAnswer] = (),
-    sent: Series | None = None, points: int = 400, late_ns: Callable[[float], float | None] = lambda _: None,
+    sent: Series | None = None, late_ns: Callable[[float], float | None] = lambda _: None,
 ) -> Curve | None:  # fmt: skip
     """The supported part of a metric's distribution, ``values`` in ns; None when not even the median is supported.
 
     Requests that were never answered count as infinite: where they begin, the curve ends. It is interrupted at
     percentiles that are refused: ``late_ns`` says for how much lateness, None if one is not.
     """
-    found = [(percentile, e.known) for percentile, e in values.curve(points) if math.isfinite(e.known[0])]
+    found = [(percentile, e.known) for percentile, e in values.curve(400) if math.isfinite(e.known[0])]
     while found and late_ns(found[-1][0]) is not None:
         found.pop()
     answered = values.ordered[np.isfinite(values.ordered)]

@@ -11,7 +11,6 @@ import numpy as np
 from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.judge.words import late_words
 from gapmeter.analysis.numbers import count, counted, duration, over, share
-from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.results.distribution import CensoredDistribution, Distribution, StageDistribution, percentile_key
 from gapmeter.analysis.results.requests import PeerFigures
 from gapmeter.analysis.results.run import RunResult, SloAnswer
@@ -20,9 +19,9 @@ from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.report import document as doc
 from gapmeter.report import marks
 from gapmeter.report.curves import curve_of, named_of
-from gapmeter.report.document import Block, Figure, Name, Panel, Paragraph, Row, Section, Stage, Table, Words, in_ms
+from gapmeter.report.document import Block, Figure, Name, Paragraph, Row, Section, Stage, Table, Words, in_ms
 from gapmeter.report.run_folder import ReportedRun
-from gapmeter.report.words import UNTIL, about_minutes, more_requests
+from gapmeter.report.words import about_minutes, more_requests
 from gapmeter.scenarios.slo import BETWEEN_TOKENS, LATENCIES
 
 _LEAD = (
@@ -41,7 +40,7 @@ _BY_ITSELF = "Percentiles of single stages do not add up; the stacks above do."
 
 
 def percentiles(run: ReportedRun) -> Section:
-    """The metrics' curves, failed requests counted as infinite, every percentile, and each stage by itself."""
+    """The metrics' curves, failed requests counted as infinite, and every percentile."""
     result = run.result
     curves: list[list[Block]] = []
     for metric in LATENCIES:
@@ -64,7 +63,7 @@ def percentiles(run: ReportedRun) -> Section:
         else:
             caption = curve.caption() + ("; thin and dashed: counted from when it was sent" if sent else "")
             curves.append([doc.Heading(metric.upper()), curve.chart(f"curve-{metric}", caption)])
-    blocks = [doc.Columns(curves), _metric_table(result), Paragraph(_NOTE, "quiet"), *_stage_curves(run)]
+    blocks: list[Block] = [doc.Columns(curves), _metric_table(result), Paragraph(_NOTE, "quiet")]
     return Section("percentiles", "Percentiles", blocks, _LEAD, "percentiles")
 
 
@@ -158,45 +157,6 @@ def _stage(found: StageDistribution | None, key: str) -> list[Words]:
     if found is None or found.kind == "unmeasured":
         return [doc.Unmeasured()] * 3
     return [figure(found, p, key) for p in (50.0, 90.0, 99.0)]
-
-
-# --- one stage by itself
-
-_PARTS = {"first_token": "stages_to_first_token", "last_token": "stages"}
-_UNTIL = {"first_token": UNTIL["ttft"], "last_token": UNTIL["e2e"]}
-
-
-def _stage_curves(run: ReportedRun) -> list[Block]:
-    """A list of stages to choose from, and the curve of the one chosen, to either event."""
-    result, charts = run.result, dict[str, dict[str, Block]]()
-    for metric, event in LEDGER_OF.items():
-        part = _PARTS[event]
-        known: Mapping[str, StageDistribution] = getattr(result, part)
-        if not known:
-            continue
-        drawn = charts.setdefault(event, {})
-        for name, series in run.tables.stages[metric].items():
-            named, words = named_of(known[name], f"{part}.{name}"), marks.words(name)
-            if series.values.any() and (curve := curve_of(words, series, named, points=90)):
-                caption = f"{words} {_UNTIL[event]}: {curve.caption()}"
-                drawn[name] = curve.chart(f"stage-{name}-{event.replace('_', '-')}", caption)
-    names = list(dict.fromkeys(name for drawn in charts.values() for name in drawn))
-    if not names:
-        return []
-    first = result.tail.stage if result.tail.stage in names else names[0]
-    until = "first_token" if result.tail.metric == "ttft" else "last_token"
-    none = Paragraph("It took no time here, or the sample supports no percentile.", "empty")
-    switches = [
-        doc.Switch("stage-curve", "stage", [(n, marks.words(n)) for n in names], str(first), list=True),
-        doc.Switch("stage-until", "time", [(event, _UNTIL[event]) for event in charts], until),
-    ]
-    panels = [
-        Panel({"stage-curve": name, "stage-until": event}, [drawn.get(name, none)])
-        for event, drawn in charts.items()
-        for name in names
-    ]
-    lead = Paragraph(f"{_BY_ITSELF} Stages that took no time are left out.", "quiet")
-    return [doc.Heading("One stage by itself"), lead, doc.Choice(switches, panels)]
 
 
 # --- other tools' definitions

@@ -77,10 +77,9 @@ _CLOSE = 1.5  # times what holding takes without slow requests: near the capacit
 class Goal:
     """What is searched. ``within``: found when half the interval's width is no larger a share of the rate.
 
-    While the budget lasts the search goes on until it is 0.4 of that, and a rate was held.
-
-    ``start``: the first rate; ``longest``: the most requests of a trial that count; ``budget_s``: how long all trials
-    may take; ``lost_s``: how long a trial takes beside the requests that count.
+    While the budget lasts the search goes on until it is 0.4 of that, and a rate was held. ``start``: the first rate;
+    ``longest``: the most requests of a trial that count; ``budget_s``: how long all trials may take; ``lost_s``: how
+    long a trial takes beside the requests that count.
     """
 
     slos: tuple[Slo, ...]
@@ -131,7 +130,7 @@ def _next(goal: Goal, trials: Sequence[Trial], left_s: float) -> Ask | Ended:
     if wider is not None:
         return _below_invalid(goal, trials, valid, left_s) if wider >= beyond else _brief(wider)
     lost_s = float(np.median([trial.outcome.seconds - trial.outcome.measured / trial.rate for trial in valid]))
-    return _narrow(goal, valid, posterior(goal, valid), left_s - max(goal.lost_s, lost_s))
+    return _narrow(goal, valid, left_s - max(goal.lost_s, lost_s))
 
 
 def valid_of(trials: Sequence[Trial]) -> list[Trial]:
@@ -212,9 +211,7 @@ def run_trial(goal: Goal, oracle: Oracle, ask: Ask, number: int) -> Trial:
         verdict = find(goal.slos, counts, looks[at]).verdict
         if verdict == FAILS:
             return ask.aim != "ceiling" or looks[at].count >= _PLENTY
-        if ask.aim != "hold":
-            return False
-        return verdict == HOLDS or hopeless(goal.slos, counts, looks[at], looks[-1])
+        return ask.aim == "hold" and (verdict == HOLDS or hopeless(goal.slos, counts, looks[at], looks[-1]))
 
     outcome = oracle.run(ask, [look.count for look in looks], enough, number)
     return Trial(ask.rate, outcome, find(goal.slos, outcome.counts, looks[outcome.looks - 1]), ask.most)
@@ -265,38 +262,30 @@ def _is_brief(trial: Trial) -> bool:
     return trial.most <= _brief(trial.rate).most
 
 
-def _narrow(goal: Goal, valid: Sequence[Trial], known: Posterior | None, left_s: float) -> Ask | Ended:
+def _narrow(goal: Goal, valid: Sequence[Trial], left_s: float) -> Ask | Ended:
     """Trials for the curve and one that is to hold, until the interval is narrow and a rate was held.
 
     ``left_s`` of load.
     """
-    if known is None:
+    if (known := posterior(goal, valid)) is None:
         return BUDGET
-    middle, held = known.quantile(0.5), held_rate(valid)
+    middle, held, spread = known.quantile(0.5), held_rate(valid), _spread(goal, valid, known)
     long = [trial for trial in valid if trial.outcome.measured > 1.5 * _brief(trial.rate).most]
     seconds = min(_CURVE_PART * goal.budget_s, left_s)
-    if len(long) >= 2 and (held is None or held < _LOWEST * middle):
-        ask = _hold(goal, valid, middle, left_s)
-        if ask is not None:
-            return ask
-    if seconds < _LEAST_S or (len(long) >= 2 and _spread(goal, valid, known) <= _NARROW * goal.within):
-        return FOUND if _is_found(goal, valid) else BUDGET
+    if len(long) >= 2 and (held is None or held < _LOWEST * middle) and (ask := _hold(goal, valid, middle, left_s)):
+        return ask
+    if seconds < _LEAST_S or (len(long) >= 2 and spread <= _NARROW * goal.within):
+        return FOUND if spread <= goal.within else BUDGET
     rate = min(middle * _PLACES[len(long) % len(_PLACES)], known.ceiling * _NEAREST_CEILING)
     return Ask(rate, _most(goal, rate, seconds))
 
 
 def _out_of_time(goal: Goal, trials: Sequence[Trial]) -> Ended:
     """Found, or not; the load tester's own limit where nothing below it failed: more time would not help then."""
-    if _is_found(goal, trials):
-        return FOUND
-    limited = any(trial.outcome.client_limit for trial in trials)
-    return CLIENT if limited and posterior(goal, trials) is None else BUDGET
-
-
-def _is_found(goal: Goal, trials: Sequence[Trial]) -> bool:
-    """Whether the interval is as narrow as asked."""
     known = posterior(goal, trials)
-    return known is not None and _spread(goal, valid_of(trials), known) <= goal.within
+    if known is None:
+        return CLIENT if any(trial.outcome.client_limit for trial in trials) else BUDGET
+    return FOUND if _spread(goal, valid_of(trials), known) <= goal.within else BUDGET
 
 
 def _spread(goal: Goal, valid: Sequence[Trial], known: Posterior) -> float:
@@ -325,9 +314,7 @@ def _most(goal: Goal, rate: float, seconds: float) -> int:
 
 def _requests(goal: Goal, valid: Sequence[Trial], rate: float) -> float:
     """What holding at ``rate`` takes: on the line through the nearest trials, on logarithms of both."""
-    longest: dict[float, Trial] = {}
-    for trial in sorted(valid, key=lambda t: t.outcome.measured):
-        longest[trial.rate] = trial
+    longest = {trial.rate: trial for trial in sorted(valid, key=lambda t: t.outcome.measured)}
     points = [(math.log(at), math.log(max(requests_to_hold(goal, t), 1.0))) for at, t in sorted(longest.items())
               if t.finding.leaning == HOLDS]  # fmt: skip
     if not points:
@@ -343,8 +330,7 @@ def _after_invalid(goal: Goal, trials: Sequence[Trial], left_s: float) -> Ask | 
         return _brief(last.rate)
     if not last.outcome.client_limit:
         return NOT_MEASURED
-    valid = valid_of(trials)
-    if valid:
+    if valid := valid_of(trials):
         return _below_invalid(goal, trials, valid, left_s)
     return _brief(last.rate / 2) if last.rate > goal.start / 2**MOST_HALVINGS else NOT_MEASURED
 
@@ -395,10 +381,9 @@ def _bracket(goal: Goal, valid: Sequence[Trial], beyond: float) -> float | Ended
     if lowest.rate <= goal.start / 2**MOST_HALVINGS or refuses or _fails_alone(goal, lowest):
         return UNMEETABLE
     at, alone = lowest.finding.slo, _UP * lowest.rate
-    if goal.slos[at].metric == "errors" and highest.rate < alone < beyond:
-        count = lowest.outcome.counts[at]
-        if 2 * count.over < count.count:
-            return alone
+    count = lowest.outcome.counts[at]
+    if goal.slos[at].metric == "errors" and highest.rate < alone < beyond and 2 * count.over < count.count:
+        return alone
     served = lowest.outcome.served
     return min(lowest.rate / 2, served.rate * 0.6 if lowest.overloaded and served else math.inf)
 

@@ -165,8 +165,8 @@ def _in_flight(sent: pd.DataFrame, edges: Floats) -> Floats:
     due, ended = stamps_ns(sent, "due_ns").astype(np.float64), stamps_ns(sent, "end_ns").astype(np.float64)
     ended = np.where(ended < 0, np.inf, ended)  # never, as far as anybody saw
     width = edges[1] - edges[0]
-    in_time = np.clip(edges[1:, None] - due, 0, width) - np.clip(edges[1:, None] - ended, 0, width)
-    return np.asarray(in_time.sum(axis=1) / width)
+    in_time = [(np.clip(end - due, 0, width) - np.clip(end - ended, 0, width)).sum() for end in edges[1:]]
+    return np.asarray(np.array(in_time) / width)
 
 
 def _served_per_s(sent: pd.DataFrame) -> float | None:

@@ -1,4 +1,4 @@
-"""Distributions as results and HDR logs hold them: percentiles with intervals, of anything in nanoseconds; levels.
+"""Distributions as results and HDR logs hold them: percentiles with intervals, of anything in nanoseconds; rates.
 
 A percentile's rank is HdrHistogram's. Its value is the sample's own, the same that SLOs are judged by: ``hdr/*.hlog``,
 which keep three significant digits, say up to 0.1 % more.
@@ -21,7 +21,6 @@ from gapmeter.analysis.requests.metrics import (
     flattened,
     issued,
     numbers_of,
-    request_values_ns,
     stamps_ns,
     succeeded,
 )
@@ -35,25 +34,23 @@ from gapmeter.analysis.results.distribution import (
 )
 from gapmeter.analysis.stages import GROUPS, STAGE_NAMES, STAGES, column
 from gapmeter.analysis.stats import hdr
-from gapmeter.analysis.stats.series import Level, Series, level_of
+from gapmeter.analysis.stats.series import Series
 from gapmeter.scenarios.slo import LATENCIES
 
 LEDGER_OF = {"ttft": "first_token", "e2e": "last_token"}  # the event to which a metric's ledgers reach
 BLOCKS = 48  # of a run's window
 
 
-def distribution(
-    values: Series, percentiles: Iterable[float], per_request: float, seconds_per_request: float
-) -> Distribution:
+def distribution(values: Series, percentiles: Iterable[float], requests: int, seconds: float) -> Distribution:
     """Percentiles in ms with their intervals, maximum, mean, count and n_eff of one sample in ns.
 
-    An unsupported percentile and its interval are None, and ``needs`` says how many more requests, and minutes at this
-    rate (None where that is 0: not known), would support it; ``per_request`` is how many values a request brings. A
-    percentile that answers which never came reach is None too, and ``infinite``.
+    An unsupported percentile and its interval are None, and ``needs`` says how many more of the ``requests`` that
+    brought the values in so many ``seconds`` (0: not known) would support it. A percentile that answers which never
+    came reach is None too, and ``infinite``.
     """
     finite = values.ordered[np.isfinite(values.ordered)]
     return Distribution(
-        percentiles={p: _percentile(values, p, per_request, seconds_per_request) for p in percentiles},
+        percentiles={p: _percentile(values, p, requests, seconds) for p in percentiles},
         max_ms=finite_ms(float(finite[-1])) if len(finite) else None,
         mean_ms=float(finite.mean()) / 1e6 if len(finite) else None,
         count=values.count,
@@ -61,15 +58,15 @@ def distribution(
     )
 
 
-def _percentile(values: Series, percentile: float, per_request: float, seconds_per_request: float) -> Percentile:
+def _percentile(values: Series, percentile: float, requests: int, seconds: float) -> Percentile:
     found = values.percentile(percentile)
     if found.supported:
         value, low, high = found.known
         ends = None if math.isinf(low) else (finite_ms(low), finite_ms(high))
         return Percentile(value_ms=finite_ms(value), ci_ms=ends, infinite=math.isinf(value))
     more = values.more_values(percentile)
-    more = math.ceil(more / per_request) if per_request else more
-    minutes = more * seconds_per_request / 60 if seconds_per_request else None
+    more = math.ceil(more * requests / values.count) if values.count else more
+    minutes = more * seconds / requests / 60 if seconds and requests else None
     needs = Needs(requests=more, minutes=minutes)
     return Percentile(needs=needs, at_most=at_most_ms(values, percentile))
 
@@ -186,12 +183,6 @@ def write_histograms(
         histogram, lost = made.get(id(values)) or made.setdefault(id(values), hdr.histogram_of(values))
         beyond = f"; {lost:,} values beyond one hour are not counted" if lost else ""
         hdr.write_hlog(folder / f"{name}.hlog", {name: histogram}, start_s, length_s, f"{about}{beyond}")
-
-
-def mean_of_requests(measured: pd.DataFrame, metric: str) -> Level | None:
-    """The mean of a metric that each request has one value of."""
-    values = request_values_ns(measured, metric) / 1e6
-    return level_of(values[succeeded(measured) & ~pd.isna(values)])
 
 
 def block_rates(requests: pd.DataFrame) -> Floats | None:

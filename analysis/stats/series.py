@@ -279,6 +279,7 @@ def time_blocks(at_ns: Ints, values_ns: Floats) -> Ints:
 FEWEST = 12  # values below which a level has no interval
 FEWEST_OF_RATIO = 8  # values on either side
 FEWEST_WORTH = 3.0  # independent ones
+_MOST = 1 << 20  # values of a mean one by one: of more, neighbors are taken together, to spare memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,9 +325,11 @@ def level_of(series: Floats) -> Level | None:
 
 def spread_of_mean(series: Floats) -> Spread | None:
     """How far the mean of a series in time order moves by chance; None for fewer than twelve values."""
-    n = len(series)
-    if n < FEWEST:
+    if len(series) < FEWEST:
         return None
+    if (width := len(series) // _MOST) > 1:
+        series = series[: len(series) - len(series) % width].reshape(-1, width).mean(axis=1)
+    n = len(series)
     low = first_cosines(series - series.mean())
     lasting = float(np.mean(low**2)) / n
     brief = float(series.var(ddof=1)) * autocorrelation_time(series) / n

@@ -13,7 +13,7 @@ from gapmeter.analysis.device.use import binding_evidence, binding_of
 from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.lateness import ReportedLateness, without_refused
 from gapmeter.analysis.judge.words import not_judged
-from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point
+from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point, per_server
 from gapmeter.analysis.provenance import provenance_as_asked, served_by
 from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, succeeded
@@ -43,17 +43,8 @@ from gapmeter.analysis.results.sweep import (
     SweptSlo,
 )
 from gapmeter.analysis.stats.hdr import PERCENTILES
-from gapmeter.analysis.stats.series import Series
-from gapmeter.analysis.sweep.curves import (
-    WITH_LEDGERS,
-    Axis,
-    axis_of,
-    curve_point,
-    knees_of,
-    label,
-    mean_level,
-    rate_level,
-)
+from gapmeter.analysis.stats.series import Series, level_of
+from gapmeter.analysis.sweep.curves import WITH_LEDGERS, Axis, axis_of, curve_point, knees_of, label, rate_level
 from gapmeter.analysis.sweep.growth import growths_of, means_ms, slow_band
 from gapmeter.analysis.sweep.read import Frames, LostRun, MeasuredRun, read_frames, read_runs
 from gapmeter.records import RunFolder
@@ -137,8 +128,11 @@ def _pareto(axis: Axis, points: Sequence[AnyPoint], made_on: Mapping[int, Manife
                 name = label({key: point.resolved[key]}, unit) + " (emulated)" * point.economy.emulated
             placed = pareto_point(name, point.folder, point.verdict, tpot, tpot.mean_ci_ms, rate, made_on[point.index])
             found.append(placed.model_copy(update={"side": series if key else point.label}))
+    slos = next((each.slo for each in made_on.values()), ())
     units = {hardware_units(each)[1] for each in made_on.values()}
-    return pareto(found, units.pop(), pace_limit(next(iter(made_on.values())).slo)) if units else None
+    if len(units) > 1:
+        return pareto([per_server(each) for each in found], "server", pace_limit(slos))
+    return pareto(found, units.pop(), pace_limit(slos)) if units else None
 
 
 def _facts(
@@ -191,7 +185,8 @@ def _point(facts: PointFacts, used: Sequence[MeasuredRun], frames: Frames) -> Po
     asked = sorted({*PERCENTILES, *(slo.percentile for slo in manifest.slo if slo.percentile is not None)})
     seconds = sum(result.load.window_s for result in results)
     series, lateness = MetricSeries(frames.measured), ReportedLateness(results)
-    metrics = {metric: _distribution(frames, series(metric), metric, asked, seconds, lateness) for metric in LATENCIES}
+    count = len(frames.measured)
+    metrics = {metric: _distribution(series(metric), metric, asked, count, seconds, lateness) for metric in LATENCIES}
     # Between repeats other points were run.
     outage = next((result.outage for result in results if result.outage), None)
     answers = verdict.judge(manifest.slo, frames.measured, {}, seconds, lateness, outage, series)
@@ -239,13 +234,11 @@ def _what_failed(results: Sequence[RunResult], measured: pd.DataFrame) -> str | 
 
 
 def _distribution(
-    frames: Frames, values: Series, metric: str, asked: Sequence[float], seconds: float, lateness: ReportedLateness
+    values: Series, metric: str, asked: Sequence[float], requests: int, seconds: float, lateness: ReportedLateness
 ) -> PointDistribution:
     """A metric's distribution, without the percentiles and the mean that one of the runs refuses."""
-    requests = len(frames.measured)
-    each, lasts = (values.count / requests, seconds / requests) if requests else (1.0, 0.0)
-    found = without_refused(distribution(values, asked, each, lasts), metric, lateness)
-    mean = mean_level(frames, metric) if found.mean_late_ms is None else None
+    found = without_refused(distribution(values, asked, requests, seconds), metric, lateness)
+    mean = level_of(values.values / 1e6) if found.mean_late_ms is None else None
     return PointDistribution(**dict(found), mean_ci_ms=mean.estimate.known[1:] if mean else None)
 
 

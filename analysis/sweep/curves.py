@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from gapmeter.analysis.requests.figures import LEDGER_OF, mean_of_requests
-from gapmeter.analysis.results.distribution import figure_name
+from gapmeter.analysis.requests.figures import LEDGER_OF
+from gapmeter.analysis.results.distribution import Percentile, figure_name
 from gapmeter.analysis.results.sweep import THROUGHPUT, AnyPoint, CurveKnee, Point, PointFacts, ThroughputChange
 from gapmeter.analysis.stats.estimate import CONFIDENCE, TAIL
 from gapmeter.analysis.stats.series import Level, level_of, level_of_interval
@@ -229,26 +229,15 @@ def curve_point(point: AnyPoint, frames: Frames | None, levels: Mapping[str, flo
     """None for a point that is not a valid measurement: no curve runs through it."""
     if frames is None or not isinstance(point, Point) or not point.on_curves:
         return None
-    found = {metric: _compared(point, frames, metric, levels[metric]) for metric in WITH_LEDGERS}
+    found = {metric: _compared(point.metrics[metric].at_level(levels[metric])) for metric in WITH_LEDGERS}
     return CurvePoint(point, found | {THROUGHPUT: rate_level(frames)}, frames)
 
 
-def _compared(point: Point, frames: Frames, metric: str, level: float | None) -> Level | None:
-    if level is None:
-        return mean_level(frames, metric) if point.metrics[metric].mean_late_ms is None else None
-    found = point.metrics[metric].at(level)
+def _compared(found: Percentile) -> Level | None:
     low, high = found.ci_ms or (None, None)
     if found.value_ms is None or low is None or high is None or low <= 0:
         return None
     return level_of_interval(found.value_ms, low, high)
-
-
-def mean_level(frames: Frames, metric: str) -> Level | None:
-    """A metric's mean in ms over the successes of a point; None where it cannot be known, or is no figure a request."""
-    if metric == "itl":
-        gaps = frames.ledgers["itl"]
-        return level_of(gaps["total_ns"].to_numpy(float) / 1e6) if len(gaps) else None
-    return mean_of_requests(frames.measured, metric)
 
 
 def rate_level(frames: Frames) -> Level | None:

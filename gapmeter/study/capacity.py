@@ -67,7 +67,8 @@ def find_capacity(
     command = search_command(name, overrides, options, goal)
     with begin_search(scenario, command, options, goal, resume) as study:
         run_search(study, scenario)
-        return report_capacity(study.path, quiet=options.quiet)
+        with study.reporting():
+            return report_capacity(study.path, quiet=options.quiet)
 
 
 def run_search(study: Study[SearchManifest], scenario: Scenario) -> None:
@@ -269,10 +270,10 @@ def begin_search(
         if manifest is not None:
             # A trial that was interrupted, whose server died or that could not be recorded is run again, and so is one
             # that was no measurement twice.
-            earlier = manifest.capacity
-            kept = tuple(each for each in earlier.trials if not (each.interrupted or each.died or each.reason))
+            earlier, trials = manifest.capacity, manifest.capacity.trials
             if earlier.ended == NOT_MEASURED and manifest.ended_because is None:
-                kept = kept[:-1]
+                trials = trials[:-1]
+            kept = tuple(each for each in trials if not (each.interrupted or each.died or each.reason))
             manifest = manifest.with_facts(**asdict(replace(goal, start=earlier.start)), trials=kept, ended=None)
             again = str(keys.out_of_command(command.without("--resume")))
             manifest = manifest.model_copy(update={"ended_because": None, "command": again})

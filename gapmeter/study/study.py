@@ -79,6 +79,15 @@ class Study(Generic[M]):
             raise UserError(f"{text} {self.command.resumed(self.path)}", errors.NOT_VALID) from error
 
     @contextlib.contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Around what is made of its loads when they are over. Raises UserError where that was interrupted."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            text = f"interrupted while it was analysed; what it found: gapmeter report {self.path}"
+            raise UserError(text, errors.INTERRUPTED) from None
+
+    @contextlib.contextmanager
     def afresh(self, run: Path) -> Iterator[None]:
         """Around one of its loads: what an earlier attempt left in that run's folder goes.
 

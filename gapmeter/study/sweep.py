@@ -79,7 +79,8 @@ def run_sweep(
                 text = f"interrupted before a point was finished; continue with: {again}"
                 raise UserError(text, errors.INTERRUPTED) from None
             tell(f"interrupted; what is finished is kept, continue with: {again}")
-        return report_sweep(study.path, quiet=options.quiet)
+        with study.reporting():
+            return report_sweep(study.path, quiet=options.quiet)
 
 
 def report_sweep(path: Path, *, quiet: bool) -> Conclusion[SweepResult]:

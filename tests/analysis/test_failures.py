@@ -75,7 +75,7 @@ def test_whatever_failures_would_have_taken_a_censored_percentile_says_nothing_u
 ) -> None:
     """``unknown`` is what the failed requests would have taken, had they been given the time."""
     seen = Series(np.array([*successes, *[np.inf] * len(unknown)]))
-    told = censored(distribution(seen, [percentile], 1.0, 1.0), TIMEOUT_NS if unknown else None)
+    told = censored(distribution(seen, [percentile], seen.count, 60.0), TIMEOUT_NS if unknown else None)
     truth = Series(np.array([*successes, *unknown])).percentile(percentile).value
     name = f"p{percentile:g}"
     value_ms = told.at(percentile).value_ms

@@ -15,6 +15,9 @@ from gapmeter.analysis.results.cost import Interval
 from gapmeter.analysis.results.distribution import Distribution, Percentile
 from gapmeter.analysis.results.pareto import ParetoPoint
 from gapmeter.analysis.results.run import INVALID, PASS, Verdict
+from gapmeter.analysis.results.sweep import Point, PointDistribution, PointThroughput
+from gapmeter.analysis.sweep.build import _pareto
+from gapmeter.analysis.sweep.curves import Axis
 from gapmeter.report.document import Chart
 from gapmeter.report.pareto import section
 from gapmeter.scenarios.slo import parse_slo
@@ -102,6 +105,25 @@ def test_sides_whose_hardware_is_counted_differently_stand_per_server() -> None:
     assert found and found.unit == "server"
     assert [(each.side, each.units) for each in found.points] == [("A", 1), ("B", 1)]
     assert [each.tokens_per_s_unit and each.tokens_per_s_unit.value for each in found.points] == [100.0, 100.0]
+
+
+def test_points_of_a_sweep_over_servers_that_are_counted_differently_stand_per_server() -> None:
+    """One of two GPUs, and one of which nobody knows what it has."""
+    rates = PointThroughput.model_construct(steady_tokens_per_s=100.0, steady_ci=(80.0, 125.0))
+    tpot = PointDistribution(
+        percentiles={50.0: Percentile(value_ms=20.0)}, max_ms=90.0, mean_ms=40.0, count=60, n_eff=9.0, mean_ci_ms=None
+    )
+    points = [
+        Point.model_construct(index=at, label=name, folder=name, verdict=PASS, metrics={"tpot": tpot}, throughput=rates)
+        for at, name in enumerate(("a", "b"))
+    ]
+    asked = [{"gpu": "H100", "gpus_per_replica": 2}, {}]
+    made_on = {at: manifest(scenario={"server": {"engine": "attach"}, "cost": cost}) for at, cost in enumerate(asked)}
+    found = _pareto(Axis(None, "", (("", (0, 1)),)), points, made_on)
+    assert found and found.unit == "server"
+    assert [(each.units, each.tokens_per_s_unit and each.tokens_per_s_unit.value) for each in found.points] == [
+        (1, 100.0), (1, 100.0),
+    ]  # fmt: skip
 
 
 def test_the_pictures_marks_are_the_points_and_the_front_is_told() -> None:

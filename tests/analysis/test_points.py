@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapmeter.analysis.device.use import BindingEvidence, binding_of
+from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.numbers import DASH
+from gapmeter.analysis.requests.metrics import metric_series
 from gapmeter.analysis.results.sweep import FailedRun, Growth, Point
 from gapmeter.analysis.results.trust import Check
 from gapmeter.analysis.stats.series import level_of_interval
+from gapmeter.analysis.sweep.build import _distribution
 from gapmeter.analysis.sweep.curves import CurvePoint, axis_of, label
 from gapmeter.analysis.sweep.growth import growth_between, means_ms, slow_band
 from gapmeter.analysis.sweep.read import Frames, LostRun, read_runs
@@ -233,3 +236,13 @@ def test_a_stage_of_requests_that_went_the_other_way_is_not_named() -> None:
     found = grown(ledgers(0), ledgers(60)).model_copy(update={"grows_ms": -5.0, "grows_ci_ms": (-8.0, -2.0)})
     assert "queue" not in growth_sentence(found, "GPU")
     assert _growth_row(found, "GPU")[3] == DASH
+
+
+def test_a_mean_of_token_gaps_has_its_interval_from_all_of_them() -> None:
+    """Not from their ledgers, which a server without a probe has none of, and a large run only of some requests."""
+    each = np.cumsum(1e6 * np.random.default_rng(1).exponential(8.0, (60, 20)), axis=1).astype(np.int64)
+    requests = pd.DataFrame({"outcome": "ok", "token_ns": [at + 10**9 * n for n, at in enumerate(each)]})
+    gaps = metric_series(requests, "itl")
+    found = _distribution(gaps, "itl", [50.0], len(requests), 60.0, ReportedLateness())
+    low, high = found.mean_ci_ms or (0, 0)
+    assert low < found.mean_ms < high < 1.4 * low

@@ -132,12 +132,28 @@ def test_a_percentile_that_the_sample_cannot_support_is_null_and_says_what_it_ne
 
 
 def test_what_a_percentile_of_token_gaps_needs_is_told_in_requests_that_bring_them() -> None:
-    gaps = Series(np.random.default_rng(1).exponential(1e7, 100))
-    each, in_threes = (figures.distribution(gaps, (99.0,), many, 2.0).at(99.0).needs for many in (1.0, 3.0))
+    gaps = Series(np.random.default_rng(1).exponential(1e7, 99))
+    each, in_threes = (figures.distribution(gaps, (99.0,), count, 2.0 * count).at(99.0).needs for count in (99, 33))
     assert each and in_threes
     assert each.requests == gaps.more_values(99.0) > 200
     assert in_threes.requests == math.ceil(each.requests / 3)
     assert in_threes.minutes == pytest.approx(in_threes.requests * 2 / 60)
+    assert figures.distribution(Series(np.zeros(0)), (99.0,), 0, 9.0).at(99.0).needs.minutes is None
+
+
+def test_what_a_percentile_needs_is_told_in_requests_of_which_some_fail() -> None:
+    """Sixty, of which every second one failed: they bring sixty values with failures counted, else thirty."""
+    frames = simulate(60, failures=30)
+    tables = RunTables(frames.requests, frames.ledger)
+    told = build_figures(tables, [], EVIDENCE)
+    ttft, prefill = told.metrics["ttft"], figures.stage_series(tables.ledgers["e2e"])["prefill"]
+    for found, values in (
+        (ttft, tables.series("ttft")), (ttft.with_failures, tables.series("ttft", failures=True)),
+        (told.stages["prefill"], prefill),
+    ):  # fmt: skip
+        assert found and (needs := found.at(99.9).needs)
+        assert needs.requests == values.more_values(99.9) * 60 / found.count
+    assert ttft.with_failures and (ttft.count, ttft.with_failures.count) == (30, 60)
 
 
 def test_groups_are_sums_of_their_stages_and_cover_all_but_the_remainder(frames: Frames) -> None:

@@ -150,17 +150,21 @@ def test_sound_poisson_runs_are_hardly_ever_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "rule", "expected"),
     [
-        ({"client_cpu_share": 0.75}, "client_cpu", WARN),
-        ({"client_cpu_share": 0.95}, "client_cpu", BROKEN),
+        ({"client_cpu_share": 0.69}, "client_cpu", OK),
+        ({"client_cpu_share": 0.71}, "client_cpu", WARN),
+        ({"client_cpu_share": 0.89}, "client_cpu", WARN),
+        ({"client_cpu_share": 0.91}, "client_cpu", BROKEN),
         ({"client_cpu_share": None}, "client_cpu", UNMEASURED),
         ({"client_loop_lag_ns": np.full(100, 3e6)}, "loop_lag", WARN),
         ({"client_loop_lag_ns": np.full(100, 20e6)}, "loop_lag", BROKEN),
         ({"client_loop_lag_ns": None}, "loop_lag", UNMEASURED),
-        ({"client_loop_lag_ns": np.append(np.full(500, 0.1e6), 400e6)}, "loop_lag", WARN),
+        ({"client_loop_lag_ns": np.append(np.full(500, 0.1e6), 99e6)}, "loop_lag", OK),
+        ({"client_loop_lag_ns": np.append(np.full(500, 0.1e6), 101e6)}, "loop_lag", WARN),
         ({"suspended_ns": 3_000_000_000}, "awake", BROKEN),
         ({"cores_shared": True}, "cores", WARN),
         ({"cores_shared": None}, "cores", UNMEASURED),
-        ({"canary_spread": 1.5}, "machine", WARN),
+        ({"canary_spread": 1.24}, "machine", OK),
+        ({"canary_spread": 1.26}, "machine", WARN),
         ({"records_dropped": 1}, "records", BROKEN),
         ({"incomplete": "the generator was killed"}, "complete", BROKEN),
         ({"ledger_refused": ("2 requests were not found",)}, "ledger", BROKEN),
@@ -173,7 +177,7 @@ def test_evidence_against_a_run_touches_its_own_rule_alone(change: dict[str, Any
     assert found.pop(rule) == expected
     assert set(found.values()) == {OK}
     told = warned(poisson_run(), evidence)
-    assert [w.code for w in told] == ([] if expected == UNMEASURED else [rule])
+    assert [w.code for w in told] == ([rule] if expected in (WARN, BROKEN) else [])
 
 
 def test_a_loop_that_stood_still_was_late_for_every_beat_meanwhile() -> None:
@@ -518,25 +522,6 @@ def test_a_trial_is_refused_where_errors_alone_came_that_no_load_explains(
 
 
 @pytest.mark.parametrize(
-    ("rule", "of", "expected"),
-    [
-        ("client_cpu", {"client_cpu_share": 0.69}, OK),
-        ("client_cpu", {"client_cpu_share": 0.71}, WARN),
-        ("client_cpu", {"client_cpu_share": 0.89}, WARN),
-        ("client_cpu", {"client_cpu_share": 0.91}, BROKEN),
-        ("machine", {"canary_spread": 1.24}, OK),
-        ("machine", {"canary_spread": 1.26}, WARN),
-        ("loop_lag", {"client_loop_lag_ns": np.append(np.full(500, 0.1 * MS), 99 * MS)}, OK),
-        ("loop_lag", {"client_loop_lag_ns": np.append(np.full(500, 0.1 * MS), 101 * MS)}, WARN),
-    ],
-)
-def test_the_load_tester_is_warned_of_and_refused_from_its_limits_on(
-    rule: str, of: dict[str, Any], expected: str
-) -> None:
-    assert states(poisson_run(), replace(POISSON, **of))[rule] == expected
-
-
-@pytest.mark.parametrize(
     ("rule", "first_ms", "late_ms", "expected"),
     [
         # Of a quick answer too little to speak of.
@@ -570,12 +555,6 @@ def test_lateness_is_warned_of_from_a_fiftieth_and_refused_from_a_tenth_of_a_fig
     answers = judge([slo("ttft", 99.0, 1)], requests, {})
     unjudged = [answer.model_copy(update={"status": "INVALID", "late": late_ms}) for answer in answers]
     assert checked(rule, requests, evidence, unjudged).status == expected
-
-
-@pytest.mark.parametrize(("lag_ms", "expected"), [(0.9, OK), (1.5, WARN), (2.5, WARN), (6, BROKEN)])
-def test_lag_is_judged_against_what_was_measured(lag_ms: float, expected: str) -> None:
-    """TTFT is 50 ms and the lag: a warning from 1 ms, invalid from a tenth of it."""
-    assert states(poisson_run(lag_ms=lag_ms), POISSON)["lag"] == expected
 
 
 def test_a_generator_that_falls_behind_is_caught_by_the_delivered_rate() -> None:

@@ -370,11 +370,17 @@ def test_a_study_is_taken_up_at_the_price_and_with_the_telemetry_of_its_runs_and
         pass
 
 
-@pytest.mark.parametrize(("ended", "kept"), [("not_measured", 1), ("budget", 2)])
+@pytest.mark.parametrize(
+    ("ended", "reason", "kept"), [("not_measured", None, 1), ("not_measured", "no memory", 1), ("budget", None, 2)]
+)
 def test_a_trial_that_was_no_measurement_twice_is_run_again_when_its_search_is_taken_up(
-    ended: str, kept: int, tmp_path: Path
+    ended: str, reason: str | None, kept: int, tmp_path: Path
 ) -> None:
+    """Where it could not be recorded (``reason``), the one before it was a measurement, and counts."""
     path = taken_up(tmp_path, ended)
+    manifest = SearchManifest.read(path)
+    first, last = manifest.capacity.trials
+    manifest.with_facts(trials=(first, last.model_copy(update={"reason": reason}))).write(path)
     command = CommandLine.of("capacity", "smoke")
     with begin_search(resolve("smoke"), command, Options(), CapacityGoal(), path) as study:
         assert len(study.manifest.capacity.trials) == kept
@@ -507,14 +513,16 @@ def test_what_a_search_advises_for_a_scenario_that_it_refuses_can_be_searched(na
     check_searchable(resolve(name, flags), name)
 
 
+def over(study: Study[SearchManifest], _: object) -> None:
+    """A search without a trial."""
+    study.note(status="complete", capacity=study.manifest.capacity.model_copy(update={"ended": BUDGET}))
+
+
 def test_a_search_that_was_stopped_while_it_was_analysed_is_in_the_command_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each search's trials are analysed when it is over; the third one's by nobody here."""
     analysed = list[Path]()
-
-    def over(study: Study[SearchManifest], _: object) -> None:
-        study.note(status="complete", capacity=study.manifest.capacity.model_copy(update={"ended": BUDGET}))
 
     def analyse(path: Path, *_: object) -> None:
         analysed.append(path)
@@ -528,6 +536,21 @@ def test_a_search_that_was_stopped_while_it_was_analysed_is_in_the_command_that_
     said = " ".join(capsys.readouterr().err.split())
     assert "what a request costs" in said
     assert re.search(rf"go on .* --resume \S*,\S*,{re.escape(str(analysed[-1]))} ", said)
+
+
+def test_a_search_that_was_stopped_while_it_was_analysed_says_how_it_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gapmeter.study.capacity.run_search", over)
+    monkeypatch.setattr("gapmeter.study.capacity.analyse_trials", stop)
+    with pytest.raises(UserError, match="what it found: gapmeter report") as stopped:
+        find_capacity("smoke", ["server.engine=simulated"], Options(runs=tmp_path, quiet=True))
+    assert stopped.value.exit_code == 105
+    (folder,) = tmp_path.iterdir()
+    assert str(folder) in str(stopped.value)
 
 
 def test_every_search_on_a_server_that_goes_on_has_texts_of_its_own() -> None:

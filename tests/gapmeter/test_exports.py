@@ -206,7 +206,7 @@ def test_csv_files_carry_where_they_are_from_and_the_runs_figures(run: Any, tmp_
 
 def test_csv_has_the_bound_of_a_percentile_without_an_interval(run: Any) -> None:
     worth = Worth(middle=300.0, body=300.0, tail=300.0)
-    found = distribution(Series(np.arange(1, 301) * 1e6, known=worth), (99.0,), 1.0, 0.1)
+    found = distribution(Series(np.arange(1, 301) * 1e6, known=worth), (99.0,), 300, 30.0)
     bound = found.at(99.0).at_most
     assert found.ms(99.0) is None and bound is not None and bound.ms == 300.0
     result = RunResult.read(run.folder.path)

@@ -51,6 +51,8 @@ no TPOT, and one of its trials has such an answer.
 ``sweep`` followed on 2026-11-30: the time between a point's repeats no longer makes the blocks of its token gaps wider,
 and a point's gaps are worth more.
 ``compare`` and ``compare-pairs`` followed then for the sentence on what their correction promises.
+``failures`` and ``killed`` followed then: how many more requests a percentile needs is told by how many values the
+run's requests brought, with failures counted and of stages too. ``sweep``: the interval of a mean's growth, by 2e-5.
 """
 
 from __future__ import annotations

@@ -300,7 +300,7 @@ def test_a_steady_run_is_not_called_a_capacity(well: RunFolder) -> None:
 def test_a_bound_above_what_a_higher_percentile_has_is_not_shown_beside_it() -> None:
     """The body drifts slowly, so that it is worth four values and bounded by p95's upper end alone."""
     values = Series(np.arange(1, 1001) * 1e6, known=series.Worth(middle=4.0, body=30.0, tail=300.0))
-    found = distribution(values, (50.0, 90.0), 1.0, 0.1)
+    found = distribution(values, (50.0, 90.0), 1000, 100.0)
     low, high = found.at(50.0), found.at(90.0)
     assert low.at_most and high.value_ms and high.ci_ms and high.value_ms < low.at_most.ms <= high.ci_ms[1]
     shown = [percentiles.figure(found, p, "metrics.ttft") for p in (50.0, 90.0)]
