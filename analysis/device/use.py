@@ -19,7 +19,7 @@ What binds is what more of would make an answer shorter. The rule, in this order
    bounds it: it stays *device*, and the time is overhead inside the forward. A PCIe link that was at least half busy
    binds instead of host or device. What was not measured is listed as unmeasured.
 
-A queue is a symptom: requests wait because what serves them is busy. So ``behind`` names what binds without it.
+A queue is a symptom: requests wait because what serves them is busy. So ``behind`` names what of that binds.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def binding_of(
             why="no stage of the server was measured",
         )  # fmt: skip
     first = max(sums, key=lambda name: sums[name])
-    served = {name: ms for name, ms in sums.items() if name != QUEUE and ms > 0}
+    served = {name: ms for name, ms in sums.items() if name not in (QUEUE, NETWORK, LOAD_TESTER) and ms > 0}
     behind = max(served, key=lambda name: served[name]) if first == QUEUE and served else None
     served_by = behind or first
     why = f"{share(shares[first])} of the mean answer is {_with_stage(first, largest[first])}"
