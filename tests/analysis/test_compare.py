@@ -212,6 +212,11 @@ PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str |
         {"scenario__server__max_batch": 4, "scenario__load__rate": 9.0}, (), False,
         {"server.max_batch": BLOCKS, "load.rate": BLOCKS},
     ),
+    "one key, and how long a start may take": (
+        {"scenario__server__max_batch": 4, "scenario__server__ready_timeout": 9.0}, (), True,
+        {"server.max_batch": FACTOR, "server.ready_timeout": NOTED},
+    ),
+    "the same flag as a text": ({"scenario__server__args__x": "1"}, (), True, {"server.args.x": None}),
     "two keys, one declared": (
         {"scenario__server__max_batch": 4, "scenario__load__rate": 9.0, "plan__digest": "x"}, ("load.rate",), False,
         {"load.rate": FACTOR, "server.max_batch": BLOCKS, "plan": FOLLOWS},
