@@ -246,7 +246,7 @@ class RooflineDevice(Result):
     name: str
     source: str
     llc_bytes: int | None
-    bandwidth_gb_s: PeakRate | None
+    bandwidth_gb_s: PeakRate
     cached_gb_s: PeakRate | None
     tflops: PeakRate | None
 

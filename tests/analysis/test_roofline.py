@@ -159,13 +159,16 @@ def test_prefill_is_held_against_the_peak_of_its_precision_or_called_unmeasured(
 
 
 def test_a_gpu_is_held_against_the_catalogue_times_the_gpus_that_share_the_model() -> None:
-    def told(gpu: str) -> Manifest:
+    def told(gpu: str, precision: str = "bfloat16") -> Manifest:
         target = {"weights": WEIGHTS.to_json(), "tensor_parallel": 2}
-        return manifest(hardware={"gpus": [gpu]}, target=target, scenario={"server": {"precision": "bfloat16"}})
+        asked = {"server": {"precision": precision}, "cost": {"gpu": "H100"}}  # which pays for it, and is not there
+        return manifest(hardware={"gpus": [gpu]}, target=target, scenario=asked)
 
     found = describe_roofline(decode_steps(580), told("NVIDIA H100 80GB HBM3, 81559 MiB, 570.1"), (0, 10**9))
     assert found.device.bandwidth_gb_s.peak == 6700
     assert found.device.tflops.peak == pytest.approx(2 * 989.4)
+    four_bits = describe_roofline(decode_steps(580), told("NVIDIA B200, 183359 MiB, 570.1", "nvfp4"), (0, 10**9))
+    assert four_bits.device.tflops.peak == 18_000
     unknown = describe_roofline(decode_steps(580), told("Some GPU of 2031"), (0, 10**9))
     assert "not in the catalogue" in str(unknown.why)
 
