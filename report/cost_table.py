@@ -203,7 +203,7 @@ def method(result: CostTable) -> str:
         f"server differ by (a standard deviation of {share(result.search_spread)} each), and is widened for the number "
         "of pairs of rows. For several searches a side, the interval is from how far they differ, with "
         f"{share(result.search_spread)} as one difference more (Student's t). A row that has passed at its rate "
-        "and was not searched has one end: it may hold more."
+        "and was not searched has one end: it may hold more. An end without an estimate is taken as it is."
     )
 
 

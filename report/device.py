@@ -10,7 +10,7 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.device.telemetry import Samples, cpu_series, read_telemetry
-from gapmeter.analysis.numbers import DASH, counted, duration, share, significant
+from gapmeter.analysis.numbers import counted, duration, share, significant
 from gapmeter.analysis.requests.metrics import final
 from gapmeter.analysis.results.codec import Result
 from gapmeter.analysis.results.device import AchievedShare, DecodeRoofline, PeakRate, Roofline, Telemetry, Utilisation
@@ -331,8 +331,7 @@ def _roofline_rows(known: Roofline) -> Iterator[Row]:
         key = "roofline.decode"
         yield ["decode: bandwidth used (MBU)", *_achieved(decode.mbu, f"{key}.mbu", "GB/s", "steps that only decode")]
         if decode.cache_resident:
-            memory = f"{significant(peaks.bandwidth_gb_s.peak)} GB/s" if peaks.bandwidth_gb_s else DASH
-            of = f"{memory}: no bound here, what a step reads stays in the cache"
+            of = f"{significant(peaks.bandwidth_gb_s.peak)} GB/s: no bound here, what a step reads stays in the cache"
             part = Figure(decode.mbu_of_memory, "share", f"{key}.mbu_of_memory")
             yield ["the same, of memory's bandwidth", of, part, ""]
         least = decode.itl_least_ms

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
+from typing import Any
 
 from gapmeter.analysis.compare import claims
 from gapmeter.analysis.compare.claims import Claim, PairVerdict
@@ -96,7 +97,7 @@ def compare(sides: Sequence[Side], asked: Asked = Asked(), command: str = "") ->
     figures = {
         "verdict": FORCED if result.forced else (words.pop() if len(words) == 1 else MIXED).upper(),
         "comparisons": tuple(pair_of(pair, each, verdict, device) for pair, each, verdict in pairs),
-        "table": side_table(letters, sides),
+        "table": side_table(letters, sides, protocols),
         "method": Method(
             estimate="Harrell-Davis", interval="stationary block bootstrap, t", confidence=CONFIDENCE, power=POWER,
             resamples=found[0].resamples, correction="Holm", family=verdicts[0].family, in_turn=asked.in_turn,
@@ -312,16 +313,18 @@ def _warnings(letters: Sequence[str], sides: Sequence[Side], found: Sequence[Dif
 
 
 _IN_TABLE = (("ttft", 50.0), ("ttft", 99.0), ("itl", 99.0), ("e2e", 50.0), ("e2e", 99.0))
+_OF_HOSTS = ("hardware.", "placement.")
 _NO_ENERGY = "not in this run: no energy counter was read"
 
 
-def side_table(letters: Sequence[str], sides: Sequence[Side]) -> SideTable:
-    """A row a side; for each device that more than one side ran on alike, their spread."""
+def side_table(letters: Sequence[str], sides: Sequence[Side], protocols: Sequence[Comparability]) -> SideTable:
+    """A row a side; for each device that more than one side ran on, alike but for the host, their spread."""
     rows = [_row(letter, side) for letter, side in zip(letters, sides, strict=True)]
-    groups: dict[tuple[str, str], list[SideRow]] = {}
-    for row in rows:
+    groups: dict[tuple[Any, ...], list[SideRow]] = {}
+    for row, facts in zip(rows, [(), *(each.facts for each in protocols)], strict=True):
+        real = [fact for fact in facts if fact.meaning in (FACTOR, BLOCKS) and not fact.key.startswith(_OF_HOSTS)]
         if row.device != UNKNOWN:
-            groups.setdefault((row.device, row.digest), []).append(row)
+            groups.setdefault((row.device, row.digest, *((fact.key, fact.b) for fact in real)), []).append(row)
     return SideTable(rows=tuple(rows), devices=tuple(_spread(own) for own in groups.values() if len(own) > 1))
 
 

@@ -13,7 +13,7 @@ from gapmeter.analysis.capacity.read import KEPT_ARRIVALS
 from gapmeter.analysis.compare.sides import is_within, words
 from gapmeter.analysis.cost import NoPrice, NoRate, hardware_units, offered_rate, price_of
 from gapmeter.analysis.pareto import interval, merged, pace_limit, pareto, run_point
-from gapmeter.analysis.provenance import hardware_words, rate_words, users_words
+from gapmeter.analysis.provenance import hardware_words, provenance_of_several, rate_words, users_words
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.capacity import BUDGET, CLIENT, NOT_MEASURED, UNMEETABLE, CapacityResult, Ended, Fleet
 from gapmeter.analysis.results.comparison import BLOCKS, FACTOR, Fact
@@ -191,7 +191,9 @@ def _of_points(path: Path, result: SweepResult, points: Sequence[Point]) -> Serv
         found = replace(found, energy=None)  # it follows the load, and no point's is the row's
     return replace(
         found,
-        provenance=result.provenance,
+        provenance=result.provenance.model_copy(
+            update={"n": str(sum(point.metrics["ttft"].count for point in points))}
+        ),
         binding=_binding_of(points[failed].slo) if failed is not None else (None, None),
         pareto=swept and pareto([each for each in swept.points if each.folder in own], swept.unit, swept.limit),
     )
@@ -249,6 +251,9 @@ def merge_searches(found: Sequence[ServerCapacity]) -> ServerCapacity:
         fleet=_fleet([one.fleet for one in decided]),
         pareto=pareto,
         disturbed=sum(one.disturbed for one in decided),
+        provenance=provenance_of_several(
+            [one.provenance for one in decided], "", n=" + ".join(one.provenance.n for one in decided)
+        ),
     )
 
 
@@ -294,7 +299,7 @@ def _mean(rates: Sequence[HeldRate]) -> HeldRate:
 class _File:
     """What a scenario says of a file, and a ``digest`` of what that holds: where it lies makes no difference."""
 
-    value: Any = field(compare=False)
+    value: Any
     digest: str
 
     def __str__(self) -> str:
@@ -318,7 +323,7 @@ def _identity(found: ServerCapacity) -> dict[str, Any]:
     return {
         **compared_by(found), "kind": found.kind, "device": found.device, "price": price,
         "confidence": found.capacity.confidence,
-        **{f"server.{key}": value for key, value in found.scenario["server"].items()},
+        **{f"server.{key}": value for key, value in found.scenario["server"].items() if key != "ready_timeout"},
     }  # fmt: skip
 
 
@@ -327,7 +332,7 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any], factors: Sequenc
 
     A trace is compared where both sides say what it held, which older folders do not.
     """
-    keys = [key for key in dict.fromkeys((*one, *other)) if one.get(key) != other.get(key)]
+    keys = [key for key in dict.fromkeys((*one, *other)) if not _alike(one.get(key), other.get(key))]
     if not all(isinstance(each.get("load.trace"), _File) for each in (one, other)):
         keys = [key for key in keys if key != "load.trace"]
     return tuple(
@@ -337,3 +342,11 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any], factors: Sequenc
         )
         for key in keys
     )  # fmt: skip
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two values are the same, at least in words; of files where only one side tells what it held: by name."""
+    if isinstance(a, _File) and isinstance(b, _File):
+        return a.digest == b.digest
+    a, b = (each.value if isinstance(each, _File) else each for each in (a, b))
+    return bool(a == b) or words(a) == words(b)

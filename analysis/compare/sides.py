@@ -258,7 +258,7 @@ def check_protocol(
     alike = set(one) if one["plan"] == other["plan"] else {key for key in contents if contents[key] == others.get(key)}
     one, other = ({key: _without_path(key, each[key]) if key in alike else each[key] for key in each}
                   for each in (one, other))  # fmt: skip
-    differing = [key for key in sorted({*one, *other}) if one.get(key) != other.get(key)]
+    differing = _differing(one, other)
     named = tuple(factors) or _recognize(differing)
     # What follows from a key that was declared with its whole section follows all the same.
     causes = (*named, *(key for key in differing if any(is_within(key, factor) for factor in named)))
@@ -297,9 +297,15 @@ def asked_otherwise(a: Mapping[str, Any], b: Mapping[str, Any], factors: Sequenc
     one, other = ({key: _without_path(key, value) for key, value in each.items()} for each in of_both)
     return [
         Fact(key=key, a=_told(one, key), b=_told(other, key), meaning=BLOCKS)
-        for key in sorted({*one, *other})
-        if one.get(key) != other.get(key) and _meaning(key, factors) == BLOCKS
+        for key in _differing(one, other)
+        if _meaning(key, factors) == BLOCKS
     ]
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The keys with another value, also in words: an engine is given 8 and "8" alike."""
+    keys = (key for key in sorted({*one, *other}) if one.get(key) != other.get(key))
+    return [key for key in keys if _told(one, key) != _told(other, key)]
 
 
 def _without_path(key: str, value: Any) -> Any:
@@ -332,8 +338,8 @@ def _command(words: Sequence[str] | None) -> str | None:
 
 
 def _recognize(differing: Sequence[str]) -> tuple[str, ...]:
-    """The scenario's key that differs, if it is only one."""
-    keys = [key for key in differing if key.startswith(_SECTIONS) or key == "seed"]
+    """The scenario's key that differs and may change a latency, if it is only one."""
+    keys = [key for key in differing if key.startswith((*_SECTIONS, "seed")) and _meaning(key, ()) != NOTED]
     return (keys[0],) if len(keys) == 1 else ()
 
 

@@ -15,13 +15,11 @@ measured. Activations, and what is written, are not counted: the shares are lowe
 
 from __future__ import annotations
 
-import contextlib
-
 import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import AnyArray, Floats, Ints
-from gapmeter.analysis.device.devices import UnknownDevice, find_device, recognize
+from gapmeter.analysis.device.devices import format_of, recognize
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import counted
 from gapmeter.analysis.results.device import (
@@ -42,7 +40,6 @@ from gapmeter.records.reader import Table
 
 FEWEST_STEPS = 20
 _BOUND_SHARE = 0.5  # of the forward that the bytes or operations must explain before they are called its bound
-_FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
 
 
 def peaks_of(trace: Trace | None, manifest: Manifest) -> tuple[RooflineDevice, str] | str:
@@ -84,14 +81,11 @@ def _best(rate: MeasuredRate) -> PeakRate:
 
 def _gpu_peaks(manifest: Manifest, name: str) -> tuple[RooflineDevice, str] | str:
     known = recognize(name)
-    if known is None and manifest.asked.cost.gpu:
-        with contextlib.suppress(UnknownDevice):
-            known = find_device(manifest.asked.cost.gpu)
     if known is None or known.bandwidth_gb_s is None:
         return f"{name.partition(',')[0]} is not in the catalogue (analysis/gpus.yaml)"
     count = manifest.target.tensor_parallel or 1
     precision = manifest.asked.server.precision
-    tflops = (known.tflops or {}).get(_FORMATS.get(precision, ""))
+    tflops = (known.tflops or {}).get(format_of(precision))
     device = RooflineDevice(
         name=known.name,
         source=str(known.data_sheet),
@@ -135,9 +129,7 @@ def least_forwards(trace: Trace, manifest: Manifest) -> tuple[Ints, Floats] | No
     device, _ = peaks
     steps = step_work(trace, weights)
     head = weights.step_bytes * weights.head_parameters / weights.step_parameters
-    least_ns = np.zeros(len(steps))
-    if device.bandwidth_gb_s:
-        least_ns = (steps["bytes"].to_numpy(np.float64) - head) / device.bandwidth_gb_s.peak
+    least_ns = (steps["bytes"].to_numpy(np.float64) - head) / device.bandwidth_gb_s.peak
     if device.tflops:
         least_ns = np.maximum(least_ns, steps["operations"].to_numpy(np.float64) / 1e3 / device.tflops.peak)
     return steps["step"].to_numpy(np.int64), least_ns
@@ -145,10 +137,10 @@ def least_forwards(trace: Trace, manifest: Manifest) -> tuple[Ints, Floats] | No
 
 def _decode(steps: pd.DataFrame, weights: Weights, device: RooflineDevice) -> DecodeRoofline | None:
     """Decode-only steps against the bandwidth, and what that says of the least time for a token."""
-    if len(steps) < FEWEST_STEPS or device.bandwidth_gb_s is None:
+    if len(steps) < FEWEST_STEPS:
         return None
     read, ns = steps["bytes"].to_numpy(np.float64), steps["forward_ns"].to_numpy(np.float64)
-    bandwidth, resident = _bandwidth(read, device, device.bandwidth_gb_s)
+    bandwidth, resident = _bandwidth(read, device)
     mbu = ratio(read, ns, bandwidth)
     mfu = ratio(steps["operations"].to_numpy(np.float64) / 1e3, ns, device.tflops) if device.tflops else None
     least_ms = read / bandwidth.peak / 1e6
@@ -168,10 +160,10 @@ def _decode(steps: pd.DataFrame, weights: Weights, device: RooflineDevice) -> De
     )
 
 
-def _bandwidth(read: Floats, device: RooflineDevice, of_memory: PeakRate) -> tuple[PeakRate, bool]:
+def _bandwidth(read: Floats, device: RooflineDevice) -> tuple[PeakRate, bool]:
     """At which steps that read so much can do so, and whether all of it fits into the last-level cache."""
     resident = device.llc_bytes is not None and float(read.max()) < device.llc_bytes
-    return (device.cached_gb_s if resident and device.cached_gb_s else of_memory), resident
+    return (device.cached_gb_s if resident and device.cached_gb_s else device.bandwidth_gb_s), resident
 
 
 def _forward_time(ns: Floats) -> ForwardTime:
@@ -197,12 +189,10 @@ def _prefill(steps: pd.DataFrame, device: RooflineDevice, why: str) -> PrefillRo
         return None
     ns, operations = chosen["forward_ns"].to_numpy(np.float64), chosen["operations"].to_numpy(np.float64)
     mfu = ratio(operations / 1e3, ns, device.tflops) if device.tflops else None
-    bound = None
-    if device.bandwidth_gb_s is not None:
-        read = chosen["bytes"].to_numpy(np.float64)
-        bandwidth, resident = _bandwidth(read, device, device.bandwidth_gb_s)
-        bound = _bound(ratio(read, ns, bandwidth).share, mfu.share if mfu else None, resident=resident)
-        bound = None if mfu is None and bound == "neither" else bound
+    read = chosen["bytes"].to_numpy(np.float64)
+    bandwidth, resident = _bandwidth(read, device)
+    bound: str | None = _bound(ratio(read, ns, bandwidth).share, mfu.share if mfu else None, resident=resident)
+    bound = None if mfu is None and bound == "neither" else bound
     return PrefillRoofline(
         mfu=mfu,
         why=why or None,

@@ -19,7 +19,7 @@ What binds is what more of would make an answer shorter. The rule, in this order
    bounds it: it stays *device*, and the time is overhead inside the forward. A PCIe link that was at least half busy
    binds instead of host or device. What was not measured is listed as unmeasured.
 
-A queue is a symptom: requests wait because what serves them is busy. So ``behind`` names what binds without it.
+A queue is a symptom: requests wait because what serves them is busy. So ``behind`` names what of that binds.
 """
 
 from __future__ import annotations
@@ -60,12 +60,14 @@ def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse |
     for spans in trace.by_engine():
         own = spans[spans["code"] == Span.DEVICE_STEP]
         if len(own):
-            stays.append(own[(own["end"] > window[0]) & (own["start"] < window[1])])
+            stays.append(_beside(own, window))
             every.append(_shares(spans, stays[-1], window))
     if not any(map(len, stays)):
         return None
     steps, forwards = np.concatenate(stays), timed_forwards(trace)
-    lasted_ns = int((forwards.end - forwards.start).sum())
+    launched = _beside(trace.spans_of(Span.HOST_LAUNCH), window)
+    inside = np.isin(forwards.step, steps["step"])
+    lasted_ns = int((forwards.end - forwards.start)[inside].sum())
     busy, waiting, inputs, forward, sampling, copy = np.mean(every, axis=0).tolist()
     return DeviceUse(
         busy_share=busy,
@@ -75,14 +77,19 @@ def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse |
         forward_share=forward,
         sampling_share=sampling,
         copy_share=copy,
-        launching_share=float(forwards.exposed_ns.sum()) / lasted_ns if lasted_ns else None,
+        launching_share=float(forwards.exposed_ns[inside].sum()) / lasted_ns if lasted_ns else None,
         steps=len(distinct(steps["step"])),
-        untimed_steps=len(trace.untimed_steps),
+        untimed_steps=int(np.isin(trace.untimed_steps, launched["step"]).sum()),
         half_width_us=float(np.median(steps["n"])) / 1e3,
         half_width_us_max=float(steps["n"].max()) / 1e3,
         drift_ppm=max((1e6 * drift for drift in trace.drifts), key=abs, default=None),
-        kernels=_kernels(trace, forwards),
+        kernels=_kernels(trace, forwards, inside),
     )
+
+
+def _beside(rows: Table, window: tuple[int, int]) -> Table:
+    """The spans that lie in the window, or reach into it."""
+    return rows[(rows["end"] > window[0]) & (rows["start"] < window[1])]
 
 
 def _shares(spans: Table, stays: Table, window: tuple[int, int]) -> Floats:
@@ -123,10 +130,14 @@ def by_step(spans: Table, which: Bools, window: tuple[int, int]) -> Times:
     return begun, ended
 
 
-def _kernels(trace: Trace, found: Forwards) -> KernelUse | None:
-    """Kernels of forwards whole in a sampled window; ``busy_share`` also of others, as far as some tell of them."""
+def _kernels(trace: Trace, found: Forwards, inside: Bools) -> KernelUse | None:
+    """Kernels of forwards whole in what was sampled, at any time, as the others' are told by them.
+
+    ``busy_share`` of those ``inside``, as far as some tell of them.
+    """
     whole, busy, lasted = found.busy_ns >= 0, busy_of(found), found.end - found.start
-    if not whole.any():
+    told = inside & (busy >= 0)
+    if not told.any():
         return None
     notes = [note for note in trace.notes if note.get("type") == "kernels" and note.get("kernels")]
     rows = [spans[spans["code"] == Span.KERNELS] for spans in trace.process_spans.values()]
@@ -134,7 +145,7 @@ def _kernels(trace: Trace, found: Forwards) -> KernelUse | None:
     sums = {name: sum(float(note[f"{name}_ns"]) for note in notes) for name in ("sum", "communication", "copies")}
     return KernelUse(
         steps=len(distinct(found.step[whole])),
-        busy_share=min(1.0, float(busy[busy >= 0].sum()) / float(lasted[busy >= 0].sum())),
+        busy_share=min(1.0, float(busy[told].sum()) / float(lasted[told].sum())),
         overlap=sums["sum"] / max(ran_ns, 1),
         communication_share=sums["communication"] / max(sums["sum"], 1.0),
         copies_ms=sums["copies"] / 1e6,
@@ -193,7 +204,7 @@ def binding_of(
             why="no stage of the server was measured",
         )  # fmt: skip
     first = max(sums, key=lambda name: sums[name])
-    served = {name: ms for name, ms in sums.items() if name != QUEUE and ms > 0}
+    served = {name: ms for name, ms in sums.items() if name not in (QUEUE, NETWORK, LOAD_TESTER) and ms > 0}
     behind = max(served, key=lambda name: served[name]) if first == QUEUE and served else None
     served_by = behind or first
     why = f"{share(shares[first])} of the mean answer is {_with_stage(first, largest[first])}"

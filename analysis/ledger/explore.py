@@ -62,7 +62,7 @@ def pairs(requests: pd.DataFrame, total_ns: Floats, limits_ns: Mapping[str, floa
     event; ``limits_ns``: a limit a metric, for those that broke one.
     """
     n = len(requests)
-    possible = [_slowest(total_ns, 0.01), _slowest(total_ns, 0.1)]
+    possible = [_slowest(total_ns, 1), _slowest(total_ns, 10)]
     possible += _quarters(requests, "prompt_tokens", "prompts") + _quarters(requests, "output_tokens", "answers")
     early = np.arange(n) < n // 2
     possible.append(Pair("halves", "second half of the run", "first half", ~early, early))
@@ -74,11 +74,11 @@ def pairs(requests: pd.DataFrame, total_ns: Floats, limits_ns: Mapping[str, floa
     return [pair for pair in possible if min(pair.a.sum(), pair.b.sum()) >= FEWEST]
 
 
-def _slowest(total_ns: Floats, share: float) -> Pair:
-    asked = math.ceil(share * len(total_ns))
+def _slowest(total_ns: Floats, percent: int) -> Pair:
+    asked = math.ceil(percent * len(total_ns) / 100)
     slow = Ranked(-total_ns).below(max(FEWEST, asked))
-    name = f"slowest {100 * share:g} %" if slow.sum() == asked else f"slowest {slow.sum()}"
-    return Pair(f"slowest-{100 * share:g}", name, "the rest", slow, ~slow)
+    name = f"slowest {percent} %" if slow.sum() == asked else f"slowest {slow.sum()}"
+    return Pair(f"slowest-{percent}", name, "the rest", slow, ~slow)
 
 
 def _quarters(requests: pd.DataFrame, column: str, what: str) -> list[Pair]:

@@ -127,11 +127,12 @@ class EnergyWindow(Result):
 
 
 class KernelUse(Result):
-    """Of ``steps`` whose forward lies whole in a sampled window. ``busy_share``: any kernel ran, of all forwards.
+    """Of ``steps`` whose forward lies whole in a sampled window.
 
-    A forward that was not sampled counts with the mean of its kind, since the profiler made the sampled ones longer.
-    ``overlap``: summed kernel time over that union, above 1 where kernels ran side by side; ``communication_share`` of
-    the sum is NCCL's and other collectives'. ``copies_ms``: copies and fills in the windows, all together.
+    ``busy_share``: any kernel ran, of all forwards that were measured; one that was not sampled counts with the mean of
+    its kind, since the profiler made the sampled ones longer. ``overlap``: summed kernel time over that union, above 1
+    where kernels ran side by side; ``communication_share`` of the sum is NCCL's and other collectives'. ``copies_ms``:
+    copies and fills in the windows, all together.
     """
 
     steps: int
@@ -245,7 +246,7 @@ class RooflineDevice(Result):
     name: str
     source: str
     llc_bytes: int | None
-    bandwidth_gb_s: PeakRate | None
+    bandwidth_gb_s: PeakRate
     cached_gb_s: PeakRate | None
     tflops: PeakRate | None
 

@@ -221,7 +221,9 @@ def test_a_side_of_several_searches_has_the_tokens_and_the_energy_of_all_of_them
         for many in (90.0, 110.0, 100.0)
     ]  # fmt: skip
     other = searched(tmp_path, 50, 45, 55)
-    row = cost_table([merge_searches(searches), other]).rows[0]
+    found = cost_table([merge_searches(searches), other])
+    assert found.provenance.n == f"{' + '.join(one.provenance.n for one in searches)} and {other.provenance.n}"
+    row = found.rows[0]
     assert row.per_million_output_tokens_usd == pytest.approx(row.per_request_usd / 100 * 1e6)
     ends = [1e6 * (usd or 0.0) / many for usd, many in zip(row.per_request_usd_ci, (112, 88), strict=True)]
     assert row.per_million_output_tokens_usd_ci == pytest.approx(ends)
@@ -392,6 +394,10 @@ def test_files_that_hold_the_same_are_the_same_workload_wherever_they_lie(tmp_pa
     (fact,) = table(here, asked_from("/a/lengths.txt", "8d16ea8f970e")).rows[1].differs
     assert fact.key == "workload.prompt_tokens"
     assert (fact.a, fact.b) == ("/a/lengths.txt (59803e1742db)", "/a/lengths.txt (8d16ea8f970e)")
+    silent = dataclasses.replace(here, contents={})
+    for told, differ in ((here, []), (elsewhere, ["workload.prompt_tokens"])):
+        for sides in ((silent, told), (told, silent)):
+            assert [fact.key for fact in table(*sides).rows[1].differs] == differ, "where one does not tell, by name"
 
 
 def test_searches_that_replay_other_traces_are_not_comparable_and_of_one_trace_they_are_at_any_speed(
@@ -432,6 +438,8 @@ def test_searches_of_two_things_are_not_one_side(tmp_path: Path) -> None:
     searches = [searched(tmp_path, 50, 45, 55, scenario={"server": {"max_batch": batch}}) for batch in (8, 4)]
     with pytest.raises(NotOneSide, match=r"0 and 1 are not of one thing: server.max_batch: 8 \| 4; name them as sides"):
         merge_searches(searches)
+    patient = searched(tmp_path, 50, 45, 55, scenario={"server": {"max_batch": 8, "ready_timeout": 900.0}})
+    assert merge_searches([searches[0], patient]).folders == ("0", "2"), "which changes nothing of what is measured"
 
 
 def test_a_run_that_passed_costs_at_most_so_much_which_may_be_enough(tmp_path: Path) -> None:
@@ -584,6 +592,8 @@ def test_a_rate_of_conversations_is_called_one_wherever_a_point_is_named(tmp_pat
     assert [point.name for point in (*swept.pareto.points, *of_run.pareto.points)] == [
         "2 conversations/s", "3 conversations/s", "2 conversations/s",
     ]  # fmt: skip
+    count = str(swept.points[0].metrics["ttft"].count)
+    assert [row.provenance.n for row in read_capacities(home.path)] == [count, count], "each row its own"
 
 
 def users(name: str, per_unit: Interval, usd: float) -> ParetoPoint:

@@ -111,6 +111,7 @@ def test_the_pairs_of_a_run_are_those_that_it_has() -> None:
     requests = _requests(400)
     keys = [pair.key for pair in pairs(requests, np.random.default_rng(1).exponential(5, 400), {})]
     assert keys == ["slowest-1", "slowest-10", "prompts", "halves", "cached"]
+    assert pairs(_requests(700), np.arange(700.0), {})[0].a.sum() == 7, "one per cent"
 
 
 def test_each_pair_is_described_with_both_sizes() -> None:

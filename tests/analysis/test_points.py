@@ -197,6 +197,9 @@ BINDINGS: dict[str, tuple[dict[str, float], list[Any], BindingEvidence, str, str
     "host": ({"decode": 20, "scheduling": 30, "egress": 10}, [], KNOWN, "GPU", "host", None, "scheduling"),
     "a queue before a device": ({"queue": 80, "decode": 30}, [], KNOWN, "GPU", "queue", "memory bandwidth", "queue"),
     "a queue before a host": ({"queue": 80, "core_wait": 30}, [], NOT_KNOWN, "CPU", "queue", "host", "core wait"),
+    "a queue on a long way": (
+        {"queue": 80, "network_in": 40, "decode": 30}, [], KNOWN, "GPU", "queue", "memory bandwidth", "decode",
+    ),
     "preemptions": ({"preempted": 80, "decode": 30}, [], KNOWN, "GPU", "KV memory", None, "preempted"),
     "the load tester": ({"decode": 80}, CHECKS, KNOWN, "GPU", "load tester", None, "12 were sent"),
     "no stages": ({"unexplained": 80}, [], NOT_KNOWN, "GPU", "unmeasured", None, "no stage"),

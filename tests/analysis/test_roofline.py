@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ def trace(entries: list[tuple[int, int, int, int, int]], forwards: list[tuple[in
         steps=np.array([(1,)], [("seq", "<i8")]), entries=np.array(entries, ENTRY), emissions=np.empty(0, EMISSION),
         unmeasured=frozenset(), notes=[],
     )  # fmt: skip
+
+
+def stamped(spans: list[tuple[int, ...]]) -> Trace:
+    """``spans``: step, code, n, start, end."""
+    return replace(trace([], []), step_spans=np.array(spans, STEP_SPAN))
 
 
 def test_a_decode_step_reads_its_weights_once_and_every_sequences_cache() -> None:
@@ -153,13 +159,16 @@ def test_prefill_is_held_against_the_peak_of_its_precision_or_called_unmeasured(
 
 
 def test_a_gpu_is_held_against_the_catalogue_times_the_gpus_that_share_the_model() -> None:
-    def told(gpu: str) -> Manifest:
+    def told(gpu: str, precision: str = "bfloat16") -> Manifest:
         target = {"weights": WEIGHTS.to_json(), "tensor_parallel": 2}
-        return manifest(hardware={"gpus": [gpu]}, target=target, scenario={"server": {"precision": "bfloat16"}})
+        asked = {"server": {"precision": precision}, "cost": {"gpu": "H100"}}  # which pays for it, and is not there
+        return manifest(hardware={"gpus": [gpu]}, target=target, scenario=asked)
 
     found = describe_roofline(decode_steps(580), told("NVIDIA H100 80GB HBM3, 81559 MiB, 570.1"), (0, 10**9))
     assert found.device.bandwidth_gb_s.peak == 6700
     assert found.device.tflops.peak == pytest.approx(2 * 989.4)
+    four_bits = describe_roofline(decode_steps(580), told("NVIDIA B200, 183359 MiB, 570.1", "nvfp4"), (0, 10**9))
+    assert four_bits.device.tflops.peak == 18_000
     unknown = describe_roofline(decode_steps(580), told("Some GPU of 2031"), (0, 10**9))
     assert "not in the catalogue" in str(unknown.why)
 
@@ -201,11 +210,7 @@ def test_a_forwards_share_is_of_the_window_and_of_the_steps() -> None:
         (1, Span.SCHEDULE, 0, 0, 10), (1, Span.FORWARD, 0, 20, 80), (1, Span.UPDATE, 0, 90, 100),
         (2, Span.SCHEDULE, 0, 200, 210), (2, Span.FORWARD, 1, 220, 280), (2, Span.UPDATE, 0, 290, 300),
     ]  # fmt: skip
-    known = trace([(1, 0, 1, 0, 0)], [])
-    whole = Trace(
-        **{name: getattr(known, name) for name in Trace.__slots__} | {"step_spans": np.array(spans, STEP_SPAN)}
-    )
-    found = describe_utilisation((), (), whole, (0, 400), 0)
+    found = describe_utilisation((), (), stamped(spans), (0, 400), 0)
     assert found.forward_share_of_window == 120 / 400
     assert found.forward_share_of_step == 120 / 200
     assert not found.forward_by_device, "of one of them only the host's time is known"
@@ -217,14 +222,30 @@ def test_engines_that_take_turns_are_each_busy_for_half_of_the_time() -> None:
         (step, code, int(code == Span.FORWARD), start, start + 100)
         for step, start in ((1, 0), (2, 100)) for code in (Span.LOOP, Span.FORWARD, Span.DEVICE_STEP)
     ]  # fmt: skip
-    known = trace([(1, 0, 1, 0, 0), (2, 0, 1, 0, 0)], [])
-    fields = {name: getattr(known, name) for name in Trace.__slots__}
-    whole = Trace(**fields | {"step_spans": np.array(spans, STEP_SPAN), "engine_steps": (1, 2)})
-    found = describe_utilisation((), (), whole, (0, 200), 0)
+    found = describe_utilisation((), (), replace(stamped(spans), engine_steps=(1, 2)), (0, 200), 0)
     assert found.forward_share_of_window == 0.5
     assert found.forward_share_of_step == 1
     assert (found.device.busy_share, found.device.idle_share, found.device.forward_share) == (0.5, 0.5, 0.5)
     assert found.device.waiting_share == 0 and found.device.steps == 2
+
+
+def test_what_a_device_did_in_the_warm_up_is_in_no_share_of_the_measured_window() -> None:
+    """Its first step was launched for as long as it lasted, half of it by kernels; of the second nothing is known."""
+    spans = [
+        (1, Span.HOST_LAUNCH, 0, 0, 100), (1, Span.FORWARD, 1, 0, 100), (1, Span.DEVICE_STEP, 0, 0, 100),
+        (2, Span.HOST_LAUNCH, 0, 100, 110),
+        (3, Span.HOST_LAUNCH, 0, 200, 230), (3, Span.FORWARD, 1, 220, 260), (3, Span.DEVICE_STEP, 0, 210, 260),
+    ]  # fmt: skip
+    ran = np.array([(Span.KERNELS, 10, 60)], [("code", "<i4"), ("start_ns", "<i8"), ("end_ns", "<i8")])
+    sampled = {"type": "kernels", "kernels": 1, "start_ns": 0, "end_ns": 150, "sum_ns": 50, "communication_ns": 0,
+               "copies_ns": 0}  # fmt: skip
+    known = replace(stamped(spans), process_spans={("worker", 7): ran}, notes=[sampled])
+    told = [
+        (use.launching_share, use.untimed_steps, use.kernels.steps, use.kernels.busy_share)
+        for window in ((0, 400), (200, 400))
+        if (use := describe_utilisation((), (), known, window, 0).device)
+    ]
+    assert told == [(110 / 140, 1, 1, 90 / 140), (10 / 40, 0, 1, 1.0)]
 
 
 def test_what_a_step_reads_is_told_in_gigabytes_where_that_is_shorter() -> None:

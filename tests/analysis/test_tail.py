@@ -78,7 +78,10 @@ def test_stages_add_up_to_what_the_bands_waited(count: int, seed: int) -> None:
     assert found.slow.total_ms == pytest.approx(slowest.mean() / 1e6)
     for band in (found.slow, found.typical):
         assert sum(band.stages_ms.values()) == pytest.approx(band.total_ms)
-    assert sum(each.share or 0.0 for each in found.ranked) == pytest.approx(1)
+    for parts in (found.ranked, found.owners):
+        assert sum(each.share or 0.0 for each in parts) == pytest.approx(1)
+    assert sum(part.at_ms for part in found.owners) == pytest.approx(found.at.total_ms)
+    assert sum(part.ms for part in found.owners) == pytest.approx(found.difference_ms)
 
 
 def test_slow_requests_that_come_in_bursts_say_less_than_as_many_scattered_ones() -> None:
@@ -211,13 +214,6 @@ def test_where_their_mean_is_far_from_the_percentile_the_range_of_those_around_i
     even = anatomy(ledgers(1000))
     assert even.at_range_ms is None
     assert around_sentence(even, "ttft") == ""
-
-
-def test_owners_add_up_to_what_was_waited() -> None:
-    found = anatomy(ledgers(900, queue=60.0, tokenize=20.0))
-    assert sum(part.at_ms for part in found.owners) == pytest.approx(found.at.total_ms)
-    assert sum(part.ms for part in found.owners) == pytest.approx(found.difference_ms)
-    assert sum(part.share or 0.0 for part in found.owners) == pytest.approx(1)
 
 
 def test_an_owner_that_takes_more_than_the_whole_is_told_in_milliseconds() -> None:
