@@ -70,6 +70,8 @@ def main(arguments: list[str]) -> int:
     try:
         return work(spec, plan, address, writer)
     finally:
+        for signum in (signal.SIGINT, signal.SIGTERM):  # it is over: to be asked to stop now is no failure
+            signal.signal(signum, signal.SIG_IGN)
         writer.close()
 
 
