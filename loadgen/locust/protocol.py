@@ -246,7 +246,7 @@ class FileServer:
                 try:
                     taken = self._take_records(worker, environ["wsgi.input"], digest)
                 except NotKept as error:
-                    self._finished(worker, Result([f"has records that the master could not keep: {error}"], 0, Report()))
+                    self._finished(worker, Result([f"has records that could not be kept here: {error}"], 0, Report()))
                     return "507 Insufficient Storage", None
                 return ("204 No Content" if taken else "400 Bad Request"), None
             case "PUT", "results":

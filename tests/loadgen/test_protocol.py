@@ -137,7 +137,7 @@ def test_records_that_the_master_cannot_keep_end_their_workers_part_with_the_rea
         served.files.hand_in(tmp_path / "mine", RESULT)
     ((worker, result),) = served.results
     assert worker == 0
-    assert re.fullmatch("has records that the master could not keep: .*: Is a directory", result.troubles[0])
+    assert re.fullmatch("has records that could not be kept here: .*: Is a directory", result.troubles[0])
     assert served.records() == ["worker-0.gap"]
 
 
