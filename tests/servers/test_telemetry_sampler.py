@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from gapmeter.analysis.ledger.switches import read_rows
 from gapmeter.servers.telemetry import Journal
 from gapmeter.servers.telemetry.sampler import SamplerSettings
 from tests.kit.simulated import Server, simulated
@@ -105,6 +106,19 @@ def test_a_samplers_session_has_the_weight_that_every_session_has(tmp_path: Path
         if not weight.exists():
             pytest.skip("the kernel does not group processes by session")
         assert weight.read_text().endswith(" nice 0\n")
+
+
+def test_a_process_that_begins_just_before_the_end_is_known_too(tmp_path: Path) -> None:
+    with (
+        sampler(tmp_path, "http://127.0.0.1:9", (os.getpid(),)) as process,
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as late,
+    ):
+        process.stdin.close()
+        process.wait(60)
+        late.kill()
+    if "switches" in (found := read(tmp_path)).absent:
+        pytest.skip(found.absent["switches"])
+    assert late.pid in {row["pid"] for row in read_rows(tmp_path / "telemetry" / "switches.jsonl")}
 
 
 def test_a_server_that_is_stopped_is_seen_to_be(tmp_path: Path) -> None:
