@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ import pytest
 from gapmeter.analysis.ledger.switches import read_rows
 from gapmeter.servers.telemetry import Journal
 from gapmeter.servers.telemetry.sampler import SamplerSettings
+from tests.kit.servers import answering
 from tests.kit.simulated import Server, simulated
 from tests.kit.telemetry import read
 from tests.kit.wait import until
@@ -161,21 +160,13 @@ def test_a_server_that_dies_leaves_failed_reads_not_old_values(tmp_path: Path) -
         assert not late
 
 
-class _NoMetrics(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_error(404)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing on the test's output."""
-
-
 def test_a_server_without_metrics_is_told_once_and_asked_no_more(tmp_path: Path) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _NoMetrics) as plain:
-        threading.Thread(target=plain.serve_forever, daemon=True).start()
-        with sampler(tmp_path, f"http://127.0.0.1:{plain.server_port}", (os.getpid(),)):
-            await_rows(tmp_path, "processes", 8)
-            until(lambda: "engine" in read(tmp_path).absent)
-        plain.shutdown()
+    with (
+        answering(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as url,
+        sampler(tmp_path, url, (os.getpid(),)),
+    ):
+        await_rows(tmp_path, "processes", 8)
+        until(lambda: "engine" in read(tmp_path).absent)
     found = read(tmp_path)
     assert "answered 404" in found.absent["engine"]
     assert "engine" not in found.tables
