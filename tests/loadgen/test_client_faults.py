@@ -21,6 +21,7 @@ from gapmeter.servers.null.server import chunk
 from tests.kit.loads import body
 from tests.kit.servers import Certificate, answering, listening, null_server
 from tests.kit.streams import ENDED_EARLY, NOT_JSON, chat, sse
+from tests.kit.wait import limited
 from tests.loadgen.test_client import asking
 
 
@@ -161,16 +162,12 @@ async def test_nobody_listening_is_refused() -> None:
 async def test_files_that_this_machine_lacks_for_connections_ahead_are_no_fault_of_the_address(
     null: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with asking(null, warm=0) as one:
         taken = {int(fd) for fd in os.listdir("/proc/self/fd")}
         most = sorted(set(range(len(taken) + 4)) - taken)[3]  # three numbers below it are free
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
-        try:
-            with pytest.raises(OSError, match="Too many open files") as failed:
-                await one.client.warm(20)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        full = pytest.raises(OSError, match="Too many open files")
+        with limited(resource.RLIMIT_NOFILE, most), full as failed:
+            await one.client.warm(20)
     assert not_connected(failed.value) == Exit.NO_CONNECTION
     assert "this process may open no more files" in capsys.readouterr().err
 

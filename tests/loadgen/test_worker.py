@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from tests.kit.command import ROOT
 from tests.kit.loads import ids, plan, records_of
 from tests.kit.servers import Certificate
 from tests.kit.streams import chat, sse
-from tests.kit.wait import until
+from tests.kit.wait import limited, until
 
 MS = 1_000_000
 ANSWER = b"".join(sse(chat("a", finish_reason="stop"), "[DONE]"))
@@ -294,21 +294,11 @@ def test_connections_ahead_that_a_server_does_not_take_are_missing_to_the_reques
     assert [record.outcome for record in records] == [Outcome.OK] * 2 + [Outcome.TLS] * 2
 
 
-@contextlib.contextmanager
-def files_no_larger_than(size: int) -> Iterator[None]:
-    """Processes started meanwhile cannot make a file larger than this: their disk is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk_ends_the_run_and_is_said(tmp_path: Path, generator: str, null: str) -> None:
     what = plan([*[index * MS for index in range(300)], 3_600_000 * MS], tokens=4096)
     what.bodies[:] = [body.replace(b'"stream": true', b'"stream": false') for body in what.bodies]
-    with files_no_larger_than(5 << 20), make_fleet(what, null, None, tmp_path, (), 1, generator=generator) as fleet:
+    full = limited(resource.RLIMIT_FSIZE, 5 << 20)
+    with full, make_fleet(what, null, None, tmp_path, (), 1, generator=generator) as fleet:
         assert run(fleet) == [Exit.DISK_FULL]
         (trouble,) = fleet.troubles()
         assert dropped_records(fleet.record_paths[0]) > 0
@@ -335,7 +325,7 @@ def test_a_disk_that_is_full_from_the_beginning_is_said_before_the_start(
     tmp_path: Path, generator: str, null: str
 ) -> None:
     with (
-        files_no_larger_than(1 << 20),
+        limited(resource.RLIMIT_FSIZE, 1 << 20),
         pytest.raises(NotStarted, match="cannot be written"),
         make_fleet(plan([0]), null, None, tmp_path, (), 1, generator=generator),
     ):

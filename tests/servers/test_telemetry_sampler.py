@@ -22,7 +22,7 @@ from gapmeter.servers.telemetry.sampler import SamplerSettings
 from tests.kit.servers import answering
 from tests.kit.simulated import Server, simulated
 from tests.kit.telemetry import read
-from tests.kit.wait import until
+from tests.kit.wait import limited, until
 
 EVERY_NS = 50_000_000
 
@@ -174,12 +174,9 @@ def test_a_server_without_metrics_is_told_once_and_asked_no_more(tmp_path: Path)
 
 
 def test_a_line_that_fits_the_disk_only_in_part_is_dropped_whole(tmp_path: Path) -> None:
-    journal, before = Journal(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
+    journal = Journal(tmp_path)
+    with limited(resource.RLIMIT_FSIZE, 100):
         journal.write("cpu", [{"busy": 0.5}] * 9, 1_000_000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     journal.write("cpu", [{"busy": 0.75}], 2_000_000)
     lines = (tmp_path / "cpu.jsonl").read_text().splitlines()
     assert (journal.lines, journal.dropped) == (len(lines), 10 - len(lines))
