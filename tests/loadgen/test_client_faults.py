@@ -197,13 +197,11 @@ def test_only_a_server_that_takes_no_connections_is_unreachable(
     ids=["half an answer", "another answer", "no answer", "half a head"],
 )
 async def test_what_comes_behind_a_whole_answer_changes_nothing_of_it(junk: bytes) -> None:
-    whole = b"".join(sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]"))
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with answering(head + chunk(whole) + b"0\r\n\r\n" + junk) as url:
+    with answering(_CHUNKED + chunk(_ANSWER) + b"0\r\n\r\n" + junk) as url:
         async with asking(url) as one:
             record = await one.ask(body(2))
     assert (record.outcome, record.status, record.error) == (Outcome.OK, 200, "")
-    assert record.body == whole
+    assert record.body == _ANSWER
 
 
 @pytest.mark.parametrize(
