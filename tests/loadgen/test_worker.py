@@ -344,13 +344,12 @@ def test_a_bug_ends_the_run_with_its_traceback(tmp_path: Path, generator: str, n
 
 STOPPED_AT_ITS_END = """
 import os, signal, sys
-from gapmeter.loadgen import worker
-class Writer(worker.RecordWriter):
-    def close(self):
-        os.kill(os.getpid(), signal.SIGINT)
-        super().close()
-worker.RecordWriter = Writer
-sys.exit(worker.main(sys.argv[1:]))
+from gapmeter.loadgen.worker import main
+class Late:
+    def __del__(self, kill=os.kill, own=os.getpid(), number=signal.SIGINT):
+        kill(own, number)
+sys.late = Late()  # it goes with the interpreter, which has given up its handlers by then
+sys.exit(main(sys.argv[1:]))
 """
 
 
