@@ -31,7 +31,9 @@ _OUR_LACK = {
 
 
 def reason(error: OSError) -> str:
-    """The system's own words for a failure, whichever event loop reports it."""
+    """The system's own words for a failure, whichever event loop reports it; OpenSSL's for one of its own."""
+    if isinstance(error, ssl.SSLError):  # its number is no errno
+        return f"the TLS handshake failed: {error.reason or error}"
     has_number = error.errno is not None and error.errno > 0
     return os.strerror(error.errno or 0) if has_number else error.strerror or str(error)
 
@@ -270,10 +272,9 @@ class Pool:
             self.lack = self.lack or lack
             self._never_sent(exchange, Outcome.ABORTED, lack)
             return
-        if isinstance(error, ssl.SSLError):
-            self._never_sent(exchange, Outcome.TLS, f"the TLS handshake failed: {error.reason or error}")
-            return
-        in_handshake = self._address.tls and isinstance(error, (ConnectionResetError, ConnectionAbortedError))
+        in_handshake = isinstance(error, ssl.SSLError) or (
+            self._address.tls and isinstance(error, (ConnectionResetError, ConnectionAbortedError))
+        )
         self._never_sent(exchange, Outcome.TLS if in_handshake else Outcome.REFUSED, reason(error))
 
     def give_up(self, exchange: Exchange, outcome: Outcome, reason: str) -> None:

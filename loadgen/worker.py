@@ -70,6 +70,8 @@ def main(arguments: list[str]) -> int:
     try:
         return work(spec, plan, address, writer)
     finally:
+        for signum in (signal.SIGINT, signal.SIGTERM):  # while Python ends, what asks us to stop would kill us
+            signal.signal(signum, signal.SIG_IGN)
         writer.close()
 
 

@@ -81,6 +81,8 @@ def _watch(pid: int, parent_fd: int, wake_read: int, signals: list[int]) -> tupl
             poller.register(fd, select.POLLIN)
     while True:
         ready = {fd for fd, _ in poller.poll()}
+        if wake_read in ready:  # before all else: whatever ends from here on wakes us again
+            os.read(wake_read, 4096)
         code = _reap(pid)
         if code is not None:
             return code, 0.0
@@ -89,8 +91,6 @@ def _watch(pid: int, parent_fd: int, wake_read: int, signals: list[int]) -> tupl
             return None, float(words[-1]) if words else _GRACE_S
         if parent_fd in ready or signals:
             return None, _GRACE_S
-        if wake_read in ready:
-            os.read(wake_read, 4096)
 
 
 def _reap(pid: int) -> int | None:

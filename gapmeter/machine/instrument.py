@@ -78,7 +78,7 @@ class Errors:
 
 
 class NotMeasured(RuntimeError):
-    """Answers of the null server failed, or are missing: nothing can be said of the client."""
+    """The null server or answers of it failed, or are missing: nothing can be said of the client."""
 
 
 class TooBusy(NotMeasured):
@@ -191,7 +191,9 @@ def null_server(
     with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:  # Ctrl-C is for its parent
         try:
             assert process.stdout is not None
-            yield int(process.stdout.readline())
+            if not (port_line := process.stdout.readline()):
+                raise NotMeasured("the null server ended before it listened")
+            yield int(port_line)
         finally:
             process.terminate()
             process.wait()  # after Ctrl-C Popen would give it a quarter of a second; it still writes into ``log``

@@ -195,7 +195,7 @@ class NotTaken(RuntimeError):
 
 
 class NotKept(RuntimeError):
-    """This machine has no room for the slice, or it is larger than announced; the text says why."""
+    """This machine has no room for a slice or for records, or a slice is larger than announced; the text says why."""
 
 
 class FileServer:
@@ -243,7 +243,11 @@ class FileServer:
             case "GET", "slices":
                 return "200 OK", self.slice_path(worker)
             case "PUT", "records":
-                taken = self._take_records(worker, environ["wsgi.input"], digest)
+                try:
+                    taken = self._take_records(worker, environ["wsgi.input"], digest)
+                except NotKept as error:
+                    self._finished(worker, Result([f"has records that could not be kept here: {error}"], 0, Report()))
+                    return "507 Insufficient Storage", None
                 return ("204 No Content" if taken else "400 Bad Request"), None
             case "PUT", "results":
                 said = environ["wsgi.input"].read()
@@ -258,18 +262,22 @@ class FileServer:
         return "404 Not Found", None
 
     def _take_records(self, worker: int, body: BinaryIO, expected: str) -> bool:
-        """Whether they arrived as they were sent. Two attempts may overlap: each writes a file of its own."""
+        """Whether they arrived as they were sent. Two attempts may overlap: each writes a file of its own.
+
+        Raises NotKept.
+        """
         part = self._folder / f"worker-{worker}.gap.{secrets.token_hex(4)}.part"
         digest = hashlib.sha256()
         try:
-            with part.open("wb") as file:
-                while data := body.read(_PIECE_BYTES):
+            while data := body.read(_PIECE_BYTES):
+                with _own(part), part.open("ab") as file:
                     file.write(data)
-                    digest.update(data)
-                    gevent.sleep(0)
+                digest.update(data)
+                gevent.sleep(0)
             if _content_digest(digest.digest()) != expected:
                 return False
-            os.replace(part, self._folder / f"worker-{worker}.gap")
+            with _own(kept := self._folder / f"worker-{worker}.gap"):
+                os.replace(part, kept)
         finally:
             part.unlink(missing_ok=True)
         return True

@@ -69,7 +69,6 @@ _THROTTLE_WORDS = {
 _ABOUT: Mapping[str, Callable[[ModuleType, Any], Any]] = {
     "name": lambda nvml, handle: nvml.nvmlDeviceGetName(handle),
     "uuid": lambda nvml, handle: nvml.nvmlDeviceGetUUID(handle),
-    "max_sm_mhz": lambda nvml, handle: int(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
     "power_limit_mw": lambda nvml, handle: int(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)),
     "pcie_generation": lambda nvml, handle: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
     "pcie_width": lambda nvml, handle: int(nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)),

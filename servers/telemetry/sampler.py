@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
         thread.join(1.0)
     for source in (source for lane in lanes for source in lane.sources if isinstance(source, Switches)):
         try:
-            source.read()  # what came since its last look
+            journal.write(source.name, source.read(), time.monotonic_ns())  # what came since its last look
         except Absent as absent:
             journal.note("absent", source=source.name, why=str(absent))
     journal.note("end", cpu_ns=time.process_time_ns(), lines=journal.lines, dropped=journal.dropped)

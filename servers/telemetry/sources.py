@@ -91,12 +91,11 @@ class EngineMetrics:
         except NoAnswer as error:
             raise ReadFailed(f"{self.about['url']}: {error}") from error
         if answer.status == 200:
-            page = answer.body.decode("utf-8", "replace")
-            row = parse_metrics(page)
+            row = parse_metrics(answer.body.decode("utf-8", "replace"))
             if not row:
                 self._server.close()
                 raise Absent(f"{self.about['url']} has none of the figures that are known here")
-            return [{**row, "took_ns": answer.made_ns, "page_bytes": len(page)}]
+            return [{**row, "took_ns": answer.made_ns}]
         self._server.close()
         if answer.location or answer.status in (401, 403, 404, 405, 501):
             raise Absent(f"the server has no {self.about['url']} for us (it answered {answer})")

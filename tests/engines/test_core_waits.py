@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from gapmeter.analysis.ledger.switches import read_watched
 from gapmeter.servers.telemetry import Absent
 from gapmeter.servers.telemetry.switches import open_switches
 from tests.kit.command import gapmeter
+from tests.kit.wait import limited
 
 TURN_NS = 3_000_000_000
 # Busy in every second turn of the clock that all processes share, asleep in the others.
@@ -50,16 +50,10 @@ def test_a_disk_that_is_full_ends_the_watching_and_tears_no_record(tmp_path: Pat
     source.read()
     sizes = {path: path.stat().st_size for path in tmp_path.glob("switches-*.bin")}
     assert sum(sizes.values()) > 0
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (min(sizes.values()) + 8, before[1]))  # 8 bytes: part of a record
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     time.sleep(0.01)
-    try:
-        with pytest.raises(Absent, match="no room"):
-            source.read()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+    full = limited(resource.RLIMIT_FSIZE, min(sizes.values()) + 8)  # 8 bytes: part of a record
+    with full, pytest.raises(Absent, match="no room"):
+        source.read()
     assert all(path.stat().st_size % 8 == 0 for path in sizes)
     assert read_watched(tmp_path) is not None
 

@@ -14,7 +14,17 @@ from gapmeter.analysis.results.manifest import CalibratedLimit, Calibration, Gen
 from gapmeter.cli import main
 from gapmeter.machine import calibration, doctor
 from gapmeter.machine.calibration import Trial, calibrate, highest, render
-from gapmeter.machine.instrument import Cores, NullRun, Timing, TooBusy, equal_plan, issue, stamp_errors
+from gapmeter.machine.instrument import (
+    Cores,
+    NotMeasured,
+    NullRun,
+    Timing,
+    TooBusy,
+    equal_plan,
+    issue,
+    null_server,
+    stamp_errors,
+)
 from gapmeter.records import RecordWriter, Span, read_records
 from tests.kit.streams import arrived, chat, sse, wire
 
@@ -66,6 +76,12 @@ def test_one_hiccup_of_the_machine_is_no_limit() -> None:
 def test_a_machine_too_busy_for_the_lowest_rate_is_not_calibrated() -> None:
     with pytest.raises(TooBusy, match="stop other work"):
         highest(lambda rate: Trial(5.0, rate), 100, 400, 1, lambda *_: None)
+
+
+def test_a_null_server_that_cannot_begin_is_said() -> None:
+    nowhere = Cores((99_999,), ())
+    with pytest.raises(NotMeasured, match="ended before it listened"), null_server(nowhere, Timing(), log=None):
+        pass
 
 
 @pytest.fixture

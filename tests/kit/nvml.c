@@ -71,7 +71,6 @@ int nvmlDeviceGetClockInfo(Device *d, int kind, unsigned int *mhz) {
     *mhz = kind == 1 ? 1980 : 3201; /* SM, memory */
     return part(d) ? NOT_SUPPORTED : SUCCESS;
 }
-int nvmlDeviceGetMaxClockInfo(Device *d, int kind, unsigned int *mhz) { *mhz = 1980; return SUCCESS; }
 int nvmlDeviceGetCurrentClocksThrottleReasons(Device *d, unsigned long long *mask) { *mask = 4; return SUCCESS; }
 int nvmlDeviceGetTemperature(Device *d, int sensor, unsigned int *degrees) { *degrees = 61; return SUCCESS; }
 int nvmlDeviceGetMemoryInfo(Device *d, Memory *memory) {

@@ -229,15 +229,10 @@ def worker(writer: RecordWriter) -> None:
             raise ValueError(outcome)
         return outcome
 
-    run = next(hook for hook in probe.hooks() if hook.targets[0].endswith(":GPUModelRunner.execute_model")).wrap(
-        run_model
-    )
-    call = next(hook for hook in probe.hooks() if hook.targets[0].endswith(":WorkerWrapperBase.execute_model"))
-    execute = call.wrap(lambda _, scheduled, *how: run(None, *how))
-    inner = next(hook for hook in probe.hooks() if hook.targets[0].endswith(":GPUModelRunner.sample_tokens"))
-    sampled = inner.wrap(lambda runner: "tokens")
-    outer = next(hook for hook in probe.hooks() if hook.targets[0].endswith(":Worker.sample_tokens"))
-    sample = outer.wrap(lambda _: sampled(None))
+    run = wrapped(probe, "GPUModelRunner.execute_model", run_model)
+    execute = wrapped(probe, "WorkerWrapperBase.execute_model", lambda _, scheduled, *how: run(None, *how))
+    sampled = wrapped(probe, "GPUModelRunner.sample_tokens", lambda runner: "tokens")
+    sample = wrapped(probe, "Worker.sample_tokens", lambda _: sampled(None))
     assert execute(None, SimpleNamespace(), "NONE", 3, "unnumbered") == "unnumbered"
     assert sample(None) == "tokens"
     for seq, how in enumerate([("NONE", 3, "a"), ("FULL", 8, "b"), ("FULL", 4, "c"), ("NONE", 0, "nothing to run")], 1):

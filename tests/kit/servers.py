@@ -129,30 +129,12 @@ def faulty(
 
 
 @contextlib.contextmanager
-def answering(
-    *pieces: bytes, every_s: float = 0.0, endless: bool = False, heard: list[bytes] | None = None,
-    tls: ssl.SSLContext | None = None,
-) -> Iterator[str]:  # fmt: skip
-    """A server that gives the same bytes to whoever connects, and nothing more; its address.
-
-    ``every_s`` between the pieces; ``endless``: the last one again and again; ``heard`` gets each request.
-    """
+def _taking(serve: Callable[[socket.socket], None], tls: ssl.SSLContext | None = None) -> Iterator[int]:
+    """A port at which ``serve`` is called with each connection, in a thread of its own; all are closed at the end."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         connections: list[socket.socket] = []
 
-        def answer(connection: socket.socket) -> None:
-            with contextlib.suppress(OSError):  # who asked has left
-                said = connection.recv(65536)
-                if heard is not None:
-                    heard.append(said)
-                for piece in pieces:
-                    connection.sendall(piece)
-                    time.sleep(every_s)
-                while endless:
-                    connection.sendall(pieces[-1])
-                    time.sleep(every_s)
-
-        def serve() -> None:
+        def take() -> None:
             with contextlib.suppress(OSError):  # the listener is closed at the end
                 while True:
                     connection, _ = listener.accept()
@@ -162,42 +144,60 @@ def answering(
                         except OSError:  # it does not trust us
                             continue
                     connections.append(connection)
-                    threading.Thread(target=answer, args=(connection,), daemon=True).start()
+                    threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"{'https' if tls else 'http'}://localhost:{listener.getsockname()[1]}"
+        threading.Thread(target=take, daemon=True).start()
+        yield listener.getsockname()[1]
         listener.shutdown(socket.SHUT_RDWR)
         for connection in connections:
             connection.close()
 
 
 @contextlib.contextmanager
+def answering(
+    *pieces: bytes, every_s: float = 0.0, endless: bool = False, heard: list[bytes] | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[str]:  # fmt: skip
+    """A server that gives the same bytes to whoever connects, and nothing more; its address.
+
+    ``every_s`` between the pieces; ``endless``: the last one again and again; ``heard`` gets each request.
+    """
+
+    def answer(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # who asked has left
+            said = connection.recv(65536)
+            if heard is not None:
+                heard.append(said)
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(every_s)
+            while endless:
+                connection.sendall(pieces[-1])
+                time.sleep(every_s)
+
+    with _taking(answer, tls) as port:
+        yield f"{'https' if tls else 'http'}://localhost:{port}"
+
+
+@contextlib.contextmanager
 def passing_on(url: str) -> Iterator[str]:
     """A proxy in this process, before the local server at ``url``; its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        connections: list[socket.socket] = []
 
-        def pass_on(source: socket.socket, target: socket.socket) -> None:
-            with contextlib.suppress(OSError):  # one side has left
-                while data := source.recv(65536):
-                    target.sendall(data)
-                target.shutdown(socket.SHUT_WR)
+    def pass_on(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # one side has left
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
 
-        def serve() -> None:
-            with contextlib.suppress(OSError):  # the listener is closed at the end, or the server has ended
-                while True:
-                    here, _ = listener.accept()
-                    connections.append(here)
-                    there = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
-                    connections.append(there)
-                    for ends in ((here, there), (there, here)):
-                        threading.Thread(target=pass_on, args=ends, daemon=True).start()
+    def both_ways(here: socket.socket) -> None:
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as there:
+            back = threading.Thread(target=pass_on, args=(there, here), daemon=True)
+            back.start()
+            pass_on(here, there)
+            back.join()
 
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-        for connection in connections:
-            connection.close()
+    with _taking(both_ways) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager

@@ -138,13 +138,6 @@ async def test_a_complete_answer_is_complete_however_it_is_delivered(form: str) 
     assert (records[0].connection == records[1].connection) == kept
 
 
-async def test_an_answer_that_is_not_streamed_arrives_all_at_once() -> None:
-    async with null_server() as (_, url), asking(url) as one:
-        answer = parse_answer(await one.ask(body(6, stream=False)))
-    assert len(answer.token_ns) == 6
-    assert answer.chunk_tokens.tolist() == [6]
-
-
 async def test_an_idle_connection_that_the_server_closes_is_forgotten() -> None:
     async with null_server() as (server, url), asking(url, warm=2) as one:
         for connection in list(server.connections):

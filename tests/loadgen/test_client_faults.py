@@ -7,6 +7,7 @@ import errno
 import os
 import resource
 import socket
+import ssl
 import time
 
 import pytest
@@ -20,6 +21,7 @@ from gapmeter.servers.null.server import chunk
 from tests.kit.loads import body
 from tests.kit.servers import Certificate, answering, listening, null_server
 from tests.kit.streams import ENDED_EARLY, NOT_JSON, chat, sse
+from tests.kit.wait import limited
 from tests.loadgen.test_client import asking
 
 
@@ -157,25 +159,15 @@ async def test_nobody_listening_is_refused() -> None:
     assert "refused" in record.error.lower()
 
 
-async def test_warming_up_says_when_nobody_listens() -> None:
-    async with asking(f"http://127.0.0.1:{free_port()}", warm=0) as one:
-        with pytest.raises(ConnectionRefusedError):
-            await one.client.warm(2)
-
-
 async def test_files_that_this_machine_lacks_for_connections_ahead_are_no_fault_of_the_address(
     null: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with asking(null, warm=0) as one:
         taken = {int(fd) for fd in os.listdir("/proc/self/fd")}
         most = sorted(set(range(len(taken) + 4)) - taken)[3]  # three numbers below it are free
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, before[1]))
-        try:
-            with pytest.raises(OSError, match="Too many open files") as failed:
-                await one.client.warm(20)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        full = pytest.raises(OSError, match="Too many open files")
+        with limited(resource.RLIMIT_NOFILE, most), full as failed:
+            await one.client.warm(20)
     assert not_connected(failed.value) == Exit.NO_CONNECTION
     assert "this process may open no more files" in capsys.readouterr().err
 
@@ -205,13 +197,11 @@ def test_only_a_server_that_takes_no_connections_is_unreachable(
     ids=["half an answer", "another answer", "no answer", "half a head"],
 )
 async def test_what_comes_behind_a_whole_answer_changes_nothing_of_it(junk: bytes) -> None:
-    whole = b"".join(sse(chat("a", 1), chat("b", 2, finish_reason="length"), "[DONE]"))
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with answering(head + chunk(whole) + b"0\r\n\r\n" + junk) as url:
+    with answering(_CHUNKED + chunk(_ANSWER) + b"0\r\n\r\n" + junk) as url:
         async with asking(url) as one:
             record = await one.ask(body(2))
     assert (record.outcome, record.status, record.error) == (Outcome.OK, 200, "")
-    assert record.body == whole
+    assert record.body == _ANSWER
 
 
 @pytest.mark.parametrize(
@@ -364,11 +354,19 @@ async def test_tls_carries_requests_and_its_handshake_is_part_of_connecting(
     assert len(parse_answer(records[1]).token_ns) == 8
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_a_tls_failure(certificate: Certificate) -> None:
-    async with null_server(tls=certificate.serving) as (_, url), asking(url, warm=0) as one:
+async def test_a_certificate_that_nobody_vouches_for_is_a_tls_failure(
+    certificate: Certificate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with (
+        null_server(tls=certificate.serving) as (_, url),
+        asking(url.replace("localhost", "127.0.0.1"), warm=0) as one,  # the only address that is tried
+    ):
         record = await one.ask()
+        with pytest.raises(ssl.SSLError) as failed:
+            await one.client.warm(1)
     assert record.outcome is Outcome.TLS
-    assert "TLS" in record.error
+    assert not_connected(failed.value) == Exit.UNREACHABLE
+    assert record.error == capsys.readouterr().err.rstrip() == "the TLS handshake failed: CERTIFICATE_VERIFY_FAILED"
 
 
 async def test_a_server_that_does_not_speak_tls_is_a_tls_failure() -> None:

@@ -329,7 +329,6 @@ def _may() -> bool:
         return False
 
 
-@pytest.mark.whole_run
 def test_workers_with_clocks_of_their_own_issue_at_the_common_start_and_their_offsets_are_known(
     tmp_path: Path, null: str
 ) -> None:

@@ -160,13 +160,6 @@ async def test_a_user_whose_request_failed_waits_before_it_asks_again(tmp_path: 
     assert all(b.due_ns - a.end_ns == 100 * MS for a, b in pairwise(records))
 
 
-async def test_a_slice_without_users_sends_nothing(tmp_path: Path) -> None:
-    two = plan([-1] * 4, users=1)
-    async with bed(two.slice(1, 2), tmp_path) as on:
-        await issue(on.sender, time.monotonic_ns())
-        assert on.sender.issued == 0
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 async def test_the_index_on_disk_is_the_place_in_the_whole_plan(tmp_path: Path, workers: int) -> None:
     share = plan([index * MS for index in range(9)]).slice(workers - 1, workers)

@@ -128,6 +128,19 @@ def test_a_slice_without_room_or_end_is_no_cut_network(served: Served, tmp_path:
         told.fetch_slice(tmp_path / "slice")
 
 
+def test_records_that_the_master_cannot_keep_end_their_workers_part_with_the_reason(
+    served: Served, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").write_bytes(b"x" * 100_000)
+    (served.folder / "worker-0.gap").mkdir()
+    with pytest.raises(NotTaken, match="507 Insufficient Storage"):
+        served.files.hand_in(tmp_path / "mine", RESULT)
+    ((worker, result),) = served.results
+    assert worker == 0
+    assert re.fullmatch("has records that could not be kept here: .*: Is a directory", result.troubles[0])
+    assert served.records() == ["worker-0.gap"]
+
+
 def test_a_clock_that_was_read_while_a_message_was_under_way_may_be_ours_and_no_other() -> None:
     assert all(Offset.of(10, there_ns, 15).may_be_none for there_ns in range(10, 16))
     assert not any(Offset.of(10, there_ns, 15).may_be_none for there_ns in (-1_000, 8, 16, 1_000))

@@ -12,9 +12,8 @@ import struct
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,13 @@ from gapmeter.loadgen.worker import GENERATORS
 from gapmeter.records import Outcome, read_records
 from gapmeter.records.follow import RecordTail
 from gapmeter.records.reader import dropped_records
-from gapmeter.records.request import FINISHED, ISSUED
+from gapmeter.records.request import ISSUED
 from gapmeter.records.stream import parse_answer
 from tests.kit.command import ROOT
 from tests.kit.loads import ids, plan, records_of
 from tests.kit.servers import Certificate
 from tests.kit.streams import chat, sse
-from tests.kit.wait import until
+from tests.kit.wait import limited, until
 
 MS = 1_000_000
 ANSWER = b"".join(sse(chat("a", finish_reason="stop"), "[DONE]"))
@@ -52,14 +51,11 @@ def run(fleet: Fleet, look: Callable[[], None] = lambda: None) -> list[int]:
 
 
 def same(one: Plan, other: Plan) -> bool:
-    arrays = [f.name for f in fields(Plan) if isinstance(getattr(one, f.name), np.ndarray)]
-    plain = [f.name for f in fields(Plan) if f.name not in (*arrays, "swaps")]
-    return (
-        all(getattr(one, name) == getattr(other, name) for name in plain)
-        and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)
-        and np.array_equal(one.swaps.at, other.swaps.at)
-        and one.swaps.words == other.swaps.words
-    )
+    def values(plan: Plan) -> list[Any]:
+        found = [getattr(plan, f.name) for f in fields(Plan) if f.name != "swaps"] + [plan.swaps.at, plan.swaps.words]
+        return [value.tolist() if isinstance(value, np.ndarray) else value for value in found]
+
+    return values(one) == values(other)
 
 
 @pytest.mark.parametrize("whole", [plan([1, 5, 9, 12, 40]), plan([-1] * 5, users=4, end_ns=9, think_ns=3), plan([])])
@@ -115,23 +111,6 @@ def test_each_process_runs_on_a_core_of_its_own(tmp_path: Path, generator: str, 
     with make_fleet(plan([0]), null, None, tmp_path, (core,), 1, generator=generator) as fleet:
         assert os.sched_getaffinity(fleet.processes[0].pid) == {core}
         assert run(fleet) == [Exit.DONE]
-
-
-def test_progress_can_be_followed_while_it_runs(tmp_path: Path, generator: str, null: str) -> None:
-    with make_fleet(
-        plan([index * 5 * MS for index in range(40)]), null, None, tmp_path, (), 1, generator=generator
-    ) as fleet:
-        tail, codes, looks_with_news = RecordTail(fleet.record_paths[0]), [], 0
-
-        def look() -> None:
-            nonlocal looks_with_news
-            news = tail.poll()
-            codes.extend(code for code, _ in news)
-            looks_with_news += bool(news)
-
-        assert run(fleet, look) == [Exit.DONE]
-    assert (codes.count(ISSUED), codes.count(FINISHED)) == (40, 40)
-    assert looks_with_news > 1
 
 
 def test_what_a_killed_process_had_finished_can_be_read_and_what_was_in_flight_is_known(
@@ -266,6 +245,13 @@ def test_a_process_that_is_stopped_before_it_is_ready_is_said(
     assert [process.poll() is None for process in held] == [False]
 
 
+def shake_hands(certificate: Certificate, sock: socket.socket) -> None:
+    """Answer whatever is asked on a connection, until it is closed."""
+    with contextlib.suppress(OSError), certificate.serving.wrap_socket(sock, server_side=True) as secure:
+        while secure.recv(1 << 16):
+            secure.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER))
+
+
 def test_a_server_that_shakes_hands_on_one_connection_at_a_time_is_not_waited_for(
     tmp_path: Path, generator: str, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,13 +259,9 @@ def test_a_server_that_shakes_hands_on_one_connection_at_a_time_is_not_waited_fo
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        tls = certificate.serving
         with contextlib.suppress(OSError):
             while True:
-                with listener.accept()[0] as sock, tls.wrap_socket(sock, server_side=True) as secure:
-                    while data := secure.recv(1 << 16):
-                        assert b"POST" in data
-                        secure.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER))
+                shake_hands(certificate, listener.accept()[0])
 
     threading.Thread(target=serve, daemon=True).start()
     what, url = plan([0, 100 * MS, 200 * MS]), f"https://localhost:{listener.getsockname()[1]}"
@@ -296,15 +278,10 @@ def test_connections_ahead_that_a_server_does_not_take_are_missing_to_the_reques
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate.file))
     listener = socket.create_server(("127.0.0.1", 0))
 
-    def answer(sock: socket.socket) -> None:
-        with contextlib.suppress(OSError), certificate.serving.wrap_socket(sock, server_side=True) as secure:
-            while secure.recv(1 << 16):
-                secure.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(ANSWER), ANSWER))
-
     def serve() -> None:
         with contextlib.suppress(OSError):
             for _ in range(2):
-                threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+                threading.Thread(target=shake_hands, args=(certificate, listener.accept()[0]), daemon=True).start()
             while True:
                 with listener.accept()[0] as sock:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -317,21 +294,11 @@ def test_connections_ahead_that_a_server_does_not_take_are_missing_to_the_reques
     assert [record.outcome for record in records] == [Outcome.OK] * 2 + [Outcome.TLS] * 2
 
 
-@contextlib.contextmanager
-def files_no_larger_than(size: int) -> Iterator[None]:
-    """Processes started meanwhile cannot make a file larger than this: their disk is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk_ends_the_run_and_is_said(tmp_path: Path, generator: str, null: str) -> None:
     what = plan([*[index * MS for index in range(300)], 3_600_000 * MS], tokens=4096)
     what.bodies[:] = [body.replace(b'"stream": true', b'"stream": false') for body in what.bodies]
-    with files_no_larger_than(5 << 20), make_fleet(what, null, None, tmp_path, (), 1, generator=generator) as fleet:
+    full = limited(resource.RLIMIT_FSIZE, 5 << 20)
+    with full, make_fleet(what, null, None, tmp_path, (), 1, generator=generator) as fleet:
         assert run(fleet) == [Exit.DISK_FULL]
         (trouble,) = fleet.troubles()
         assert dropped_records(fleet.record_paths[0]) > 0
@@ -358,7 +325,7 @@ def test_a_disk_that_is_full_from_the_beginning_is_said_before_the_start(
     tmp_path: Path, generator: str, null: str
 ) -> None:
     with (
-        files_no_larger_than(1 << 20),
+        limited(resource.RLIMIT_FSIZE, 1 << 20),
         pytest.raises(NotStarted, match="cannot be written"),
         make_fleet(plan([0]), null, None, tmp_path, (), 1, generator=generator),
     ):
@@ -366,29 +333,37 @@ def test_a_disk_that_is_full_from_the_beginning_is_said_before_the_start(
 
 
 def test_a_bug_ends_the_run_with_its_traceback(tmp_path: Path, generator: str, null: str) -> None:
-    what = plan([0, MS, 3_600_000 * MS])
-    what.save(tmp_path / "share.npz")
-    with np.load(tmp_path / "share.npz") as arrays:
-        changed = {name: arrays[name] for name in arrays.files}
-    plain = json.loads(changed["plain"].tobytes()) | {"timeout_ns": "a word"}
-    changed["plain"] = np.frombuffer(json.dumps(plain).encode(), np.uint8)
-    with make_fleet(what, null, None, tmp_path, (), 1, generator=generator):
-        pass
-    np.savez(tmp_path / "worker-0.plan.npz", **changed)
-    (tmp_path / "worker-0.gap").unlink()
-    command = [sys.executable, "-P", "-m", "gapmeter.loadgen.worker", str(tmp_path / "worker-0.json")]
-    start = b"%d\n" % time.monotonic_ns()
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
-    ) as process:
-        process.stdin.write(start)
-        process.stdin.flush()
-        process.wait(20)
-        said = process.stderr.read().decode()
-    assert process.returncode == 1
-    assert "Traceback" in said
-    assert "TypeError" in said
-    assert read_records(tmp_path / "worker-0.gap").complete
+    what = replace(plan([0, MS, 3_600_000 * MS]), timeout_ns="a word")
+    with make_fleet(what, null, None, tmp_path, (), 1, generator=generator) as fleet:
+        assert run(fleet) == [1]
+        (trouble,) = fleet.troubles()
+    assert "TypeError" in trouble
+    assert "Traceback" in fleet.log_paths[0].read_text()
+    assert read_records(fleet.record_paths[0]).complete
+
+
+STOPPED_AT_ITS_END = """
+import os, signal, sys
+from gapmeter.loadgen.worker import main
+class Late:
+    def __del__(self, kill=os.kill, own=os.getpid(), number=signal.SIGINT):
+        kill(own, number)
+sys.late = Late()  # it goes with the interpreter, which has given up its handlers by then
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_process_that_is_stopped_when_all_is_answered_has_done_its_part(
+    tmp_path: Path, generator: str, null: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(subprocess.Popen):
+        def __init__(self, command: list[str], **options: Any) -> None:
+            super().__init__([sys.executable, "-P", "-c", STOPPED_AT_ITS_END, command[-1]], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Stopped)
+    with make_fleet(plan([0]), null, None, tmp_path, (), 1, generator=generator) as fleet:
+        assert run(fleet) == [Exit.DONE]
+    assert read_records(fleet.record_paths[0]).complete
 
 
 def test_a_key_is_sent_but_never_written(tmp_path: Path, generator: str, null: str) -> None:

@@ -15,6 +15,7 @@ from gapmeter.records import RecordWriter, RunFolder, read_records
 from gapmeter.records.compression import SUFFIX, compress, open_record
 from gapmeter.records.reader import NotRecords
 from tests.fuzz.targets import golden
+from tests.kit.wait import limited
 
 
 def test_a_sealed_folder_holds_each_record_once_and_reads_as_before(tmp_path: Path) -> None:
@@ -75,11 +76,7 @@ def test_a_bomb_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
 def test_where_there_is_no_room_for_both_a_record_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "worker-0.gap"
     path.write_bytes(content := random.Random(1).randbytes(1 << 20))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
-    try:
+    with limited(resource.RLIMIT_FSIZE, 1 << 16):
         assert compress(path) == path
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert path.read_bytes() == content

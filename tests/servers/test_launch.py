@@ -55,13 +55,8 @@ def pids_in(path: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
-def gone_within(pids: list[int], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(map(alive, pids)):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+def gone(pids: list[int]) -> bool:
+    return not any(map(alive, pids))
 
 
 def launch_tree(tmp_path: Path, manner: str = "polite", cores: tuple[int, ...] = ()) -> tuple[ServerProcess, Path]:
@@ -78,7 +73,7 @@ def test_stop_ends_the_whole_tree_even_children_in_sessions_of_their_own(tmp_pat
     first, _, orphan = pids_in(pids)
     assert alive(first) and alive(orphan)
     code = server.stop(grace_s=0.5)
-    assert gone_within(pids_in(pids), 0)
+    assert gone(pids_in(pids))
     assert code == 128 + (signal.SIGTERM if manner == "polite" else signal.SIGKILL)
     assert server.stop() == code
 
@@ -130,7 +125,7 @@ def test_no_orphan_is_left_when_the_parent_dies(tmp_path: Path, how: signal.Sign
         assert alive(first) and alive(orphan)
         os.kill(parent.pid, how)
         parent.wait()
-        assert gone_within(pids, 20), "something of the server outlived its parent"
+        until(lambda: gone(pids), 20)
 
 
 def test_a_command_that_ends_at_once_gives_its_reason(tmp_path: Path) -> None:
@@ -160,7 +155,7 @@ def test_a_server_that_never_answers_times_out_with_what_was_asked_and_its_last_
     sentence = r"not ready within 0.5 s: GET http://127.0.0.1:9/health gave Connection refused.*waiting for weights"
     with pytest.raises(ServerFailed, match=sentence):
         launch([sys.executable, "-c", code], {}, (), log, "http://127.0.0.1:9/health", 0.5)
-    assert gone_within([int(log.read_text().split()[-1])], 0)
+    assert gone([int(log.read_text().split()[-1])])
 
 
 def test_a_server_that_answers_but_not_200_is_not_ready(tmp_path: Path) -> None:
@@ -175,7 +170,7 @@ def test_a_death_in_mid_run_is_seen_and_explained(tmp_path: Path) -> None:
     with server:
         assert server.poll() is None and server.failure() is None
         os.kill(server.pid, signal.SIGKILL)
-        assert gone_within(pids_in(pids), 20)
+        until(lambda: gone(pids_in(pids)), 20)
         until(lambda: server.poll() is not None, 10)
         failure = server.failure()
         assert failure is not None and server.exit_code == 137 and "signal 9" in str(failure)

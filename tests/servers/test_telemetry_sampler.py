@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +16,13 @@ from typing import Any
 
 import pytest
 
+from gapmeter.analysis.ledger.switches import read_rows
 from gapmeter.servers.telemetry import Journal
 from gapmeter.servers.telemetry.sampler import SamplerSettings
+from tests.kit.servers import answering
 from tests.kit.simulated import Server, simulated
 from tests.kit.telemetry import read
-from tests.kit.wait import until
+from tests.kit.wait import limited, until
 
 EVERY_NS = 50_000_000
 
@@ -107,6 +107,19 @@ def test_a_samplers_session_has_the_weight_that_every_session_has(tmp_path: Path
         assert weight.read_text().endswith(" nice 0\n")
 
 
+def test_a_process_that_begins_just_before_the_end_is_known_too(tmp_path: Path) -> None:
+    with (
+        sampler(tmp_path, "http://127.0.0.1:9", (os.getpid(),)) as process,
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as late,
+    ):
+        process.stdin.close()
+        process.wait(60)
+        late.kill()
+    if "switches" in (found := read(tmp_path)).absent:
+        pytest.skip(found.absent["switches"])
+    assert late.pid in {row["pid"] for row in read_rows(tmp_path / "telemetry" / "switches.jsonl")}
+
+
 def test_a_server_that_is_stopped_is_seen_to_be(tmp_path: Path) -> None:
     with (
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stopped,
@@ -147,21 +160,13 @@ def test_a_server_that_dies_leaves_failed_reads_not_old_values(tmp_path: Path) -
         assert not late
 
 
-class _NoMetrics(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_error(404)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing on the test's output."""
-
-
 def test_a_server_without_metrics_is_told_once_and_asked_no_more(tmp_path: Path) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _NoMetrics) as plain:
-        threading.Thread(target=plain.serve_forever, daemon=True).start()
-        with sampler(tmp_path, f"http://127.0.0.1:{plain.server_port}", (os.getpid(),)):
-            await_rows(tmp_path, "processes", 8)
-            until(lambda: "engine" in read(tmp_path).absent)
-        plain.shutdown()
+    with (
+        answering(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as url,
+        sampler(tmp_path, url, (os.getpid(),)),
+    ):
+        await_rows(tmp_path, "processes", 8)
+        until(lambda: "engine" in read(tmp_path).absent)
     found = read(tmp_path)
     assert "answered 404" in found.absent["engine"]
     assert "engine" not in found.tables
@@ -169,12 +174,9 @@ def test_a_server_without_metrics_is_told_once_and_asked_no_more(tmp_path: Path)
 
 
 def test_a_line_that_fits_the_disk_only_in_part_is_dropped_whole(tmp_path: Path) -> None:
-    journal, before = Journal(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    try:
+    journal = Journal(tmp_path)
+    with limited(resource.RLIMIT_FSIZE, 100):
         journal.write("cpu", [{"busy": 0.5}] * 9, 1_000_000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     journal.write("cpu", [{"busy": 0.75}], 2_000_000)
     lines = (tmp_path / "cpu.jsonl").read_text().splitlines()
     assert (journal.lines, journal.dropped) == (len(lines), 10 - len(lines))

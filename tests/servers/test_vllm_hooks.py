@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,6 +70,11 @@ class Watcher(Probe):
             self.after("no_such_package_at_all:Thing.x", ("template",), lambda *_: None),
             self.after((f"{at}renamed", f"{at}plain"), (), lambda *_: self.seen.append(("second name", None))),
         ]
+
+
+def wrapped(probe: Probe, name: str, function: Any) -> Any:
+    """The function as the probe wraps what has that name."""
+    return next(hook for hook in probe.hooks() if hook.targets[0].endswith(f".{name}")).wrap(function)
 
 
 def missing_hooks(probe: Probe) -> list[dict[str, Any]]:
@@ -180,8 +186,7 @@ def test_a_server_whose_insides_have_changed_still_answers(writer: RecordWriter,
 
     probe = ApiProbe()
     probe.writer = writer
-    hook = next(h for h in probe.hooks() if h.targets[0].endswith(f".{name}"))
-    called = hook.wrap(getattr(Changed, name))(Changed(), "whole")
+    called = wrapped(probe, name, getattr(Changed, name))(Changed(), "whole")
     assert (asyncio.run(called) if name == "run_asgi" else called) == "whole"
     (note,) = missing_hooks(probe)
     assert note["stages"][:2] == ["network_in", "ingress"] and "AttributeError" in note["error"]
@@ -207,10 +212,7 @@ def test_the_wait_for_the_rest_of_a_body_is_the_networks(writer: RecordWriter) -
 
     probe = ApiProbe()
     probe.writer = writer
-    received, run = (
-        next(h for h in probe.hooks() if h.targets[0].endswith(f".{name}")).wrap(getattr(Uvicorn, name))
-        for name in ("data_received", "run_asgi")
-    )
+    received, run = (wrapped(probe, name, getattr(Uvicorn, name)) for name in ("data_received", "run_asgi"))
     protocol, at = Uvicorn(), list[int]()
 
     def rest() -> None:
@@ -280,53 +282,21 @@ def writer(tmp_path: Path) -> RecordWriter:
 
 
 @dataclass
-class Output:
-    """As much of vLLM's CompletionOutput as is looked at."""
-
-    index: int
-    token_ids: list[int]
-
-
-@dataclass
-class Outputs:
-    """As much of vLLM's RequestOutput as is looked at."""
-
-    outputs: list[Output]
-
-
-@dataclass
 class Collector:
     """As much of vLLM's RequestOutputCollector as is looked at, merging what was not taken in time."""
 
     request_id: str
-    output: Outputs | None = None
+    output: Any = None
 
-    def put(self, output: Outputs) -> None:
+    def put(self, output: Any) -> None:
         if self.output is None:
             self.output = output
         else:
             self.output.outputs += output.outputs
 
-    async def get(self) -> Outputs | None:
+    async def get(self) -> Any:
         output, self.output = self.output, None
         return output
-
-
-@dataclass
-class State:
-    """As much of the output processor's state of a request as is looked at."""
-
-    queue: Collector
-    request_index: int = 0
-
-
-@dataclass
-class EngineOutput:
-    """As much of vLLM's EngineCoreOutput as is looked at."""
-
-    request_id: str
-    new_token_ids: list[int]
-    finish_reason: str | None = None
 
 
 class Cycle:
@@ -346,26 +316,27 @@ class Connection:
         self.probe.writer = self.probe._answers.writer = writer
         self.collector = Collector("e0" if choices == 1 else "parent")
         for index in range(choices):
-            generation = Generation(index + 1, State(self.collector, index))
+            generation = Generation(index + 1, SimpleNamespace(queue=self.collector, request_index=index))
             self.call.generations.append(generation)
             self.probe._generations[f"e{index}"] = generation
         self._cycle = Cycle()
         self._cycle.gapmeter_call = self.call
-        self._put, self._get = self._wrapped("put", Collector.put), self._wrapped("get", Collector.get)
-        self._send = self._wrapped("send", Cycle.send)
-        self._process = self._wrapped("process_outputs", self._put_all)
+        self._put, self._get = wrapped(self.probe, "put", Collector.put), wrapped(self.probe, "get", Collector.get)
+        self._send = wrapped(self.probe, "send", Cycle.send)
+        self._process = wrapped(self.probe, "process_outputs", self._put_all)
 
-    def _wrapped(self, name: str, function: Any) -> Any:
-        hook = next(h for h in self.probe.hooks() if h.targets[0].endswith(f".{name}"))
-        return hook.wrap(function)
-
-    def _put_all(self, processor: None, outputs: list[EngineOutput]) -> None:
+    def _put_all(self, processor: None, outputs: list[SimpleNamespace]) -> None:
         for output in outputs:
-            self._put(self.collector, Outputs([Output(int(output.request_id[1:]), output.new_token_ids)]))
+            part = SimpleNamespace(index=int(output.request_id[1:]), token_ids=output.new_token_ids)
+            self._put(self.collector, SimpleNamespace(outputs=[part]))
 
     def deliver(self, *counts: int, held_back: bool = False) -> None:
         """A message of the engine: how many tokens for each choice; ``held_back``: not yet put for formatting."""
-        outputs = [EngineOutput(f"e{index}", [0] * count) for index, count in enumerate(counts) if count]
+        outputs = [
+            SimpleNamespace(request_id=f"e{index}", new_token_ids=[0] * count, finish_reason=None)
+            for index, count in enumerate(counts)
+            if count
+        ]
         if held_back:
             self.probe._marks.clear()
             self.probe._answers.processed(1, 2, None, (None, outputs))
