@@ -167,6 +167,8 @@ def _capacity(arguments: argparse.Namespace) -> int:
     goal = CapacityGoal(target_rps, headroom, spare, confidence, within, budget_s)
     goal.check()
     resumed = [Path(part) for part in (arguments.resume or "").split(",") if part]
+    if arguments.resume is not None and not resumed:
+        raise UserError("--resume is empty; name a folder", errors.USAGE)
     # A mistake is reported before a second goes into imports.
     if arguments.over:
         changed.append(flags.sweep_of(arguments.over))
@@ -263,7 +265,7 @@ def _config(arguments: argparse.Namespace) -> int:
     from gapmeter.study.resolve import explain_config
 
     for setting in explain_config(arguments.scenario, arguments.overrides):
-        print(f"{setting.key:<32} {json.dumps(setting.value):<36} {setting.source}")
+        print(f"{setting.key:<24} {json.dumps(setting.value):<28} {setting.source}")
     return errors.OK
 
 

@@ -40,7 +40,7 @@ _TICK_NS = 5_000_000
 _PATIENCE_S = 10.0
 _GIB = 2**30
 _NAME_WIDTH = 17
-_WIDTH = 100
+_WIDTH = 80
 _ASK_TORCH = """
 import json, torch, transformers
 device = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
