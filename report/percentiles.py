@@ -11,7 +11,6 @@ import numpy as np
 from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.judge.words import late_words
 from gapmeter.analysis.numbers import count, counted, duration, over, share
-from gapmeter.analysis.requests.figures import LEDGER_OF
 from gapmeter.analysis.results.distribution import CensoredDistribution, Distribution, StageDistribution, percentile_key
 from gapmeter.analysis.results.requests import PeerFigures
 from gapmeter.analysis.results.run import RunResult, SloAnswer
@@ -162,37 +161,34 @@ def _stage(found: StageDistribution | None, key: str) -> list[Words]:
 
 # --- one stage by itself
 
-_PARTS = {"first_token": "stages_to_first_token", "last_token": "stages"}
-_UNTIL = {"first_token": UNTIL["ttft"], "last_token": UNTIL["e2e"]}
-
 
 def _stage_curves(run: ReportedRun) -> list[Block]:
     """A list of stages to choose from, and the curve of the one chosen, to either event."""
     result, charts = run.result, dict[str, dict[str, Block]]()
-    for metric, event in LEDGER_OF.items():
-        part = _PARTS[event]
-        known: Mapping[str, StageDistribution] = getattr(result, part)
+    for metric, part, known in (
+        ("ttft", "stages_to_first_token", result.stages_to_first_token), ("e2e", "stages", result.stages),
+    ):  # fmt: skip
         if not known:
             continue
-        drawn = charts.setdefault(event, {})
+        drawn = charts.setdefault(metric, {})
         for name, series in run.tables.stages[metric].items():
             named, words = named_of(known[name], f"{part}.{name}"), marks.words(name)
             if series.values.any() and (curve := curve_of(words, series, named, points=90)):
-                caption = f"{words} {_UNTIL[event]}: {curve.caption()}"
-                drawn[name] = curve.chart(f"stage-{name}-{event.replace('_', '-')}", caption)
+                caption = f"{words} {UNTIL[metric]}: {curve.caption()}"
+                drawn[name] = curve.chart(f"stage-{name}-{metric}", caption)
     names = list(dict.fromkeys(name for drawn in charts.values() for name in drawn))
     if not names:
         return []
     first = result.tail.stage if result.tail.stage in names else names[0]
-    until = "first_token" if result.tail.metric == "ttft" else "last_token"
+    until = "ttft" if result.tail.metric == "ttft" else "e2e"
     none = Paragraph("It took no time here, or the sample supports no percentile.", "empty")
     switches = [
         doc.Switch("stage-curve", "stage", [(n, marks.words(n)) for n in names], str(first), list=True),
-        doc.Switch("stage-until", "time", [(event, _UNTIL[event]) for event in charts], until),
+        doc.Switch("stage-until", "time", [(metric, UNTIL[metric]) for metric in charts], until),
     ]
     panels = [
-        Panel({"stage-curve": name, "stage-until": event}, [drawn.get(name, none)])
-        for event, drawn in charts.items()
+        Panel({"stage-curve": name, "stage-until": metric}, [drawn.get(name, none)])
+        for metric, drawn in charts.items()
         for name in names
     ]
     lead = Paragraph(f"{_BY_ITSELF} Stages that took no time are left out.", "quiet")
