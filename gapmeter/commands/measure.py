@@ -18,6 +18,7 @@ from gapmeter.commands import flags
 from gapmeter.commands.flags import Commands
 from gapmeter.errors import UserError, say_exit
 from gapmeter.options import BUDGET_S, CapacityGoal, Options
+from gapmeter.report.printable import printable
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.loadgen.fleet import Workers
@@ -278,7 +279,7 @@ def _scenarios(_: argparse.Namespace) -> int:
     from gapmeter.scenarios.source import list_scenarios
 
     for name, summary in list_scenarios():
-        print(f"{name:<16} {summary}")
+        print(f"{printable(name):<16} {printable(summary)}")
     return errors.OK
 
 
