@@ -87,7 +87,6 @@ MISTAKES = {
     "a report of nothing": Mistake(("report", "{tmp}/bare"), 2, ("is not a run's folder: it has no manifest.json",)),
     "a report of a folder with a typo": Mistake(("report", "{tmp}/baer"), 2, ("{tmp}/baer does not exist",)),
     "a report of another format": Mistake(("report", "{tmp}/old"), 2, ("schema_version is 0", "reads 1")),
-    "a configuration of nothing": Mistake(("config", "smok"), 104, ("there are smoke",)),
 }  # fmt: skip
 
 

@@ -207,13 +207,6 @@ def test_a_flag_that_says_nothing_is_no_reason_to_measure_something_else(
     assert f"{flag} is empty; give it a value, or leave it out" in capsys.readouterr().err
 
 
-def test_a_search_to_go_on_with_that_has_no_name_is_no_reason_to_begin_another(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["capacity", "chat-p99", "--resume", ""]) == 2
-    assert "--resume is empty; name a folder" in capsys.readouterr().err
-
-
 def test_a_probe_s_folder_is_for_servers_that_are_attached_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
