@@ -117,8 +117,8 @@ def test_words_of_a_scenario_and_of_a_run_are_shown_not_obeyed(nearby: Path, cap
     (nearby / "scenarios").mkdir()
     (nearby / "scenarios" / "loud.yaml").write_text(r'summary: "\e[2J"')
     assert main(["scenarios"]) == 0
-    folder = write_run(nearby / "run", count=40, name="\x1b[2J", slos=("ttft p50 <= 1 ms",))
-    found = Conclusion(folder.path, RunResult.read(folder.path), SLO_MISSED)
+    folder = write_run(nearby / "run", count=40, slos=("ttft p50 <= 1 ms",))
+    found = Conclusion(folder.path, RunResult.read(folder.path).model_copy(update={"name": "\x1b[2J"}), SLO_MISSED)
     publish(Namespace(junit=None, markdown=None, annotations=True, json=False, quiet=True), lambda: [found])
     for said in capfd.readouterr():
         assert "\\x1b[2J" in said and "\x1b" not in said
