@@ -35,26 +35,23 @@ def main(words: Sequence[str], output: LossyOutput | None = None) -> int:
             why = "the reader closed it" if isinstance(output.lost, BrokenPipeError) else reason_of(output.lost)
             tell(f"standard output has not been written: {why}")
             code = code if arguments.judges else say_exit(errors.USAGE, "the answer was not written")
-    except UserError as error:
-        if arguments.debug:
+    except (UserError, MemoryError, OSError) as error:
+        if arguments.debug or (told := _sentence(error)) is None:
             raise
-        tell(str(error))
-        code = say_exit(error.exit_code)
-    except MemoryError:
-        if arguments.debug:
-            raise
-        print("gapmeter: not enough memory; use a smaller run, or a larger machine", file=sys.stderr)
-        code = say_exit(errors.NOT_VALID)
-    except OSError as error:
-        if arguments.debug or not (error.filename or error.errno in _DISK):
-            raise
-        if not error.filename:
-            tell(f"{reason_of(error)}; {remedy_of(error)}")
-            return say_exit(errors.NOT_VALID)
-        # A disk, a name or a right that no command foresaw: about the user's file, if it names one.
-        tell(f"{str(error.filename)[:200]}: {reason_of(error)}; choose another, or fix that")
-        code = say_exit(errors.USAGE)
+        tell(told[0])
+        code = say_exit(told[1])
     return code
+
+
+def _sentence(error: UserError | MemoryError | OSError) -> tuple[str, int] | None:
+    """What is said of a failure, with its exit code; None of a bug."""
+    if isinstance(error, UserError):
+        return str(error), error.exit_code
+    if isinstance(error, MemoryError):
+        return "not enough memory; use a smaller run, or a larger machine", errors.NOT_VALID
+    if error.filename:  # a disk, a name or a right that no command foresaw: about the user's file
+        return f"{str(error.filename)[:200]}: {reason_of(error)}; choose another, or fix that", errors.USAGE
+    return (f"{reason_of(error)}; {remedy_of(error)}", errors.NOT_VALID) if error.errno in _DISK else None
 
 
 class _Parser(argparse.ArgumentParser):

@@ -36,7 +36,7 @@ class Keys:
         for word in {*_named(value), *more, *(os.environ.get(name) for name in _VARIABLES)}:
             if word and len(word) >= _SHORTEST:
                 # As it stands, in addresses, in JSON and in HTML (as Python and as the page's templates escape).
-                for form in {word, unquote(word), quote(_bytes(word)), json.dumps(word)[1:-1]}:
+                for form in {word, unquote(word), quote(bytes_of(word)), json.dumps(word)[1:-1]}:
                     spelled |= {form, html.escape(form), str(markupsafe.escape(form))}
         return cls(tuple(sorted((form for form in spelled if len(form) >= _SHORTEST), key=len, reverse=True)))
 
@@ -49,7 +49,7 @@ class Keys:
     def out_of_bytes(self, data: bytes) -> bytes:
         """Bytes, which may be no text, without them."""
         for key in self.spellings:
-            data = data.replace(_bytes(key), REDACTED.encode())
+            data = data.replace(bytes_of(key), REDACTED.encode())
         return data
 
     def out_of_value(self, value: Any, name: str = "") -> Any:
@@ -94,7 +94,7 @@ def _named(value: Any, name: str = "") -> Iterator[str]:
         yield found[1]
 
 
-def _bytes(key: str) -> bytes:
+def bytes_of(key: str) -> bytes:
     """As it would lie in a file; the environment's bytes need be no text, and JSON can say half a character."""
     try:
         return key.encode(errors="surrogateescape")

@@ -44,11 +44,9 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
     anatomy = result.tail.of(metric) if metric else None
     if anatomy is not None and (stranger := _stranger(result, anatomy)):
         return [doc.Paragraph(stranger)]
-    searchable = manifest.asked.workload.kind != "conversation" and manifest.capacity_of is None
-    if result.verdict == FAIL and searchable and (overload := _overload(result)):
-        search = Command.parse(manifest.command).as_search()
-        words = f"{overload}. To find the rate that it can sustain:"
-        return [] if search is None else [doc.Paragraph(words), doc.Pre(str(search))]
+    search = _search(result, manifest) if result.verdict == FAIL else None
+    if search and (overload := _overload(result)):
+        return [doc.Paragraph(f"{overload}. To find the rate that it can sustain:"), doc.Pre(str(search))]
     if anatomy is None:
         return []
     all_pay = anatomy.typical.total_ms >= BASE * anatomy.at.total_ms and result.verdict == FAIL
@@ -74,11 +72,15 @@ def advice(result: RunResult, manifest: Manifest) -> list[Block]:
 
 def next_step(result: RunResult, manifest: Manifest) -> list[Block]:
     """After a run at a rate that met its SLOs: the command that finds the highest such rate."""
-    rated = manifest.asked.load.arrivals in RATED_ARRIVALS and manifest.asked.workload.kind != "conversation"
-    if result.verdict != PASS or not rated or manifest.capacity_of is not None:
-        return []
-    search = Command.parse(manifest.command).as_search()
+    search = _search(result, manifest) if result.verdict == PASS else None
     return [doc.Paragraph("To find how much the server can take:"), doc.Pre(str(search))] if search else []
+
+
+def _search(result: RunResult, manifest: Manifest) -> Command | None:
+    """The command that searches its capacity; None for a load that no search takes, and for one of a search."""
+    asked = manifest.asked
+    takes = asked.load.arrivals in (*RATED_ARRIVALS, "trace") and asked.workload.kind != "conversation" and result.slo
+    return Command.parse(manifest.command).as_search() if takes and manifest.capacity_of is None else None
 
 
 def _more_cores(result: RunResult) -> str:

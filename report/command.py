@@ -81,9 +81,11 @@ class Command:
 
     @property
     def settings(self) -> list[str]:
-        """What it changes of its scenario, as ``--set`` takes it."""
+        """What it changes of its scenario, as ``--set`` takes it; last what was written so, since that wins."""
         flags = self._flags
-        asked = [f"{_OF_THE_SCENARIO[name]}{value}" for name, value in pairwise(flags) if name in _OF_THE_SCENARIO]
+        given = [pair for pair in pairwise(flags) if pair[0] in _OF_THE_SCENARIO]
+        given.sort(key=lambda pair: pair[0] == "--set")
+        asked = [f"{_OF_THE_SCENARIO[name]}{value}" for name, value in given]
         return ["server.engine=attach", *asked] if "--url" in flags else asked
 
     @property

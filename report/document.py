@@ -49,11 +49,10 @@ BRIEF = TERMINAL | MARKDOWN
 EVERYWHERE = PAGE | BRIEF
 
 Tone = Literal["good", "bad", "open", ""]  # met; missed or broken; undecided or strained; says nothing of the kind
-Unit = Literal["ms", "share", "count", "rate", "usd", "large", "number", ""]
+Unit = Literal["ms", "share", "count", "rate", "usd", "large", "number"]
 
 _WRITERS: Mapping[str, Callable[[float], str]] = {
     "ms": duration, "share": share, "count": count, "rate": rate, "usd": usd, "large": large, "number": significant,
-    "": "{:g}".format,
 }  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def one_request(run: ReportedRun, names: Sequence[str]) -> Section | None:
     ]
     if not names:
         return Section("requests", "One request", blocks, short="one request")
-    counts = {"embedded": f"{len(names):,}", "all": f"{len(run.requests):,}"}
+    counts = {"embedded": f"{len(names):,}", "all": f"{run.issued:,}"}
     view = html.fill(html.asset("request.html"), **counts, origin=html.origin(run.result.provenance))
     blocks.append(doc.Html(view))
     return Section("requests", "One request", blocks, short="one request", data=request_data(run, names))

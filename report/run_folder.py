@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Ints
+from gapmeter.analysis.requests.metrics import final, issued
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.run_figures import RunTables
@@ -54,6 +55,11 @@ class ReportedRun:
     def origin_ns(self) -> int:
         """The earliest due time: second 0 of every time axis."""
         return self.tables.origin_ns
+
+    @property
+    def issued(self) -> int:
+        """How many requests were asked, whatever attempts each took."""
+        return int(issued(final(self.requests)).sum())
 
     @property
     def engine_of_step(self) -> Ints:

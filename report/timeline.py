@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints
-from gapmeter.analysis.numbers import counted, duration, round_step, significant
+from gapmeter.analysis.numbers import counted, duration, plain, round_step, significant
 from gapmeter.analysis.requests.metrics import ended_by_us, final, issued, succeeded
 from gapmeter.analysis.results.latency import Burst
 from gapmeter.analysis.results.requests import ENDED_BY_US
@@ -71,7 +71,7 @@ def stretches(length_s: float) -> list[tuple[float, float]]:
 
 def from_to(low: float, high: float) -> list[Figure]:
     """Where a stretch begins and ends, in two cells."""
-    return [Figure(low, text=f"{low:g} s"), Figure(high, text=f"{high:.4g} s")]
+    return [Figure(low, text=f"{plain(low, 4)} s"), Figure(high, text=f"{plain(high, 4)} s")]
 
 
 def exact(value: float) -> Figure:

@@ -86,14 +86,6 @@ def is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def kind_of(path: Path) -> str:
-    """``a pipe``, ``a device`` and so on for what is there and is no plain file; "" otherwise."""
-    try:
-        return _KINDS.get(stat.S_IFMT(path.stat().st_mode), "")
-    except (OSError, ValueError):
-        return ""
-
-
 def memory_bytes() -> int:
     """This machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

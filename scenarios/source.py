@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from gapmeter.scenarios.errors import Place, ScenarioError, nearest, quoted, unread
-from gapmeter.scenarios.plain_file import kind_of, read_plain
+from gapmeter.scenarios.plain_file import read_plain
 
 _MOST_NODES = 100_000  # with every alias written out
 _DEEPEST = 30
@@ -99,8 +99,8 @@ def _no_file(path: Path) -> str:
     try:
         if path.is_dir():
             return "a folder, not a scenario; write the path of a .yaml file in it"
-        if kind := kind_of(path):
-            return f"it is {kind}, not a plain file; write what it gives into one"
+        if path.exists():
+            return "it is not a plain file; write what it gives into one"
         beside = sorted(file.name for file in path.parent.glob("*.y*ml"))
     except (OSError, ValueError) as error:
         return f"no such file: {unread(error)}"

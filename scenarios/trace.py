@@ -145,7 +145,7 @@ class Trace(Part):
         if info.context is not READ_FILES:
             return self
         if self.start_ns > self.recorded.at_ns[-1]:
-            lasts = f"{self.recorded.at_ns[-1] / SECOND_NS:.3g} s"
+            lasts = f"{self.recorded.at_ns[-1] / SECOND_NS:,.9g} s"
             raise BadValue(f"is after the last request of {self.path}, at {lasts}; write an earlier time", ("start",))
         if self.loop and not self.recorded.lap_ns:
             raise BadValue(

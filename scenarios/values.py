@@ -273,7 +273,7 @@ def read_duration(value: object, *, least_ns: int = 0, otherwise: str = "") -> i
         raise BadValue(f"{quoted(value)} is not a duration; write {otherwise}{meant}")
     ns = round(min(max(exact_ns, -1.0), 2.0 * LONGEST_NS))  # infinity cannot be rounded
     if not least_ns <= ns <= LONGEST_NS:
-        span = f"from {least_ns / SECOND_NS:g} s to" if least_ns else "up to"
+        span = f"from {least_ns / SECOND_NS:g} s to" if least_ns > 1 else "above 0 up to" if least_ns else "up to"
         raise BadValue(f"{quoted(value)} is out of range; write a duration {span} 30 days")
     return ns
 

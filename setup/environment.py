@@ -99,7 +99,8 @@ def parts_for_run() -> tuple[str, ...]:
     if os.environ.get("URL") or re.search(r"--url\b|server\.url=", args):
         return ("core", *issuing)
     in_args = re.findall(r"(?:--engine[= ]|server\.engine=)[\"']*([a-z]+)", args)
-    named = os.environ.get("ENGINE") or "".join(in_args[-1:]) or _engine_in_scenario(text)
+    unnamed = "" if "url:" in text or not text else "transformers"  # what a scenario has that names neither
+    named = os.environ.get("ENGINE") or "".join(in_args[-1:]) or _engine_in_scenario(text) or unnamed
     return (*ENGINE_PARTS.get(named, ("core",)), *issuing)
 
 

@@ -188,6 +188,8 @@ def test_no_python_that_is_new_enough_is_a_sentence(checkout: Path) -> None:
         ({"SCENARIO": "chat-p99", "ARGS": "--engine=simulated --json"}, ("core",)),
         ({"SCENARIO": "chat-p99", "ARGS": "--url http://127.0.0.1:1"}, ("core",)),
         ({"SCENARIO": "no-such-scenario"}, ("core",)),
+        ({"SCENARIO": "of-no-engine"}, ("core", "transformers")),
+        ({"SCENARIO": "of-an-address"}, ("core",)),
         ({"SCENARIO": "chat-p99", "GENERATOR": "locust"}, ("core", "transformers", "locust")),
         ({"SCENARIO": "chat-p99", "ENGINE": "simulated", "ARGS": "--set load.generator=locust"}, ("core", "locust")),
         ({"SCENARIO": "chat-p99", "URL": "http://127.0.0.1:8000", "GENERATOR": "locust"}, ("core", "locust")),
@@ -200,6 +202,8 @@ def test_a_run_sets_up_the_engine_that_it_will_use(
 ) -> None:
     for name in ("SCENARIO", "ENGINE", "URL", "GENERATOR", "ARGS", "LOCUSTFILE"):
         monkeypatch.setenv(name, variables.get(name, ""))
+    for name, server in (("of-no-engine", "max_batch: 4"), ("of-an-address", "url: http://h:1")):
+        (checkout / "scenarios" / f"{name}.yaml").write_text(f"server: {{{server}}}\n")
     assert load(checkout).parts_for_run() == parts
 
 

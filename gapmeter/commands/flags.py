@@ -16,6 +16,7 @@ from gapmeter import errors
 from gapmeter.errors import UserError, reason_of, say_exit
 from gapmeter.options import check_rate, check_seconds, check_share, tell
 from gapmeter.report.command import Command
+from gapmeter.report.printable import printable
 
 if TYPE_CHECKING:  # what takes long to import comes after the user's mistakes have been reported
     from gapmeter.report.export.junit import Suite
@@ -228,7 +229,7 @@ def publish(arguments: argparse.Namespace, conclusions: Callable[[], Iterable[Co
                 from gapmeter.report.export.junit import annotations_of
 
                 for line in (line for suite in suites_of(conclusion) for line in annotations_of(suite)):
-                    print(line, file=sys.stderr)  # which GitHub reads too
+                    print(printable(line), file=sys.stderr)  # which GitHub reads too
             is_written = _write_files(arguments, done)
     finally:
         if done and arguments.json:

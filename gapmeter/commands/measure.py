@@ -18,6 +18,7 @@ from gapmeter.commands import flags
 from gapmeter.commands.flags import Commands
 from gapmeter.errors import UserError, say_exit
 from gapmeter.options import BUDGET_S, CapacityGoal, Options
+from gapmeter.report.printable import printable
 
 if TYPE_CHECKING:  # its import takes a second, which a mistake on the command line need not wait for
     from gapmeter.loadgen.fleet import Workers
@@ -167,6 +168,8 @@ def _capacity(arguments: argparse.Namespace) -> int:
     goal = CapacityGoal(target_rps, headroom, spare, confidence, within, budget_s)
     goal.check()
     resumed = [Path(part) for part in (arguments.resume or "").split(",") if part]
+    if arguments.resume is not None and not resumed:
+        raise UserError("--resume is empty; name a folder", errors.USAGE)
     # A mistake is reported before a second goes into imports.
     if arguments.over:
         changed.append(flags.sweep_of(arguments.over))
@@ -263,7 +266,7 @@ def _config(arguments: argparse.Namespace) -> int:
     from gapmeter.study.resolve import explain_config
 
     for setting in explain_config(arguments.scenario, arguments.overrides):
-        print(f"{setting.key:<32} {json.dumps(setting.value):<36} {setting.source}")
+        print(f"{setting.key:<24} {json.dumps(setting.value):<28} {setting.source}")
     return errors.OK
 
 
@@ -276,7 +279,7 @@ def _scenarios(_: argparse.Namespace) -> int:
     from gapmeter.scenarios.source import list_scenarios
 
     for name, summary in list_scenarios():
-        print(f"{name:<16} {summary}")
+        print(f"{printable(name):<16} {printable(summary)}")
     return errors.OK
 
 

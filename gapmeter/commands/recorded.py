@@ -269,7 +269,9 @@ def _plain(cell: Any) -> Any:
 def _shown(cell: Any) -> str:
     if cell is None:
         return "–"
-    return f"{cell:g}" if isinstance(cell, float) else str(cell)
+    if isinstance(cell, float):
+        return f"{cell:.1f}" if 1e5 <= abs(cell) < 1e15 else f"{cell:g}"  # a time in ns has more than six digits
+    return str(cell)
 
 
 def _add_verify(commands: Commands) -> None:

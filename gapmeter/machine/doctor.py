@@ -29,6 +29,7 @@ from gapmeter.machine.hardware import CHECKOUT, output_of, place
 from gapmeter.machine.roofline import text_of
 from gapmeter.records.process import SPARE
 from gapmeter.records.timer import Timer
+from gapmeter.report.printable import printable
 from gapmeter.servers import vllm
 from gapmeter.servers.telemetry.sources import CONTROL_GROUPS, cpu_limit
 
@@ -40,7 +41,7 @@ _TICK_NS = 5_000_000
 _PATIENCE_S = 10.0
 _GIB = 2**30
 _NAME_WIDTH = 17
-_WIDTH = 100
+_WIDTH = 80
 _ASK_TORCH = """
 import json, torch, transformers
 device = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
@@ -90,7 +91,7 @@ def judged(name: str, ok: bool, seen: str, remedy: str = "", *, needed: bool = F
 def print_findings(*, as_json: bool) -> int:
     """Print all findings to standard output. Returns 0, or 98 when something is missing that every run needs."""
     findings = diagnose()
-    print(json.dumps([asdict(finding) for finding in findings], indent=1) if as_json else render(findings))
+    print(json.dumps([asdict(finding) for finding in findings], indent=1) if as_json else printable(render(findings)))
     stopped = any(finding.needed and not finding.ok for finding in findings)
     return errors.NOT_VALID if stopped else errors.OK
 

@@ -18,7 +18,7 @@ from typing import IO, BinaryIO
 
 from gapmeter import errors
 from gapmeter.errors import UserError, unless_refused
-from gapmeter.keys import REDACTED, Keys
+from gapmeter.keys import REDACTED, Keys, bytes_of
 from gapmeter.options import tell
 from gapmeter.records import RunFolder
 from gapmeter.records.compression import SUFFIX, open_record
@@ -155,7 +155,7 @@ def _without_keys(path: Path, inside: str, keys: Keys) -> bytes | None:
         file.seek(0)
         try:
             with gzip.GzipFile(fileobj=file) if zipped else open_record(path) as text:
-                if not holds_any(text, spelled):
+                if not holds_any(text, list(map(bytes_of, spelled))):
                     return None
         except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise UserError(f"{path} cannot be read as a whole: {error}", errors.NOT_VALID) from error
@@ -167,13 +167,12 @@ def _without_keys(path: Path, inside: str, keys: Keys) -> bytes | None:
     return gzip.compress(keys.out_of_bytes(gzip.decompress(data)), mtime=0) if zipped else keys.out_of_bytes(data)
 
 
-def holds_any(file: IO[bytes] | io.BufferedIOBase, words: Sequence[str], block: int = 1 << 22) -> bool:
+def holds_any(file: IO[bytes] | io.BufferedIOBase, words: Sequence[bytes], block: int = 1 << 22) -> bool:
     """Whether a word stands anywhere in what is left of a file, of which it reads ``block`` bytes at a time."""
-    spelled, rest = [word.encode() for word in words], b""
-    most = max(map(len, spelled), default=0)
+    most, rest = max(map(len, words), default=0), b""
     while came := file.read(block):
         seen = rest + came
-        if any(word in seen for word in spelled):
+        if any(word in seen for word in words):
             return True
         rest = seen[max(len(seen) - most + 1, 0) :]  # a word may begin in one block and end in the next
     return False
@@ -190,6 +189,7 @@ def _table_without_keys(path: Path, spelled: Sequence[str], keys: Keys) -> bytes
     table = pq.ParquetFile(path)
     schema, kinds = table.schema_arrow, (pa.string(), pa.large_string())
     names = [column.name for column in schema if column.type in kinds]
+    spelled = [key for key in spelled if key.encode(errors="ignore").decode() == key]  # what is no text is in none
     texts = (pc.unique(column) for batch in table.iter_batches(columns=names) for column in batch.columns)
     if any(pc.any(pc.match_substring(text, key)).as_py() for text in texts for key in spelled):
         raise UserError(f"{path} holds a key among its values: do not hand it over", errors.NOT_VALID)

@@ -17,7 +17,7 @@ from gapmeter import errors
 from gapmeter.analysis.capacity import search
 from gapmeter.analysis.capacity.read import KEPT_ARRIVALS, count_all, goal_of, read_outcome, read_trials
 from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Trial
-from gapmeter.analysis.numbers import share
+from gapmeter.analysis.numbers import plain, share
 from gapmeter.analysis.results.capacity import (
     DIED,
     FAILS,
@@ -79,7 +79,7 @@ def run_search(study: Study[SearchManifest], scenario: Scenario) -> None:
     if budget_s < least_s and not study.manifest.capacity.trials:
         study.options.say(
             f"--budget {budget_s:g}s is short: one overload may use it up, and then only a rate that is too high is "
-            f"known; from {study.manifest.capacity.start:.3g} req/s a search takes --budget {least_s}s at least"
+            f"known; from {plain(study.manifest.capacity.start)} req/s a search takes --budget {least_s}s at least"
         )
     earlier = len(list(study.path.glob("server*")))  # each time that a search is taken up has a server of its own
     home = study.path / (f"server-{earlier + 1}" if earlier else "server")
@@ -299,12 +299,12 @@ def _search(trials: Trials) -> Ended:
     done = [each.trial for each in read_trials(study.path, study.manifest)]
     while not isinstance(ask := search.next_trial(goal, done), str):
         number, seconds = next_number(study.manifest.capacity.trials), ask.most / ask.rate
-        say(f"trial {number}: {ask.rate:.4g} req/s ({_AIMS[ask.aim]}), {seconds:.0f} s of load at most")
+        say(f"trial {number}: {plain(ask.rate, 4)} req/s ({_AIMS[ask.aim]}), {seconds:.0f} s of load at most")
         done.append(trial := search.run_trial(goal, trials, ask, number))
-        say(f"trial {number}: {ask.rate:.4g} req/s {_verdict(trial, goal)}")
+        say(f"trial {number}: {plain(ask.rate, 4)} req/s {_verdict(trial, goal)}")
         if (known := search.posterior(goal, done)) is not None:
             low, high = known.interval(goal.confidence)
-            say(f"so far {known.quantile(0.5):.3g} req/s ({low:.3g} .. {high:.3g})")
+            say(f"so far {plain(known.quantile(0.5))} req/s ({plain(low)} .. {plain(high)})")
     return ask
 
 

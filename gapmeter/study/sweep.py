@@ -17,7 +17,7 @@ from typing import Any
 
 from gapmeter import errors
 from gapmeter.analysis.judge.words import outage_text
-from gapmeter.analysis.numbers import counted
+from gapmeter.analysis.numbers import counted, plain
 from gapmeter.analysis.results.manifest import SweepManifest, SweepPlace, SweepPoint
 from gapmeter.analysis.results.sweep import FailedRun, SweepResult
 from gapmeter.errors import UserError, unless_refused
@@ -199,7 +199,7 @@ def _takes(loads: Sequence[Load], repeats: int) -> str:
     warmups_ns = sum(warmup_span(load)[0] for load in loads)
     all_ns = [repeats * (warmups_ns + sum(each)) for each in zip(*spans_ns, strict=True)]
     per_ns, unit = (60e9, "min") if all_ns[-1] >= 100e9 else (1e9, "s")
-    least, most = (f"{ns / per_ns:.2g}" for ns in all_ns)
+    least, most = (plain(ns / per_ns, 2) for ns in all_ns)
     return f", {least} {unit} of load" if least == most else f", {least} to {most} {unit} of load"
 
 

@@ -78,7 +78,8 @@
     if (!list) return;
     list.append(...(stage === null ? original : [...original].sort((a, b) => msOf(b) - msOf(a))));
     const label = document.getElementById("slow-order");
-    label.textContent = stage === null ? "slowest first" : `most ${stage.replaceAll("_", " ")} first`;
+    const name = document.querySelector(`button[data-stage="${CSS.escape(stage)}"]`)?.textContent ?? stage?.replaceAll("_", " ");
+    label.textContent = stage === null ? "slowest first" : `most ${name} first`;
   }
 
   document.addEventListener("click", (event) => {

@@ -100,7 +100,7 @@
       const at = start - request.due;
       if (at + length < 0 || at > scale.length) continue;
       const own = number >= first && number <= last;
-      const words = `step ${number}, ${duration(length)}: ${held} requests, ${prompt} prompt and ${decode} decode tokens, ${waiting} waiting${own ? "" : " (before this request was in)"}`;
+      const words = `step ${number}, ${duration(length)}: ${held} request${held === 1 ? "" : "s"}, ${prompt} prompt and ${decode} decode tokens, ${waiting} waiting${own ? "" : " (before this request was in)"}`;
       parts.push(box(scale, at, length, y, 22, "var(--step)", words, { class: own ? "step own" : "step" }));
       if (from !== null) {
         const paint = prompt > 0 ? "#0072B2" : "#009E73";

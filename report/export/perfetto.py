@@ -57,7 +57,7 @@ def trace(run: ReportedRun) -> dict[str, Any]:
     tracks = {name: number for number, name in enumerate(shown.sort_values("due_ns")["request_id"], start=1)}
     timed = [*_requests(run, shown, tracks), *_stages(run, tracks), *_steps(run), *_counters(run), *_flows(run, tracks)]
     timed.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
-    about = {"requests in this file": f"{len(tracks)} of {len(run.requests)}", "verdict": run.result.verdict}
+    about = {"requests in this file": f"{len(tracks)} of {run.issued}", "verdict": run.result.verdict}
     about |= {**run.result.provenance.facts(), "steps in this file": str(len(run.steps))}
     return {"traceEvents": [*_names(run, shown, tracks), *timed], "displayTimeUnit": "ms", "otherData": about}
 

@@ -69,6 +69,7 @@ SMALL = ("capacity", "smoke", "--engine", "simulated", *settings(
         (("smoke", "--over", "load.rate=4,8"), 2, "--over load.rate: the rate is what a search finds"),
         (("smoke", "--over", "server.max_bach=4,8"), 104, "did you mean server.max_batch"),
         (("smoke", "--resume", "runs/A,runs/B"), 2, "--resume: one search, unless --over is given"),
+        (("smoke", "--resume", ""), 2, "--resume is empty; name a folder"),
     ],
 )
 def test_a_users_mistake_is_one_sentence_that_says_what_to_write(

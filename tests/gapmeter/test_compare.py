@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from gapmeter import errors
-from gapmeter.analysis.results import Manifest, RunResult
+from gapmeter.analysis.results import RunResult
 from gapmeter.analysis.results.comparison import Comparison
 from gapmeter.analysis.results.cost_table import CostTable
 from gapmeter.analysis.results.regression import Regression, RegressionRow
@@ -20,7 +20,6 @@ from gapmeter.cli import main
 from gapmeter.commands.flags import share_of
 from gapmeter.errors import UserError
 from gapmeter.options import Options
-from gapmeter.report import markdown, run
 from gapmeter.report.export.junit import annotations_of, junit, suite_of_run
 from gapmeter.runs.archive import archive
 from gapmeter.runs.comparison import compare_folders
@@ -458,10 +457,3 @@ def test_runs_in_turn_are_compared_and_a_run_is_held_against_one_of_them(tmp_pat
         assert f"::error title=smoke%3A {name} REGRESSED::" in judged.err
     assert told["status"] in (tmp_path / "told.md").read_text()
     assert judged.code == 0 or judged.last_line.startswith(f"exit={judged.code} ")
-
-
-def test_markdown_of_a_run_without_a_baseline_says_nothing_of_one(runs: Path) -> None:
-    result, manifest = RunResult.read(runs / "three"), Manifest.read(runs / "three")
-    assert "baseline" not in markdown.text(run.brief(result, manifest))
-    told = markdown.text(run.brief(result, manifest, regression("REGRESSED")))
-    assert "**REGRESSED** against base" in told

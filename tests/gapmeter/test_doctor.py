@@ -184,8 +184,9 @@ def test_every_miss_has_a_remedy_and_what_holds_has_none() -> None:
 
 def test_remedies_name_targets_that_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    sources = [*(ROOT / "gapmeter").glob("*.py"), *(ROOT / "servers").glob("*.py")]
-    named = [words for source in sources for words in re.findall(r"[`\"'] ?make ([a-z- ]*[a-z])", source.read_text())]
+    sources = (path for part in ("gapmeter", "servers", "loadgen", "report") for path in (ROOT / part).rglob("*.py"))
+    told = re.compile(r"(?:[`\"']|: |, then )make ((?:clean-all )?[a-z-]+)")
+    named = [words for source in sources for words in told.findall(source.read_text())]
     assert named
     assert {word for words in named for word in words.split()} <= targets
 

@@ -315,6 +315,12 @@ def test_the_span_of_an_attempt_that_failed_is_as_long_as_the_attempt() -> None:
         assert length_ns[name] == row["end_ns"] - row["attempt_due_ns"] < row["end_ns"] - row["due_ns"]
 
 
+def test_a_request_that_was_sent_again_is_one_request() -> None:
+    run = ReportedRun.read(RunFolder(golden("failures")))
+    assert run.issued == run.requests["index"].nunique() < len(run.requests)
+    assert str(trace(run)["otherData"]["requests in this file"]).endswith(f" of {run.issued}")
+
+
 def test_a_collector_that_is_not_there_is_one_sentence(run: Any, tmp_path: Path) -> None:
     done = command("export", str(run.folder.path), "--otlp", "http://127.0.0.1:9", runs=tmp_path, env=SOON)
     assert done.code == 2 and "127.0.0.1:9 did not take spans" in done.err

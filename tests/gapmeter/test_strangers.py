@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,11 +17,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapmeter.analysis.results import RunResult
 from gapmeter.cli import main
+from gapmeter.commands.flags import publish
+from gapmeter.errors import SLO_MISSED
 from gapmeter.report.printable import printable
 from gapmeter.report.terminal import print_table
+from gapmeter.runs.run import Conclusion
 from gapmeter.scenarios.plain_file import check_folder, open_plain
 from tests.kit.command import ROOT
+from tests.kit.runs import write_run
 
 
 def _socket(path: Path) -> None:
@@ -105,6 +111,17 @@ def test_no_words_are_obeyed_by_a_terminal(words: str) -> None:
     with contextlib.redirect_stdout(drawn):
         print_table(["model"], [[words]])
     assert not set(drawn.getvalue()) & set("\x1b\r\b\x9b\u202e\x85")
+
+
+def test_words_of_a_scenario_and_of_a_run_are_shown_not_obeyed(nearby: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (nearby / "scenarios").mkdir()
+    (nearby / "scenarios" / "loud.yaml").write_text(r'summary: "\e[2J"')
+    assert main(["scenarios"]) == 0
+    folder = write_run(nearby / "run", count=40, slos=("ttft p50 <= 1 ms",))
+    found = Conclusion(folder.path, RunResult.read(folder.path).model_copy(update={"name": "\x1b[2J"}), SLO_MISSED)
+    publish(Namespace(junit=None, markdown=None, annotations=True, json=False, quiet=True), lambda: [found])
+    for said in capfd.readouterr():
+        assert "\\x1b[2J" in said and "\x1b" not in said
 
 
 @pytest.mark.parametrize("words", [("scenarios",), ("config", "smoke")])

@@ -33,7 +33,7 @@ from gapmeter.runs.run import open_run
 from gapmeter.study.comparison import Baseline, check_baseline
 from gapmeter.study.resolve import changes, resolve, resolve_points, settings_of
 from gapmeter.study.study import Study, is_finished
-from gapmeter.study.sweep import order_of, report_sweep, run_sweep
+from gapmeter.study.sweep import _takes, order_of, report_sweep, run_sweep
 from gapmeter.study.verify import check_all
 from tests.kit.browser import Tab, opens_well
 from tests.kit.command import SHORT, Command, Done, gapmeter, settings
@@ -289,6 +289,11 @@ def test_points_of_users_who_wait_end_at_a_planned_look(tmp_path: Path) -> None:
     for point in done.summary["sweep"]["points"]:
         result = open_run(done.folder.path / point["repeats"][0]["folder"]).result
         assert result.shortened is not None and result.shortened.after_s == 2, "an SLO on errors asks for no percentile"
+
+
+def test_hours_of_load_are_told_in_minutes_as_they_are_read() -> None:
+    asked = ("load.requests=null", "load.duration=125m", "load.warmup=0")
+    assert _takes([resolve("smoke", asked).load], 1) == ", 125 min of load"
 
 
 @pytest.mark.whole_run

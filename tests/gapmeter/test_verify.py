@@ -306,12 +306,24 @@ BLOCK = 1 << 22  # what of a file is looked through at once
 
 
 @given(
-    st.text("ab", max_size=60), st.lists(st.text("ab", min_size=1, max_size=9), max_size=3), st.integers(1, 12)
-)  # fmt: skip
+    st.text("ab", max_size=60).map(str.encode),
+    st.lists(st.text("ab", min_size=1, max_size=9).map(str.encode), max_size=3),
+    st.integers(1, 12),
+)
 def test_a_word_is_found_wherever_it_stands_across_whatever_is_read_at_once(
-    text: str, words: list[str], block: int
+    text: bytes, words: list[bytes], block: int
 ) -> None:
-    assert holds_any(io.BytesIO(text.encode()), words, block) == any(word in text for word in words)
+    assert holds_any(io.BytesIO(text), words, block) == any(word in text for word in words)
+
+
+def test_a_key_that_is_no_text_keeps_no_run_from_being_archived(
+    run_copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, run = b"\xff" * 8, run_copy()
+    monkeypatch.setenv("HF_TOKEN", os.fsdecode(key))
+    (run / "logs" / "server.log").write_bytes(b"begun with " + key)
+    with tarfile.open(archive(run, tmp_path / "a.tar.gz")) as tar:
+        assert tar.extractfile(f"{run.name}/logs/server.log").read() == b"begun with REDACTED"
 
 
 @pytest.mark.parametrize("name", ["logs/server.log", "trace.json.gz", "requests/note", "probe/core-1-1.gap.zst"])

@@ -162,12 +162,19 @@ def test_a_run_that_asked_more_than_the_server_can_do_is_sent_to_a_search(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "status", "searches"), [("timeout", 0, True), ("http_4xx", 429, True), ("http_5xx", 500, False)]
-)
+    ("kind", "status", "arrivals", "searches"),
+    [
+        ("timeout", 0, "poisson", True), ("http_4xx", 429, "poisson", True), ("http_5xx", 500, "poisson", False),
+        ("timeout", 0, "ramp", False),
+    ],
+)  # fmt: skip
 def test_an_overload_that_shows_in_failures_alone_is_sent_to_a_search_beneath_what_failed(
-    tmp_path: Path, kind: str, status: int, searches: bool
+    tmp_path: Path, kind: str, status: int, arrivals: str, searches: bool
 ) -> None:
+    """Of a ramp there is no rate to search."""
     result, manifest = read(write_run(tmp_path / "r", count=900, rate=12.0, failures=30))
+    load = dict(manifest.scenario["load"]) | {"arrivals": arrivals}
+    manifest = manifest.model_copy(update={"scenario": dict(manifest.scenario) | {"load": load}})
     assert result.verdict == "FAIL"
     failures = tuple(
         each.model_copy(
@@ -263,6 +270,7 @@ def test_a_run_that_met_its_slos_is_told_how_to_find_how_much_the_server_can_tak
     attached = dict(manifest.scenario) | {"server": {"engine": "attach", "url": "http://h:1"}}
     assert commands(read(folder)[1].model_copy(update={"scenario": attached})) == [search]
     assert next_step(result, manifest.model_copy(update={"capacity_of": "chat"})) == []
+    assert next_step(result.model_copy(update={"slo": ()}), manifest) == [], "any rate would pass"
     closed = dict(manifest.scenario) | {"load": {"arrivals": "closed", "concurrency": 2}}
     assert next_step(result, read(folder)[1].model_copy(update={"scenario": closed})) == []
 

@@ -70,6 +70,11 @@ def test_a_line_that_is_no_command_line_stays_as_it_is() -> None:
     assert Command.parse("it's").words == ("it's",)
 
 
+def test_what_was_set_wins_over_a_named_flag_wherever_it_was_typed() -> None:
+    typed = Command.parse("gapmeter run smoke --set server.model=a --model b")
+    assert typed.settings == ["server.model=b", "server.model=a"]
+
+
 @pytest.mark.parametrize("flag", ["--probe-dir 'a folder'", "'--probe-dir=a folder'"])
 def test_a_search_sees_the_stages_that_its_run_saw(flag: str) -> None:
     search = Command.parse(f"gapmeter run smoke --url http://a:1 {flag} --set load.rate=2").as_search()

@@ -22,7 +22,7 @@ from gapmeter.report.document import Chart, Figure, Table
 from gapmeter.report.levels import Level, Levels
 from gapmeter.report.run_folder import ReportedRun
 from gapmeter.report.scale import Scale
-from gapmeter.report.timeline import Counts, Span, _counts, dots_of, in_flight, over_time, stretches
+from gapmeter.report.timeline import Counts, Span, _counts, dots_of, from_to, in_flight, over_time, stretches
 from tests.kit.runs import write_run
 
 
@@ -39,6 +39,7 @@ def test_stretches_cover_the_time_axis_without_a_hole_and_are_few(length: float)
     assert all(before[1] == after[0] for before, after in pairwise(found))
     assert all(low < high for low, high in found)
     assert len(found) <= 21
+    assert not any("e" in str(cell) for ends in found for cell in from_to(*ends)), "1e+04 s"
 
 
 def test_a_batch_does_not_last_through_the_time_in_which_there_is_no_step(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ FILE_MISTAKES = {
     ),
     "no time at all": (
         "75s", "0s",
-        'mine.yaml:9:13 load.duration: "0s" is out of range; write a duration from 1e-09 s to 30 days',
+        'mine.yaml:9:13 load.duration: "0s" is out of range; write a duration above 0 up to 30 days',
     ),
     "a wrong value deep inside": (
         "prompt_tokens: 64", "prompt_tokens: {lognormal: {median: 96, p95: 32}}",
@@ -285,10 +285,6 @@ FILE_MISTAKES = {
         "  rate: 8", "  rate: \uff18",
         'mine.yaml:8:9 load.rate: "\uff18" is not a rate; write 20 (requests per second)',
     ),
-    "a duration of two units": (
-        "duration: 75s", "duration: 1m30s",
-        'mine.yaml:9:13 load.duration: "1m30s" is not a duration; write 75s, 500ms or 2m',
-    ),
     "a duration in days": (
         "duration: 75s", "duration: 2d",
         'mine.yaml:9:13 load.duration: "2d" is not a duration; write 75s, 500ms or 2m',
@@ -300,10 +296,6 @@ FILE_MISTAKES = {
     "an SLO without a unit": (
         "server:", "slo:\n  - errors <= 1 %\n  - ttft p99 <= 500\nserver:",
         "mine.yaml:3:5 slo: the limit 500 lacks its unit; write 500 ms or 500 s",
-    ),
-    "an unknown metric": (
-        "server:", "slo: [tftt p99 <= 500 ms]\nserver:",
-        'mine.yaml:1:7 slo: "tftt" is not a metric; did you mean ttft? write ttft, itl, tpot, e2e or errors',
     ),
     "an SLO twice": (
         "server:", "slo: [ttft p99 <= 500 ms, ttft  p99<=500 ms]\nserver:",
@@ -356,7 +348,7 @@ FILE_MISTAKES = {
     ),
     "a time without end": (
         "75s", f"{'9' * 400}s",
-        f'mine.yaml:9:13 load.duration: "{"9" * 56}... is out of range; write a duration from 1e-09 s to 30 days',
+        f'mine.yaml:9:13 load.duration: "{"9" * 56}... is out of range; write a duration above 0 up to 30 days',
     ),
     "minutes": (
         "75s", "5min",

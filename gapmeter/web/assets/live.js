@@ -30,7 +30,7 @@
   }
 
   function show() {
-    const failed = Object.entries(state.failed || {});
+    const failed = Object.entries(state.failed || {}).filter(([, count]) => count);
     at("phase").textContent = state.phase;
     if (state.elapsed_s === undefined) return;
     at("clock").textContent = clock(Math.max(0, state.elapsed_s)) + (state.end_s ? ` of ${clock(state.end_s)}` : "") +
