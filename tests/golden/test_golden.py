@@ -5,54 +5,7 @@ them. Here the raw records alone are unpacked, everything is derived from them a
 
 A figure that changes on purpose is named in ``INTENDED`` with the reason. Once that is settled, write the archive's
 figures anew, from the same records: ``python -m tests.golden.record --derive KEY``. Without ``--derive`` it records
-the runs anew too, with their engines.
-
-The figures were last written anew on 2026-11-22, when limits had become questions with one side, waits for a core came
-to be read from the kernel's records alone (probes recorded some before), and the interference fit had lost its negative
-weights. ``transformers`` and ``vllm`` were recorded anew, with these records and arrivals as the kernel had them; the
-other raw records are byte for byte those that were recorded.
-``compare`` and ``compare-pairs`` followed from the same records when a comparison came to take the wider of its two
-intervals, and relative intervals came to hold the baseline's own error.
-``curve`` and ``killed`` followed on 2026-11-23: autocovariances of samples whose transform has an odd length (of 22 and
-37 values, among others) had been taken from one of an even length, so that n_eff was off by up to some percent.
-On 2026-11-24 all archives followed when warnings and sentences were reworded; no figure changed.
-``compare`` and ``compare-pairs`` followed again that day: means joined the figures that are tested, and stages' means
-have a third error.
-``compare-pairs`` followed again on 2026-11-24 for its sentences, and ``compare`` on 2026-11-25.
-``killed`` followed again on 2026-11-24: goodput leaves out what was in flight when the run was stopped.
-``capacity`` followed then too: a search takes the drift between its trials from the pace of tokens.
-``failures`` followed on 2026-11-25: a run with retries had been INVALID, as last attempts were taken for late firsts.
-``gpu`` was recorded on 2026-11-26, on one H100.
-Seven followed that day for their sentences: how many more requests would decide came to be told to two digits.
-Fourteen followed then for ``timeline.parquet`` alone: neighboring stretches of one stage became one row, no nanosecond
-moved. ``failures`` and ``sweep``: percentiles that lateness refuses came to keep an upper bound.
-``conversations`` and ``killed`` followed too: how many more requests decide an SLO on errors had been too few.
-``vllm`` and ``gpu``: ``padded`` in steps.parquet came to be what vLLM's workers record. ``sweep``: a minus became a
-hyphen. ``failures``: the upper end of an SLO on errors came to know in how many bursts they came.
-On 2026-11-27 all followed when goodput became a part of the throughput: no other figure changed.
-``attached`` and ``failures`` followed then, whose server was attached to on the same machine: its cores are unknown,
-and the words on its cost say so. ``failures`` followed again: the most frequent class is said with how many it has, and
-tokens per request are of all requests, failed ones too. And again: the delivered rate leaves out the waits of retries.
-``closed`` and ``gpu`` followed then: a rule more, on the users that the load tester held up.
-``capacity`` followed then: its trial at 40/s has a warning that it had no steady state, as its warm-up is a fixed one.
-``gpu`` followed on 2026-11-27: of its first ten seconds over the last ones, TTFT's and TPOT's intervals are wider.
-All but ``curve`` followed then for their sentences; no figure changed. ``killed`` came to say nothing of its tail.
-All but ``vllm`` followed then: how late the event loop was in the warm-up came to count no more, and with it what
-lateness refuses. ``vllm``: the words on slow pages of metrics. ``sweep`` again: the words on a knee of few points.
-On 2026-11-28 ten followed for what was added (bursts, and which way an undecided SLO leans) and for their sentences,
-and ``sweep`` for what its first line says an undecided point needs;
-``capacity`` for what latency to expect at a rate, and for trials' percentiles.
-On 2026-11-29 all followed for their sentences, and for *contention*, as people read the owner ``capacity`` (also in
-``binding_owner`` of a search and ``changed.owner`` of a comparison, which hold words); no figure changed.
-``compare`` and ``compare-pairs`` followed on 2026-11-29: few weights of ITL's percentiles are computed as they are, not
-read from a table, which moves figures by up to 4e-7.
-``capacity`` followed then: by genai-bench's definition, answers whose tokens after the first took less than 1 ms have
-no TPOT, and one of its trials has such an answer.
-``sweep`` followed on 2026-11-30: the time between a point's repeats no longer makes the blocks of its token gaps wider,
-and a point's gaps are worth more.
-``compare`` and ``compare-pairs`` followed then for the sentence on what their correction promises.
-``failures`` and ``killed`` followed then: how many more requests a percentile needs is told by how many values the
-run's requests brought, with failures counted and of stages too. ``sweep``: the interval of a mean's growth, by 2e-5.
+the runs anew too, with their engines. What changed when, and why, is in the history of each archive.
 """
 
 from __future__ import annotations
@@ -90,14 +43,7 @@ HERE = Path(__file__).parent
 KEYS = sorted(path.name.removesuffix(".tar.xz") for path in HERE.glob("*.tar.xz"))
 # Of an archive or ALL: a file and the start of a place in it ("summary.json: ledger.") -> why it differs on purpose.
 ALL = "*"
-_OF_THE_WINDOW = "the shares of forwards had been of the warm-up, too; all others are of the measured window"
-INTENDED: dict[str, dict[str, str]] = {
-    "gpu": dict.fromkeys(
-        (f"summary.json: telemetry.utilisation.{place}"
-         for place in ("kernel_share_of_forward", "device.launching_share", "device.kernels.busy_share")),
-        _OF_THE_WINDOW,
-    )
-}  # fmt: skip
+INTENDED: dict[str, dict[str, str]] = {}
 # The digest of the code of figures, and the version of gapmeter: another one is no other figure.
 NOT_COMPARED = ("made_by", "schema_version")
 # What analysis writes and is compared. Pages and the trace are not: they show what is in these.
