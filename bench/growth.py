@@ -202,7 +202,9 @@ def _repeat_probe(file: RecordFile, target: Path, times: int, length_ns: int, re
 
 def _repeat_switches(source: Path, target: Path, times: int, length_ns: int) -> None:
     """The kernel's records of who ran."""
-    switches = np.concatenate(list(read_switches(source)))
+    if not (parts := list(read_switches(source))):
+        return
+    switches = np.concatenate(parts)
     switches = switches[switches["size"] == switches.itemsize]  # without what the kernel lost
     with target.open("wb") as file:
         for _ in range(times):

@@ -21,6 +21,7 @@ from gapmeter.analysis.ledger.cores import (
     CORE,
     UNKNOWN,
     WORK,
+    Aside,
     CoreUse,
     Culprit,
     ManyStretches,
@@ -53,7 +54,7 @@ def core_use(telemetry: Path | None, processes: Sequence[RecordedProcess], cores
         lost_share = lost.share
     if watched is not None and (unseen := _unseen(watched, known)) > MOST_LOST:
         watched, lost_share = None, unseen
-    if watched is not None and (use := who_ran(watched, known, cores)) is not None:
+    if telemetry and watched and (use := who_ran(watched, known, cores, Aside(telemetry))) is not None:
         return use
     sums = read_sums(telemetry) if telemetry else {}
     if not {f.pid for f in known if f.kinds} <= {own.pid for own in sums.values()}:  # a container has its own ids

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import FileIO
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -30,6 +31,7 @@ from gapmeter.records.reader import Table
 CORE, LOCK, WORK = "core_wait", "lock_wait", "at work"  # what a Reason may be
 LIMIT, STOPPED, NOBODY, UNKNOWN = "CPU limit", "stopped", "nobody", "unknown"
 _FEW = 1_000_000  # stretches
+_ROOM = 1 << 30  # bytes of a disk that are others'
 KnownFrom = Literal["switches", "sums", "spans"]
 
 
@@ -104,22 +106,27 @@ class Packed:
 
 
 class Aside:
-    """Keeps what is packed in a file without a name in place of memory, unless there is no room for it."""
+    """Keeps what is packed in a file without a name in a folder, in place of memory, while its disk has much room."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self._file: FileIO | None = None
         with contextlib.suppress(OSError):
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (it lives as long as what it keeps)
+            self._file = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115  (it lives as long as what it keeps)
             weakref.finalize(self, self._file.close)
+        self._has_room = self._file is not None
 
     def kept(self, part: Packed) -> Packed:
         """The same, whose rows are read when they are asked for."""
-        if self._file is None or callable(part.rows):
+        if self._file is None or not self._has_room or callable(part.rows):
             return part
         at, size, layout = self._file.tell(), part.rows.nbytes, part.rows.dtype
         with contextlib.suppress(OSError):
-            if self._file.write(part.rows.data) == size:
+            disk = os.fstatvfs(self._file.fileno())
+            self._has_room = disk.f_bavail * disk.f_frsize >= _ROOM and self._file.write(part.rows.data) == size
+            if self._has_room:
                 return replace(part, rows=lambda: np.frombuffer(self._read(at, size), layout))
+        self._has_room = False
+        self._file.truncate(at)
         return part
 
     def _read(self, at: int, size: int) -> bytes:

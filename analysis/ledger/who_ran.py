@@ -40,7 +40,9 @@ _WAKES_NS = 100_000_000  # within this a thread that was woken gets a core; what
 _LETS_GO_NS = 100_000  # within this a thread runs again that waited for its interpreter
 
 
-def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Sequence[int]) -> CoreUse | None:
+def who_ran(
+    watched: Watched, processes: Sequence[RecordedProcess], cores: Sequence[int], aside: Aside
+) -> CoreUse | None:
     """What kept each of the server's threads. ``cores`` are the server's (none: all that it ran on).
 
     None where the kernel's records name other processes by these ids: the server is in a container of its own.
@@ -49,7 +51,7 @@ def who_ran(watched: Watched, processes: Sequence[RecordedProcess], cores: Seque
     if not all(map(threads.knows, threads.kind)):
         return None
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        parts, aside = defaultdict[tuple[str, int], list[Packed]](list), Aside()
+        parts = defaultdict[tuple[str, int], list[Packed]](list)
         for part in pool.map(lambda times: _Window(threads, *times).found(), threads.windows()):
             for key, packed in part.items():
                 parts[key] += map(aside.kept, packed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import struct
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gapmeter.analysis.ledger.processes import RecordedProcess
 from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.ledger.switches import TooManyLost, read_watched
 from gapmeter.records import RecordWriter, Span
+from tests.kit.wait import limited
 
 API, POOL, ENGINE, SENDER, WORKER, TESTER, OTHER_PID = 10, 11, 20, 21, 25, 30, 40
 MS = 1_000_000
@@ -62,8 +64,9 @@ def _use(folder: Path, *rows: Row, whole: bool = False) -> CoreUse:
 
 @pytest.fixture(autouse=True)
 def _packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a large run, of which what kept the threads is not in memory as it was found."""
+    """As in a large run, of which what kept the threads is not in memory, and whose switches come in many blocks."""
     monkeypatch.setattr("gapmeter.analysis.ledger.cores._FEW", 0)
+    monkeypatch.setattr("gapmeter.analysis.ledger.switches._BLOCK", 100)
 
 
 def _whole(kept: ManyStretches) -> Stretches:
@@ -386,7 +389,10 @@ def test_where_the_kernel_lost_many_records_nobody_is_known(tmp_path: Path) -> N
     assert "in 88 % of the time the kernel's records of it were lost" in warning.text
 
 
-def test_a_run_that_is_looked_at_in_many_windows_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most", [resource.RLIM_INFINITY, 1000])
+def test_a_run_that_is_looked_at_in_many_windows_says_the_same(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(8)
     rows: list[list[Row]] = [[], []]
     for core, threads in enumerate(((API, SENDER, OTHER_PID), (ENGINE, TESTER))):
@@ -403,7 +409,8 @@ def test_a_run_that_is_looked_at_in_many_windows_says_the_same(tmp_path: Path, m
     files = [_probe(tmp_path, "api", API, *api), _probe(tmp_path, "core", ENGINE, *steps, *forwards)]
     whole = core_use(tmp_path, files, [0, 1])
     monkeypatch.setattr("gapmeter.analysis.ledger.threads._RUNS", 7)
-    cut = core_use(tmp_path, files, [0, 1])
+    with limited(resource.RLIMIT_FSIZE, most):  # of the file in which it lies, too
+        cut = core_use(tmp_path, files, [0, 1])
     assert cut.reasons == whole.reasons
     assert {key for key, kept in whole.of.items() if len(_whole(kept).start)} >= {
         ("loop", API),
