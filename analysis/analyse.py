@@ -76,7 +76,7 @@ def analyse(folder: RunFolder, *, definitions: bool) -> tuple[RunResult, RunTabl
             tables, manifest.slo, evidence_of(manifest, generators, requests, ledger.refused),
             name=manifest.asked.name, device=manifest.device, warmup=warmup,
             warnings=[
-                *doubts.recording_warnings(trace, ledger, manifest, requests),
+                *doubts.recording_warnings(trace, ledger, manifest, requests, window),
                 *doubts.telemetry_warnings(telemetry, manifest),
                 *doubts.growth_warning(state), *doubts.changing_warning(state), *doubts.short_warmup_warning(state),
                 *doubts.speed_warning(drift),

@@ -11,7 +11,7 @@ from typing import Any
 from gapmeter.analysis.compare import claims
 from gapmeter.analysis.compare.claims import Claim, PairVerdict
 from gapmeter.analysis.compare.differences import Differences, LedgerDifference, compare_sides, why_refused
-from gapmeter.analysis.compare.sides import AnalysedRun, Side, check_protocol
+from gapmeter.analysis.compare.sides import AnalysedRun, Side, check_protocol, follows
 from gapmeter.analysis.judge.evidence import floor_of
 from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.provenance import device_words, provenance_of_several
@@ -19,6 +19,7 @@ from gapmeter.analysis.requests.figures import finite_ms
 from gapmeter.analysis.results.comparison import (
     BLOCKS,
     FACTOR,
+    FOLLOWS,
     FORCED,
     MIXED,
     NOT_COMPARABLE,
@@ -322,10 +323,17 @@ def side_table(letters: Sequence[str], sides: Sequence[Side], protocols: Sequenc
     rows = [_row(letter, side) for letter, side in zip(letters, sides, strict=True)]
     groups: dict[tuple[Any, ...], list[SideRow]] = {}
     for row, facts in zip(rows, [(), *(each.facts for each in protocols)], strict=True):
-        real = [fact for fact in facts if fact.meaning in (FACTOR, BLOCKS) and not fact.key.startswith(_OF_HOSTS)]
+        real = [fact for fact in facts if _is_of_more_than_the_host(fact)]
         if row.device != UNKNOWN:
             groups.setdefault((row.device, row.digest, *((fact.key, fact.b) for fact in real)), []).append(row)
     return SideTable(rows=tuple(rows), devices=tuple(_spread(own) for own in groups.values() if len(own) > 1))
+
+
+def _is_of_more_than_the_host(fact: Fact) -> bool:
+    """Also what follows from a factor may be, as an engine's version: another host alone does not change that."""
+    if fact.key.startswith(_OF_HOSTS):
+        return False
+    return fact.meaning in (FACTOR, BLOCKS) or (fact.meaning == FOLLOWS and not follows(fact.key, "hardware"))
 
 
 def _row(letter: str, side: Side) -> SideRow:

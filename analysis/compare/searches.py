@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from gapmeter.analysis.capacity.read import KEPT_ARRIVALS
-from gapmeter.analysis.compare.sides import is_within, words
+from gapmeter.analysis.compare.sides import are_alike, fact_of, flatten, is_within
 from gapmeter.analysis.cost import NoPrice, NoRate, hardware_units, offered_rate, price_of
 from gapmeter.analysis.pareto import interval, merged, pace_limit, pareto, run_point
 from gapmeter.analysis.provenance import hardware_words, provenance_of_several, rate_words, users_words
@@ -320,10 +320,11 @@ def compared_by(found: ServerCapacity) -> dict[str, Any]:
 def _identity(found: ServerCapacity) -> dict[str, Any]:
     """What searches of one and the same thing share beside that."""
     price = (found.price.device, found.price.usd_per_hour) if found.price else None
+    server = found.scenario["server"]
     return {
         **compared_by(found), "kind": found.kind, "device": found.device, "price": price,
         "confidence": found.capacity.confidence,
-        **{f"server.{key}": value for key, value in found.scenario["server"].items() if key != "ready_timeout"},
+        **flatten({"server": {key: value for key, value in server.items() if key != "ready_timeout"}}),
     }  # fmt: skip
 
 
@@ -336,17 +337,16 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any], factors: Sequenc
     if not all(isinstance(each.get("load.trace"), _File) for each in (one, other)):
         keys = [key for key in keys if key != "load.trace"]
     return tuple(
-        Fact(
-            key=key, a=words(one.get(key)), b=words(other.get(key)),
-            meaning=FACTOR if any(is_within(key, factor) for factor in factors) else BLOCKS,
+        fact_of(
+            key, one.get(key), other.get(key), FACTOR if any(is_within(key, factor) for factor in factors) else BLOCKS
         )
         for key in keys
-    )  # fmt: skip
+    )
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether two values are the same, at least in words; of files where only one side tells what it held: by name."""
+    """As ``are_alike``; files by what they held, or by name where only one side tells it."""
     if isinstance(a, _File) and isinstance(b, _File):
         return a.digest == b.digest
     a, b = (each.value if isinstance(each, _File) else each for each in (a, b))
-    return bool(a == b) or words(a) == words(b)
+    return are_alike(a, b)

@@ -9,6 +9,7 @@ summary's text) is *noted*.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -263,10 +264,7 @@ def check_protocol(
     # What follows from a key that was declared with its whole section follows all the same.
     causes = (*named, *(key for key in differing if any(is_within(key, factor) for factor in named)))
     repeats = a.repeat != b.repeat
-    facts = [
-        Fact(key=key, a=_told(one, key), b=_told(other, key), meaning=_meaning(key, causes, repeats=repeats))
-        for key in differing
-    ]
+    facts = [_fact(key, one, other, _meaning(key, causes, repeats=repeats)) for key in differing]
     facts += _floor(floor_a, floor_b, causes)
     order = (FACTOR, BLOCKS, FOLLOWS, NOTED)
     found = tuple(sorted(facts, key=lambda fact: order.index(fact.meaning)))
@@ -295,17 +293,24 @@ def asked_otherwise(a: Mapping[str, Any], b: Mapping[str, Any], factors: Sequenc
     """
     of_both = (flatten({name: each[name] for name in ("workload", "load")}) for each in (a, b))
     one, other = ({key: _without_path(key, value) for key, value in each.items()} for each in of_both)
-    return [
-        Fact(key=key, a=_told(one, key), b=_told(other, key), meaning=BLOCKS)
-        for key in _differing(one, other)
-        if _meaning(key, factors) == BLOCKS
-    ]
+    return [_fact(key, one, other, BLOCKS) for key in _differing(one, other) if _meaning(key, factors) == BLOCKS]
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The keys with another value, also in words: an engine is given 8 and "8" alike."""
-    keys = (key for key in sorted({*one, *other}) if one.get(key) != other.get(key))
-    return [key for key in keys if _told(one, key) != _told(other, key)]
+    """The keys with another value."""
+    return [key for key in sorted({*one, *other}) if not are_alike(one.get(key), other.get(key))]
+
+
+def are_alike(a: Any, b: Any) -> bool:
+    """Whether two values are the same. A number and its text are: an engine is given 8 and "8" alike.
+
+    No other text is what it is the word for: to an engine's flags True and None are no values (``flag_words``).
+    """
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, str) and isinstance(b, int | float):
+        a, b = b, a
+    return bool(a == b) or (isinstance(a, int | float) and isinstance(b, str) and b in (str(a), words(a)))
 
 
 def _without_path(key: str, value: Any) -> Any:
@@ -349,7 +354,7 @@ def _meaning(key: str, factors: Sequence[str], *, repeats: bool = False) -> Mean
         return NOTED
     if any(is_within(key, factor) for factor in factors):
         return FACTOR
-    return FOLLOWS if any(_follows(key, factor) for factor in factors) else BLOCKS
+    return FOLLOWS if any(follows(key, factor) for factor in factors) else BLOCKS
 
 
 def is_within(key: str, whole: str) -> bool:
@@ -357,7 +362,7 @@ def is_within(key: str, whole: str) -> bool:
     return key == whole or key.startswith(f"{whole}.")
 
 
-def _follows(key: str, factor: str) -> bool:
+def follows(key: str, factor: str) -> bool:
     """Whether another value of the factor alone can make ``key`` differ."""
     return any(is_within(key, each) for whole, those in _FOLLOWS.items() if is_within(factor, whole) for each in those)
 
@@ -375,6 +380,20 @@ def _floor(a: Floor | None, b: Floor | None, factors: Sequence[str]) -> list[Fac
 
 def _floor_words(floor: Floor | None) -> str:
     return "unmeasured" if floor is None else f"p99 TTFT {floor.ttft_p99_ms:.3g} ms, ITL {floor.itl_p99_ms:.3g} ms"
+
+
+def _fact(key: str, one: Mapping[str, Any], other: Mapping[str, Any], meaning: Meaning) -> Fact:
+    """What differs, in words."""
+    a, b = _told(one, key), _told(other, key)
+    return Fact(key=key, a=a, b=b, meaning=meaning) if a != b else fact_of(key, one.get(key), other.get(key), meaning)
+
+
+def fact_of(key: str, a: Any, b: Any, meaning: Meaning) -> Fact:
+    """Two values that differ, in words; as JSON where they are called the same, as None and "none" are."""
+    one, other = words(a), words(b)
+    if one == other:
+        one, other = (json.dumps(each, ensure_ascii=False, default=str) for each in (a, b))
+    return Fact(key=key, a=one, b=other, meaning=meaning)
 
 
 def _told(facts: Mapping[str, Any], key: str) -> str:

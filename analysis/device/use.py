@@ -31,7 +31,14 @@ import numpy as np
 
 from gapmeter.analysis.arrays import Bools, Floats, distinct
 from gapmeter.analysis.ledger.critical_path import Times, covered, overlaps, union
-from gapmeter.analysis.ledger.device_time import DEVICE_WORK, Forwards, busy_of, timed_forwards
+from gapmeter.analysis.ledger.device_time import (
+    DEVICE_WORK,
+    Forwards,
+    beside,
+    busy_of,
+    forwards_and_window,
+    launched_in,
+)
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.numbers import share
 from gapmeter.analysis.results.device import Binding, DeviceUse, KernelUse, Roofline, Telemetry
@@ -60,13 +67,12 @@ def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse |
     for spans in trace.by_engine():
         own = spans[spans["code"] == Span.DEVICE_STEP]
         if len(own):
-            stays.append(_beside(own, window))
+            stays.append(beside(own, window))
             every.append(_shares(spans, stays[-1], window))
     if not any(map(len, stays)):
         return None
-    steps, forwards = np.concatenate(stays), timed_forwards(trace)
-    launched = _beside(trace.spans_of(Span.HOST_LAUNCH), window)
-    inside = np.isin(forwards.step, steps["step"])
+    steps = np.concatenate(stays)
+    forwards, inside = forwards_and_window(trace, window)
     lasted_ns = int((forwards.end - forwards.start)[inside].sum())
     busy, waiting, inputs, forward, sampling, copy = np.mean(every, axis=0).tolist()
     return DeviceUse(
@@ -79,17 +85,12 @@ def describe_device(trace: Trace | None, window: tuple[int, int]) -> DeviceUse |
         copy_share=copy,
         launching_share=float(forwards.exposed_ns[inside].sum()) / lasted_ns if lasted_ns else None,
         steps=len(distinct(steps["step"])),
-        untimed_steps=int(np.isin(trace.untimed_steps, launched["step"]).sum()),
+        untimed_steps=len(launched_in(trace, window)[1]),
         half_width_us=float(np.median(steps["n"])) / 1e3,
         half_width_us_max=float(steps["n"].max()) / 1e3,
         drift_ppm=max((1e6 * drift for drift in trace.drifts), key=abs, default=None),
         kernels=_kernels(trace, forwards, inside),
     )
-
-
-def _beside(rows: Table, window: tuple[int, int]) -> Table:
-    """The spans that lie in the window, or reach into it."""
-    return rows[(rows["end"] > window[0]) & (rows["start"] < window[1])]
 
 
 def _shares(spans: Table, stays: Table, window: tuple[int, int]) -> Floats:

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import distinct
 from gapmeter.analysis.judge.steady import Warmup
 from gapmeter.analysis.judge.words import SHARED, STRANGERS, growth_text, held_by, outage_text, speed_words
 from gapmeter.analysis.ledger.cores import Culprit
-from gapmeter.analysis.ledger.device_time import host_bound, timed_forwards
+from gapmeter.analysis.ledger.device_time import forwards_and_window, host_bound, launched_in
 from gapmeter.analysis.ledger.ledger import Ledger
 from gapmeter.analysis.ledger.portions import answered
 from gapmeter.analysis.ledger.trace import Trace
@@ -24,7 +23,6 @@ from gapmeter.analysis.results.requests import Attempts, LoadFacts, Outage
 from gapmeter.analysis.results.run import APPROXIMATE, Supported
 from gapmeter.analysis.results.trust import Drift, RunWarning, Steady
 from gapmeter.analysis.stages import column
-from gapmeter.records import Span
 from gapmeter.scenarios.slo import LATENCIES
 
 _HOST_BOUND = 0.2  # of the forwards' time, so that it may be a good part of what requests wait
@@ -52,9 +50,12 @@ def _warning(code: str, text: str, cause: str, flag: str = "", touches: tuple[st
 
 
 def recording_warnings(
-    trace: Trace | None, ledger: Ledger, manifest: Manifest, requests: pd.DataFrame
+    trace: Trace | None, ledger: Ledger, manifest: Manifest, requests: pd.DataFrame, window: tuple[int, int] | None
 ) -> Iterator[RunWarning]:
-    """Warnings of the plan, of turns never sent, of an emulated precision, of what the probe could not stamp."""
+    """Warnings of the plan, of turns never sent, of an emulated precision, of what the probe could not stamp.
+
+    ``window`` as from ``measured_window``.
+    """
     for note in manifest.plan.notes:
         yield _warning("plan", note, "", touches=("prompt_tokens",))
     if lost := int((requests["outcome"] == "abandoned").sum()):
@@ -74,7 +75,7 @@ def recording_warnings(
     yield from lost_switches_warning(trace)
     yield from support_warnings(ledger.support)
     yield from hook_warnings(trace.notes)
-    yield from device_warnings(trace)
+    yield from device_warnings(trace, window)
 
 
 def hook_warnings(notes: Iterable[Mapping[str, Any]]) -> Iterator[RunWarning]:
@@ -101,17 +102,22 @@ def lost_switches_warning(trace: Trace) -> Iterator[RunWarning]:
     yield _warning("switches-lost", text, cause, touches=("stages", "tail"))
 
 
-def device_warnings(trace: Trace) -> Iterator[RunWarning]:
-    """What a device did not tell of its steps, and why; what of its forwards may have been its host's."""
+def device_warnings(trace: Trace, window: tuple[int, int] | None) -> Iterator[RunWarning]:
+    """What a device did not tell of its steps, and why; what of its forwards may have been its host's.
+
+    ``window``: of which steps, ns; None: of none.
+    """
     said = [note for note in trace.notes if note.get("type") == "warning"]
-    if lost := len(trace.untimed_steps):
-        steps = len(distinct(trace.spans_of(Span.HOST_LAUNCH)["step"]))
-        text = f"the device reported no times for {count(lost)} of {count(steps)} steps: their time is unexplained"
+    window = window or (0, 0)
+    launched, untimed = launched_in(trace, window)
+    if lost := len(untimed):
+        steps = f"{count(lost)} of {count(len(launched))} steps"
+        text = f"the device reported no times for {steps}: their time is unexplained"
         errors = [str(note.get("error")) for note in said if str(note.get("what", "")).startswith("device timing")]
         cause = errors[-1] if errors else "the server was killed, or closed before the device was done"
         yield _warning("device-untimed", text, cause, touches=("prefill", "decode", "launch_gap"))
-    found = timed_forwards(trace)
-    lasted, bound = found.end - found.start, host_bound(found)
+    found, inside = forwards_and_window(trace, window)
+    lasted, bound = (found.end - found.start) * inside, host_bound(found) & inside
     for kind in (found.prompts, ~found.prompts):
         if (found.busy_ns[kind] >= 0).any():
             bound &= ~kind

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from gapmeter_probe.records import DEVICE_PARTS
 
-from gapmeter.analysis.arrays import Bools, Floats, Ints, places
+from gapmeter.analysis.arrays import Bools, Floats, Ints, distinct, places
 from gapmeter.analysis.ledger.critical_path import covered, union
 from gapmeter.analysis.ledger.trace import STEP_SPAN, Trace
 from gapmeter.records import EntryFlag, RecordFile, Span
@@ -166,6 +166,23 @@ class Forwards:
     least_ns: Floats
     graph: Bools
     prompts: Bools
+
+
+def beside(rows: Table, window: tuple[int, int]) -> Table:
+    """The spans that lie in the window (ns), or reach into it."""
+    return rows[(rows["end"] > window[0]) & (rows["start"] < window[1])]
+
+
+def launched_in(trace: Trace, window: tuple[int, int]) -> tuple[Ints, Ints]:
+    """Steps that were put on a device in the window, and those of them of which it told no times."""
+    launched = distinct(beside(trace.spans_of(Span.HOST_LAUNCH), window)["step"])
+    return launched, launched[np.isin(launched, trace.untimed_steps)]
+
+
+def forwards_and_window(trace: Trace, window: tuple[int, int]) -> tuple[Forwards, Bools]:
+    """All forwards that were timed, and which of them are of steps at which a device was in the window."""
+    found = timed_forwards(trace)
+    return found, np.isin(found.step, beside(trace.spans_of(Span.DEVICE_STEP), window)["step"])
 
 
 def timed_forwards(trace: Trace) -> Forwards:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -89,7 +90,7 @@ class ResultFile(Result):
     @classmethod
     def not_readable(cls, path: Path, key: str, problem: str) -> NotReadable:
         """The error about a key of the file, with the remedy for files of this kind."""
-        return NotReadable(path, key, problem, cls.REMEDY.format(folder=path.parent))
+        return NotReadable(path, key, problem, cls.REMEDY.format(folder=shlex.quote(str(path.parent))))
 
     def write(self, folder: Path) -> None:
         """Replace the folder's file as ``replace_text``. Raises OSError."""

@@ -20,6 +20,7 @@ from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.manifest import AnyManifest, read_manifest
 from gapmeter.errors import UserError, reason_of
 from gapmeter.records import RunFolder
+from gapmeter.report.command import Command
 from gapmeter.scenarios.plain_file import check_folder, sha256_of
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ class Run:
         """The report; a notebook shows it. Raises UserError where there is none."""
         if not self.folder.report.exists():
             path = self.folder.path
-            raise UserError(f"{path} has no {self.folder.report.name}; gapmeter report {path}", errors.USAGE)
+            text = f"{path} has no {self.folder.report.name}; {Command.of('report', path)}"
+            raise UserError(text, errors.USAGE)
         return Report(self.folder.report)
 
     def export(
@@ -152,7 +154,7 @@ def open_run(path: str | Path) -> Run:
     manifest = require_one_run(Path(path))
     folder = RunFolder(Path(path))
     if not folder.summary.exists():
-        raise UserError(f"{path} has not been analysed; gapmeter report {path}", errors.USAGE)
+        raise UserError(f"{path} has not been analysed; {Command.of('report', path)}", errors.USAGE)
     return Run(folder, manifest)
 
 
@@ -227,13 +229,13 @@ def rederivable(path: Path) -> Iterator[None]:
         raise UserError(str(error), errors.USAGE) from error
     except UNDERIVABLE as error:
         text = f"{path} cannot be read as an analysed run: {in_a_line(error)}"
-        raise UserError(f"{text}; analyse it again: gapmeter report {path}", errors.USAGE) from error
+        raise UserError(f"{text}; analyse it again: {Command.of('report', path)}", errors.USAGE) from error
 
 
 @contextlib.contextmanager
 def analysed(path: Path) -> Iterator[None]:
     """As ``rederivable``; also for a folder where one of these files is missing or cannot be opened."""
-    again = f"gapmeter report {path}"
+    again = Command.of("report", path)
     try:
         with rederivable(path):
             yield

@@ -86,7 +86,7 @@ class OpenManifest:
     def noting_early_end(self) -> Iterator[None]:
         """What ends a run early is noted in its folder, so that it can be reported with what had happened by then."""
         path = self.folder.path
-        report = f"gapmeter report {path}"
+        report = Command.of("report", path)
         try:
             yield
         except KeyboardInterrupt:
@@ -147,7 +147,7 @@ def conclude(
         if (where := str(error.filename or "")).startswith((str(folder.requests), str(folder.probe))):
             raise UserError(f"the records cannot be read: {where}: {reason_of(error)}", errors.NOT_VALID) from error
         text = f"the results cannot be written: {reason_of(error)}; the records are kept; {remedy_of(error)}, then"
-        raise UserError(f"{text} gapmeter report {folder.path}", errors.NOT_VALID) from error
+        raise UserError(f"{text} {Command.of('report', folder.path)}", errors.NOT_VALID) from error
     code = errors.INTERRUPTED if manifest.ended_because == STOPPED else result.exit_code
     if not quiet:
         from gapmeter.report import run

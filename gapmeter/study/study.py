@@ -84,7 +84,7 @@ class Study(Generic[M]):
         try:
             yield
         except KeyboardInterrupt:
-            text = f"interrupted while it was analysed; what it found: gapmeter report {self.path}"
+            text = f"interrupted while it was analysed; what it found: {Command.of('report', self.path)}"
             raise UserError(text, errors.INTERRUPTED) from None
 
     @contextlib.contextmanager

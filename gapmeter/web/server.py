@@ -22,6 +22,7 @@ from gapmeter.analysis.results.codec import NotReadable
 from gapmeter.errors import UserError, reason_of, unless_refused
 from gapmeter.options import tell
 from gapmeter.records import RunFolder
+from gapmeter.report.command import Command
 from gapmeter.report.words import stopped
 from gapmeter.runs.listing import ListedRun, find_listed, list_known
 from gapmeter.runs.lock import ask_to_stop, locked
@@ -74,7 +75,7 @@ class RunsSite:
             raise web.HTTPSeeOther(report.name)
         if run.state != "running":
             why = stopped(f"{run.state.capitalize()}: {run.reason or 'it has no report'}")
-            text = f"{why} To write its report, or to see what is damaged: gapmeter report {run.path}"
+            text = f"{why} To write its report, or to see what is damaged: {Command.of('report', run.path)}"
             return _html(message_page(run.path.name, text))
         if run.kind == "run":
             with contextlib.suppress(OSError, NotReadable):  # a manifest of which some keys are wrong

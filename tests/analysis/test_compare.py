@@ -20,7 +20,7 @@ from gapmeter.analysis.compare.aligned import align
 from gapmeter.analysis.compare.build import compare, pair_of
 from gapmeter.analysis.compare.claims import FAMILY, PairVerdict, judge_pair, judge_regression
 from gapmeter.analysis.compare.differences import Differences, compare_sides
-from gapmeter.analysis.compare.sides import RunColumns, Side, check_protocol, read_run, run_of, words
+from gapmeter.analysis.compare.sides import RunColumns, Side, are_alike, check_protocol, read_run, run_of, words
 from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.numbers import duration
 from gapmeter.analysis.results import RunResult
@@ -217,6 +217,9 @@ PROTOCOL: dict[str, tuple[dict[str, Any], tuple[str, ...], bool, dict[str, str |
         {"server.max_batch": FACTOR, "server.ready_timeout": NOTED},
     ),
     "the same flag as a text": ({"scenario__server__args__x": "1"}, (), True, {"server.args.x": None}),
+    "a bare flag": ({"scenario__server__args__x": True}, (), True, {"server.args.x": FACTOR}),
+    "a flag with the word for unset": ({"scenario__server__args__y": "none"}, (), True, {"server.args.y": FACTOR}),
+    "an empty variable": ({"scenario__server__env": {"y": ""}}, (), True, {"server.env.y": FACTOR}),
     "two keys, one declared": (
         {"scenario__server__max_batch": 4, "scenario__load__rate": 9.0, "plan__digest": "x"}, ("load.rate",), False,
         {"load.rate": FACTOR, "server.max_batch": BLOCKS, "plan": FOLLOWS},
@@ -299,6 +302,7 @@ def test_what_was_not_recorded_is_told_from_what_was_not_set(env: dict[str, str]
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
+        ("scenario__server__args__y", "none", ("null", '"none"')),
         ("scenario__server__max_batch", None, ("8", "none")),
         ("scenario__server__args__x", {"to": None}, ("1", "{to: none}")),
         ("scenario__server__args__y", 2, ("none", "2")),
@@ -311,6 +315,18 @@ def test_what_a_scenario_does_not_set_is_none_and_what_a_manifest_lacks_is_unkno
 ) -> None:
     (fact,) = check_protocol(manifest(), manifest(**{key: value}), None, None).facts
     assert (fact.a, fact.b) == told
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "alike"),
+    [
+        (8, "8", True), ("8.0", 8.0, True), ("0.5", 0.5, True), (8, 8.0, True), ("8", "8.0", False),
+        (True, "true", False), (True, 1, False), (None, "none", False), (None, "", False), ("", "none", False),
+        ({"x": 8}, {"x": "8"}, False),
+    ],
+)  # fmt: skip
+def test_of_two_kinds_of_values_only_a_number_and_its_text_are_alike(a: Any, b: Any, alike: bool) -> None:
+    assert are_alike(a, b) is alike is are_alike(b, a)
 
 
 @pytest.mark.parametrize(
@@ -481,6 +497,11 @@ def test_identical_devices_are_told_how_far_they_lie_apart(tmp_path: Path) -> No
     one, two = compare(sides(paths), Asked(factors=("hardware", "versions"))).table.devices
     assert (one.sides, two.sides) == (("A", "B"), ("C", "D"))
     assert one.figures["e2e_p50"].relative == 0
+    asked = {"scenario__server__engine": "vllm", "versions__vllm": "0.27.0", "versions__torch": "2.8"}
+    changes = {}, asked, asked | {"versions__vllm": "0.28.0"}, asked | {"versions__torch": "2.9"}
+    paths = [folder(tmp_path / f"engine{at}", changes=each) for at, each in enumerate(changes)]
+    table = compare(sides(paths), Asked(factors=("server.engine",))).table
+    assert [each.sides for each in table.devices] == [("B", "D")], "another engine, which follows from the factor"
     server = {"scenario__server__engine": "attach", "scenario__server__url": "http://10.0.0.5:8000"}
     table = compare(sides([folder(tmp_path / name, changes=server) for name in ("three", "four")])).table
     assert ([row.device for row in table.rows], table.devices) == (["unknown"] * 2, ())

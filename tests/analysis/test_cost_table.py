@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -438,8 +439,16 @@ def test_searches_of_two_things_are_not_one_side(tmp_path: Path) -> None:
     searches = [searched(tmp_path, 50, 45, 55, scenario={"server": {"max_batch": batch}}) for batch in (8, 4)]
     with pytest.raises(NotOneSide, match=r"0 and 1 are not of one thing: server.max_batch: 8 \| 4; name them as sides"):
         merge_searches(searches)
+    flags: tuple[tuple[object, object, str], ...] = (
+        (True, "true", r"server.args.x: true \| \"true\""), (None, "none", r"server.args.x: null \| \"none\""),
+        (8, "8", ""),
+    )  # fmt: skip
+    for a, b, differs in flags:
+        pair = [searched(tmp_path, 50, 45, 55, scenario={"server": {"args": {"x": value}}}) for value in (a, b)]
+        with pytest.raises(NotOneSide, match=differs) if differs else contextlib.nullcontext():
+            merge_searches(pair)
     patient = searched(tmp_path, 50, 45, 55, scenario={"server": {"max_batch": 8, "ready_timeout": 900.0}})
-    assert merge_searches([searches[0], patient]).folders == ("0", "2"), "which changes nothing of what is measured"
+    assert merge_searches([searches[0], patient]).folders == ("0", "8"), "which changes nothing of what is measured"
 
 
 def test_a_run_that_passed_costs_at_most_so_much_which_may_be_enough(tmp_path: Path) -> None:

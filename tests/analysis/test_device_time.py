@@ -140,7 +140,7 @@ def test_a_step_whose_device_time_was_lost_is_unexplained_and_never_the_hosts_la
     assert found["unexplained"] > 0.3 * len(trace.untimed_steps) * step_ns
     assert truly(served) - computing(found) == pytest.approx(found["unexplained"], abs=0.5 * step_ns)
     assert trace.on_device and not (trace.step_spans["n"][trace.step_spans["code"] == Span.FORWARD] == 0).any()
-    (warning,) = device_warnings(trace)
+    (warning,) = device_warnings(trace, window(served))
     assert "reported no times" in warning.text and "unspecified launch failure" in warning.cause
 
 
@@ -154,7 +154,7 @@ def test_without_any_device_time_the_forwards_are_unmeasured_and_so_is_what_encl
     assert np.isnan(row["decode_ns"])
     assert row["unexplained_ns"] > 0.95 * truly(served)
     assert describe_device(served.trace(), window(served)) is None
-    (warning,) = device_warnings(served.trace())
+    (warning,) = device_warnings(served.trace(), window(served))
     assert "40 of 40 steps" in warning.text
     said = [note["what"] for note in served.trace().notes if note["type"] == "warning"]
     assert said == ["device timing failed in a step", "device timing ended"]
@@ -280,19 +280,19 @@ def test_a_forward_that_waits_for_its_host_is_the_hosts_and_samples_tell_what_ke
 def test_forwards_that_wait_for_their_host_are_looked_into_unasked_and_once(tmp_path: Path) -> None:
     slow = Engine(1, graph=False, kernels=300, kernel_us=3)
     served = run(tmp_path, slow, one(160), kernels_every="")
-    (window,) = [note for note in read_records(tmp_path / "worker.gap").notes if note["type"] == "kernels"]
-    assert window["kernels"] >= (WINDOW - 3) * 301
+    (sampled,) = [note for note in read_records(tmp_path / "worker.gap").notes if note["type"] == "kernels"]
+    assert sampled["kernels"] >= (WINDOW - 3) * 301
     found = stages(served)
     assert computing(found) == pytest.approx(truly(served), rel=WITHIN)
     assert found["launch_gap"] == pytest.approx(served.gap_ns(), rel=WITHIN)
-    assert not list(device_warnings(served.trace()))
+    assert not list(device_warnings(served.trace(), window(served)))
 
 
 @pytest.mark.parametrize("engine", [Engine(1), Engine(2, graph=False, kernel_us=60)], ids=["graph", "ahead"])
 def test_forwards_that_the_host_launches_ahead_are_not_looked_into(tmp_path: Path, engine: Engine) -> None:
     served = run(tmp_path, engine, one(60), kernels_every="")
     assert not [note for note in read_records(tmp_path / "worker.gap").notes if note["type"] == "kernels"]
-    assert not list(device_warnings(served.trace()))
+    assert not list(device_warnings(served.trace(), window(served)))
 
 
 def prompts_took(monkeypatch: pytest.MonkeyPatch, steps: int, excess_ns: int) -> None:
@@ -412,7 +412,8 @@ def test_a_process_that_has_captured_graphs_is_never_looked_into_unasked(tmp_pat
 
 
 def test_that_the_device_was_as_fast_as_its_host_is_said_where_no_kernels_were_sampled(tmp_path: Path) -> None:
-    (warning,) = device_warnings(run(tmp_path, Engine(1, graph=False, kernels=300, kernel_us=3), one(60)).trace())
+    served = run(tmp_path, Engine(1, graph=False, kernels=300, kernel_us=3), one(60))
+    (warning,) = device_warnings(served.trace(), window(served))
     assert warning.code == "host-bound" and "100 % of the forwards' time" in warning.text
     assert warning.touches == ("prefill", "decode", "launch_gap")
 
@@ -424,7 +425,8 @@ def test_without_samples_a_forward_that_waits_for_its_host_has_at_least_what_its
     slow = Engine(1, graph=False, kernels=300, kernel_us=3)
     for name in ("marks", "samples"):
         (tmp_path / name).mkdir()
-    trace = run(tmp_path / "marks", slow, one(60)).trace()
+    served = run(tmp_path / "marks", slow, one(60))
+    trace = served.trace()
     steps, waits = launch_waits(trace)
     known = replace(trace, least=(steps[1:], np.full(len(steps) - 1, 0.6 * MS)))
     again, less = launch_waits(known)
@@ -433,7 +435,7 @@ def test_without_samples_a_forward_that_waits_for_its_host_has_at_least_what_its
     lasted = timed_forwards(trace).end - timed_forwards(trace).start
     assert (lasted - less)[1:] == pytest.approx(0.6 * MS), "of the first nothing is known"
     assert less[0] == waits[0] and (lasted - waits)[1:].max() < 0.3 * MS
-    (warning,) = device_warnings(known)
+    (warning,) = device_warnings(known, window(served))
     assert "that counts as the host's, but for the least that the GPU's peaks allow" in warning.text
     sampled = run(tmp_path / "samples", slow, one(60), kernels_every="").trace()
     _, true = launch_waits(sampled)
@@ -574,5 +576,5 @@ def test_a_profiler_that_cannot_be_had_ends_sampling_alone_and_that_is_said(tmp_
     device.torch.autograd.profiler.profile = refuse
     served = run(tmp_path, Engine(1), one(), device, kernels_every=30)
     assert stages(served)["decode"] > 0
-    (warning,) = device_warnings(served.trace())
+    (warning,) = device_warnings(served.trace(), window(served))
     assert warning.text == "kernels were not sampled" and "PRIVILEGES" in warning.cause

@@ -130,6 +130,8 @@ def test_a_file_that_is_another_is_told_by_its_key_with_the_remedy(run: Path, ca
     change(document)
     with pytest.raises(NotReadable, match=f"summary.json: {says}.*; analyse it again: gapmeter report {run}"):
         RunResult.parse(json.dumps(document), run / "summary.json")
+    with pytest.raises(NotReadable, match="gapmeter report 'my runs/one'"):
+        RunResult.parse(json.dumps(document), Path("my runs/one/summary.json"))
 
 
 KEPT: dict[str, tuple[Change, str]] = {

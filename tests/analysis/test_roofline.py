@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gapmeter.analysis.device.roofline import _pairs, describe_roofline, least_forwards, ratio, step_work
 from gapmeter.analysis.device.telemetry import describe_telemetry, describe_utilisation
 from gapmeter.analysis.device.use import binding_evidence
+from gapmeter.analysis.judge.warnings import device_warnings
 from gapmeter.analysis.ledger.trace import EMISSION, ENTRY, STEP_SPAN, Trace
 from gapmeter.analysis.results import Manifest, RunResult
 from gapmeter.analysis.results.device import Experts, PeakRate
@@ -246,6 +247,16 @@ def test_what_a_device_did_in_the_warm_up_is_in_no_share_of_the_measured_window(
         if (use := describe_utilisation((), (), known, window, 0).device)
     ]
     assert told == [(110 / 140, 1, 1, 90 / 140), (10 / 40, 0, 1, 1.0)]
+    bare = replace(known, process_spans={}, notes=[])
+    doubts = {
+        window: [one.text.split(":")[0] for one in device_warnings(bare, window)]
+        for window in ((0, 400), (200, 400), (0, 150), None)
+    }
+    untimed, bound = "the device reported no times for 1 of {} steps", "for {} % of the forwards' time the GPU only"
+    assert doubts == {
+        (0, 400): [untimed.format(3), f"{bound.format(71)} kept up with its host"], (200, 400): [],
+        (0, 150): [untimed.format(2), f"{bound.format(100)} kept up with its host"], None: [],
+    }  # fmt: skip
 
 
 def test_what_a_step_reads_is_told_in_gigabytes_where_that_is_shorter() -> None:

@@ -548,10 +548,10 @@ def test_a_search_that_was_stopped_while_it_was_analysed_says_how_it_is_reported
     monkeypatch.setattr("gapmeter.study.capacity.run_search", over)
     monkeypatch.setattr("gapmeter.study.capacity.analyse_trials", stop)
     with pytest.raises(UserError, match="what it found: gapmeter report") as stopped:
-        find_capacity("smoke", ["server.engine=simulated"], Options(runs=tmp_path, quiet=True))
+        find_capacity("smoke", ["server.engine=simulated"], Options(runs=tmp_path / "my runs", quiet=True))
     assert stopped.value.exit_code == 105
-    (folder,) = tmp_path.iterdir()
-    assert str(folder) in str(stopped.value)
+    (folder,) = (tmp_path / "my runs").iterdir()
+    assert str(stopped.value).endswith(f"gapmeter report '{folder}'"), "to be pasted"
 
 
 def test_every_search_on_a_server_that_goes_on_has_texts_of_its_own() -> None:
