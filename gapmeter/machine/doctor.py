@@ -104,7 +104,10 @@ def render(findings: Sequence[Finding]) -> str:
         lines += textwrap.wrap(
             finding.seen, _WIDTH, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
         )
-        lines += textwrap.wrap(finding.remedy, _WIDTH, initial_indent=f"{indent}-> ", subsequent_indent=f"{indent}   ")
+        lines += textwrap.wrap(  # whose commands are to be pasted: no word of theirs is parted
+            finding.remedy, _WIDTH, initial_indent=f"{indent}-> ", subsequent_indent=f"{indent}   ",
+            break_on_hyphens=False, break_long_words=False,
+        )  # fmt: skip
     misses = [finding for finding in findings if not finding.ok]
     total = "Everything is in order."
     if stop := [finding.name for finding in misses if finding.needed]:

@@ -216,6 +216,12 @@ def test_a_list_of_findings_marks_misses_and_says_what_stops_everything() -> Non
     assert "-> use Linux" in text
 
 
+def test_no_word_of_a_command_to_paste_is_parted() -> None:
+    words = ["/opt/" + 9 * "a-long-folder/" + "bin/python", *(n * "x" + "-vllm/bin" for n in range(60))]
+    shown = render([Finding("vLLM", False, "none", " ".join(words))])
+    assert shown.split("-> ")[1].split()[: len(words)] == words
+
+
 @pytest.mark.transformers
 def test_transformers_is_asked_in_a_process_of_its_own() -> None:
     found = doctor.transformers(has_gpu=False)
