@@ -209,6 +209,7 @@ class FileServer:
         finished: Callable[[int, Result], None],
     ) -> None:  # fmt: skip
         self._folder, self._seal_of, self._finished = folder, seal_of, finished
+        self._handed_in: set[int] = set()  # workers whose results are here
         self._server = pywsgi.WSGIServer((host, port), self._serve, log=None, error_log=None)
         self._server.start()
 
@@ -246,7 +247,11 @@ class FileServer:
                 try:
                     taken = self._take_records(worker, environ["wsgi.input"], digest)
                 except NotKept as error:
-                    self._finished(worker, Result([f"has records that could not be kept here: {error}"], 0, Report()))
+                    while environ["wsgi.input"].read(_PIECE_BYTES):  # a worker that still sends hears no answer, and
+                        gevent.sleep(0)  # this server may end as soon as it counts as over
+                    if worker not in self._handed_in:  # else this is what was left of an earlier attempt
+                        text = f"has records that could not be kept here: {error}"
+                        self._finished(worker, Result([text], 0, Report()))
                     return "507 Insufficient Storage", None
                 return ("204 No Content" if taken else "400 Bad Request"), None
             case "PUT", "results":
@@ -257,6 +262,7 @@ class FileServer:
                     return "400 Bad Request", None
                 if _content_digest(hashlib.sha256(said).digest()) != digest:
                     return "400 Bad Request", None
+                self._handed_in.add(worker)
                 self._finished(worker, result)
                 return "204 No Content", None
         return "404 Not Found", None

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -139,6 +140,31 @@ def test_records_that_the_master_cannot_keep_end_their_workers_part_with_the_rea
     assert worker == 0
     assert re.fullmatch("has records that could not be kept here: .*: Is a directory", result.troubles[0])
     assert served.records() == ["worker-0.gap"]
+
+
+def test_a_worker_whose_records_have_no_room_counts_as_over_once_it_can_hear_why(served: Served) -> None:
+    body, digest = b"x" * (3 << 20), "sha-256=:AAAA:"
+    mac = served.files.seal.mark({"method": "PUT", "path": "/records/0", "digest": digest})["mac"]
+    head = [f"Content-Length: {len(body)}", f"Authorization: {mac}", f"Content-Digest: {digest}"]
+    served.folder.rmdir()
+    with socket.create_connection(("127.0.0.1", served.order.port), timeout=10) as connection:
+        connection.sendall("\r\n".join(["PUT /records/0 HTTP/1.1", "Host: x", *head, "", ""]).encode() + body[:-1])
+        time.sleep(0.3)
+        assert served.results == []
+        connection.sendall(body[-1:])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 507 Insufficient Storage")
+    assert len(served.results) == 1
+    served.folder.mkdir()
+
+
+def test_an_attempt_that_finds_no_room_after_another_was_taken_changes_nothing(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"x" * 100_000)
+    served.files.hand_in(tmp_path / "mine", RESULT)
+    (served.folder / "worker-0.gap").unlink()
+    (served.folder / "worker-0.gap").mkdir()
+    with pytest.raises(NotTaken, match="507 Insufficient Storage"):
+        served.files.hand_in(tmp_path / "mine", RESULT)
+    assert served.results == [(0, RESULT)]
 
 
 def test_a_clock_that_was_read_while_a_message_was_under_way_may_be_ours_and_no_other() -> None:
