@@ -190,7 +190,10 @@ def passing_on(url: str) -> Iterator[str]:
             target.shutdown(socket.SHUT_WR)
 
     def both_ways(here: socket.socket) -> None:
-        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as there:
+        with (
+            contextlib.suppress(OSError),  # the server has ended
+            socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as there,
+        ):
             back = threading.Thread(target=pass_on, args=(there, here), daemon=True)
             back.start()
             pass_on(here, there)
