@@ -270,6 +270,8 @@ def _shown(cell: Any) -> str:
     if cell is None:
         return "–"
     if isinstance(cell, float):
+        if 1e15 <= abs(cell) < 2**63:  # as a time in ns since 1970: of these a double knows no tenths
+            return f"{cell:.0f}"
         return f"{cell:.1f}" if 1e5 <= abs(cell) < 1e15 else f"{cell:g}"  # a time in ns has more than six digits
     return str(cell)
 

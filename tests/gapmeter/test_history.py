@@ -267,5 +267,7 @@ def test_an_answer_is_a_table_or_csv_or_one_document(runs: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out) == [{"x": None}]
     assert main(["sql", "SELECT 1234567890.5::DOUBLE AS x, 1/3 AS y", "--runs", str(runs)]) == errors.OK
     assert capsys.readouterr().out.split()[-2:] == ["1234567890.5", "0.333333"]
+    main(["sql", "SELECT 1715299200123456512::DOUBLE AS x, -1e15 AS y, 1e19 AS z", "--runs", str(runs)])
+    assert capsys.readouterr().out.split()[-3:] == ["1715299200123456512", "-1000000000000000", "1e+19"]
     assert main(["sql", "SELECT a.run, b.run FROM runs a, runs b", "--runs", str(runs), "--json"]) == errors.USAGE
     assert "two columns are called run, and JSON has room for one" in capsys.readouterr().err
