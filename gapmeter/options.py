@@ -65,7 +65,7 @@ class Options:
         if (asked := self.workers) is not None:
             host = f"[{asked.listen_host}]" if ":" in asked.listen_host else asked.listen_host
             words += ["--workers", str(asked.count), "--listen", f"{host}:{asked.listen_port}"]
-            words += ["--patience", f"{asked.patience_s:g}s"]
+            words += ["--patience", f"{asked.patience_s:.15g}s"]
         return words
 
 

@@ -25,8 +25,9 @@ def test_every_public_name_is_there_and_no_other() -> None:
         gapmeter.nothing  # noqa: B018
 
 
-def test_options_are_read_back_from_their_flags() -> None:
-    workers = Workers(3, "::1", 6000, 45.0)
+@pytest.mark.parametrize("patience_s", [45.0, 5.1234567, 1_000_000.0, 2_592_000.0])
+def test_options_are_read_back_from_their_flags(patience_s: float) -> None:
+    workers = Workers(3, "::1", 6000, patience_s)
     read = parser().parse_args(["run", "smoke", *Options(workers=workers, locustfile=Path("users.py")).flags])
     assert workers_of(read.workers, read.listen, read.patience) == workers and read.locustfile == Path("users.py")
 
