@@ -6,11 +6,9 @@ docs/telemetry.md; every stamp is CLOCK_MONOTONIC ns.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +31,7 @@ from gapmeter.analysis.results.device import (
     Utilisation,
 )
 from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.samples import read_notes, read_rows
 from gapmeter.records import RunFolder, Span
 
 SOURCES = ("gpu", "pcie", "rapl", "processes", "engine")
@@ -120,32 +119,17 @@ class Samples:
 
 def read_telemetry(folder: RunFolder) -> Samples | None:
     """None when nothing was sampled. A line that a kill left half written is counted and passed over."""
-    notes, broken = _read_lines(folder.telemetry / "sampler.jsonl")
+    notes, broken = read_notes(folder.telemetry / "sampler.jsonl")
     if not notes:
         return None
     tables = {}
     for source in SOURCES:
-        rows, bad = _read_lines(folder.telemetry / f"{source}.jsonl")
+        rows, bad = read_rows(folder.telemetry / f"{source}.jsonl")
         broken += bad
         if rows:
             tables[source] = pd.DataFrame(rows)
-    absent = {str(note["source"]): str(note["why"]) for note in notes if note["type"] == "absent"}
+    absent = {note["source"]: note["why"] for note in notes if note["type"] == "absent"}
     return Samples(tables, tuple(notes), absent, broken)
-
-
-def _read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    rows: list[dict[str, Any]] = []
-    broken = 0
-    if not path.exists():
-        return rows, broken
-    for line in path.read_bytes().splitlines():
-        try:
-            row = json.loads(line)
-            row["at_ns"] = int(row["at_ns"])
-            rows.append(row)
-        except (ValueError, TypeError, KeyError):
-            broken += 1
-    return rows, broken
 
 
 def servers_gpus(telemetry: Samples) -> set[int]:

@@ -31,8 +31,9 @@ from gapmeter.analysis.ledger.cores import (
 )
 from gapmeter.analysis.ledger.critical_path import FAR, Intervals, Times, covered, overlaps, pieces, union
 from gapmeter.analysis.ledger.processes import KINDS, RecordedProcess, loop_work
-from gapmeter.analysis.ledger.switches import MOST_LOST, TooManyLost, Watched, read_rows, read_watched
+from gapmeter.analysis.ledger.switches import MOST_LOST, TooManyLost, Watched, read_watched
 from gapmeter.analysis.ledger.who_ran import who_ran
+from gapmeter.analysis.samples import read_rows
 from gapmeter.records import Span
 
 _EVERY_NS = 200_000  # how finely a wait is spread
@@ -129,7 +130,7 @@ class Sums:
 def read_sums(folder: Path) -> dict[int, Sums]:
     """By thread, from a run's telemetry; empty where none were taken."""
     rows: dict[int, list[tuple[int, int, int, int]]] = {}
-    for row in read_rows(folder / "schedstat.jsonl"):
+    for row in read_rows(folder / "schedstat.jsonl")[0]:
         sample = (int(row["pid"]), int(row["at_ns"]), int(row["ran_ns"]), int(row["waited_ns"]))
         rows.setdefault(int(row["tid"]), []).append(sample)
     return {tid: Sums(own[0][0], *np.array(own, np.int64)[:, 1:].T) for tid, own in rows.items()}

@@ -5,17 +5,16 @@ gapmeter.servers.telemetry.switches records them.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gapmeter.analysis.ledger.critical_path import Times, union
+from gapmeter.analysis.samples import read_rows
 from gapmeter.records.compression import open_record, with_compressed
 from gapmeter.records.reader import NotRecords
 
@@ -75,7 +74,8 @@ def read_watched(folder: Path) -> Watched | None:
     share = float((lost[1] - lost[0]).sum() / (runs["end"].max() - runs["start"].min()))
     if share > MOST_LOST:
         raise TooManyLost(share)
-    programs = {int(row["pid"]): (str(row["of"]), str(row["name"])) for row in read_rows(folder / "switches.jsonl")}
+    named, _ = read_rows(folder / "switches.jsonl")
+    programs = {int(row["pid"]): (row["of"], row["name"]) for row in named}
     stopped = _stopped(folder / "processes.jsonl", runs)
     return Watched(runs, lost, whole, programs, _limited(folder / "limits.jsonl"), stopped)
 
@@ -166,8 +166,8 @@ def _limited(path: Path) -> Times:
     """Between two samples in which a control group was kept from running longer than before."""
     last: dict[str, tuple[int, int]] = {}
     found = []
-    for row in read_rows(path):
-        group, at, total = str(row["group"]), int(row["at_ns"]), int(row["throttled_ns"])
+    for row in read_rows(path)[0]:
+        group, at, total = row["group"], int(row["at_ns"]), int(row["throttled_ns"])
         before = last.get(group, (at, total))
         if total > before[1]:
             found.append((before[0], at))
@@ -179,7 +179,7 @@ def _limited(path: Path) -> Times:
 def _stopped(path: Path, runs: NDArray[np.void]) -> dict[int, Times]:
     """Around each sample that found a process stopped: from the last that its threads ran until they ran again."""
     seen = defaultdict[int, list[int]](list)
-    for row in read_rows(path):
+    for row in read_rows(path)[0]:
         if row.get("stopped"):
             seen[int(row["pid"])].append(int(row["at_ns"]))
     found = {}
@@ -191,12 +191,3 @@ def _stopped(path: Path, runs: NDArray[np.void]) -> dict[int, Times]:
         off[off] = ran[1][after[off] - 1] <= at[off]
         found[pid] = union(ran[1][after[off] - 1], ran[0][after[off]])
     return found
-
-
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of telemetry, none where there is no such file, without one that a killed sampler broke off."""
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            yield json.loads(line)
-        except ValueError:
-            continue

@@ -18,11 +18,15 @@ from gapmeter.analysis.ledger.processes import RecordedProcess
 from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.ledger.switches import TooManyLost, read_watched
 from gapmeter.records import RecordWriter, Span
+from tests.kit.telemetry import IDLE
 from tests.kit.wait import limited
 
 API, POOL, ENGINE, SENDER, WORKER, TESTER, OTHER_PID = 10, 11, 20, 21, 25, 30, 40
 MS = 1_000_000
 Row = tuple[int, int, str]
+NO_ROWS = (
+    '3\n{"pid": 1}\n{"pid": "x", "of": "server", "name": "y"}\n{"at_ns": 1e999, "group": 3, "throttled_ns": 1}\n{"pid":'
+)
 
 
 def _switches(folder: Path, *rows: Row, whole: bool = False, torn: bytes = b"", core: int = 0) -> None:
@@ -40,7 +44,7 @@ def _switches(folder: Path, *rows: Row, whole: bool = False, torn: bytes = b"", 
         {"pid": TESTER, "of": "load tester", "name": "python"},
         {"pid": OTHER_PID, "of": "another program", "name": "cc1"},
     ]
-    (folder / "switches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in named) + '{"pid":')
+    (folder / "switches.jsonl").write_text("".join(json.dumps(row) + "\n" for row in named) + NO_ROWS)
 
 
 def _probe(folder: Path, role: str, pid: int, *spans: tuple[Span, int, int]) -> RecordedProcess:
@@ -113,7 +117,7 @@ def test_where_whole_cores_are_watched_other_programs_have_names_and_a_free_core
 def test_at_a_cpu_limit_nobody_had_the_core_and_all_wait(tmp_path: Path) -> None:
     samples = ((10, 0), (110, 0), (210, 60), (310, 60))
     rows = [json.dumps({"group": "a", "at_ns": at * MS, "throttled_ns": ms * MS}) + "\n" for at, ms in samples]
-    (tmp_path / "limits.jsonl").write_text("".join(rows))
+    (tmp_path / "limits.jsonl").write_text("".join(rows) + NO_ROWS)
     switches: list[Row] = [(100, ENGINE, "in"), (140, ENGINE, "off"), (200, ENGINE, "in"), (205, ENGINE, "out")]
     use = _use(tmp_path, *switches, whole=True)
     assert _said(use, "engine", ENGINE) == [(140, 200, "CPU limit")]
@@ -121,7 +125,7 @@ def test_at_a_cpu_limit_nobody_had_the_core_and_all_wait(tmp_path: Path) -> None
 
 
 def test_a_process_that_was_stopped_waits_for_nobody_however_busy_the_cores_are(tmp_path: Path) -> None:
-    rows = [json.dumps({"at_ns": at * MS, "pid": ENGINE, "stopped": True}) + "\n" for at in (25, 35)]
+    rows = [json.dumps({"at_ns": at * MS, "pid": ENGINE, "stopped": True, **IDLE}) + "\n" for at in (25, 35)]
     (tmp_path / "processes.jsonl").write_text("".join(rows))
     use = _use(
         tmp_path,
@@ -266,7 +270,7 @@ def test_from_sums_a_workers_own_process_tells_what_it_waited(tmp_path: Path) ->
         {"pid": pid, "tid": pid, "at_ns": at * MS, "ran_ns": ran * MS, "waited_ns": waited * MS}
         for pid, at, ran, waited in sums
     ]
-    (tmp_path / "schedstat.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "schedstat.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + NO_ROWS)
     engine = _probe(tmp_path, "core", ENGINE, (Span.LOOP, 10, 95))
     worker = _probe(tmp_path, "worker", WORKER, (Span.WORKER, 12, 92), (Span.FORWARD, 15, 90))
     found = core_use(tmp_path, [engine, worker], [0])

@@ -22,7 +22,7 @@ from gapmeter.records import EntryFlag, Span
 from gapmeter.report.device import roofline, roofline_sentence
 from tests.analysis.test_telemetry import GPU, started, write
 from tests.kit.results import PEAKS, WEIGHTS, manifest
-from tests.kit.telemetry import read
+from tests.kit.telemetry import IDLE, read
 
 PROMPT, LAST = int(EntryFlag.PROMPT), int(EntryFlag.PROMPT | EntryFlag.LAST_CHUNK)
 
@@ -270,7 +270,7 @@ def test_what_a_step_reads_is_told_in_gigabytes_where_that_is_shorter() -> None:
 
 def test_the_link_of_a_strangers_gpu_binds_nothing(tmp_path: Path) -> None:
     started(tmp_path, [GPU, GPU | {"gpu": 1, "pids": [99]}])
-    write(tmp_path, "processes", [{"at_ns": 0, "pid": 7}])
+    write(tmp_path, "processes", [{"at_ns": 0, "pid": 7, **IDLE}])
     rows = [{"at_ns": t, "gpu": g, "pcie_rx_kb_s": 60_000_000 * g, "pcie_tx_kb_s": 0} for t in range(9) for g in (0, 1)]
     write(tmp_path, "pcie", rows)
     telemetry = describe_telemetry(read(tmp_path), None, about(), (0, 10), None)

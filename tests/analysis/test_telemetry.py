@@ -18,7 +18,7 @@ from gapmeter.analysis.judge.warnings import telemetry_warnings
 from gapmeter.analysis.results.device import EngineSamples, PageTime, Telemetry
 from gapmeter.report.device import utilisation_sentence
 from tests.kit.results import manifest
-from tests.kit.telemetry import read
+from tests.kit.telemetry import IDLE, read
 
 S = 1_000_000_000
 GPU = {"gpu": 0, "name": "NVIDIA H100 80GB HBM3", "pids": [7], "pcie_generation": 5, "pcie_width": 16}
@@ -87,7 +87,7 @@ def test_only_the_gpus_on_which_the_server_computes_are_counted(tmp_path: Path) 
     other = GPU | {"gpu": 1, "pids": [99]}
     started(tmp_path, [GPU, other])
     write(tmp_path, "gpu", samples(10, 100, 500, 2) + samples(10, 60, 60, 2, gpu=1))
-    write(tmp_path, "processes", [{"at_ns": S, "pid": 7, "name": "core", "cpu_ns": 0}])
+    write(tmp_path, "processes", [{"at_ns": S, "pid": 7, **IDLE}])
     assert servers_gpus(read(tmp_path)) == {0}
     found = energy_of(read(tmp_path), 4 * S, 8 * S, 2 * S)
     assert found.parts_j == {"GPU 0": pytest.approx(2000)}
@@ -142,6 +142,34 @@ def test_a_half_written_line_is_counted_and_passed_over(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert found.broken_lines == 1 and len(found.tables["gpu"]) == 11
     assert not found.ended
+
+
+NO_SAMPLES = (
+    "3", "[" * 100_000, "\xff", "{}", '{"at_ns": 1e999, "gpu": 0}', '{"at_ns": 5, "gpu": "x"}',
+    '{"at_ns": 5, "gpu": 0, "sm_mhz": "fast"}', '{"at_ns": 5, "gpu": 0, "sm_mhz": NaN}', '{"at_ns": 5, "gpu": 1e30}',
+    '{"at_ns": 5, "gpu": 0, "sm_mhz": [1]}',
+)  # fmt: skip
+NO_NOTES = (
+    "3", '{"type": "start"}', '{"at_ns": 1, "type": "guess"}', '{"at_ns": 1, "type": "missed", "sources": ["gpu"]}',
+    '{"at_ns": 1, "type": "start", "sources": {"gpu": {"gpus": [3]}}}',
+    '{"at_ns": 1, "type": "start", "sources": {"rapl": {"domains": [{}]}}}',
+    '{"at_ns": 1, "type": "start", "sources": {"gpu": {"every_ns": 0}}}', '{"at_ns": 1, "type": "failed", "source": 3}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "line"), [*(("gpu", line) for line in NO_SAMPLES), *(("sampler", line) for line in NO_NOTES)]
+)
+def test_a_line_that_no_sampler_writes_is_counted_and_passed_over(source: str, line: str, tmp_path: Path) -> None:
+    """Before the others: what is said first of the sources counts."""
+    (tmp_path / "telemetry").mkdir()
+    (tmp_path / "telemetry" / f"{source}.jsonl").write_bytes(line.encode("latin1") + b"\n")
+    started(tmp_path, [GPU])
+    write(tmp_path, "gpu", samples(12, 100, 500, 2, sm_mhz=1500))
+    found = read(tmp_path)
+    assert found.broken_lines == 1 and len(found.tables["gpu"]) == 121
+    told = describe_telemetry(found, None, MANIFEST, (2 * S, 12 * S), energy_of(found, 2 * S, 12 * S, 2 * S))
+    assert told.gpus[0].sm_mhz.mean == 1500 and told.energy.joules == pytest.approx(5000)
 
 
 def test_missed_deadlines_and_failed_reads_are_gaps(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gapmeter.analysis.ledger.switches import read_rows
+from gapmeter.analysis.samples import read_rows
 from gapmeter.servers.telemetry import Journal
 from gapmeter.servers.telemetry.sampler import SamplerSettings
 from tests.kit.servers import answering
@@ -117,7 +117,7 @@ def test_a_process_that_begins_just_before_the_end_is_known_too(tmp_path: Path) 
         late.kill()
     if "switches" in (found := read(tmp_path)).absent:
         pytest.skip(found.absent["switches"])
-    assert late.pid in {row["pid"] for row in read_rows(tmp_path / "telemetry" / "switches.jsonl")}
+    assert late.pid in {row["pid"] for row in read_rows(tmp_path / "telemetry" / "switches.jsonl")[0]}
 
 
 def test_a_server_that_is_stopped_is_seen_to_be(tmp_path: Path) -> None:
