@@ -104,10 +104,10 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def _fits(name: str, value: Any) -> bool:
-    """Whether a column may hold it. A number is one that arrays of integers have room for; null is none."""
+    """Whether a column may hold it. A number is one that an array of 64 bits has room for (a mask has all of them)."""
     if name in _WORDS:
         return isinstance(value, str)
-    return isinstance(value, int | float) and abs(value) < _MOST
+    return isinstance(value, int | float) and abs(value) < (_MOST if name == "at_ns" else 2**64)
 
 
 def _lines(path: Path, read: Callable[[bytes], dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:

@@ -247,7 +247,7 @@ def _gpus(telemetry: Samples, since: int, until: int) -> tuple[GpuSamples, ...]:
 
 def _throttled(rows: pd.DataFrame, bits: Mapping[str, int]) -> dict[str, float] | None:
     """Share of the samples in which each reason slowed the GPU down; reasons that never did are left out."""
-    mask = _known(rows, "throttle_mask").astype(np.int64)
+    mask = _known(rows, "throttle_mask").astype(np.uint64)  # whose highest bit says that nobody knows why
     if not len(mask):
         return None
     shares = {words: float(np.mean((mask & bit) != 0)) for words, bit in bits.items()}

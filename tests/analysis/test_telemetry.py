@@ -246,6 +246,12 @@ def test_throttling_is_a_warning_with_its_share_and_reason(tmp_path: Path) -> No
     assert _throttled(silent, {"power cap": 4}) is None, "a GPU that does not tell, beside one that does"
 
 
+def test_a_gpu_that_does_not_know_why_it_is_slow_keeps_its_samples(tmp_path: Path) -> None:
+    """NVML's mask of reasons is then 2^63, which no signed integer holds."""
+    (gpu,) = described(tmp_path, throttle_mask=1 << 63).gpus
+    assert gpu.throttled == {} and gpu.power_w.mean == pytest.approx(500)
+
+
 def test_clocks_that_fell_and_memory_that_is_full_are_warnings(tmp_path: Path) -> None:
     started(tmp_path, [GPU])
     rows = samples(12, 100, 500, 2, memory_used_bytes=79 * 2**30, memory_total_bytes=80 * 2**30)
