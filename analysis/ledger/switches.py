@@ -19,13 +19,9 @@ from gapmeter.records.compression import open_record, with_compressed
 from gapmeter.records.reader import NotRecords
 
 _LOST, _SWITCH, _SWITCH_OF_CORE, _OUT, _PREEMPTED = 2, 14, 15, 0x2000, 0x4000  # PERF_RECORD_*, and switches' misc bits
-_HEAD_FIELDS = [("type", "<u4"), ("misc", "<u2"), ("size", "<u2")]
-_HEAD = np.dtype(_HEAD_FIELDS)
+_HEAD = np.dtype([("type", "<u4"), ("misc", "<u2"), ("size", "<u2")])
 _ID = [("pid", "<i4"), ("tid", "<i4"), ("time", "<i8"), ("cpu", "<u4"), ("pad", "<u4")]
-_RECORDS = {
-    _SWITCH: np.dtype([*_HEAD_FIELDS, *_ID]),
-    _SWITCH_OF_CORE: np.dtype([*_HEAD_FIELDS, ("other", "<i8"), *_ID]),
-}
+_RECORDS = {_SWITCH: np.dtype([*_HEAD.descr, *_ID]), _SWITCH_OF_CORE: np.dtype([*_HEAD.descr, ("other", "<i8"), *_ID])}
 RUN = np.dtype([("pid", "<i4"), ("tid", "<i4"), ("cpu", "<i4"), ("start", "<i8"), ("end", "<i8"), ("preempted", "?")])
 
 _BLOCK = 1 << 25
@@ -129,9 +125,10 @@ def read_switches(path: Path) -> Iterator[NDArray[np.void]]:
     """
     with open_record(path) as file:
         try:
-            raw: bytes | None = file.read(8)
-            first = int.from_bytes((raw or b"")[:4], "little")
+            head = file.read(_HEAD.itemsize)
+            first = int.from_bytes(head[:4], "little")
             kind = first if first in _RECORDS else _SWITCH
+            raw: bytes | None = head
             while raw is not None and (block := file.read(_BLOCK)):
                 records, raw = _switches(raw + block, kind)
                 yield records

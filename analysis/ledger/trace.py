@@ -14,7 +14,7 @@ from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints, distinct
 from gapmeter.analysis.ledger.cores import NOTHING_KNOWN, CoreUse
 from gapmeter.analysis.ledger.critical_path import covered
 from gapmeter.records import EntryFlag, Span
-from gapmeter.records.reader import Table
+from gapmeter.records.reader import ENTRY_DTYPE, Table
 
 
 def _dtype(numbers: str, times: str = "") -> np.dtype[Any]:
@@ -25,8 +25,10 @@ def _dtype(numbers: str, times: str = "") -> np.dtype[Any]:
 
 REQUEST_SPAN = _dtype("request process", "n queued start end")  # n may be a time as well
 STEP_SPAN = _dtype("step code", "n start end")
-_ENTRY_FIELDS = {"step": 12, "request": 0, "tokens": 4, "before": 8, "flags": 16}  # a file's ENTRY_DTYPE, in its place
-ENTRY = np.dtype({"names": [*_ENTRY_FIELDS], "formats": ["<i4"] * 5, "offsets": [*_ENTRY_FIELDS.values()]})
+_OF_FILE = {"step": "cached", "request": "ref", "tokens": "tokens", "before": "before", "flags": "flags"}
+_LAYOUT: Mapping[str, Any] = ENTRY_DTYPE.fields or {}
+_OFFSETS = [_LAYOUT[name][1] for name in _OF_FILE.values()]  # it lies in the file's own table
+ENTRY = np.dtype({"names": [*_OF_FILE], "formats": ["<i4"] * len(_OFFSETS), "offsets": _OFFSETS})
 EMISSION = _dtype("step request n")
 
 MISSING = -1
