@@ -218,6 +218,13 @@ class Index:
         out[request[first]] = self.steps.position(step[first])
         return out
 
+    def scheduled_of(self, request: Ints) -> Ints:
+        """When the first step with tokens of each request was scheduled, or MISSING."""
+        first = self.first_step[request]
+        if not self.has_engine:
+            return first
+        return np.where(first == MISSING, MISSING, self.steps.spans[Span.SCHEDULE][0][first])
+
     @cached_property
     def evictions(self) -> tuple[Ints, Ints, Ints]:
         """Of requests that were evicted and later scheduled again: whose, when, and when again; by request and time."""

@@ -262,14 +262,14 @@ class Maker(Parts):
         self.causal("handoff → engine", hand["start"], receive["start"])
         self.causal("engine queue → engine", receive["start"], add["start"])
         self.first = index.first_step[who]
-        schedule, _ = self.steps.spans[Span.SCHEDULE]
-        self.scheduled = np.where(self.first == MISSING, MISSING, schedule[self.first])
+        self.scheduled = index.scheduled_of(who)
         self.add("queue", add["end"], self.scheduled)
         self.causal("scheduler queue → scheduled", add["end"], self.scheduled)
-        self._preemptions(schedule)
+        self._preemptions()
 
-    def _preemptions(self, schedule: Ints) -> None:
+    def _preemptions(self) -> None:
         """From each eviction to the next scheduling, for the tokens that were made after it."""
+        schedule, _ = self.steps.spans[Span.SCHEDULE]
         whose, evicted, again = self.index.evictions
         event, which = ranges(*(np.searchsorted(whose, self.events.request, side=side) for side in ("left", "right")))
         made = self.step[event]

@@ -196,7 +196,8 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
     rows = np.flatnonzero(shown & answered(requests))
     events = last_tokens(requests, rows, inputs.index)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        parts = pool.map(partial(_stretches, inputs, events), blocks(inputs.index, (events.start, events.end)))
+        some = blocks(inputs.index, (events.start, events.end), request=events.request)
+        parts = pool.map(partial(_stretches, inputs, events), some)
         request, stage, kind, start, end = map(np.concatenate, zip(*parts, strict=True))
     return pd.DataFrame(
         {

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import AnyArray, Bools, Ints, changes, each_of, running_sums
+from gapmeter.analysis.ledger.critical_path import FAR, Times
 from gapmeter.analysis.ledger.index import Events, Index
 from gapmeter.analysis.ledger.shares import Shares
 from gapmeter.analysis.ledger.sieve import AskedTokens
@@ -141,11 +142,19 @@ def gaps_between(requests: pd.DataFrame, good: Ints, drawn: Ints, index: Index |
         yield Portion(events, narrow | {"end_ns": events.end})
 
 
-def blocks(index: Index | None, *windows: tuple[Ints, Ints]) -> Iterator[tuple[int, int]]:
-    """Of events, by their windows' starts and ends, some at a time, from which to which: all would fill the memory."""
+def blocks(index: Index | None, *windows: Times, request: Ints | None = None) -> Iterator[tuple[int, int]]:
+    """Of events, by their windows' starts and ends, some at a time, from which to which: all would fill the memory.
+
+    ``request``: whose they are. Steps before its first own one are not in its ledger: however many, it only waits.
+    """
     steps = np.empty(0, np.int64) if index is None else index.scheduled_ns
-    within = sum(1 + np.searchsorted(steps, end) - np.searchsorted(steps, start) for start, end in windows)
-    cuts = np.flatnonzero(np.diff(np.cumsum(within) // _BLOCK)) + 1
+    scheduled = -FAR if index is None or request is None else index.scheduled_of(request)
+
+    def within(start: Ints, end: Ints) -> Ints:
+        begun = np.minimum(np.maximum(start, scheduled), end)
+        return 1 + np.searchsorted(steps, end) - np.searchsorted(steps, begun)
+
+    cuts = np.flatnonzero(np.diff(np.cumsum(sum(within(*each) for each in windows)) // _BLOCK)) + 1
     return itertools.pairwise([0, *cuts.tolist(), len(windows[0][0])])
 
 
@@ -176,6 +185,6 @@ class Portion:
         windows = [(events.start, events.end)]
         if known is not None:
             windows = [(events.start, known.since), (known.until, events.end)]
-        for low, high in blocks(index, *windows):
+        for low, high in blocks(index, *windows, request=events.request):
             names = {name: of[low:high] for name, of in self.names.items()}
             yield Portion(events.rows(low, high), names, known.rows(low, high) if known else None)

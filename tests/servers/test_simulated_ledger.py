@@ -16,7 +16,7 @@ import pytest
 from gapmeter.analysis.ledger import ledger as making
 from gapmeter.analysis.ledger import portions
 from gapmeter.analysis.ledger.ledger import Ledger, LedgerInputs, make_ledger, shown_timelines, timelines
-from gapmeter.analysis.ledger.portions import asked_tokens
+from gapmeter.analysis.ledger.portions import asked_tokens, first_tokens
 from gapmeter.analysis.ledger.read import read_trace
 from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.records import EntryFlag, Span
@@ -191,6 +191,20 @@ def test_ledgers_are_the_same_whatever_the_blocks_that_they_are_made_by(
     pd.testing.assert_frame_equal(again.gaps, case.ledger.gaps)
     stretches = timelines(LedgerInputs.of(case.requests, case.trace), np.ones(len(case.requests), dtype=np.bool_))
     pd.testing.assert_frame_equal(stretches, case.timelines)
+
+
+def test_a_request_that_queued_through_many_steps_is_no_more_work_than_another(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a server that was asked for more than it can do, a hundred thousand took forty seconds."""
+    index = LedgerInputs.of(case.requests, case.trace).index
+    assert index is not None
+    longest = int(case.rows["queue_ns"].to_numpy().argmax())
+    events = first_tokens(case.requests, np.full(3, longest), index)
+    since, until = np.searchsorted(index.scheduled_ns, [events.start[0], index.scheduled_of(events.request)[0]])
+    assert until - since > 20, "steps that it waited through"
+    monkeypatch.setattr(portions, "_BLOCK", 3 * (until - since))
+    assert [len(portion.events) for portion in portions.Portion(events).blocks(index)] == [3]
 
 
 def test_of_very_many_gaps_those_of_requests_drawn_at_random_are_divided(
