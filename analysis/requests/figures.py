@@ -182,7 +182,7 @@ def write_histograms(
     for name, values in samples.items():
         histogram, lost = made.get(id(values)) or made.setdefault(id(values), hdr.histogram_of(values))
         beyond = f"; {lost:,} values beyond one hour are not counted" if lost else ""
-        hdr.write_hlog(folder / f"{name}.hlog", {name: histogram}, start_s, length_s, f"{about}{beyond}")
+        hdr.write_hlog(folder / f"{name}.hlog", histogram, start_s, length_s, f"{about}{beyond}")
 
 
 def block_rates(requests: pd.DataFrame) -> Floats | None:
