@@ -53,8 +53,7 @@ def run_point(run: Path, name: str, folder: str, verdict: Verdict, result: RunRe
     """The point of one run, from its folder. Raises NotReadable, OSError."""
     requests, tpot = read_table(run / "requests.parquet"), result.metrics["tpot"]
     mean = level_of(metric_series(measured_requests(requests), "tpot").values / 1e6)
-    rates = block_rates(requests)
-    settled = None if rates is None else level_of(rates)
+    settled = level_of(block_rates(requests))
     rate = interval(result.throughput.output_tokens_per_s, None)
     if settled:
         rate = interval(settled.value, settled.estimate.known[1:])

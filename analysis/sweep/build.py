@@ -44,7 +44,7 @@ from gapmeter.analysis.results.sweep import (
 )
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.series import Series, level_of
-from gapmeter.analysis.sweep.curves import WITH_LEDGERS, Axis, axis_of, curve_point, knees_of, label, rate_level
+from gapmeter.analysis.sweep.curves import WITH_LEDGERS, Axis, axis_of, curve_point, knees_of, label
 from gapmeter.analysis.sweep.growth import growths_of, means_ms, slow_band
 from gapmeter.analysis.sweep.read import Frames, LostRun, MeasuredRun, read_frames, read_runs
 from gapmeter.records import RunFolder
@@ -255,7 +255,7 @@ def _between(results: Sequence[RunResult]) -> dict[str, RepeatRange]:
 
 
 def _throughput(results: Sequence[RunResult], frames: Frames) -> PointThroughput:
-    steady = rate_level(frames)
+    steady = level_of(frames.rates)
     return PointThroughput(
         requests_per_s=_pooled(results, lambda result: result.throughput.requests_per_s),
         prompt_tokens_per_s=_pooled(results, lambda result: result.throughput.prompt_tokens_per_s),
