@@ -366,8 +366,8 @@ def closed_loop_sentence(closed: ClosedLoop | None) -> str | None:
 def turns_sentence(turns: Sequence[Turn]) -> str | None:
     """TTFT by turn in one line: the median, where the sample supports one; None without conversations."""
     medians = [
-        f"turn {turn.turn} {duration(turn.ttft.p50_ms)} ({turn.prompt_tokens:,.0f} prompt tokens)"
+        f"turn {turn.turn} {duration(turn.ttft.ms(50.0))} ({turn.prompt_tokens:,.0f} prompt tokens)"
         for turn in turns
-        if turn.ttft and turn.ttft.p50_ms is not None
+        if turn.ttft and turn.ttft.ms(50.0) is not None
     ]
     return f"TTFT p50 by turn: {', '.join(medians)}" if medians else None

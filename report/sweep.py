@@ -153,7 +153,7 @@ def _brief(sweep: SweepFigures) -> Section:
         most = "" if largest == point.binding.resource else f" ({marks.words(largest)})"
         rows.append([
             point.label, Mark(point.verdict, tone(point.verdict)), _tokens(point),
-            _with_interval(sweep, point, "ttft"), *([Figure(point.metrics["ttft"].p50_ms)] if beside else []),
+            _with_interval(sweep, point, "ttft"), *([Figure(point.metrics["ttft"].ms(50.0))] if beside else []),
             _with_interval(sweep, point, "itl"), Figure(point.batch.running, "number"), f"{_binds(point)}{most}",
         ])  # fmt: skip
     headers: doc.Headers = [
@@ -225,7 +225,7 @@ def _points(sweep: SweepFigures) -> Section:
         rows.append([
             name, Mark(point.verdict, tone(point.verdict)), Name(_binds(point)), f"{point.metrics['ttft'].count:,}",
             Figure(point.throughput.requests_per_s, "number"), _tokens(point), Figure(point.batch.running, "number"),
-            *([Figure(point.metrics["ttft"].p50_ms)] if beside else []),
+            *([Figure(point.metrics["ttft"].ms(50.0))] if beside else []),
             *(cell for metric in _METRICS for cell in _at_level(sweep, point, metric)),
         ])  # fmt: skip
     headers: doc.Headers = [

@@ -71,7 +71,7 @@ class PointByPoint:
     def _latency(self, name: str) -> Fragment:
         sweep, metric, level, places = self.result.sweep, self.metric, self.level, self._places()
         shown = [point for point in self.points if self._height(point) is not None]
-        middles = {point.index: point.metrics[metric].p50_ms for point in self.points}
+        middles = {point.index: point.metrics[metric].ms(50.0) for point in self.points}
         ends = [end for point in shown for end in (self._height(point), *(self.interval(point) or ()))]
         # The objective on the highest percentile.
         slos = [slo for slo in self.result.slo if slo.metric == metric and slo.limit_ms is not None]
