@@ -324,10 +324,8 @@ def _economy(result: CapacityResult, manifest: SearchManifest) -> list[Section]:
     economy = result.economy
     if economy is None:
         return []
-    worth, each = economy.value.good_requests_per_usd, economy.cost.per_request_usd
-    least = None if worth is None or each is None else worth * each  # the share of good requests that it rests on
     simulated, proven = manifest.asked.server.engine == "simulated", result.capacity.held is not None
-    how = cost.how_of(economy, (least, None), simulated=simulated, proven=proven)
+    how = cost.how_of(economy, simulated=simulated, proven=proven)
     brief = cost.lines(economy, how)[: 2 if economy.energy.per_request_j is not None else 1]
     whole = cost.section(economy, how, result.capacity.confidence, proven=proven)
     return [Section("cost", "", [doc.Facts(brief)], on=TERMINAL), whole]

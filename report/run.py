@@ -256,7 +256,7 @@ def _details(result: RunResult) -> Section:
 
 
 def _how(result: RunResult, manifest: Manifest) -> cost.How:
-    return cost.how_of(result, result.goodput.share_ci, simulated=manifest.asked.server.engine == "simulated")
+    return cost.how_of(result, simulated=manifest.asked.server.engine == "simulated")
 
 
 def _regression(found: Regression) -> Section:
@@ -334,7 +334,7 @@ def words_of(result: RunResult, manifest: Manifest) -> RunWords:
         roofline=device.roofline_sentence(result.roofline),
         cost=cost.cost_sentence(result.cost, simulated=manifest.asked.server.engine == "simulated"),
         energy=cost.energy_sentence(result.energy),
-        value=cost.value_sentence(result.value, result.goodput.share_ci),
+        value=cost.value_sentence(result.value, result.cost),
     )
 
 

@@ -63,11 +63,8 @@ def words_of(result: SweepResult) -> SweepWords:
 
 def _words_of(point: Point) -> PointWords:
     cost, value = point.economy.cost, point.economy.value
-    worth = value.good_requests_per_usd
-    # The share of requests within their limits that the value rests on: at least so many.
-    good = (worth * cost.per_request_usd, 1.0) if isinstance(cost, Cost) and worth is not None else None
     answers = tuple(slo_sentence(answer) for answer in point.slo)
-    return PointWords(slo=answers, cost=cost_sentence(cost), value=value_sentence(value, good))
+    return PointWords(slo=answers, cost=cost_sentence(cost), value=value_sentence(value, cost))
 
 
 def document(result: SweepResult, manifest: SweepManifest) -> doc.Document:
