@@ -107,7 +107,7 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
         _details(result),
         Section("facts", "", [Facts([("trust", trust.trust_sentence(result))]), *warnings], on=MARKDOWN),
     ]
-    return _around(result, manifest, sections, regression=regression)
+    return _around(result, manifest, sections, regression)
 
 
 def document(folder: RunFolder, tables: RunTables | None = None) -> doc.Document:
@@ -135,23 +135,22 @@ def document(folder: RunFolder, tables: RunTables | None = None) -> doc.Document
         explore.explorer(result),
         _repeat(manifest, folder.path),
     ]
-    return _around(result, manifest, sections, folder.path.name)
+    return _around(result, manifest, sections)
 
 
 def _around(
-    result: RunResult, manifest: Manifest, sections: Sequence[Section | None], name: str = "run",
-    regression: Regression | None = None,
-) -> doc.Document:  # fmt: skip
+    result: RunResult, manifest: Manifest, sections: Sequence[Section | None], regression: Regression | None = None
+) -> doc.Document:
     """What was asked of whom, the verdict, and the sections."""
-    name, server = result.name or name, manifest.asked.server
+    server = manifest.asked.server
     target: list[object] = [manifest.target.url, manifest.target.model]
     if server.engine != "attach":
         batch = f"max batch {server.max_batch}" if server.max_batch else None
         target = [engine_words(manifest), server.model, server.precision, batch]
     return doc.Document(
-        title=f"{result.verdict} · {name} · gapmeter",
+        title=f"{result.verdict} · {result.name} · gapmeter",
         header=doc.Header(
-            f"{name} @ {' · '.join(str(part) for part in target if part)}",
+            f"{result.name} @ {' · '.join(str(part) for part in target if part)}",
             f"{load_words(result.load)}, n = {count(result.counts.measured)}",
             as_sentence(closed_loop_sentence(result.closed_loop) or "") or turns_sentence(result.turns) or "",
         ),
