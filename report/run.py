@@ -68,18 +68,8 @@ def write(folder: RunFolder, result: RunResult, tables: RunTables) -> RunResult:
     result = result.model_copy(update={"words": words_of(result, Manifest.read(folder.path))})
     result.write(folder.path)
     result.verdict_file.write(folder.path)
-    write_page(folder, tables)
-    return result
-
-
-def write_page(folder: RunFolder, tables: RunTables | None = None) -> Path:
-    """Write ``report.html`` into a run's folder that has been analysed, and return its path.
-
-    Raises FileNotFoundError when summary.json or manifest.json is not there, NotReadable when they are not of this
-    version, OSError when the page cannot be written.
-    """
     html.write(folder.report, document(folder, tables), scripts=[html.asset("request.js")])
-    return folder.report
+    return result
 
 
 def brief(result: RunResult, manifest: Manifest, regression: Regression | None = None) -> doc.Document:
