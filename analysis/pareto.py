@@ -83,7 +83,7 @@ def pareto(points: Sequence[ParetoPoint], unit: Unit, limit: PaceLimit | None) -
 def surely_dominates(one: ParetoPoint, other: ParetoPoint) -> bool:
     """Whether ``one`` is faster for a user and serves more, with both intervals apart."""
     ways = zip(one.at or (), other.at or (), strict=False)
-    apart = [mine.low is not None and its.high is not None and mine.low > its.high for mine, its in ways]
+    apart = [mine.is_above(its) for mine, its in ways]
     return len(apart) == 2 and all(apart)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from gapmeter.analysis.numbers import DASH, duration, share, significant, usd
-from gapmeter.analysis.results.cost import Cost, Interval
+from gapmeter.analysis.results.cost import Cost
 from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Verdict
@@ -113,16 +113,11 @@ def _best(met: Sequence[Point], pareto: Pareto | None) -> str:
     if not known or len(known) < len(met):
         return _most_served(met)
     least_paid, best = min(known, key=lambda each: each[0].value)
-    alike = [point.label for other, point in known if point is not best and not _below(least_paid, other)]
+    alike = [point.label for other, point in known if point is not best and not other.is_above(least_paid)]
     also = f"; {_listed(alike)} may be as cheap" if alike else ""
     tokens = significant(best.tokens_per_s or 0)
     which = f"{best.label} serves" if len(met) == 1 else f"Cheapest: {best.label},"
     return f" {which} {tokens} output tokens/s at {usd(least_paid.value)} a million{also}."
-
-
-def _below(one: Interval, other: Interval) -> bool:
-    """Whether both 95 % intervals are apart."""
-    return one.high is not None and other.low is not None and one.high < other.low
 
 
 def _most_served(met: Sequence[Point]) -> str:
