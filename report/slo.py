@@ -291,8 +291,7 @@ def _missing(result: RunResult, slo: SloAnswer, *, leans: bool = True) -> str:
     """What would decide an SLO that is not, and which way it leans; why a percentile has no value."""
     if slo.status == INVALID:
         return "never occurred" if slo.late is None else late_words(slo.late)
-    none = _failures(slo) if slo.among_failures else ""
-    none = none if slo.late is None else late_words(slo.late)
+    none = late_words(slo.late) if slo.late is not None else _failures(slo) if slo.among_failures else ""
     return "; ".join(filter(None, (none, _needed(result, slo, leans=leans) if slo.status == INCONCLUSIVE else "")))
 
 
