@@ -262,7 +262,7 @@ def check_protocol(
     differing = _differing(one, other)
     named = tuple(factors) or _recognize(differing)
     # What follows from a key that was declared with its whole section follows all the same.
-    causes = (*named, *(key for key in differing if any(is_within(key, factor) for factor in named)))
+    causes = (*named, *(key for key in differing if is_within(key, *named)))
     repeats = a.repeat != b.repeat
     facts = [_fact(key, one, other, _meaning(key, causes, repeats=repeats)) for key in differing]
     facts += _floor(floor_a, floor_b, causes)
@@ -350,21 +350,21 @@ def _recognize(differing: Sequence[str]) -> tuple[str, ...]:
 
 def _meaning(key: str, factors: Sequence[str], *, repeats: bool = False) -> Meaning:
     """``repeats``: the runs are different repeats of a scenario, which ask with fresh texts."""
-    if any(is_within(key, noted) for noted in _NOTED) or (repeats and key == "plan"):
+    if is_within(key, *_NOTED) or (repeats and key == "plan"):
         return NOTED
-    if any(is_within(key, factor) for factor in factors):
+    if is_within(key, *factors):
         return FACTOR
     return FOLLOWS if any(follows(key, factor) for factor in factors) else BLOCKS
 
 
-def is_within(key: str, whole: str) -> bool:
-    """Whether a key is ``whole``, or lies below it."""
-    return key == whole or key.startswith(f"{whole}.")
+def is_within(key: str, *wholes: str) -> bool:
+    """Whether a key is one of ``wholes``, or lies below one."""
+    return any(key == whole or key.startswith(f"{whole}.") for whole in wholes)
 
 
 def follows(key: str, factor: str) -> bool:
     """Whether another value of the factor alone can make ``key`` differ."""
-    return any(is_within(key, each) for whole, those in _FOLLOWS.items() if is_within(factor, whole) for each in those)
+    return any(is_within(key, *those) for whole, those in _FOLLOWS.items() if is_within(factor, whole))
 
 
 def _floor(a: Floor | None, b: Floor | None, factors: Sequence[str]) -> list[Fact]:
@@ -401,7 +401,7 @@ def _told(facts: Mapping[str, Any], key: str) -> str:
 
     Of a key that an older manifest lacks, and of all that is no scenario's, nobody knows it.
     """
-    value, is_own = facts.get(key), any(is_within(key, each) for each in OWN_FACTORS)
+    value, is_own = facts.get(key), is_within(key, *OWN_FACTORS)
     unset = not is_own and (key in facts or any(f"{each}." in key for each in _FREE))
     return words(value) if value is not None or unset else NOT_RECORDED
 
