@@ -149,11 +149,8 @@ def not_comparable(result: Comparison) -> str:
         for who, said in grouped(differing).items()
     ]
     if invalid:
-        are, named = (
-            "is" if len(invalid) == 1 else "are",
-            (_invalid(one) for one in result.sides if one.name in invalid),
-        )
-        parts.append(f"{' and '.join(named)} {are} not valid as a measurement (validity)")
+        named = " and ".join(_invalid(one) for one in result.sides if one.name in invalid)
+        parts.append(f"{named} {'is' if len(invalid) == 1 else 'are'} not valid as a measurement (validity)")
     return ". ".join(parts)
 
 
