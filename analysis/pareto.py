@@ -71,12 +71,8 @@ def pareto(points: Sequence[ParetoPoint], unit: Unit, limit: PaceLimit | None) -
     known = [point for point in placed if point.is_valid and point.at]
     if not any(point.at for point in placed):
         return None
-    marked = [
-        point.model_copy(update={"on_front": not any(surely_dominates(other, point) for other in known)})
-        if point in known
-        else point
-        for point in placed
-    ]
+    front = [point for point in known if not any(surely_dominates(other, point) for other in known)]
+    marked = [point.model_copy(update={"on_front": point in front if point in known else None}) for point in placed]
     return Pareto(unit=unit, statistic="median" if by_median else "mean", limit=limit, points=tuple(marked))
 
 
