@@ -72,7 +72,7 @@ def checked(rule: str, requests: pd.DataFrame, evidence: Evidence, answers: Sequ
 
 
 def warned(requests: pd.DataFrame, evidence: Evidence) -> list[RunWarning]:
-    return validity.warnings_of(validity.check_run(requests, evidence), evidence, requests)
+    return list(validity.warnings_of(validity.check_run(requests, evidence), evidence, requests))
 
 
 def test_a_run_whose_records_went_with_a_generator_is_incomplete_and_its_plan_not_doubted() -> None:
@@ -88,7 +88,7 @@ def test_a_sound_poisson_run_breaks_no_rule_and_warns_of_nothing() -> None:
     requests = poisson_run()
     checks = validity.check_run(requests, POISSON)
     assert {check.status for check in checks} == {OK}
-    assert validity.warnings_of(checks, POISSON, requests) == []
+    assert not list(validity.warnings_of(checks, POISSON, requests))
     assert validity.invalid_reasons(checks) == []
 
 
