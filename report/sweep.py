@@ -115,10 +115,8 @@ def _with_interval(sweep: SweepFigures, point: Point, metric: str) -> str:
 
 def _latency_heads(sweep: SweepFigures, *metrics: str) -> list[str | Column]:
     """Over the cells of ``_at_level``."""
-    heads: list[str | Column] = []
-    for metric in metrics:
-        heads += [*in_ms(f"{metric.upper()} {level_key(sweep.levels[metric])}"), "95 % interval"]
-    return heads
+    names = [f"{metric.upper()} {level_key(sweep.levels[metric])}" for metric in metrics]
+    return [head for name in in_ms(*names) for head in (name, "95 % interval")]
 
 
 def _tokens(point: Point) -> Figure:
