@@ -30,12 +30,6 @@ def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
     )
 
 
-def served_by(manifest: Manifest) -> tuple[str, str]:
-    """The model and its precision; an attached server has not those that the scenario would have launched."""
-    server = manifest.asked.server
-    return (manifest.target.model, UNKNOWN) if server.engine == "attach" else (server.model, server.precision)
-
-
 def provenance_as_asked(manifest: ManifestBase, served: str | None = None, **own: str) -> Provenance:
     """The provenance of several loads together, or of one that goes on.
 

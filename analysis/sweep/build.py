@@ -14,7 +14,7 @@ from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.lateness import ReportedLateness, without_refused
 from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point, per_server
-from gapmeter.analysis.provenance import provenance_as_asked, served_by
+from gapmeter.analysis.provenance import provenance_as_asked
 from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, succeeded
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
@@ -342,7 +342,7 @@ def describe_economy(
     good = [ends[0] for each in results if (ends := each.goodput.share_ci) and ends[0] is not None]
     precision = manifest.target.precision
     return PointEconomy(
-        precision=served_by(manifest)[1],
+        precision=results[0].provenance.precision,
         emulated=precision is not None and precision.emulated,
         cost=cost,
         energy=_energy([each.energy for each in results]),
