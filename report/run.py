@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 from gapmeter.analysis.judge.words import outage_text
 from gapmeter.analysis.numbers import count, counted, duration, share, usd
-from gapmeter.analysis.provenance import engine_words, load_words
 from gapmeter.analysis.results.cost import Cost
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import ClosedLoop, Turn
@@ -136,12 +135,12 @@ def _around(
     target: list[object] = [manifest.target.url, manifest.target.model]
     if server.engine != "attach":
         batch = f"max batch {server.max_batch}" if server.max_batch else None
-        target = [engine_words(manifest), server.model, server.precision, batch]
+        target = [result.provenance.engine, server.model, server.precision, batch]
     return doc.Document(
         title=f"{result.verdict} · {result.name} · gapmeter",
         header=doc.Header(
             f"{result.name} @ {' · '.join(str(part) for part in target if part)}",
-            f"{load_words(result.load)}, n = {count(result.counts.measured)}",
+            f"{result.provenance.load}, n = {count(result.counts.measured)}",
             as_sentence(closed_loop_sentence(result.closed_loop) or "") or turns_sentence(result.turns) or "",
         ),
         verdict=_verdict(result, regression),
