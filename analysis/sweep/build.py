@@ -75,7 +75,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
     main = next((metric for metric in asked if metric in WITH_LEDGERS), "ttft")
     levels = {metric: common_level(points, metric) for metric in LATENCIES}
     curve_points = [curve_point(point, own, levels) for point, own in zip(points, frames, strict=True)]
-    axis = axis_of(points, _unit(manifest.scenario["workload"]["kind"]))
+    axis = axis_of(points, _unit(manifest.asked.workload.kind))
     knees = tuple(knees_of(axis, points, curve_points, main, levels))
     figures = SweepFigures(
         key=axis.key,
@@ -89,7 +89,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
         pareto=_pareto(axis, points, made_on),
     )
     return SweepResult(
-        name=str(manifest.scenario["name"]),
+        name=manifest.asked.name,
         status=manifest.status,
         exit_code=_INTERRUPTED if manifest.status in ("interrupted", "running") else _exit_code(points, runs),
         device=next((each.device for each in made_on.values()), "GPU"),
@@ -145,7 +145,7 @@ def _facts(
     asked = {name: values.get(f"load.{name}", value) for name, value in manifest.scenario["load"].items()}
     return PointFacts(
         index=index,
-        label=label(values, _unit(values.get("workload.kind", manifest.scenario["workload"]["kind"]))),
+        label=label(values, _unit(values.get("workload.kind", manifest.asked.workload.kind))),
         values=point.values,
         resolved=values,
         folder=point.folder,
