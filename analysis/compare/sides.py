@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -64,7 +65,7 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
     "engine": ("server.engine", "device", "versions", "placement", "model"),
     "model": ("plan", "server.model", "engine"),
 }
-_ENGINE_FLAGS_OF_THE_PLACE = ("--host", "--port")
+_ENGINE_FLAGS_OF_THE_PLACE = frozenset({"--host", "--port"})
 # What runs have beside a scenario's keys, and groups whose members depend on machine and engine.
 OWN_FACTORS = ("device", "engine", "floor", "hardware", "model", "placement", "plan", "versions")
 OPEN_FACTORS = ("server.args.", "engine.", "hardware.", "placement.", "versions.")
@@ -334,12 +335,8 @@ def _command(words: Sequence[str] | None) -> str | None:
     """The engine's command line without what belongs to the place: interpreter, host, port, folders above models."""
     if not words:
         return None
-    kept, skip = [], False
-    for word in words[1:]:
-        if not skip and word not in _ENGINE_FLAGS_OF_THE_PLACE:
-            kept.append(PurePath(word).name if word.startswith("/") else word)
-        skip = word in _ENGINE_FLAGS_OF_THE_PLACE
-    return " ".join(kept)
+    kept = (word for before, word in pairwise(words) if not {before, word} & _ENGINE_FLAGS_OF_THE_PLACE)
+    return " ".join(PurePath(word).name if word.startswith("/") else word for word in kept)
 
 
 def _recognize(differing: Sequence[str]) -> tuple[str, ...]:
