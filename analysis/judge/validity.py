@@ -18,7 +18,7 @@ from gapmeter.analysis.judge.arrivals import check_arrivals, unmeasured
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.lateness import Late, Lateness, LateRule, lateness_of
 from gapmeter.analysis.numbers import count, duration, share, significant
-from gapmeter.analysis.requests.metrics import ended_by_us, flattened, percentile_of, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import ended_by_us, failures_of, flattened, percentile_of, stamps_ns, succeeded
 from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
 from gapmeter.analysis.results.requests import Outage
@@ -268,7 +268,7 @@ def warnings_of(checks: Sequence[Check], evidence: Evidence, requests: pd.DataFr
 
 def _failing(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str] | None:
     """The likely cause of the most frequent failure, and what to try; None: nothing better than of any other."""
-    failed = requests[~succeeded(requests) & ~ended_by_us(requests)]
+    failed = requests[failures_of(requests)]
     outcome, status = failed.groupby(["outcome", "status"]).size().idxmax()
     if evidence.could_be_plain and status in (400, 422):
         said = failed.loc[failed["status"] == status, "error"].astype(str)

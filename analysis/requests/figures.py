@@ -17,7 +17,7 @@ from hdrh.histogram import HdrHistogram
 from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
 from gapmeter.analysis.requests.metrics import (
     MetricSeries,
-    ended_by_us,
+    failures_of,
     flattened,
     issued,
     numbers_of,
@@ -84,7 +84,7 @@ def finite_ms(ns: float | None) -> float | None:
 
 def bound_ns(measured: pd.DataFrame) -> float | None:
     """What every failed request took at least: the time that it was, or would have been, given. None without one."""
-    bounds = stamps_ns(measured[~succeeded(measured) & ~ended_by_us(measured)], "censored_ns")
+    bounds = stamps_ns(measured[failures_of(measured)], "censored_ns")
     return float(bounds.min()) if len(bounds) else None
 
 
