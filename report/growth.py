@@ -15,7 +15,7 @@ from gapmeter.analysis.sweep.curves import KNEE, NONE, UNDECIDED
 from gapmeter.analysis.sweep.growth import SLOW_LEVEL
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Figure, Headers, Heading, Name, Paragraph, Row, Section, Table, in_ms
-from gapmeter.report.words import WHOLE, how_much_more, interval, part_of, shares, signed
+from gapmeter.report.words import WHOLE, both, how_much_more, interval, part_of, shares, signed
 
 _GROWTH = (
     "From each point to the next, and which stage makes up most of it. 95 % block-bootstrap intervals, "
@@ -60,7 +60,7 @@ def _listed(labels: Sequence[str]) -> str:
 
 def _no_growth(growths: Sequence[Growth]) -> str:
     """That no growth goes beyond its interval; what has none is not alike for that."""
-    unknown = [growth for growth in growths if growth.interval_ms is None]
+    unknown = [growth for growth in growths if both(growth.grows_ci_ms) is None]
     names = list(dict.fromkeys(figure_name(growth.metric, growth.percentile) for growth in unknown))
     why = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} refused or not estimable"
     if len(unknown) == len(growths):
@@ -185,7 +185,7 @@ def knee_details(knee: CurveKnee) -> str:
 def growth_sentence(growth: Growth, device: str) -> str:
     """What grew from one point to the next; ``device``: what computed the forwards."""
     start = f"From {growth.from_} to {growth.to} {figure_name(growth.metric, growth.percentile)} "
-    grows, ends = growth.grows_ms, growth.interval_ms
+    grows, ends = growth.grows_ms, both(growth.grows_ci_ms)
     if grows is None or ends is None:
         return f"{start}is not estimable at both"
     if not growth.is_sure:
