@@ -258,16 +258,12 @@ def _what_decides(row: RegressionRow, found: Regression) -> str:
 # --- may they be compared?
 
 
-def _told(fact: Fact) -> list[str]:
-    """Both values, with whose they are where that is not what stands above them."""
-    return [f"{fact.within}: {value}" if fact.within else value for value in (fact.a, fact.b)]
-
-
 def _protocol(result: Comparison) -> Section:
     rows: list[Row] = [
-        [doc.Mark(fact.meaning, "bad" if fact.meaning == BLOCKS else ""), what, *_told(fact)]
+        [doc.Mark(fact.meaning, "bad" if fact.meaning == BLOCKS else ""), what,
+         *(f"{fact.within}: {value}" if fact.within else value for value in (fact.a, fact.b))]
         for what, fact in _facts_once(result)
-    ]
+    ]  # fmt: skip
     if not rows:
         return Section("protocol", "Can they be compared?", [Paragraph(_SAME)], short="comparable")
     other = doc.Column("the other", brief="B" if len(result.protocol) == 1 else "")
