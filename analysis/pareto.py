@@ -53,8 +53,7 @@ def run_point(run: Path, name: str, folder: str, verdict: Verdict, result: RunRe
     """The point of one run, from its folder. Raises NotReadable, OSError."""
     requests, tpot = read_table(run / "requests.parquet"), result.metrics["tpot"]
     mean = level_of(metric_series(measured_requests(requests), "tpot").values / 1e6)
-    rates = block_rates(requests)
-    settled = None if rates is None else level_of(rates)
+    settled = level_of(block_rates(requests))
     rate = interval(result.throughput.output_tokens_per_s, None)
     if settled:
         rate = interval(settled.value, settled.estimate.known[1:])
@@ -72,19 +71,15 @@ def pareto(points: Sequence[ParetoPoint], unit: Unit, limit: PaceLimit | None) -
     known = [point for point in placed if point.is_valid and point.at]
     if not any(point.at for point in placed):
         return None
-    marked = [
-        point.model_copy(update={"on_front": not any(surely_dominates(other, point) for other in known)})
-        if point in known
-        else point
-        for point in placed
-    ]
+    front = [point for point in known if not any(surely_dominates(other, point) for other in known)]
+    marked = [point.model_copy(update={"on_front": point in front if point in known else None}) for point in placed]
     return Pareto(unit=unit, statistic="median" if by_median else "mean", limit=limit, points=tuple(marked))
 
 
 def surely_dominates(one: ParetoPoint, other: ParetoPoint) -> bool:
     """Whether ``one`` is faster for a user and serves more, with both intervals apart."""
     ways = zip(one.at or (), other.at or (), strict=False)
-    apart = [mine.low is not None and its.high is not None and mine.low > its.high for mine, its in ways]
+    apart = [mine.is_above(its) for mine, its in ways]
     return len(apart) == 2 and all(apart)
 
 

@@ -30,26 +30,19 @@ def provenance_of(manifest: Manifest, figures: RunFigures) -> Provenance:
     )
 
 
-def served_by(manifest: Manifest) -> tuple[str, str]:
-    """The model and its precision; an attached server has not those that the scenario would have launched."""
-    server = manifest.asked.server
-    return (manifest.target.model, UNKNOWN) if server.engine == "attach" else (server.model, server.precision)
-
-
 def provenance_as_asked(manifest: ManifestBase, served: str | None = None, **own: str) -> Provenance:
     """The provenance of several loads together, or of one that goes on.
 
     ``own``: load, n, validity and what else is not as the manifest says. ``served``: the model that an
     attached server named, whatever the scenario would have launched.
     """
-    server = manifest.scenario["server"]
+    server = manifest.asked.server
     facts = {
-        "scenario": str(manifest.scenario["name"]), "digest": manifest.scenario_digest, "model": str(server["model"]),
-        "precision": str(server["precision"]), "engine": str(server["engine"]),
-        "hardware": device_words(manifest),
+        "scenario": manifest.asked.name, "digest": manifest.scenario_digest, "model": server.model,
+        "precision": server.precision, "engine": server.engine, "hardware": device_words(manifest),
         "date": manifest.started_wall.partition("T")[0] or UNKNOWN, "command": manifest.command,
     }  # fmt: skip
-    if server["engine"] == "attach":
+    if server.engine == "attach":
         facts |= {"model": served or UNKNOWN, "precision": UNKNOWN}
     return Provenance(**(facts | own))
 

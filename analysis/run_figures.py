@@ -24,7 +24,7 @@ from gapmeter.analysis.ledger.upgrade import describe_upgrade
 from gapmeter.analysis.requests import figures as fig
 from gapmeter.analysis.requests.metrics import (
     MetricSeries,
-    ended_by_us,
+    failures_of,
     generator_lag_ns,
     itl_p99_ns,
     limits_of,
@@ -32,7 +32,6 @@ from gapmeter.analysis.requests.metrics import (
     percentile_of,
     percentiles_of,
     receive_waits_ns,
-    succeeded,
     window_s,
 )
 from gapmeter.analysis.results.distribution import (
@@ -188,8 +187,7 @@ class _Pools:
             values = lateness.series(metric, origin, failures=failures)
             return without_refused(self.of(values), metric, lateness, origin)
 
-        failed = not (succeeded(self.measured) | ended_by_us(self.measured)).all()
-        failing = kept(failures=True) if failed else None
+        failing = kept(failures=True) if failures_of(self.measured).any() else None
         return MetricDistribution(**dict(kept(failures=False)), with_failures=failing)
 
     def stages(self, rows: pd.DataFrame) -> dict[str, StageDistribution]:

@@ -46,8 +46,17 @@ class GeneratorFile:
     dropped: int
 
     def lag_ns(self, since_ns: int) -> Ints:
-        """How late the event loop was for what was due from then on."""
-        return every_beat(self.beat_due_ns, self.beat_at_ns, since_ns)
+        """How late the event loop was at every beat that was due from then on, also those unseen while it was held.
+
+        A loop that did nothing for a second notes one beat that was a second late, and not the 49 that were due
+        meanwhile: their share of the time would be missing from its percentiles (Tene's correction for coordinated
+        omission).
+        """
+        apart = np.diff(np.sort(self.beat_due_ns))
+        every = apart[apart > 0].min(initial=1 << 62)
+        beat, nth = each_of(np.maximum(1, (self.beat_at_ns - self.beat_due_ns) // every))
+        due_ns = self.beat_due_ns[beat] + every * nth
+        return np.asarray((self.beat_at_ns[beat] - due_ns)[due_ns >= since_ns], np.int64)
 
     def cpu_share(self) -> float | None:
         """CPU time over wall time of the timed window, None when the process did not live to say."""
@@ -123,19 +132,6 @@ def _generator(file: RecordFile, offsets_ns: Mapping[str, int]) -> GeneratorFile
         complete=file.complete,
         dropped=file.dropped,
     )
-
-
-def every_beat(due_ns: Ints, at_ns: Ints, since_ns: int) -> Ints:
-    """How late the loop was at every beat that was due from then on, also those unseen while it was held, in ns.
-
-    A loop that did nothing for a second notes one beat that was a second late, and not the 49 that were due meanwhile:
-    their share of the time would be missing from its percentiles (Tene's correction for coordinated omission).
-    """
-    apart = np.diff(np.sort(due_ns))
-    every = apart[apart > 0].min(initial=1 << 62)
-    beat, nth = each_of(np.maximum(1, (at_ns - due_ns) // every))
-    due_ns = due_ns[beat] + every * nth
-    return np.asarray((at_ns[beat] - due_ns)[due_ns >= since_ns], np.int64)
 
 
 def last_looks_ns(requests: pd.DataFrame, generators: Sequence[GeneratorFile]) -> Ints:

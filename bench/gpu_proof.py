@@ -240,7 +240,7 @@ def kernels(folder: Path) -> Iterator[Finding]:
             name = f"transformers, kernels sampled every {every} steps" if every != "0" else "transformers, no samples"
             result = _run(folder, "transformers", "builtin:llama-1b", 8, {"cuda_graphs": True})
             yield from _described(name, result)
-            gaps[every] = result.metrics["itl"].p50_ms or float("nan")
+            gaps[every] = result.metrics["itl"].ms(50.0) or float("nan")
             use = result.telemetry.utilisation.device if result.telemetry else None
             if every != "0":
                 found = use.kernels if use else None

@@ -119,11 +119,9 @@ def headline(search: Search) -> tuple[str, ...]:
     if search.planning:
         lines.append(_fleet(search, search.planning))
     elif search.target_rps:
-        why = (
-            "no number of servers is enough: even the lowest rate tried misses an SLO"
-            if search.ended == UNMEETABLE
-            else "the number of servers is unknown: no rate was found at which every SLO holds"
-        )
+        why = "the number of servers is unknown: no rate was found at which every SLO holds"
+        if search.ended == UNMEETABLE:
+            why = "no number of servers is enough: even the lowest rate tried misses an SLO"
         lines.append(f"For {rate(search.target_rps)}: {why}.")
     return tuple(lines)
 
@@ -174,12 +172,10 @@ def _interval(search: Search) -> str:
 
 def _held(search: Search) -> str:
     """What was proven without the curve, and what both rest on."""
-    drift = (
-        ""
-        if search.drift is None
-        else f" The server's speed differs by about {share(search.drift)} between trials"
-        f"{', or more: the most that is modelled' if search.drift > _MOST_DRIFT else ''}."
-    )
+    drift = ""
+    if search.drift is not None:
+        more = ", or more: the most that is modelled" if search.drift > _MOST_DRIFT else ""
+        drift = f" The server's speed differs by about {share(search.drift)} between trials{more}."
     if search.held is None:
         why = ": there was not enough time left to prove one" if search.ended in (FOUND, BUDGET) else ""
         return f"No rate was proven to hold{why}.{_unproven(search)}{drift}"
@@ -324,10 +320,8 @@ def _economy(result: CapacityResult, manifest: SearchManifest) -> list[Section]:
     economy = result.economy
     if economy is None:
         return []
-    worth, each = economy.value.good_requests_per_usd, economy.cost.per_request_usd
-    least = None if worth is None or each is None else worth * each  # the share of good requests that it rests on
     simulated, proven = manifest.asked.server.engine == "simulated", result.capacity.held is not None
-    how = cost.how_of(economy, (least, None), simulated=simulated, proven=proven)
+    how = cost.how_of(economy, simulated=simulated, proven=proven)
     brief = cost.lines(economy, how)[: 2 if economy.energy.per_request_j is not None else 1]
     whole = cost.section(economy, how, result.capacity.confidence, proven=proven)
     return [Section("cost", "", [doc.Facts(brief)], on=TERMINAL), whole]

@@ -25,10 +25,6 @@ def _dot(at: float, verdict: TrialVerdict, value: float, ends: tuple[float, floa
     )  # fmt: skip
 
 
-def _answer(search: Search, plot: Plot) -> Fragment:
-    return limit(plot, rate(search.rate), x=search.rate) if search.rate else NOTHING
-
-
 @dataclass(frozen=True, slots=True)
 class Latency:
     """A percentile against rate: the curve in its interval, each trial's own, and where the curve meets the limit.
@@ -58,7 +54,7 @@ class Latency:
             f"{self.percentile} by rate, as the curve has it: {listed}. It meets {self.curve.slo} at {rate(middle)}.",
             self._proven(plot),
             band(plot, [(at, low, high) for at, (low, high) in zip(rates, within, strict=True)]),
-            limit(plot, f"SLO {self.curve.slo}", y=limit_ms, near=[*dots, answer]), _answer(search, plot),
+            limit(plot, f"SLO {self.curve.slo}", y=limit_ms, near=[*dots, answer]), limit(plot, rate(middle), x=middle),
             line(plot, self._up_to(top)), self._planned(plot), points(plot, dots),
             points(plot, [answer], "whisker ink"),
         )  # fmt: skip
@@ -136,7 +132,7 @@ class Goodput:
             name, "Goodput against rate", f"Goodput by rate: {listed}", *holds,
             line(plot, [(at, at) for at in steps if at <= y.scale.high], "curve thin", "4 4"),
             *(line(plot, [(dot.x, dot.y) for dot in part]) for part in (dots[:failing], dots[failing:]) if part),
-            points(plot, dots), _answer(self.search, plot),
+            points(plot, dots), limit(plot, rate(self.search.rate), x=self.search.rate),
         )  # fmt: skip
 
 
@@ -168,5 +164,5 @@ class Posterior:
             f"The capacity's probability density: median {rate(middle)}, "
             f"interval {significant(low)} .. {significant(high)}.",
             shade(plot, low, high), line(plot, stairs(edges, heights)), points(plot, ticks),
-            _answer(self.search, plot),
+            limit(plot, rate(middle), x=middle),
         )  # fmt: skip

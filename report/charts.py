@@ -341,7 +341,7 @@ def shade(
 def limit(
     plot: Plot, words: str, *, x: float | None = None, y: float | None = None, near: Sequence[Point] = ()
 ) -> Fragment:
-    """A limit: a line at ``x`` or at ``y``; with both a step, free before x and no higher than y from there on.
+    """A limit: a line at ``x`` or at ``y`` (nothing without either); with both a step, free up to x, then at most y.
 
     Where it lies beyond the axis, words say so; they keep clear of the points ``near``.
     """

@@ -149,11 +149,8 @@ def not_comparable(result: Comparison) -> str:
         for who, said in grouped(differing).items()
     ]
     if invalid:
-        are, named = (
-            "is" if len(invalid) == 1 else "are",
-            (_invalid(one) for one in result.sides if one.name in invalid),
-        )
-        parts.append(f"{' and '.join(named)} {are} not valid as a measurement (validity)")
+        named = " and ".join(_invalid(one) for one in result.sides if one.name in invalid)
+        parts.append(f"{named} {'is' if len(invalid) == 1 else 'are'} not valid as a measurement (validity)")
     return ". ".join(parts)
 
 
@@ -261,16 +258,12 @@ def _what_decides(row: RegressionRow, found: Regression) -> str:
 # --- may they be compared?
 
 
-def _told(fact: Fact) -> list[str]:
-    """Both values, with whose they are where that is not what stands above them."""
-    return [f"{fact.within}: {value}" if fact.within else value for value in (fact.a, fact.b)]
-
-
 def _protocol(result: Comparison) -> Section:
     rows: list[Row] = [
-        [doc.Mark(fact.meaning, "bad" if fact.meaning == BLOCKS else ""), what, *_told(fact)]
+        [doc.Mark(fact.meaning, "bad" if fact.meaning == BLOCKS else ""), what,
+         *(f"{fact.within}: {value}" if fact.within else value for value in (fact.a, fact.b))]
         for what, fact in _facts_once(result)
-    ]
+    ]  # fmt: skip
     if not rows:
         return Section("protocol", "Can they be compared?", [Paragraph(_SAME)], short="comparable")
     other = doc.Column("the other", brief="B" if len(result.protocol) == 1 else "")

@@ -76,11 +76,11 @@ def energy_sentence(energy: Energy | NoEnergy) -> str:
     return f"{each} a request, {rate} output tokens per joule ({idle}; {energy.source})"
 
 
-def value_sentence(value: Value, goodput_ci: Ends | None) -> str:
-    """How many good requests a dollar buys; ``goodput_ci``: the share of requests that are good."""
-    if value.good_requests_per_usd is None:
+def value_sentence(value: Value, cost: Cost | NoCost) -> str:
+    """How many good requests a dollar buys at this cost, and the share of requests that are good, which it rests on."""
+    if value.good_requests_per_usd is None or cost.per_request_usd is None:
         return f"none: {value.reason}"
-    least = share(goodput_ci[0] if goodput_ci else None)
+    least = share(value.good_requests_per_usd * cost.per_request_usd)
     worth = large(value.good_requests_per_usd)
     return f"at least {worth} requests within their own limits for a dollar ({least} or more are)"
 
@@ -96,16 +96,13 @@ class How(NamedTuple):
     value: str
 
 
-def how_of(economy: Economy, goodput_ci: Ends | None, *, simulated: bool, proven: bool = True) -> How:
-    """Of a run, or of a search for capacity.
-
-    ``goodput_ci``: the share of requests within their own limits; the others as ``cost_sentence`` takes them.
-    """
+def how_of(economy: Economy, *, simulated: bool, proven: bool = True) -> How:
+    """Of a run, or of a search for capacity; ``simulated`` and ``proven`` as ``cost_sentence`` takes them."""
     cost, energy, value = economy.cost, economy.energy, economy.value
     return How(
         cost.reason or cost_sentence(cost, simulated=simulated, proven=proven),
         energy.reason or energy_sentence(energy),
-        value.reason or value_sentence(value, goodput_ci),
+        value.reason or value_sentence(value, cost),
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from gapmeter.analysis.numbers import DASH, duration, share, significant, usd
-from gapmeter.analysis.results.cost import Cost, Interval
+from gapmeter.analysis.results.cost import Cost
 from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.pareto import Pareto
 from gapmeter.analysis.results.run import FAIL, INCONCLUSIVE, INVALID, PASS, Verdict
@@ -15,7 +15,7 @@ from gapmeter.analysis.sweep.curves import KNEE, NONE, UNDECIDED
 from gapmeter.analysis.sweep.growth import SLOW_LEVEL
 from gapmeter.report import marks
 from gapmeter.report.document import Block, Figure, Headers, Heading, Name, Paragraph, Row, Section, Table, in_ms
-from gapmeter.report.words import WHOLE, how_much_more, interval, part_of, shares, signed
+from gapmeter.report.words import WHOLE, both, how_much_more, interval, part_of, shares, signed
 
 _GROWTH = (
     "From each point to the next, and which stage makes up most of it. 95 % block-bootstrap intervals, "
@@ -60,7 +60,7 @@ def _listed(labels: Sequence[str]) -> str:
 
 def _no_growth(growths: Sequence[Growth]) -> str:
     """That no growth goes beyond its interval; what has none is not alike for that."""
-    unknown = [growth for growth in growths if growth.interval_ms is None]
+    unknown = [growth for growth in growths if both(growth.grows_ci_ms) is None]
     names = list(dict.fromkeys(figure_name(growth.metric, growth.percentile) for growth in unknown))
     why = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} refused or not estimable"
     if len(unknown) == len(growths):
@@ -113,16 +113,11 @@ def _best(met: Sequence[Point], pareto: Pareto | None) -> str:
     if not known or len(known) < len(met):
         return _most_served(met)
     least_paid, best = min(known, key=lambda each: each[0].value)
-    alike = [point.label for other, point in known if point is not best and not _below(least_paid, other)]
+    alike = [point.label for other, point in known if point is not best and not other.is_above(least_paid)]
     also = f"; {_listed(alike)} may be as cheap" if alike else ""
     tokens = significant(best.tokens_per_s or 0)
     which = f"{best.label} serves" if len(met) == 1 else f"Cheapest: {best.label},"
     return f" {which} {tokens} output tokens/s at {usd(least_paid.value)} a million{also}."
-
-
-def _below(one: Interval, other: Interval) -> bool:
-    """Whether both 95 % intervals are apart."""
-    return one.high is not None and other.low is not None and one.high < other.low
 
 
 def _most_served(met: Sequence[Point]) -> str:
@@ -190,7 +185,7 @@ def knee_details(knee: CurveKnee) -> str:
 def growth_sentence(growth: Growth, device: str) -> str:
     """What grew from one point to the next; ``device``: what computed the forwards."""
     start = f"From {growth.from_} to {growth.to} {figure_name(growth.metric, growth.percentile)} "
-    grows, ends = growth.grows_ms, growth.interval_ms
+    grows, ends = growth.grows_ms, both(growth.grows_ci_ms)
     if grows is None or ends is None:
         return f"{start}is not estimable at both"
     if not growth.is_sure:

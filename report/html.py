@@ -185,17 +185,13 @@ class _Printer:
 
     def _legend(self, stages: Sequence[str]) -> Fragment:
         """The stages by owner, each with a swatch and its name; buttons, so that they can be picked by keyboard too."""
-        order = [owner_words(name, self._device) for name in OWNER_COLORS]
-        groups: dict[str, list[Fragment]] = {}
+        groups: dict[str, list[Fragment]] = {owner_words(name, self._device): [] for name in OWNER_COLORS}
         for stage in stages:
             words, owner = marks.words(stage), marks.owner(stage, self._device)
             title = f"{words}: owner {owner}, {marks.kind(stage)}"
             entry = {"type": "button", "data_stage": stage, "aria_pressed": "false", "title": title}
             groups.setdefault(owner, []).append(el("button", marks.swatch(stage), words, **entry))
-        drawn = [
-            el("div", el("span", owner, class_="whose"), *groups[owner])
-            for owner in sorted(groups, key=lambda name: order.index(name) if name in order else len(order))
-        ]
+        drawn = [el("div", el("span", owner, class_="whose"), *own) for owner, own in groups.items() if own]
         return el("div", *drawn, class_="legend", role="group", aria_label="Stages, by owner")
 
     # --- what is seen on demand

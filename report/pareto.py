@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Literal
 
 from gapmeter.analysis.numbers import DASH, significant, usd
@@ -75,10 +75,7 @@ class Plane:
         return not shown[0].is_valid, not self._is_last(shown[0])
 
     def _sides(self) -> dict[str, list[ParetoPoint]]:
-        sides: dict[str, list[ParetoPoint]] = {}
-        for point in self.pareto.points:
-            sides.setdefault(point.side, []).append(point)
-        return sides
+        return {side: list(own) for side, own in groupby(self.pareto.points, key=lambda point: point.side)}
 
     def _curves(self, plot: Plot) -> list[Fragment]:
         """Lines from point to point of each side, in their order."""

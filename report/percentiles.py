@@ -190,8 +190,9 @@ def definitions(result: RunResult) -> Section | None:
                 by.append((f"{tool.name} {tool.version}", theirs, f"definitions.{key}", theirs.differs))
         groups.add(len(rows))
         for at, (who, found, key, differs) in enumerate(by):
-            ms = [Figure(getattr(found, f"{p}_ms"), "ms", f"{key}.{metric}.{p}_ms") for p in ("p50", "p99", "mean")]
-            rows.append(["" if at else metric.upper(), Name(who), *ms, count(found.count), differs])
+            known = {"p50": found.ms(50.0), "p99": found.ms(99.0), "mean": found.mean_ms}
+            figures = [Figure(ms, "ms", f"{key}.{metric}.{name}_ms") for name, ms in known.items()]
+            rows.append(["" if at else metric.upper(), Name(who), *figures, count(found.count), differs])
     by_whom, what = doc.Column("by", brief="by definition of"), doc.Column("what it is there", wraps=True, below=True)
     headers: doc.Headers = ["metric", by_whom, *in_ms("p50", "p99", "mean"), "n", what]
     table = Table("By other tools' definitions", headers, rows, words=2, groups=frozenset(groups))

@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 from gapmeter.analysis.judge.words import outage_text
 from gapmeter.analysis.numbers import count, counted, duration, share, usd
-from gapmeter.analysis.provenance import engine_words, load_words
 from gapmeter.analysis.results.cost import Cost
 from gapmeter.analysis.results.manifest import Manifest
 from gapmeter.analysis.results.requests import ClosedLoop, Turn
@@ -68,18 +67,8 @@ def write(folder: RunFolder, result: RunResult, tables: RunTables) -> RunResult:
     result = result.model_copy(update={"words": words_of(result, Manifest.read(folder.path))})
     result.write(folder.path)
     result.verdict_file.write(folder.path)
-    write_page(folder, tables)
-    return result
-
-
-def write_page(folder: RunFolder, tables: RunTables | None = None) -> Path:
-    """Write ``report.html`` into a run's folder that has been analysed, and return its path.
-
-    Raises FileNotFoundError when summary.json or manifest.json is not there, NotReadable when they are not of this
-    version, OSError when the page cannot be written.
-    """
     html.write(folder.report, document(folder, tables), scripts=[html.asset("request.js")])
-    return folder.report
+    return result
 
 
 def brief(result: RunResult, manifest: Manifest, regression: Regression | None = None) -> doc.Document:
@@ -107,7 +96,7 @@ def brief(result: RunResult, manifest: Manifest, regression: Regression | None =
         _details(result),
         Section("facts", "", [Facts([("trust", trust.trust_sentence(result))]), *warnings], on=MARKDOWN),
     ]
-    return _around(result, manifest, sections, regression=regression)
+    return _around(result, manifest, sections, regression)
 
 
 def document(folder: RunFolder, tables: RunTables | None = None) -> doc.Document:
@@ -135,24 +124,23 @@ def document(folder: RunFolder, tables: RunTables | None = None) -> doc.Document
         explore.explorer(result),
         _repeat(manifest, folder.path),
     ]
-    return _around(result, manifest, sections, folder.path.name)
+    return _around(result, manifest, sections)
 
 
 def _around(
-    result: RunResult, manifest: Manifest, sections: Sequence[Section | None], name: str = "run",
-    regression: Regression | None = None,
-) -> doc.Document:  # fmt: skip
+    result: RunResult, manifest: Manifest, sections: Sequence[Section | None], regression: Regression | None = None
+) -> doc.Document:
     """What was asked of whom, the verdict, and the sections."""
-    name, server = result.name or name, manifest.asked.server
+    server = manifest.asked.server
     target: list[object] = [manifest.target.url, manifest.target.model]
     if server.engine != "attach":
         batch = f"max batch {server.max_batch}" if server.max_batch else None
-        target = [engine_words(manifest), server.model, server.precision, batch]
+        target = [result.provenance.engine, server.model, server.precision, batch]
     return doc.Document(
-        title=f"{result.verdict} · {name} · gapmeter",
+        title=f"{result.verdict} · {result.name} · gapmeter",
         header=doc.Header(
-            f"{name} @ {' · '.join(str(part) for part in target if part)}",
-            f"{load_words(result.load)}, n = {count(result.counts.measured)}",
+            f"{result.name} @ {' · '.join(str(part) for part in target if part)}",
+            f"{result.provenance.load}, n = {count(result.counts.measured)}",
             as_sentence(closed_loop_sentence(result.closed_loop) or "") or turns_sentence(result.turns) or "",
         ),
         verdict=_verdict(result, regression),
@@ -256,7 +244,7 @@ def _details(result: RunResult) -> Section:
 
 
 def _how(result: RunResult, manifest: Manifest) -> cost.How:
-    return cost.how_of(result, result.goodput.share_ci, simulated=manifest.asked.server.engine == "simulated")
+    return cost.how_of(result, simulated=manifest.asked.server.engine == "simulated")
 
 
 def _regression(found: Regression) -> Section:
@@ -334,7 +322,7 @@ def words_of(result: RunResult, manifest: Manifest) -> RunWords:
         roofline=device.roofline_sentence(result.roofline),
         cost=cost.cost_sentence(result.cost, simulated=manifest.asked.server.engine == "simulated"),
         energy=cost.energy_sentence(result.energy),
-        value=cost.value_sentence(result.value, result.goodput.share_ci),
+        value=cost.value_sentence(result.value, result.cost),
     )
 
 
@@ -366,8 +354,8 @@ def closed_loop_sentence(closed: ClosedLoop | None) -> str | None:
 def turns_sentence(turns: Sequence[Turn]) -> str | None:
     """TTFT by turn in one line: the median, where the sample supports one; None without conversations."""
     medians = [
-        f"turn {turn.turn} {duration(turn.ttft.p50_ms)} ({turn.prompt_tokens:,.0f} prompt tokens)"
+        f"turn {turn.turn} {duration(turn.ttft.ms(50.0))} ({turn.prompt_tokens:,.0f} prompt tokens)"
         for turn in turns
-        if turn.ttft and turn.ttft.p50_ms is not None
+        if turn.ttft and turn.ttft.ms(50.0) is not None
     ]
     return f"TTFT p50 by turn: {', '.join(medians)}" if medians else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Literal
 
 from gapmeter.analysis.numbers import round_step
@@ -58,14 +59,10 @@ class Scale:
         return cls("hdr", 0.0, 1 - 10.0**-depth)
 
     @classmethod
-    def categories(cls, groups: Iterable[Sequence[str]]) -> Scale:
+    def categories(cls, groups: Sequence[Sequence[str]]) -> Scale:
         """Names side by side, with a gap between groups; ``[names]`` where there is one group."""
-        names: list[str] = []
-        breaks: list[int] = []
-        for members in groups:
-            breaks += [len(names)] if names else []
-            names += members
-        return cls("category", 0.0, len(names) + _GAP * len(breaks), tuple(names), tuple(breaks))
+        names, breaks = tuple(chain(*groups)), tuple(accumulate(map(len, groups[:-1])))
+        return cls("category", 0.0, len(names) + _GAP * len(breaks), names, breaks)
 
     def at(self, value: float) -> float:
         """0 at the low end, 1 at the high end; never outside."""

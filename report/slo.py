@@ -72,7 +72,7 @@ def brief_answer(answer: SloAnswer) -> str:
     name = "errors" if answer.metric == "errors" else figure_name(answer.metric, answer.percentile)
     value, limit = slo_value(answer), str(Figure(answer.limit, answer.unit))
     if answer.metric == "errors":
-        value += f" ({count(_failed(answer))} of {count(answer.count)})"
+        value += f" ({count(answer.beyond)} of {count(answer.count)})"
     elif answer.among_failures:
         value = f"has {value} ({_failures(answer)})"
     elif answer.status == PASS and answer.basis == "far" and answer.late is None:
@@ -82,10 +82,6 @@ def brief_answer(answer: SloAnswer) -> str:
     elif answer.status == FAIL and answer.value is None and answer.low is not None:
         value = f"{value}, at least {_time(answer.low)}" if answer.basis == "interval" else value
     return f"{name} {value}, limit {limit}{_beyond(answer)}"
-
-
-def _failed(answer: SloAnswer) -> int:
-    return round((answer.value or 0.0) * answer.count)
 
 
 def _failures(answer: SloAnswer) -> str:
@@ -105,7 +101,7 @@ def _used(answer: SloAnswer) -> float:
 def slo_sentence(answer: SloAnswer, changed: str = "") -> str:
     """What was found of one SLO, and what that says of its limit; ``changed``: why more requests may not decide it."""
     if answer.metric == "errors":
-        said = f"{count(_failed(answer))} of {count(answer.count)} requests failed"
+        said = f"{count(answer.beyond)} of {count(answer.count)} requests failed"
         said += f" ({slo_value(answer)}, 95 % interval {slo_interval(answer)})" if answer.count else ""
         limit = f"the limit of {share(answer.limit)}"
     else:
@@ -295,8 +291,7 @@ def _missing(result: RunResult, slo: SloAnswer, *, leans: bool = True) -> str:
     """What would decide an SLO that is not, and which way it leans; why a percentile has no value."""
     if slo.status == INVALID:
         return "never occurred" if slo.late is None else late_words(slo.late)
-    none = _failures(slo) if slo.among_failures else ""
-    none = none if slo.late is None else late_words(slo.late)
+    none = late_words(slo.late) if slo.late is not None else _failures(slo) if slo.among_failures else ""
     return "; ".join(filter(None, (none, _needed(result, slo, leans=leans) if slo.status == INCONCLUSIVE else "")))
 
 

@@ -63,11 +63,8 @@ def words_of(result: SweepResult) -> SweepWords:
 
 def _words_of(point: Point) -> PointWords:
     cost, value = point.economy.cost, point.economy.value
-    worth = value.good_requests_per_usd
-    # The share of requests within their limits that the value rests on: at least so many.
-    good = (worth * cost.per_request_usd, 1.0) if isinstance(cost, Cost) and worth is not None else None
     answers = tuple(slo_sentence(answer) for answer in point.slo)
-    return PointWords(slo=answers, cost=cost_sentence(cost), value=value_sentence(value, good))
+    return PointWords(slo=answers, cost=cost_sentence(cost), value=value_sentence(value, cost))
 
 
 def document(result: SweepResult, manifest: SweepManifest) -> doc.Document:
@@ -118,10 +115,8 @@ def _with_interval(sweep: SweepFigures, point: Point, metric: str) -> str:
 
 def _latency_heads(sweep: SweepFigures, *metrics: str) -> list[str | Column]:
     """Over the cells of ``_at_level``."""
-    heads: list[str | Column] = []
-    for metric in metrics:
-        heads += [*in_ms(f"{metric.upper()} {level_key(sweep.levels[metric])}"), "95 % interval"]
-    return heads
+    names = [f"{metric.upper()} {level_key(sweep.levels[metric])}" for metric in metrics]
+    return [head for name in in_ms(*names) for head in (name, "95 % interval")]
 
 
 def _tokens(point: Point) -> Figure:
@@ -153,7 +148,7 @@ def _brief(sweep: SweepFigures) -> Section:
         most = "" if largest == point.binding.resource else f" ({marks.words(largest)})"
         rows.append([
             point.label, Mark(point.verdict, tone(point.verdict)), _tokens(point),
-            _with_interval(sweep, point, "ttft"), *([Figure(point.metrics["ttft"].p50_ms)] if beside else []),
+            _with_interval(sweep, point, "ttft"), *([Figure(point.metrics["ttft"].ms(50.0))] if beside else []),
             _with_interval(sweep, point, "itl"), Figure(point.batch.running, "number"), f"{_binds(point)}{most}",
         ])  # fmt: skip
     headers: doc.Headers = [
@@ -225,7 +220,7 @@ def _points(sweep: SweepFigures) -> Section:
         rows.append([
             name, Mark(point.verdict, tone(point.verdict)), Name(_binds(point)), f"{point.metrics['ttft'].count:,}",
             Figure(point.throughput.requests_per_s, "number"), _tokens(point), Figure(point.batch.running, "number"),
-            *([Figure(point.metrics["ttft"].p50_ms)] if beside else []),
+            *([Figure(point.metrics["ttft"].ms(50.0))] if beside else []),
             *(cell for metric in _METRICS for cell in _at_level(sweep, point, metric)),
         ])  # fmt: skip
     headers: doc.Headers = [

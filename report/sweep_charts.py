@@ -41,10 +41,6 @@ class PointByPoint:
     def interval(self, point: Point) -> tuple[float, float] | None:
         return both(point.metrics[self.metric].at_level(self.level).ci_ms)
 
-    def _has_mean(self, point: Point) -> bool:
-        """Whether its mean was not refused."""
-        return point.metrics[self.metric].mean_ms is not None
-
     def stages(self, point: Point) -> dict[str, float]:
         """The mean ledger, in ms."""
         found = point.stages.get(self.metric)
@@ -71,7 +67,7 @@ class PointByPoint:
     def _latency(self, name: str) -> Fragment:
         sweep, metric, level, places = self.result.sweep, self.metric, self.level, self._places()
         shown = [point for point in self.points if self._height(point) is not None]
-        middles = {point.index: point.metrics[metric].p50_ms for point in self.points}
+        middles = {point.index: point.metrics[metric].ms(50.0) for point in self.points}
         ends = [end for point in shown for end in (self._height(point), *(self.interval(point) or ()))]
         # The objective on the highest percentile.
         slos = [slo for slo in self.result.slo if slo.metric == metric and slo.limit_ms is not None]
@@ -131,9 +127,11 @@ class PointByPoint:
         places, ledgers = self._places(), [(point, self.stages(point)) for point in self.points]
         y = Axis(Scale.linear([sum(stages.values()) for _, stages in ledgers], room=0.1), "ms")
         plot = Plot(self._axis(labels=True), y, height=190)
-        thick, drawn = min(0.62 / max(len(places), 1), 0.09), []
+        thick, drawn, said = min(0.62 / max(len(places), 1), 0.09), list[Fragment](), list[str]()
         for point, stages in ledgers:
             total, place = sum(stages.values()), places[point.index]
+            is_known = point.metrics[self.metric].mean_ms is not None  # else it is refused
+            said.append(f"{point.label} {duration(total if is_known else None)}")
             pieces = [
                 segment(stage, ms, self.result.device, share(ms / total) if total else "", of=f"{point.label}, ")
                 for stage, ms in stages.items() if ms > 0 or stage == UNEXPLAINED
@@ -141,9 +139,7 @@ class PointByPoint:
             pieces = [replace(one, least_px=None, data={**one.data, "data_point": point.index}) for one in pieces]
             top = plot.down(sum(max(ms, 0.0) for ms in stages.values())) - 5
             drawn.append(bar(plot, place, pieces, thick))
-            if self._has_mean(point):
+            if is_known:
                 drawn.append(el("text", duration(total), x=percent(plot.across(place)), y=top, class_="tick middle"))
-        means = {point.label: sum(stages.values()) if self._has_mean(point) else None for point, stages in ledgers}
-        said = "; ".join(f"{label} {duration(mean)}" for label, mean in means.items())
-        metric = self.metric.upper()
-        return plot.chart(name, f"Mean {metric} by stage", f"Mean {metric} by stage, point by point: {said}", *drawn)
+        title = f"Mean {self.metric.upper()} by stage"
+        return plot.chart(name, title, f"{title}, point by point: {'; '.join(said)}", *drawn)

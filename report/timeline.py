@@ -16,9 +16,8 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Bools, Floats, Ints
 from gapmeter.analysis.numbers import counted, duration, plain, round_step, significant
-from gapmeter.analysis.requests.metrics import ended_by_us, final, issued, succeeded
+from gapmeter.analysis.requests.metrics import elapsed_ns, ended_by_us, failures_of, final, issued, succeeded
 from gapmeter.analysis.results.latency import Burst
-from gapmeter.analysis.results.requests import ENDED_BY_US
 from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.report.charts import Axis, Plot, Point, band, limit, line, points, shade, stairs
 from gapmeter.report.document import Block, Chart, Column, Figure, Headers, Heading, Row, Section, Table
@@ -99,9 +98,8 @@ def over_time(run: ReportedRun, openable: Collection[str] = ()) -> Section:
         blocks += [Heading(table.name), chart]
     for key, counts in _counts(run, requests, span).items():
         blocks += [Heading(counts.title), Chart(f"timeline-{key}", counts, counts.note, counts.table(), "levels")]
-    many, ours = len(requests), int(ended_by_us(requests).sum())
-    failed = many - int(succeeded(requests).sum()) - ours
-    lead = f"Seconds from the first due time; {counted(many, 'request')} issued"
+    failed, ours = (int(which(requests).sum()) for which in (failures_of, ended_by_us))
+    lead = f"Seconds from the first due time; {counted(len(requests), 'request')} issued"
     lead += f", {failed:,} of them failed (✕ along the top)." if failed else ", none failed."
     lead += f" The load tester stopped before {ours:,} of them ended." if ours else ""
     if span.warmup_s > 0:
@@ -173,6 +171,7 @@ class Dots:
     at_s: Floats
     ms: Floats
     good: Bools
+    failed: Bools
     outcome: Sequence[str]
     ids: Sequence[str]
     open: frozenset[str]
@@ -216,12 +215,6 @@ class Dots:
         words = f"{self.burst.count} of the {self.burst.of} slowest"
         return shade(plot, max(self.burst.from_s - more, 0.0), self.burst.to_s + more, "gap", words)
 
-    @property
-    def failed(self) -> Bools:
-        """Which requests the server failed: not what was in flight when the load was ended."""
-        others = {"ok", *ENDED_BY_US}
-        return np.asarray([outcome not in others for outcome in self.outcome], dtype=np.bool_)
-
     def _drawn(self) -> Ints:
         rows = np.flatnonzero(self.good)
         kept = rows[thin(self.at_s[rows], self.ms[rows], self.span.length_s)]
@@ -240,12 +233,12 @@ class Dots:
 
     def table(self) -> Table:
         """For each stretch: how many were due, how many failed; least, median and largest of those answered."""
-        failed, rows = self.failed, list[Row]()
+        rows = list[Row]()
         for low, high in stretches(self.span.length_s):
             inside = (self.at_s >= low) & ((self.at_s < high) | (high >= self.span.length_s))
             ms = self.ms[inside & self.good]
             known = [float(ms.min()), float(np.median(ms)), float(ms.max())] if len(ms) else [None] * 3
-            due, lost = int(inside.sum()), int((inside & failed).sum())
+            due, lost = int(inside.sum()), int((inside & self.failed).sum())
             rows.append([*from_to(low, high), f"{due:,}", f"{lost:,}", *map(Figure, known)])
         figures = [Column(word, f"{self.metric} {word} (ms)") for word in ("least", "median", "largest")]
         headers: Headers = [Column("due from", "from (s)"), FROM_TO[1], "due", "failed", *figures]
@@ -258,11 +251,11 @@ def dots_of(
 ) -> Dots:  # fmt: skip
     """``column``: the stamp that ends the latency."""
     at = (requests["due_ns"].to_numpy(dtype=np.float64) - origin_ns) / 1e9
-    ms = (requests[column].to_numpy(dtype=np.float64, na_value=np.nan) - requests["due_ns"].to_numpy()) / 1e6
-    good = (requests["outcome"] == "ok").to_numpy(dtype=np.bool_) & np.isfinite(ms)
+    ms = elapsed_ns(requests, "due_ns", column) / 1e6
+    good = succeeded(requests) & np.isfinite(ms)
     # As objects: one by one, a column of texts takes a hundred times as long.
     outcomes, ids = (list(map(str, requests[name].to_numpy(object))) for name in ("outcome", "request_id"))
-    return Dots(metric, span, at, ms, good, outcomes, ids, openable, slo, burst)
+    return Dots(metric, span, at, ms, good, failures_of(requests), outcomes, ids, openable, slo, burst)
 
 
 def thin(at: Floats, value: Floats, length: float) -> Ints:

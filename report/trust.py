@@ -194,14 +194,12 @@ def sustained(result: RunResult) -> Section | None:
     if steady.state == "not_applicable":
         return None
     found = steady.methods
-    answers = (
-        ("MSER-5", _mser(found.mser5)),
-        ("PELT", _pelt(found.pelt)),
-        ("queue's slope", _slope(found.queue_slope, result.load.loop)),
-    )
-    methods = Table(
-        "Steady state", ["method", "what it found"], [[Name(name), said] for name, said in answers], words=2
-    )
+    answers: list[Row] = [
+        [Name("MSER-5"), _mser(found.mser5)],
+        [Name("PELT"), _pelt(found.pelt)],
+        [Name("queue's slope"), _slope(found.queue_slope, result.load.loop)],
+    ]
+    methods = Table("Steady state", ["method", "what it found"], answers, words=2)
     rows: list[Row] = []
     for key, name in (_DRIFTING | _LONGER).items():
         ratio: Ratio | None = getattr(drift, key)

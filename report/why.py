@@ -130,9 +130,9 @@ def upgrade_sentence(
     """
     ends = (bracket.now, bracket.lower, bracket.upper)
     percentile = bracket.percentile
-    if asked is not None and all(end.at(asked) is not None for end in ends):
+    if asked is not None and all(end.ms(asked) is not None for end in ends):
         percentile = asked
-    now, low, high = (end.at(percentile) or 0.0 for end in ends)
+    now, low, high = (end.ms(percentile) or 0.0 for end in ends)
     cause = f"an infinitely fast {device}" if device != "CPU" else "instant forward passes"  # what else it does stays
     rest = bounds(low, high) if duration(low) != duration(high) else duration(low)
     return f"{cause} would cut {figure_name(metric, percentile)}{'' if listed else f' from {duration(now)}'} to {rest}"

@@ -302,11 +302,6 @@ class _Growth:
         return math.log1p(self.value) - math.log1p(self.limit)
 
     @property
-    def _above_floor(self) -> float:
-        """How far it lies beyond the floor, likewise."""
-        return math.log1p(self.value) - math.log1p(self.floor)
-
-    @property
     def is_below_floor(self) -> bool:
         """Whether it is beyond the limit, but no regression however sure it were."""
         return self.limit < self.value <= self.floor
@@ -333,12 +328,14 @@ class _Growth:
         """
         if self.runs == (1, 1) or self.is_below_floor:
             return None
-        confidence, above = (_strictest(tests), self._above_floor) if self.beyond > 0 else (CONFIDENCE, math.inf)
+        confidence, above_floor = CONFIDENCE, math.inf
+        if self.beyond > 0:
+            confidence, above_floor = _strictest(tests), math.log1p(self.value) - math.log1p(self.floor)
         a_run = self.spread.error / math.sqrt(sum(1 / count for count in self.runs))
         for count in range(min(self.runs) + 1, MOST_RUNS + 1):
             df = self.spread.df * 2 * (count - 1) / (sum(self.runs) - 2)
             spread = Spread(a_run * math.sqrt(2 / count), df)
-            if abs(self.beyond) >= spread.least(confidence) and above >= spread.least(0.0):
+            if abs(self.beyond) >= spread.least(confidence) and above_floor >= spread.least(0.0):
                 return count
         return None
 

@@ -337,10 +337,7 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any], factors: Sequenc
     if not all(isinstance(each.get("load.trace"), _File) for each in (one, other)):
         keys = [key for key in keys if key != "load.trace"]
     return tuple(
-        fact_of(
-            key, one.get(key), other.get(key), FACTOR if any(is_within(key, factor) for factor in factors) else BLOCKS
-        )
-        for key in keys
+        fact_of(key, one.get(key), other.get(key), FACTOR if is_within(key, *factors) else BLOCKS) for key in keys
     )
 
 

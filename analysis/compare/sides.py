@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -64,7 +65,7 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
     "engine": ("server.engine", "device", "versions", "placement", "model"),
     "model": ("plan", "server.model", "engine"),
 }
-_ENGINE_FLAGS_OF_THE_PLACE = ("--host", "--port")
+_ENGINE_FLAGS_OF_THE_PLACE = frozenset({"--host", "--port"})
 # What runs have beside a scenario's keys, and groups whose members depend on machine and engine.
 OWN_FACTORS = ("device", "engine", "floor", "hardware", "model", "placement", "plan", "versions")
 OPEN_FACTORS = ("server.args.", "engine.", "hardware.", "placement.", "versions.")
@@ -262,7 +263,7 @@ def check_protocol(
     differing = _differing(one, other)
     named = tuple(factors) or _recognize(differing)
     # What follows from a key that was declared with its whole section follows all the same.
-    causes = (*named, *(key for key in differing if any(is_within(key, factor) for factor in named)))
+    causes = (*named, *(key for key in differing if is_within(key, *named)))
     repeats = a.repeat != b.repeat
     facts = [_fact(key, one, other, _meaning(key, causes, repeats=repeats)) for key in differing]
     facts += _floor(floor_a, floor_b, causes)
@@ -334,12 +335,8 @@ def _command(words: Sequence[str] | None) -> str | None:
     """The engine's command line without what belongs to the place: interpreter, host, port, folders above models."""
     if not words:
         return None
-    kept, skip = [], False
-    for word in words[1:]:
-        if not skip and word not in _ENGINE_FLAGS_OF_THE_PLACE:
-            kept.append(PurePath(word).name if word.startswith("/") else word)
-        skip = word in _ENGINE_FLAGS_OF_THE_PLACE
-    return " ".join(kept)
+    kept = (word for before, word in pairwise(words) if not {before, word} & _ENGINE_FLAGS_OF_THE_PLACE)
+    return " ".join(PurePath(word).name if word.startswith("/") else word for word in kept)
 
 
 def _recognize(differing: Sequence[str]) -> tuple[str, ...]:
@@ -350,21 +347,21 @@ def _recognize(differing: Sequence[str]) -> tuple[str, ...]:
 
 def _meaning(key: str, factors: Sequence[str], *, repeats: bool = False) -> Meaning:
     """``repeats``: the runs are different repeats of a scenario, which ask with fresh texts."""
-    if any(is_within(key, noted) for noted in _NOTED) or (repeats and key == "plan"):
+    if is_within(key, *_NOTED) or (repeats and key == "plan"):
         return NOTED
-    if any(is_within(key, factor) for factor in factors):
+    if is_within(key, *factors):
         return FACTOR
     return FOLLOWS if any(follows(key, factor) for factor in factors) else BLOCKS
 
 
-def is_within(key: str, whole: str) -> bool:
-    """Whether a key is ``whole``, or lies below it."""
-    return key == whole or key.startswith(f"{whole}.")
+def is_within(key: str, *wholes: str) -> bool:
+    """Whether a key is one of ``wholes``, or lies below one."""
+    return any(key == whole or key.startswith(f"{whole}.") for whole in wholes)
 
 
 def follows(key: str, factor: str) -> bool:
     """Whether another value of the factor alone can make ``key`` differ."""
-    return any(is_within(key, each) for whole, those in _FOLLOWS.items() if is_within(factor, whole) for each in those)
+    return any(is_within(key, *those) for whole, those in _FOLLOWS.items() if is_within(factor, whole))
 
 
 def _floor(a: Floor | None, b: Floor | None, factors: Sequence[str]) -> list[Fact]:
@@ -401,7 +398,7 @@ def _told(facts: Mapping[str, Any], key: str) -> str:
 
     Of a key that an older manifest lacks, and of all that is no scenario's, nobody knows it.
     """
-    value, is_own = facts.get(key), any(is_within(key, each) for each in OWN_FACTORS)
+    value, is_own = facts.get(key), is_within(key, *OWN_FACTORS)
     unset = not is_own and (key in facts or any(f"{each}." in key for each in _FREE))
     return words(value) if value is not None or unset else NOT_RECORDED
 

@@ -6,7 +6,7 @@ docs/telemetry.md; every stamp is CLOCK_MONOTONIC ns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -158,7 +158,8 @@ def describe_telemetry(
     """Over the measured window; None when nothing was sampled, or nothing measured. Unmeasured figures are None."""
     if samples is None or window is None:
         return None
-    gpus, processes = _gpus(samples, *window), _processes(samples, trace, *window)
+    gpus = tuple(_gpus(samples, *window))
+    processes = tuple(sorted(_processes(samples, trace, *window), key=lambda process: -process.cpu_cores))
     return Telemetry(
         window_s=(window[1] - window[0]) / 1e9,
         sources={source: _source(samples, source, *window) for source in SOURCES},
@@ -215,34 +216,30 @@ def _spread(rows: pd.DataFrame, column: str, scale: float = 1.0) -> Spread | Non
     return Spread(mean=float(values.mean()), min=float(values.min()), max=float(values.max())) if len(values) else None
 
 
-def _gpus(telemetry: Samples, since: int, until: int) -> tuple[GpuSamples, ...]:
+def _gpus(telemetry: Samples, since: int, until: int) -> Iterator[GpuSamples]:
     """One entry a GPU that was sampled; ``server``: whether the server is known to use it."""
     rows, pcie = telemetry.of("gpu", since, until), telemetry.of("pcie", since, until)
     own, bits = servers_gpus(telemetry), telemetry.about("gpu").get("throttle_bits", {})
-    gpus = []
     for about in telemetry.about("gpu").get("gpus", []):
         mine = rows[rows["gpu"] == about["gpu"]] if "gpu" in rows else rows
         clock = _known(mine, "sm_mhz")
         fifth = len(clock) // 5
-        gpus.append(
-            GpuSamples(
-                gpu=about["gpu"],
-                name=about.get("name"),
-                server=about["gpu"] in own,
-                power_w=_spread(mine, "power_instant_mw", 1e-3) or _spread(mine, "power_mw", 1e-3),
-                sm_mhz=_spread(mine, "sm_mhz"),
-                memory_mhz=_spread(mine, "memory_mhz"),
-                temperature_c=_spread(mine, "temperature_c"),
-                memory_used_gib=_spread(mine, "memory_used_bytes", 2.0**-30),
-                memory_total_gib=_spread(mine, "memory_total_bytes", 2.0**-30),
-                busy_share=_spread(mine, "busy_percent", 0.01),
-                memory_busy_share=_spread(mine, "memory_busy_percent", 0.01),
-                throttled=_throttled(mine, bits),
-                sm_fell_share=float(1 - clock[-fifth:].mean() / clock[:fifth].mean()) if fifth >= 3 else None,
-                pcie=_pcie(pcie[pcie["gpu"] == about["gpu"]] if "gpu" in pcie else pcie, about),
-            )
+        yield GpuSamples(
+            gpu=about["gpu"],
+            name=about.get("name"),
+            server=about["gpu"] in own,
+            power_w=_spread(mine, "power_instant_mw", 1e-3) or _spread(mine, "power_mw", 1e-3),
+            sm_mhz=_spread(mine, "sm_mhz"),
+            memory_mhz=_spread(mine, "memory_mhz"),
+            temperature_c=_spread(mine, "temperature_c"),
+            memory_used_gib=_spread(mine, "memory_used_bytes", 2.0**-30),
+            memory_total_gib=_spread(mine, "memory_total_bytes", 2.0**-30),
+            busy_share=_spread(mine, "busy_percent", 0.01),
+            memory_busy_share=_spread(mine, "memory_busy_percent", 0.01),
+            throttled=_throttled(mine, bits),
+            sm_fell_share=float(1 - clock[-fifth:].mean() / clock[:fifth].mean()) if fifth >= 3 else None,
+            pcie=_pcie(pcie[pcie["gpu"] == about["gpu"]] if "gpu" in pcie else pcie, about),
         )
-    return tuple(gpus)
 
 
 def _throttled(rows: pd.DataFrame, bits: Mapping[str, int]) -> dict[str, float] | None:
@@ -272,15 +269,14 @@ def cpu_series(rows: pd.DataFrame) -> tuple[Ints, Floats]:
     return at[kept[1:]], np.diff(cpu[kept]) / np.diff(at[kept])
 
 
-def _processes(telemetry: Samples, trace: Trace | None, since: int, until: int) -> tuple[ProcessSamples, ...]:
-    """One entry a process of the server, by its CPU time; CPU in cores, switches per second, over all samples' time.
+def _processes(telemetry: Samples, trace: Trace | None, since: int, until: int) -> Iterator[ProcessSamples]:
+    """One entry a process of the server; CPU in cores, switches per second, over all samples' time.
 
     So they add up to what the server used, also where a process was there for a while only.
     """
     rows = telemetry.of("processes", since, until)
     seconds = float(np.ptp(rows["at_ns"])) / 1e9 if len(rows) else 0.0
     roles = list(trace.process_spans) if trace else []
-    processes = []
     for pid, mine in rows.groupby("pid") if "pid" in rows else ():
         first, last = mine.iloc[0], mine.iloc[-1]
         if last["at_ns"] <= first["at_ns"]:
@@ -289,21 +285,18 @@ def _processes(telemetry: Samples, trace: Trace | None, since: int, until: int) 
         stops = _stops(mine, telemetry.about("processes").get("every_ns", 0))
         # What the process is for, where its probe said so.
         role = next((role for role, own in roles if own == pid), None)
-        processes.append(
-            ProcessSamples(
-                pid=int(pid),
-                name=f"{role} ({last['name']})" if role else str(last["name"]),
-                cpu_cores=float((last["cpu_ns"] - first["cpu_ns"]) / 1e9 / seconds),
-                cpu_cores_max=float(cores.max()) if len(cores) else None,
-                rss_gib=float(mine["rss_bytes"].max()) / 2**30,
-                threads=int(mine["threads"].max()),
-                voluntary_per_s=float((last["voluntary"] - first["voluntary"]) / seconds),
-                involuntary_per_s=float((last["involuntary"] - first["involuntary"]) / seconds),
-                samples=len(mine),
-                stopped_s=stops or None,
-            )
+        yield ProcessSamples(
+            pid=int(pid),
+            name=f"{role} ({last['name']})" if role else str(last["name"]),
+            cpu_cores=float((last["cpu_ns"] - first["cpu_ns"]) / 1e9 / seconds),
+            cpu_cores_max=float(cores.max()) if len(cores) else None,
+            rss_gib=float(mine["rss_bytes"].max()) / 2**30,
+            threads=int(mine["threads"].max()),
+            voluntary_per_s=float((last["voluntary"] - first["voluntary"]) / seconds),
+            involuntary_per_s=float((last["involuntary"] - first["involuntary"]) / seconds),
+            samples=len(mine),
+            stopped_s=stops or None,
         )
-    return tuple(sorted(processes, key=lambda process: -process.cpu_cores))
 
 
 def _stops(rows: pd.DataFrame, every_ns: int) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.requests.metrics import ended_by_us, outcomes_of, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import ended_by_us, failures_of, outcomes_of, stamps_ns
 from gapmeter.analysis.results.requests import Outage
 
 CHANCE = 1e-3  # of calling random failures a row, at most
@@ -35,7 +35,7 @@ def find_row(requests: pd.DataFrame, zero_ns: int) -> Outage | None:
     none that is beyond chance, or where nothing ever succeeded: then there was no moment.
     """
     requests = requests[~ended_by_us(requests) | (stamps_ns(requests, "first_token_ns") >= 0)]
-    failed = ~(succeeded(requests) | ended_by_us(requests))  # what it was answering, it served
+    failed = failures_of(requests)  # what it was answering, it served
     edges = np.flatnonzero(np.diff(np.concatenate([[0], failed.astype(np.int8), [0]])))
     if not len(edges) or failed.all():
         return None

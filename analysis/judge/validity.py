@@ -18,7 +18,7 @@ from gapmeter.analysis.judge.arrivals import check_arrivals, unmeasured
 from gapmeter.analysis.judge.evidence import Evidence
 from gapmeter.analysis.judge.lateness import Late, Lateness, LateRule, lateness_of
 from gapmeter.analysis.numbers import count, duration, share, significant
-from gapmeter.analysis.requests.metrics import ended_by_us, flattened, percentile_of, stamps_ns, succeeded
+from gapmeter.analysis.requests.metrics import ended_by_us, failures_of, flattened, percentile_of, stamps_ns, succeeded
 from gapmeter.analysis.results.distribution import figure_name
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor
 from gapmeter.analysis.results.requests import Outage
@@ -242,7 +242,7 @@ def invalid_reasons(checks: Sequence[Check]) -> list[str]:
     return [check.text for check in checks if check.status == BROKEN]
 
 
-def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame) -> list[RunWarning]:
+def warnings_of(checks: Sequence[Check], evidence: Evidence, requests: pd.DataFrame) -> Iterator[RunWarning]:
     """A warning for every rule that is broken or strained, with a flag that can be typed as it stands.
 
     ``requests`` as from ``measured_requests``: what most of them failed of decides what to try.
@@ -253,7 +253,6 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame)
     can_be_more = not evidence.locustfile and senders < (evidence.concurrency or math.inf)
     more = f"{'--workers ' if evidence.workers else '--set load.processes='}{senders + 1}"
     flags = {"LESS": half, "MORE": more if can_be_more else ""}
-    out = []
     for check in checks:
         told = check.rule == "prompt_length" and not evidence.prompt_exact  # by the plan
         if check.status in (WARN, BROKEN) and not told:
@@ -264,13 +263,12 @@ def warnings_of(checks: list[Check], evidence: Evidence, requests: pd.DataFrame)
             if check.rule in ("delivered", "lag", "loop_lag") and used is not None and used < _BUSY:
                 flag = ""  # it waited for something else than its own work
             flag = flags.get(flag, flag)
-            out.append(RunWarning(code=check.rule, text=check.text, cause=cause, flag=flag, touches=touches))
-    return out
+            yield RunWarning(code=check.rule, text=check.text, cause=cause, flag=flag, touches=touches)
 
 
 def _failing(requests: pd.DataFrame, evidence: Evidence) -> tuple[str, str] | None:
     """The likely cause of the most frequent failure, and what to try; None: nothing better than of any other."""
-    failed = requests[~succeeded(requests) & ~ended_by_us(requests)]
+    failed = requests[failures_of(requests)]
     outcome, status = failed.groupby(["outcome", "status"]).size().idxmax()
     if evidence.could_be_plain and status in (400, 422):
         said = failed.loc[failed["status"] == status, "error"].astype(str)

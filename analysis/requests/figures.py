@@ -17,7 +17,7 @@ from hdrh.histogram import HdrHistogram
 from gapmeter.analysis.arrays import AnyArray, Bools, Floats, Ints
 from gapmeter.analysis.requests.metrics import (
     MetricSeries,
-    ended_by_us,
+    failures_of,
     flattened,
     issued,
     numbers_of,
@@ -84,7 +84,7 @@ def finite_ms(ns: float | None) -> float | None:
 
 def bound_ns(measured: pd.DataFrame) -> float | None:
     """What every failed request took at least: the time that it was, or would have been, given. None without one."""
-    bounds = stamps_ns(measured[~succeeded(measured) & ~ended_by_us(measured)], "censored_ns")
+    bounds = stamps_ns(measured[failures_of(measured)], "censored_ns")
     return float(bounds.min()) if len(bounds) else None
 
 
@@ -182,7 +182,7 @@ def write_histograms(
     for name, values in samples.items():
         histogram, lost = made.get(id(values)) or made.setdefault(id(values), hdr.histogram_of(values))
         beyond = f"; {lost:,} values beyond one hour are not counted" if lost else ""
-        hdr.write_hlog(folder / f"{name}.hlog", {name: histogram}, start_s, length_s, f"{about}{beyond}")
+        hdr.write_hlog(folder / f"{name}.hlog", histogram, start_s, length_s, f"{about}{beyond}")
 
 
 def block_rates(requests: pd.DataFrame) -> Floats | None:

@@ -68,6 +68,11 @@ def ended_by_us(requests: pd.DataFrame) -> Bools:
     return np.asarray(requests["outcome"].isin(ENDED_BY_US), dtype=bool)
 
 
+def failures_of(requests: pd.DataFrame) -> Bools:
+    """Which the server failed: neither answered, nor ended by us."""
+    return ~(succeeded(requests) | ended_by_us(requests))
+
+
 def outcomes_of(requests: pd.DataFrame) -> dict[str, int]:
     """How many had each outcome, the most frequent first."""
     return {str(name): int(count) for name, count in requests["outcome"].value_counts().items()}
@@ -226,7 +231,7 @@ class MetricSeries:
 
     def __init__(self, requests: pd.DataFrame) -> None:
         self._made = functools.cache(functools.partial(metric_series, requests))
-        self._failed = not (succeeded(requests) | ended_by_us(requests)).all()
+        self._failed = bool(failures_of(requests).any())
 
     def prepare(self) -> None:
         """Make what takes long: what every metric's values are worth."""

@@ -237,12 +237,9 @@ class PairComparison(Result):
     def figures(self) -> list[tuple[FigureName, ClaimedFigure]]:
         """Every metric's percentiles and its mean."""
         return [
-            (FigureName(metric=metric, percentile=percentile), figure)
+            (FigureName(metric=metric, percentile=None if key == "mean" else percentile_of_key(key)), figure)
             for metric, known in self.metrics.items()
-            for percentile, figure in (
-                *((percentile_of_key(key), figure) for key, figure in known.percentiles.items()),
-                (None, known.mean),
-            )
+            for key, figure in {**known.percentiles, "mean": known.mean}.items()
         ]
 
     def family(self) -> list[tuple[FigureName, ClaimedFigure]]:

@@ -18,6 +18,10 @@ class Interval(Result):
     low: Number
     high: Number
 
+    def is_above(self, other: Interval) -> bool:
+        """Whether the intervals are apart; an end that is unknown proves nothing."""
+        return self.low is not None and other.high is not None and self.low > other.high
+
     @classmethod
     def of_all(cls, parts: Sequence[Interval]) -> Interval:
         """The median of several, from the lowest to the highest of their ends; none where one of them has none."""

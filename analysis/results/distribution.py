@@ -45,7 +45,7 @@ class MainPercentiles(Result):
     p95_ms: Number
     p99_ms: Number
 
-    def at(self, percentile: float) -> float | None:
+    def ms(self, percentile: float) -> float | None:
         """One of them; None for any other."""
         return {50.0: self.p50_ms, 90.0: self.p90_ms, 95.0: self.p95_ms, 99.0: self.p99_ms}.get(percentile)
 
@@ -117,22 +117,6 @@ class Distribution(Result):
             brought += (percentile - before) / 100 * (each.late_ms or 0.0)
             before = percentile
         return brought if brought > _MOST_LATE * (self.mean_ms or 0.0) else None
-
-    @property
-    def p50_ms(self) -> float | None:
-        return self.ms(50.0)
-
-    @property
-    def p90_ms(self) -> float | None:
-        return self.ms(90.0)
-
-    @property
-    def p95_ms(self) -> float | None:
-        return self.ms(95.0)
-
-    @property
-    def p99_ms(self) -> float | None:
-        return self.ms(99.0)
 
     @model_validator(mode="before")
     @classmethod

@@ -273,10 +273,6 @@ class Provenance(Result):
         """The same, by name, for JSON and for the metadata of files."""
         return self.to_json()
 
-    def comments(self) -> str:
-        """The same as lines of comment, for the head of a CSV or a log; ends with a line feed."""
-        return "".join(f"# {name}: {' '.join(value.split())}\n" for name, value in self.facts().items())
-
     @property
     def stamp(self) -> str | None:
         """What must be written across every picture, if anything."""

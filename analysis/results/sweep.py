@@ -75,10 +75,8 @@ class RepeatRange(Result):
     p99_ms: tuple[float, float] | None
 
     def at_level(self, level: float | None) -> tuple[float, float] | None:
-        found: dict[float, tuple[float, float] | None] = {
-            50.0: self.p50_ms, 90.0: self.p90_ms, 95.0: self.p95_ms, 99.0: self.p99_ms,
-        }  # fmt: skip
-        return found.get(level) if level is not None else None
+        found: tuple[float, float] | None = getattr(self, f"{level_key(level)}_ms", None)
+        return found
 
 
 class StageMeans(Result):
@@ -211,16 +209,10 @@ class Growth(Result):
     share_ci: Ends | None
 
     @property
-    def interval_ms(self) -> tuple[float, float] | None:
-        """``grows_ci_ms`` where both its ends are known."""
-        low, high = self.grows_ci_ms or (None, None)
-        return None if low is None or high is None else (low, high)
-
-    @property
     def is_sure(self) -> bool:
         """Whether it goes beyond its interval."""
-        ends = self.interval_ms
-        return ends is not None and ends[0] * ends[1] > 0
+        low, high = self.grows_ci_ms or (None, None)
+        return low is not None and high is not None and low * high > 0
 
 
 class ThroughputChange(Result):

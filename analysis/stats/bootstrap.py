@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from gapmeter.analysis.arrays import Bools, Floats
-from gapmeter.analysis.stats.dependence import autocorrelation_time
+from gapmeter.analysis.stats.dependence import autocorrelation_time, autocovariances
 from gapmeter.analysis.stats.estimate import TAIL, Estimate
 
 DRAWS = 1000
@@ -102,11 +102,10 @@ def block_length(series: Floats) -> float:
     centred = series - series.mean() if n else series
     if n < 16 or not centred.any():
         return 1.0
-    spectrum = np.fft.rfft(centred, 1 << (2 * n - 1).bit_length())
-    covariance = np.fft.irfft(np.abs(spectrum) ** 2)[:n] / n
     look = max(5, math.ceil(math.sqrt(math.log10(n))))
     most = min(n - 1, math.ceil(math.sqrt(n)) + look)
-    small = np.abs(covariance[1 : most + 1] / covariance[0]) < 2 * math.sqrt(math.log10(n) / n)
+    covariance = autocovariances(centred, most + 1) / n
+    small = np.abs(covariance[1:] / covariance[0]) < 2 * math.sqrt(math.log10(n) / n)
     calm = np.flatnonzero(np.lib.stride_tricks.sliding_window_view(small, look).all(axis=1))
     # The lag before the first ``look`` small autocorrelations in a row; else the last lag that is not small.
     lag = int(calm[0] if len(calm) else np.flatnonzero(~small)[-1] + 1)

@@ -8,7 +8,6 @@ representative differ by less than 0.1 %. Histograms of the same shape merge wit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -52,15 +51,15 @@ def at_rank(ordered: Floats, percentile: float) -> float:
     return float(ordered[nearest_rank(percentile, len(ordered)) - 1])
 
 
-def write_hlog(
-    path: Path, histograms: Mapping[str, HdrHistogram], start_s: float, length_s: float, about: str = ""
-) -> None:
-    """Write one interval a histogram, tagged with its name, as a V2 histogram log.
+def write_hlog(path: Path, histogram: HdrHistogram, start_s: float, length_s: float, about: str = "") -> None:
+    """Write one interval, tagged with the file's name, as a V2 histogram log.
 
     ``start_s`` is seconds since the epoch; ``about`` is one line of comment. Values are nanoseconds;
     the log's Interval_Max column is milliseconds.
-    Raises ValueError for a tag that the format cannot hold, OSError if the file cannot be written.
+    Raises ValueError for a name that cannot be a tag, OSError if the file cannot be written.
     """
+    if any(c in ", \t\r\n" for c in path.stem):
+        raise ValueError(f"{path.stem!r} cannot be a histogram log's tag: no commas, no white space")
     start_s = math.floor(start_s * 1000) / 1000  # as StartTime says it: readers skip an interval from before that
     with path.open("w", encoding="utf-8") as stream:
         writer = HistogramLogWriter(stream)
@@ -70,8 +69,5 @@ def write_hlog(
         writer.output_log_format_version()
         writer.output_comment(f"[StartTime: {start_s:.3f} (seconds since epoch)]")
         writer.output_legend()
-        for tag, histogram in histograms.items():
-            if not tag or any(c in ", \t\r\n" for c in tag):
-                raise ValueError(f"{tag!r} cannot be a histogram log's tag: no commas, no white space")
-            stream.write(f"Tag={tag},")
-            writer.output_interval_histogram(histogram, start_s, start_s + length_s)
+        stream.write(f"Tag={path.stem},")
+        writer.output_interval_histogram(histogram, start_s, start_s + length_s)

@@ -315,9 +315,9 @@ class Level:
         return Level(self.value / other.value, error, min(self.freedom, other.freedom)).estimate
 
 
-def level_of(series: Floats) -> Level | None:
-    """The mean of a series in time order, any unit; None for fewer than twelve values, or a mean not above 0."""
-    if not len(series) or not math.isfinite(mean := float(series.mean())) or mean <= 0:
+def level_of(series: Floats | None) -> Level | None:
+    """The mean of a series in time order, any unit; None for unknown or under twelve values, or if not above 0."""
+    if series is None or not len(series) or not math.isfinite(mean := float(series.mean())) or mean <= 0:
         return None
     spread = spread_of_mean(series)
     return Level(mean, spread.error / mean, spread.df) if spread else None

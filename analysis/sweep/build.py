@@ -14,7 +14,7 @@ from gapmeter.analysis.judge import verdict
 from gapmeter.analysis.judge.lateness import ReportedLateness, without_refused
 from gapmeter.analysis.judge.words import not_judged
 from gapmeter.analysis.pareto import interval, pace_limit, pareto, pareto_point, per_server
-from gapmeter.analysis.provenance import provenance_as_asked, served_by
+from gapmeter.analysis.provenance import provenance_as_asked
 from gapmeter.analysis.requests.figures import distribution
 from gapmeter.analysis.requests.metrics import MetricSeries, ended_by_us, succeeded
 from gapmeter.analysis.results.cost import AnyEnergy, Energy
@@ -44,7 +44,7 @@ from gapmeter.analysis.results.sweep import (
 )
 from gapmeter.analysis.stats.hdr import PERCENTILES
 from gapmeter.analysis.stats.series import Series, level_of
-from gapmeter.analysis.sweep.curves import WITH_LEDGERS, Axis, axis_of, curve_point, knees_of, label, rate_level
+from gapmeter.analysis.sweep.curves import WITH_LEDGERS, Axis, axis_of, curve_point, knees_of, label
 from gapmeter.analysis.sweep.growth import growths_of, means_ms, slow_band
 from gapmeter.analysis.sweep.read import Frames, LostRun, MeasuredRun, read_frames, read_runs
 from gapmeter.records import RunFolder
@@ -75,7 +75,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
     main = next((metric for metric in asked if metric in WITH_LEDGERS), "ttft")
     levels = {metric: common_level(points, metric) for metric in LATENCIES}
     curve_points = [curve_point(point, own, levels) for point, own in zip(points, frames, strict=True)]
-    axis = axis_of(points, _unit(manifest.scenario["workload"]["kind"]))
+    axis = axis_of(points, _unit(manifest.asked.workload.kind))
     knees = tuple(knees_of(axis, points, curve_points, main, levels))
     figures = SweepFigures(
         key=axis.key,
@@ -89,7 +89,7 @@ def analyse_sweep(folder: RunFolder) -> SweepResult:
         pareto=_pareto(axis, points, made_on),
     )
     return SweepResult(
-        name=str(manifest.scenario["name"]),
+        name=manifest.asked.name,
         status=manifest.status,
         exit_code=_INTERRUPTED if manifest.status in ("interrupted", "running") else _exit_code(points, runs),
         device=next((each.device for each in made_on.values()), "GPU"),
@@ -145,7 +145,7 @@ def _facts(
     asked = {name: values.get(f"load.{name}", value) for name, value in manifest.scenario["load"].items()}
     return PointFacts(
         index=index,
-        label=label(values, _unit(values.get("workload.kind", manifest.scenario["workload"]["kind"]))),
+        label=label(values, _unit(values.get("workload.kind", manifest.asked.workload.kind))),
         values=point.values,
         resolved=values,
         folder=point.folder,
@@ -255,7 +255,7 @@ def _between(results: Sequence[RunResult]) -> dict[str, RepeatRange]:
 
 
 def _throughput(results: Sequence[RunResult], frames: Frames) -> PointThroughput:
-    steady = rate_level(frames)
+    steady = level_of(frames.rates)
     return PointThroughput(
         requests_per_s=_pooled(results, lambda result: result.throughput.requests_per_s),
         prompt_tokens_per_s=_pooled(results, lambda result: result.throughput.prompt_tokens_per_s),
@@ -342,7 +342,7 @@ def describe_economy(
     good = [ends[0] for each in results if (ends := each.goodput.share_ci) and ends[0] is not None]
     precision = manifest.target.precision
     return PointEconomy(
-        precision=served_by(manifest)[1],
+        precision=results[0].provenance.precision,
         emulated=precision is not None and precision.emulated,
         cost=cost,
         energy=_energy([each.energy for each in results]),

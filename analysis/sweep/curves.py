@@ -230,7 +230,7 @@ def curve_point(point: AnyPoint, frames: Frames | None, levels: Mapping[str, flo
     if frames is None or not isinstance(point, Point) or not point.on_curves:
         return None
     found = {metric: _compared(point.metrics[metric].at_level(levels[metric])) for metric in WITH_LEDGERS}
-    return CurvePoint(point, found | {THROUGHPUT: rate_level(frames)}, frames)
+    return CurvePoint(point, found | {THROUGHPUT: level_of(frames.rates)}, frames)
 
 
 def _compared(found: Percentile) -> Level | None:
@@ -238,11 +238,6 @@ def _compared(found: Percentile) -> Level | None:
     if found.value_ms is None or low is None or high is None or low <= 0:
         return None
     return level_of_interval(found.value_ms, low, high)
-
-
-def rate_level(frames: Frames) -> Level | None:
-    """Output tokens a second over a point's blocks of time."""
-    return None if frames.rates is None else level_of(frames.rates)
 
 
 def knees_of(

@@ -74,6 +74,6 @@ def _flat(found: Result) -> dict[str, Any]:
 
 def _write(path: Path, table: pd.DataFrame, about: Provenance) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(about.comments())
+        file.writelines(f"# {name}: {' '.join(value.split())}\n" for name, value in about.facts().items())
         table.to_csv(file, index=False, quoting=QUOTE_NONNUMERIC)  # a # in an error is no comment
     return path

@@ -59,7 +59,7 @@ def suite_of_run(result: RunResult, regression: Regression | None = None) -> Sui
     """``regression``: how it compares with its baseline, where it was given one."""
     reasons = result.invalid_reasons if result.verdict == INVALID else ()
     cases = [*_cases(result.slo, reasons, result), *(_regressions(regression) if regression else ())]
-    return Suite(result.name or "run", cases, result.load.window_s, reasons, result.provenance.facts())
+    return Suite(result.name, cases, result.load.window_s, reasons, result.provenance.facts())
 
 
 def suites_of_sweep(sweep: SweepResult) -> list[Suite]:

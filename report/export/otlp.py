@@ -123,7 +123,7 @@ def _maker(run: ReportedRun) -> Make:
 
 
 def _request(make: Make, run: ReportedRun, row: Any) -> ReadableSpan:
-    kind, model = run.manifest.scenario["workload"]["kind"], run.manifest.target.model
+    kind, model = run.manifest.asked.workload.kind, run.manifest.target.model
     operation = "text_completion" if kind == "completion" else "chat"
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": operation,

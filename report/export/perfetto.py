@@ -183,17 +183,12 @@ def _flows(run: ReportedRun, tracks: Mapping[str, int]) -> Iterator[Event]:
 
 
 def _slice(
-    run: ReportedRun,
-    name: str,
-    category: str,
-    stretch: tuple[int, int],
-    place: tuple[int, int],
-    args: Mapping[str, Any],
+    run: ReportedRun, name: str, category: str, stretch: tuple[int, int], place: tuple[int, int], args: dict[str, Any]
 ) -> Event:
     (start, end), (pid, tid) = stretch, place
     return {
         "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": _us(run.origin_ns, start),
-        "dur": round((int(end) - int(start)) / 1e3, 3), "args": dict(args),
+        "dur": round((int(end) - int(start)) / 1e3, 3), "args": args,
     }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from tests.kit.runs import simulate, slo
 STEADY = kit.steady("steady")
 
 
-def run(seconds: float, joules: float | None, **more: Any) -> RunResult:
+def run(seconds: float, joules: float | None, about: Manifest | None = None, **more: Any) -> RunResult:
     """One that held its SLO for so long, with 100 requests of 8 tokens each."""
     figures = build_figures(
         RunTables(simulate(120).requests), [slo("ttft", 50.0, 500)], Evidence("open", "poisson", 8.0)
@@ -49,7 +49,7 @@ def run(seconds: float, joules: float | None, **more: Any) -> RunResult:
         idle_share=None,
     ) if joules else NoEnergy(status="unmeasured", reason="unmeasured")  # fmt: skip
     figures = figures.model_copy(update={"load": load, "goodput": goodput})
-    return kit.result(figures, **{"steady": STEADY, "energy": counted, **more})
+    return kit.result(figures, about, **{"steady": STEADY, "energy": counted, **more})
 
 
 def manifest(precision: str, emulated: bool = False, engine: str = "vllm") -> Manifest:
@@ -73,7 +73,8 @@ def distribution(value_ms: float, ends: tuple[float, float] | None) -> PointDist
 def economy(verdict: Verdict, precision: str = "bfloat16", joules: float | None = 400.0, **more: Any) -> PointEconomy:
     """Of two repeats."""
     measured = pd.DataFrame({"outcome": ["ok"] * 200, "output_tokens": [8] * 200, "prompt_tokens": [30] * 200})
-    runs = [MeasuredRun(Path(), run(seconds, joules), manifest(precision, **more)) for seconds in (10.0, 15.0)]
+    about = manifest(precision, **more)
+    runs = [MeasuredRun(Path(), run(seconds, joules, about), about) for seconds in (10.0, 15.0)]
     return describe_economy(verdict, runs[0].result.slo, runs, measured)
 
 

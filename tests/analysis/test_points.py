@@ -134,7 +134,7 @@ def test_the_growth_from_point_to_point_is_put_into_the_stage_that_grew() -> Non
     assert found.share == pytest.approx(1, abs=0.02)
     assert found.share_ci[0] <= found.share <= found.share_ci[1]
     assert found.band_grows_ms == pytest.approx(sum(found.stages_ms.values()))
-    assert found.interval_ms[0] < found.grows_ms < found.interval_ms[1]
+    assert found.grows_ci_ms[0] < found.grows_ms < found.grows_ci_ms[1]
     said = growth_sentence(found, "GPU")
     assert said.startswith("From a to b p99 TTFT grows by ")
     assert "is queue (contention)" in said

@@ -92,7 +92,7 @@ def test_a_parquet_file_carries_it_in_its_metadata(tmp_path: Path, origin: Prove
 def test_an_hdr_log_carries_it_as_a_comment_that_readers_pass_over(tmp_path: Path, origin: Provenance) -> None:
     histogram, _ = hdr.histogram_of(np.array([5_000_000]))
     path = tmp_path / "ttft.hlog"
-    hdr.write_hlog(path, {"ttft": histogram}, 1.0, 2.0, origin.line())
+    hdr.write_hlog(path, histogram, 1.0, 2.0, origin.line())
     assert f"#[{origin.line()}]" in path.read_text(encoding="utf-8")
     assert read_hlog(path)["ttft"].get_total_count() == 1
 

@@ -128,7 +128,7 @@ def test_a_percentile_that_the_sample_cannot_support_is_null_and_says_what_it_ne
     assert needs.requests > 2000
     assert needs.minutes == pytest.approx(needs.requests / 8 / 60, rel=0.1)
     low, high = ttft.at(99.0).ci_ms or (None, None)
-    assert low <= ttft.p99_ms <= high
+    assert low <= ttft.ms(99.0) <= high
 
 
 def test_what_a_percentile_of_token_gaps_needs_is_told_in_requests_that_bring_them() -> None:
@@ -168,8 +168,8 @@ def test_groups_are_sums_of_their_stages_and_cover_all_but_the_remainder(frames:
 
 def test_an_unmeasured_stage_is_null_never_zero(told: RunFigures) -> None:
     part = told.stages["launch_gap"]
-    assert (part.kind, part.count, part.max_ms, part.p50_ms) == ("unmeasured", 0, None, None)
-    assert told.stages["preempted"].p50_ms == 0
+    assert (part.kind, part.count, part.max_ms, part.ms(50.0)) == ("unmeasured", 0, None, None)
+    assert told.stages["preempted"].ms(50.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_run_of_hardly_any_request_still_has_a_summary(count: int) -> None:
     told = build_figures(RunTables(few, frames.ledger), SLOS, EVIDENCE)
     assert told.verdict == ("INVALID" if not count else "INCONCLUSIVE")
     assert told.counts.measured == count
-    assert told.metrics["ttft"].p50_ms is None
+    assert told.metrics["ttft"].ms(50.0) is None
     json.dumps(result(told).to_json(), allow_nan=False)
 
 
@@ -293,7 +293,7 @@ def test_no_part_of_a_run_shows_a_percentile_that_the_run_refuses(frames: Frames
     requests = frames.requests.assign(turn=np.arange(len(frames.requests)) % 3 + 1)
     late = build_figures(RunTables(requests, frames.ledger), SLOS, held)
     assert (late.upgrade.ttft, late.upgrade.e2e) == (None, None)
-    assert (late.metrics["ttft"].p50_ms, late.metrics["ttft"].mean_ms) == (None, None)
+    assert (late.metrics["ttft"].ms(50.0), late.metrics["ttft"].mean_ms) == (None, None)
     assert late.metrics["ttft"].mean_late_ms is not None
     assert [turn.ttft and turn.ttft.at(50.0).late_ms for turn in late.turns] == [500] * 3
     assert late.closed_loop and (told := late.closed_loop.corrected)

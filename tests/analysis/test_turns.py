@@ -27,8 +27,8 @@ def test_each_turn_has_its_own_figures() -> None:
         (1, 40, 100), (2, 40, 200), (3, 40, 300),
     ]  # fmt: skip
     assert [each.cached_share for each in found] == pytest.approx([0, 1 / 2, 2 / 3])
-    assert [each.ttft.p50_ms for each in found] == pytest.approx([7, 14, 21], rel=0.002)
-    assert [each.ttft.p99_ms for each in found] == [None] * 3
+    assert [each.ttft.ms(50.0) for each in found] == pytest.approx([7, 14, 21], rel=0.002)
+    assert [each.ttft.ms(99.0) for each in found] == [None] * 3
     needs = found[0].ttft.at(99.0).needs
     assert needs.minutes == pytest.approx(needs.requests * 0.030 / 60), "a turn comes round every 30 ms"
     assert turns_sentence(found) == (
@@ -53,7 +53,7 @@ def test_a_turn_of_which_nothing_is_known_is_left_out_of_the_line() -> None:
     requests = run([1] * 40 + [2] * 3 + [3] * 40)
     requests.loc[requests["turn"] == 3, "outcome"] = "http_5xx"
     found = describe_turns(requests)
-    assert found[1].ttft.p50_ms is None
+    assert found[1].ttft.ms(50.0) is None
     assert found[2].ttft is None
     assert turns_sentence(found) == "TTFT p50 by turn: turn 1 7.00 ms (100 prompt tokens)"
 

@@ -76,5 +76,5 @@ def test_without_measured_forwards_there_is_no_answer(stage: str) -> None:
 def test_on_a_simulated_run_both_ends_lie_below_what_was_waited() -> None:
     frames = simulate(1500, rate=9.0, slots=4, seed=2)
     found = bracket(frames.ledger[frames.ledger["event"] == "last_token"])
-    low, high, now = (ends.at(found.percentile) for ends in (found.lower, found.upper, found.now))
+    low, high, now = (ends.ms(found.percentile) for ends in (found.lower, found.upper, found.now))
     assert 0 < low < high < now

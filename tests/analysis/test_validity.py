@@ -22,7 +22,7 @@ from gapmeter.analysis.judge.words import late_words, not_judged
 from gapmeter.analysis.results.manifest import CalibratedLimit, GeneratorFloor, TrialNote
 from gapmeter.analysis.results.run import SloAnswer
 from gapmeter.analysis.results.trust import BROKEN, OK, UNMEASURED, WARN, Check, RunWarning
-from gapmeter.analysis.tables import GeneratorFile, every_beat
+from gapmeter.analysis.tables import GeneratorFile
 from gapmeter.records.request import Flag
 from gapmeter.report.slo import gauge, slo_interval, slo_sentence, slo_value
 from gapmeter.report.trust import floor_sentence
@@ -72,7 +72,7 @@ def checked(rule: str, requests: pd.DataFrame, evidence: Evidence, answers: Sequ
 
 
 def warned(requests: pd.DataFrame, evidence: Evidence) -> list[RunWarning]:
-    return validity.warnings_of(validity.check_run(requests, evidence), evidence, requests)
+    return list(validity.warnings_of(validity.check_run(requests, evidence), evidence, requests))
 
 
 def test_a_run_whose_records_went_with_a_generator_is_incomplete_and_its_plan_not_doubted() -> None:
@@ -88,7 +88,7 @@ def test_a_sound_poisson_run_breaks_no_rule_and_warns_of_nothing() -> None:
     requests = poisson_run()
     checks = validity.check_run(requests, POISSON)
     assert {check.status for check in checks} == {OK}
-    assert validity.warnings_of(checks, POISSON, requests) == []
+    assert not list(validity.warnings_of(checks, POISSON, requests))
     assert validity.invalid_reasons(checks) == []
 
 
@@ -183,11 +183,11 @@ def test_evidence_against_a_run_touches_its_own_rule_alone(change: dict[str, Any
 def test_a_loop_that_stood_still_was_late_for_every_beat_meanwhile() -> None:
     due = np.array([0, 20, 40, 1020, 1040]) * MS  # held from 45 to 1,035 ms: beats 60 to 1,020 passed unseen
     at = np.array([0, 20, 1035, 1035, 1040]) * MS
-    lags = every_beat(due, at, 0)
-    assert sorted(lags) == sorted([0, 0, *range(15 * MS, 1000 * MS, 20 * MS), 0])
-    assert sorted(every_beat(due, at, 990 * MS)) == [0, 15 * MS, 35 * MS], "of a hold, what was due from then on"
-    assert list(every_beat(due[:2], at[:2], 0)) == [0, 0]
-    assert len(every_beat(due[:0], at[:0], 0)) == 0
+    held, calm, silent = (GeneratorFile(0, [], due[:n], at[:n], due[:0], due[:0], True, 0) for n in (5, 2, 0))
+    assert sorted(held.lag_ns(0)) == sorted([0, 0, *range(15 * MS, 1000 * MS, 20 * MS), 0])
+    assert sorted(held.lag_ns(990 * MS)) == [0, 15 * MS, 35 * MS], "of a hold, what was due from then on"
+    assert list(calm.lag_ns(0)) == [0, 0]
+    assert len(silent.lag_ns(0)) == 0
 
 
 def test_a_loop_that_was_late_in_the_warm_up_alone_was_late_for_nothing_that_counts() -> None:

@@ -32,8 +32,8 @@ def test_the_tool_says_today_what_it_said_of_that_run() -> None:
     rate = offered_rate(SUMMARY["verdict"], held, load, SUMMARY["counts"]["measured"], None)
     found = describe_cost(rate, TokensPerRequest.model_validate(SUMMARY["tokens_per_request"]), about)
     assert found.to_json() | {"sentence": cost_sentence(found)} == SUMMARY["cost"]
-    value, share_ci = describe_value(found, SUMMARY["goodput"]["share_ci"]), SUMMARY["goodput"]["share_ci"]
-    assert value.to_json() | {"sentence": value_sentence(value, share_ci)} == SUMMARY["value"]
+    value = describe_value(found, SUMMARY["goodput"]["share_ci"])
+    assert value.to_json() | {"sentence": value_sentence(value, found)} == SUMMARY["value"]
 
 
 def test_by_hand_it_is_the_same_to_the_last_digit() -> None:

@@ -14,7 +14,8 @@ from markupsafe import escape
 
 from gapmeter.analysis.results.run import RunResult
 from gapmeter.analysis.stages import STAGES
-from gapmeter.report.run import write_page
+from gapmeter.report import html
+from gapmeter.report.run import document
 from tests.kit.results import figure_at
 from tests.kit.runs import write_run
 
@@ -42,7 +43,7 @@ class Page(HTMLParser):
 
 
 def _page(folder: Any) -> Page:
-    return Page(write_page(folder).read_text(encoding="utf-8"))
+    return Page(str(html.page(document(folder), [html.asset("request.js")])))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from gapmeter.analysis.numbers import duration, share
-from gapmeter.report.run import write_page
+from gapmeter.report import html
+from gapmeter.report.run import document
 from tests.kit.browser import Tab
 from tests.kit.runs import write_run
 
@@ -23,7 +24,9 @@ _PICTURES = ("report.png", "report-dark.png", "report-phone.png", "report-print.
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_page(write_run(tmp_path_factory.mktemp("run") / "r", count=400, rate=22.0, failures=3, error="<b>"))
+    folder = write_run(tmp_path_factory.mktemp("run") / "r", count=400, rate=22.0, failures=3, error="<b>")
+    html.write(folder.report, document(folder), [html.asset("request.js")])
+    return folder.report
 
 
 async def test_the_page_opens_without_a_complaint_or_a_request_of_its_own(tab: Tab, report: Path) -> None:

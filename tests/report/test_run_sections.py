@@ -189,7 +189,7 @@ def _economy(**changes: Any) -> Economy:
 
 def test_cost_efficiency_and_value_are_three_lines() -> None:
     economy = _economy()
-    how = cost.how_of(economy, (0.98, 1.0), simulated=False)
+    how = cost.how_of(economy, simulated=False)
     lines = cost.lines(economy, how)
     assert [name for name, _ in lines] == ["cost", "energy", "value"]
     assert lines[0][1].startswith("at most $250 for a million requests and $27.0 for a million output tokens")
@@ -204,7 +204,7 @@ def test_cost_efficiency_and_value_are_three_lines() -> None:
 
 def test_a_run_without_a_cost_shows_a_dash_and_the_reason() -> None:
     economy = _economy(cost=NoCost(status="none", reason="an SLO was missed", per_request_usd=None))
-    how = cost.how_of(economy, None, simulated=False)
+    how = cost.how_of(economy, simulated=False)
     assert cost.lines(economy, how)[0] == ("cost", "–  an SLO was missed")
     (table,) = cost.section(economy, how).blocks
     assert len(table.rows) == 3

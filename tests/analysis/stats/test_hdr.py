@@ -87,10 +87,10 @@ def test_a_stage_that_took_no_time_reads_zero_not_one_unit() -> None:
 
 def test_the_package_reads_back_every_tag_and_count_from_a_log(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
-    written = {name: hdr.histogram_of(rng.lognormal(16, 1, 500))[0] for name in ("ttft", "itl", "stage.queue")}
-    path = tmp_path / "run.hlog"
-    hdr.write_hlog(path, written, 1_700_000_000.25, 90.5)
-    found = read_hlog(path)
+    written = {name: hdr.histogram_of(rng.lognormal(16, 1, 500))[0] for name in ("ttft", "itl", "stage-queue")}
+    for name, histogram in written.items():
+        hdr.write_hlog(tmp_path / f"{name}.hlog", histogram, 1_700_000_000.25, 90.5)
+    found = {tag: own for name in written for tag, own in read_hlog(tmp_path / f"{name}.hlog").items()}
     for histogram in found.values():
         assert histogram.get_start_time_stamp() == pytest.approx(1_700_000_000_250)
         assert histogram.get_end_time_stamp() == pytest.approx(1_700_000_090_750)
@@ -103,8 +103,8 @@ def test_the_package_reads_back_every_tag_and_count_from_a_log(tmp_path: Path) -
 @given(st.floats(1.6e9, 2.5e9))
 def test_readers_find_the_interval_whatever_fraction_of_a_second_the_run_began_at(start_s: float) -> None:
     with TemporaryDirectory() as folder:
-        path = Path(folder) / "run.hlog"
-        hdr.write_hlog(path, {"ttft": hdr.histogram_of([5])[0]}, start_s, 2.0)
+        path = Path(folder) / "ttft.hlog"
+        hdr.write_hlog(path, hdr.histogram_of([5])[0], start_s, 2.0)
         found = read_hlog(path)["ttft"]
     assert found.get_start_time_stamp() == pytest.approx(1000 * start_s, abs=2)
 
@@ -113,7 +113,7 @@ def test_logs_of_two_parts_merge_into_the_log_of_the_whole(tmp_path: Path) -> No
     values = np.random.default_rng(4).lognormal(16, 1, 1001).astype(np.int64)
     merged = hdr.new_histogram()
     for name, part in (("a", values[:400]), ("b", values[400:])):
-        hdr.write_hlog(tmp_path / name, {"ttft": hdr.histogram_of(part)[0]}, 1.0, 1.0)
+        hdr.write_hlog(tmp_path / name, hdr.histogram_of(part)[0], 1.0, 1.0)
         reader = HistogramLogReader(str(tmp_path / name), hdr.new_histogram())
         reader.add_next_interval_histogram(merged)
         reader.close()
@@ -122,4 +122,4 @@ def test_logs_of_two_parts_merge_into_the_log_of_the_whole(tmp_path: Path) -> No
 
 def test_a_tag_with_a_comma_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="tag"):
-        hdr.write_hlog(tmp_path / "x.hlog", {"a,b": hdr.new_histogram()}, 0.0, 1.0)
+        hdr.write_hlog(tmp_path / "a,b.hlog", hdr.new_histogram(), 0.0, 1.0)
