@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -208,13 +208,17 @@ def _run(fleet: Fleet, *, measure_cpu: bool) -> int:
     """Run to the end; CPU ns of the one process from just before the start, as the scheduler counts it."""
     pid = fleet.processes[0].pid
     before, last = cpu_time_ns(pid), [0]
-    fleet.start()
 
     def look() -> None:
         with contextlib.suppress(OSError, IndexError):  # it has ended since
             last[0] = cpu_time_ns(pid)
 
-    codes = fleet.wait(look, 0.01 if measure_cpu else 1.0)
-    if codes != [0]:
-        raise NotMeasured("; ".join(fleet.troubles()) or f"exit codes {codes}")
+    run_to_end(fleet, look, 0.01 if measure_cpu else 1.0)
     return last[0] - before
+
+
+def run_to_end(fleet: Fleet, look: Callable[[], None], every_s: float) -> None:
+    """Start it and wait for its end, with a look every so often. Raises NotMeasured when a process failed."""
+    fleet.start()
+    if any(codes := fleet.wait(look, every_s)):
+        raise NotMeasured("; ".join(fleet.troubles()) or f"exit codes {codes}")
