@@ -49,7 +49,6 @@ class NullRun:
     """What both sides recorded; ``cpu_ns`` of the generator process from just before the start, kernel included."""
 
     records: list[RequestRecord]
-    generator: RecordFile
     server: RecordFile
     cpu_ns: int
 
@@ -128,14 +127,13 @@ def issue(
             url = f"http://127.0.0.1:{port}"
             with make_fleet(plan, url, None, path, cores.client, 1, warm=warm, generator=generator) as fleet:
                 cpu_ns = _run(fleet, measure_cpu=measure_cpu)
-        generated = read_records(path / "worker-0.gap")
+        records = read_records(path / "worker-0.gap").requests()
         (server,) = (read_records(file) for file in path.glob("null-*.gap"))
-    records = generated.requests()
     failed = [record for record in records if record.outcome is not Outcome.OK]
     if failed or len(records) != len(plan):
         why = f": {failed[0].outcome.name} {failed[0].error}" if failed else ""
         raise NotMeasured(f"{len(records)} of {len(plan)} answers of the null server came, {len(failed)} failed{why}")
-    return NullRun(records, generated, server, cpu_ns)
+    return NullRun(records, server, cpu_ns)
 
 
 def stamp_errors(run: NullRun) -> Errors:
