@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 
 from bench import gpu_decode, probe_cost
-from bench.engine import CHECKOUT, Setting, environment
+from bench.engine import Setting, environment
 from gapmeter.analysis.ledger.device_time import anchors_of
 from gapmeter.analysis.results import RunResult
+from gapmeter.machine.hardware import CHECKOUT
 from gapmeter.options import Options
 from gapmeter.records import RecordWriter, read_records
 from gapmeter.servers.telemetry import Absent

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bench.engine import Engine, Setting, default_cores, environment, running
+from bench.engine import Engine, Setting, environment, running
 from gapmeter.analysis.arrays import Bools, Ints
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.index import Events, Index
@@ -30,6 +30,7 @@ from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED
 from gapmeter.analysis.tables import read_requests
+from gapmeter.machine.hardware import place
 from gapmeter.machine.instrument import NotMeasured
 from gapmeter.records import RunFolder
 
@@ -153,7 +154,8 @@ class Measured:
 
     def _trace(self, requests: pd.DataFrame) -> Trace:
         files = self.folder.record_files(self.folder.probe)
-        trace = read_trace(files, requests["request_id"].tolist(), self.folder.telemetry, default_cores())
+        cores = place(1, local_server=True).server
+        trace = read_trace(files, requests["request_id"].tolist(), self.folder.telemetry, cores)
         if trace is None:
             raise NotMeasured(f"{self.folder.probe}: the server recorded nothing")
         return trace

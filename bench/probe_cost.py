@@ -26,8 +26,9 @@ import numpy as np
 import psutil
 from scipy import special
 
-from bench.engine import CHECKOUT, NAME, Engine, Setting, running
+from bench.engine import NAME, Engine, Setting, running
 from gapmeter.analysis.arrays import Floats
+from gapmeter.machine.hardware import CHECKOUT
 from gapmeter.machine.instrument import Cores, kept_to
 
 USERS = 4
