@@ -108,7 +108,7 @@ class Delayed:
 
 
 @contextlib.contextmanager
-def delayed(name: str, folder: Path, cases: tuple[Case, ...], setting: Setting | None = None) -> Iterator[Delayed]:
+def delayed(name: str, folder: Path, cases: tuple[Case, ...]) -> Iterator[Delayed]:
     """An engine with the patch in it, for as long as the block lasts; ``cases`` are all that it can be asked for."""
     inject = folder / "inject"
     inject.mkdir(parents=True)
@@ -116,7 +116,7 @@ def delayed(name: str, folder: Path, cases: tuple[Case, ...], setting: Setting |
     (inject / "now").write_bytes(bytes(_NOW_BYTES))
     with contextlib.ExitStack() as stack:
         with _patched(inject):
-            engine = stack.enter_context(running(name, folder, setting or Setting()))
+            engine = stack.enter_context(running(name, folder, Setting()))
         yield Delayed(engine, folder, cases)
 
 
