@@ -23,7 +23,7 @@ from gapmeter.loadgen.fleet import make_fleet
 from gapmeter.loadgen.plan import Plan
 from gapmeter.machine.instrument import Cores, NotMeasured, Timing, equal_plan, null_server, run_to_end
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.process import allow_many_files, too_few_files
+from gapmeter.records.process import allow_many_files, text_of, too_few_files
 from gapmeter.records.stream import parse_answer
 from gapmeter.scenarios.values import read_duration
 from gapmeter.servers.launch import free_port
@@ -41,11 +41,8 @@ _BACK_S = 2.0  # after a server's start its requests succeed
 
 def _own_kib(pid: int) -> float:
     """A process's anonymous memory: without the record file's pages, which are the disk's; 0 once it has gone."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0.0
-    return next((float(line.split()[1]) for line in text.splitlines() if line.startswith("RssAnon:")), 0.0)
+    lines = text_of(f"/proc/{pid}/status").splitlines()
+    return next((float(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0.0)
 
 
 def measure(streams: int = 10_000, generator: str = "asyncio") -> dict[str, Any]:
