@@ -93,7 +93,7 @@ async def test_without_a_limit_a_stream_that_hangs_is_a_time_out(tmp_path: Path)
     ids=["comments", "comments in pieces", "pings", "chunks without text"],
 )
 async def test_what_keeps_a_connection_alive_is_no_token(tmp_path: Path, alive: list[bytes]) -> None:
-    script = PreparedAnswer("chat", 1, 8)
+    script = PreparedAnswer("chat", 8)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -120,7 +120,7 @@ async def test_what_keeps_a_connection_alive_is_no_token(tmp_path: Path, alive: 
 
 
 async def test_a_stream_whose_texts_are_cut_into_pieces_has_not_stalled(tmp_path: Path) -> None:
-    answer = PreparedAnswer("chat", 1, 8)
+    answer = PreparedAnswer("chat", 8)
     whole = answer.start + answer.tokens(0, 8)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
