@@ -243,7 +243,7 @@ async def test_users_go_on_behind_the_end_mark_of_a_body_that_the_server_holds_o
     tmp_path: Path, timeout_s: float, stall_ms: int, first_ms: int
 ) -> None:
     """Also with the next turn of their conversation."""
-    answer = Uncoded("chat", 1, 4)
+    answer = Uncoded("chat", 4)
     asked = list[str]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
