@@ -123,15 +123,7 @@ def _of_steps(trace: Trace, code: Span, step: pd.Series[float]) -> pd.DataFrame:
 
 def _native(requests: pd.DataFrame) -> dict[str, Floats]:
     metrics = [value if isinstance(value, dict) else {} for value in requests["engine_metrics"]]
-    return {
-        name: np.array([_number(values.get(field)) for values in metrics], dtype=np.float64)
-        for name, field in _NATIVE.items()
-    }
-
-
-def _number(value: object) -> float:
-    """A number as it is, anything else as NaN."""
-    return float(value) if isinstance(value, int | float) else float("nan")
+    return {name: np.array([each.get(field) for each in metrics], np.float64) for name, field in _NATIVE.items()}
 
 
 def _difference(ours: Rebuilt, theirs: Floats, rows: Bools) -> dict[str, float | int]:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bench.engine import Setting
 from bench.injection import Case, Delayed, Measured, delayed, in_blocks
 
 _BUSY_NS = 1_000_000
@@ -49,7 +48,6 @@ class Row:
 
     case: str
     users: int
-    requests: int
     put_in_ms: float
     added_ms: float
     added_se_ms: float
@@ -68,12 +66,11 @@ def _case(points: Sequence[str]) -> Case:
 CASES = tuple(map(_case, [*([point] for point in _POINTS), *_TWO]))
 
 
-def measure(name: str, folder: Path, cores: tuple[int, ...] = ()) -> dict[str, Any]:
+def measure(name: str, folder: Path) -> dict[str, Any]:
     """All cases, with one user and with four. Raises UserError or ServerFailed when the engine cannot be had."""
-    with delayed(name, folder, CASES, Setting(cores=cores)) as engine:
+    with delayed(name, folder, CASES) as engine:
         rows = [_row(_run(engine, case, users), case, users) for users in (1, 4) for case in CASES]
-        found = {"engine": name, "version": engine.engine.version, "cores": len(cores) or None}
-        return found | {"rows": [asdict(row) for row in rows]}
+        return {"engine": name, "version": engine.engine.version, "rows": [asdict(row) for row in rows]}
 
 
 def _run(engine: Delayed, case: Case, users: int) -> Measured:
@@ -102,7 +99,7 @@ def _row(run: Measured, case: Case, users: int) -> Row:
     if users > 1:
         others = others.drop(list(_SHARED_WAITS))
     return Row(
-        case=case.point, users=users, requests=len(with_it), put_in_ms=run.put_in_ns(case) / 1e6, added_ms=added,
+        case=case.point, users=users, put_in_ms=run.put_in_ns(case) / 1e6, added_ms=added,
         added_se_ms=float(error),
         own_share=float(grown[list(case.stages)].sum()) / added, held_share=by_case / added,
         shared_share=float(shared) / added,

@@ -80,14 +80,11 @@ class Job:
     changes: tuple[Change, ...]
 
 
-def measure(pairs: int = PAIRS, processes: int | None = None) -> dict[str, Any]:
+def measure() -> dict[str, Any]:
     """All comparisons, by kind: see ``summarize``. Half of the pairs at each load."""
     loads = list(LOADS)
-    jobs = [
-        Job(loads[i % len(loads)], i, tuple(c for c in CHANGES if i < c.pairs * pairs // PAIRS)) for i in range(pairs)
-    ]
-    count = processes or len(os.sched_getaffinity(0))
-    with multiprocessing.get_context("spawn").Pool(count) as pool:
+    jobs = [Job(loads[i % len(loads)], i, tuple(c for c in CHANGES if i < c.pairs)) for i in range(PAIRS)]
+    with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
         rows = [row for found in pool.imap_unordered(compare_seed, jobs, chunksize=4) for row in found]
     return summarize(sorted(rows, key=lambda row: (row["kind"], row["load"], row["seed"])))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gapmeter.analysis.results import RunResult
+from gapmeter.machine.hardware import CHECKOUT, place
 from gapmeter.options import Options
 from gapmeter.runs.run import Conclusion
 from gapmeter.servers.launch import LaunchSpec, ServerProcess, Service, free_port, launch
@@ -21,7 +22,6 @@ from gapmeter.study.study import run_scenario
 
 ENGINES = ("transformers", "vllm")
 NAME = "gapmeter"
-CHECKOUT = Path(__file__).resolve().parent.parent
 _READY_S = 300.0
 # vLLM's compilation takes half a minute and changes nothing that is measured here.
 _ARGS: dict[str, dict[str, Any]] = {"transformers": {}, "vllm": {"enforce_eager": True, "max_model_len": 2048}}
@@ -77,12 +77,6 @@ def environment(**variables: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def default_cores() -> tuple[int, ...]:
-    """All of ours but the last, which is the load tester's."""
-    cores = tuple(sorted(os.sched_getaffinity(0)))
-    return cores[:-1] or cores
-
-
 @contextlib.contextmanager
 def running(name: str, folder: Path, setting: Setting) -> Iterator[Engine]:
     """An engine for as long as the block lasts; its log and records lie in ``folder``.
@@ -90,7 +84,7 @@ def running(name: str, folder: Path, setting: Setting) -> Iterator[Engine]:
     Raises servers.launch.ServerFailed when it does not start.
     """
     model, port = str(resolve_model(setting.model)), setting.port or free_port()
-    cores = setting.cores or default_cores()
+    cores = setting.cores or place(1, local_server=True).server
     args = {**_ARGS[name], **setting.args}
     service = Service(model, NAME, port, setting.max_batch, setting.precision, args, cores)
     spec, version = _spec(name, service)

@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 
 from bench import gpu_decode, probe_cost
-from bench.engine import CHECKOUT, Setting, environment
+from bench.engine import Setting, environment
 from gapmeter.analysis.ledger.device_time import anchors_of
 from gapmeter.analysis.results import RunResult
+from gapmeter.machine.hardware import CHECKOUT
 from gapmeter.options import Options
 from gapmeter.records import RecordWriter, read_records
 from gapmeter.servers.telemetry import Absent
@@ -315,8 +316,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the parts named, all by default, and write the page. 1 when something was not as expected, or no GPU is."""
     parser = argparse.ArgumentParser(prog="make gpu-proof", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
-    parser.add_argument("--folder", type=Path, help="where the raw files go (default: runs/gpu-proof-TIME)")
-    parser.add_argument("--results", type=Path, help="where gpu.md goes (default: that folder)")
+    parser.add_argument("--folder", type=Path, help="where gpu.md and the raw files go (default: runs/gpu-proof-TIME)")
     parser.add_argument("--one", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if unknown := set(options.parts) - PARTS.keys():
@@ -333,9 +333,7 @@ def main(arguments: Sequence[str]) -> int:
     found = {part: _in_a_process(part, folder / part) for part in options.parts or PARTS}
     driver = _gpus().about["driver"]
     text = page(", ".join(str(gpu["name"]) for gpu in about), str(driver), found)
-    results: Path = options.results or folder
-    results.mkdir(parents=True, exist_ok=True)
-    (results / "gpu.md").write_text(text)
+    (folder / "gpu.md").write_text(text)
     print(text)
     print(f"raw files: {folder}")
     return int(any(finding.holds is False for findings in found.values() for finding in findings))

@@ -54,17 +54,16 @@ print(time.monotonic() - begun, used.ru_utime + used.ru_stime, used.ru_maxrss, c
 """
 
 
-def measure(folder: Path, sizes: tuple[int, ...] = SIZES, probed: tuple[int, ...] = PROBED) -> dict[str, Any]:
+def measure(folder: Path) -> dict[str, Any]:
     """Report a folder of each size, in a process of its own. Raises NotMeasured when a command fails."""
     with null_server(Cores((), ()), Timing(first_ms=10, gap_ms=5), log=None, most_tokens=_TOKENS) as port:
         at = f"server.url=http://127.0.0.1:{port}"
         source = RunFolder(run_scenario("bench/null.yaml", [*_ASKED, at], Options(folder, quiet=True)).folder)
-    rows, kept = [_row(source, folder, tokens) for tokens in sizes], [_kept(source)]
-    if probed:
-        source = RunFolder(run_scenario("smoke", _ASKED_PROBED, Options(folder, quiet=True)).folder)
-        rows += [_row(source, folder, tokens) for tokens in probed]
-        kept.append(_kept(source))
-    powers = {"exponent": _exponent(rows[: len(sizes)]), "probed": _exponent(rows[len(sizes) :])}
+    rows, kept = [_row(source, folder, tokens) for tokens in SIZES], [_kept(source)]
+    source = RunFolder(run_scenario("smoke", _ASKED_PROBED, Options(folder, quiet=True)).folder)
+    rows += [_row(source, folder, tokens) for tokens in PROBED]
+    kept.append(_kept(source))
+    powers = {"exponent": _exponent(rows[: len(SIZES)]), "probed": _exponent(rows[len(SIZES) :])}
     commands = commands_on(_target(folder, rows[-1]), folder)
     return {"rows": rows, **powers, "folder_bytes": kept, "commands": commands}
 
@@ -122,8 +121,6 @@ def commands_on(reported: Path, folder: Path) -> list[dict[str, Any]]:
 
 def _exponent(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Of the last two."""
-    if len(rows) < 2:
-        return {}
     less, most = rows[-2:]
     times = math.log(most["tokens"] / less["tokens"])
     return {what: math.log(most[what] / less[what]) / times for what in ("cpu_s", "peak_gb")}
@@ -249,9 +246,8 @@ def table(found: Mapping[str, Any]) -> list[str]:
     kept = [f"{each:.0f} B a token" for each in found["folder_bytes"]]
     lines.append(f"A run's whole folder takes {', with a probe '.join(kept)}, once its records are compressed.")
     for which, power in (("without a probe", found["exponent"]), ("with its records", found["probed"])):
-        if power:
-            said = f"From the last size {which} but one to the last, CPU time grows as tokens to the power"
-            lines.append(f"{said} {power['cpu_s']:.2f}, memory to the power {power['peak_gb']:.2f}.")
+        said = f"From the last size {which} but one to the last, CPU time grows as tokens to the power"
+        lines.append(f"{said} {power['cpu_s']:.2f}, memory to the power {power['peak_gb']:.2f}.")
     return [*lines, "", *commands_table(found["commands"])]
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bench.engine import Engine, Setting, default_cores, environment, running
+from bench.engine import Engine, Setting, environment, running
 from gapmeter.analysis.arrays import Bools, Ints
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.index import Events, Index
@@ -30,6 +30,7 @@ from gapmeter.analysis.ledger.trace import Trace
 from gapmeter.analysis.results import Manifest
 from gapmeter.analysis.stages import STAGES, UNEXPLAINED
 from gapmeter.analysis.tables import read_requests
+from gapmeter.machine.hardware import place
 from gapmeter.machine.instrument import NotMeasured
 from gapmeter.records import RunFolder
 
@@ -107,7 +108,7 @@ class Delayed:
 
 
 @contextlib.contextmanager
-def delayed(name: str, folder: Path, cases: tuple[Case, ...], setting: Setting | None = None) -> Iterator[Delayed]:
+def delayed(name: str, folder: Path, cases: tuple[Case, ...]) -> Iterator[Delayed]:
     """An engine with the patch in it, for as long as the block lasts; ``cases`` are all that it can be asked for."""
     inject = folder / "inject"
     inject.mkdir(parents=True)
@@ -115,7 +116,7 @@ def delayed(name: str, folder: Path, cases: tuple[Case, ...], setting: Setting |
     (inject / "now").write_bytes(bytes(_NOW_BYTES))
     with contextlib.ExitStack() as stack:
         with _patched(inject):
-            engine = stack.enter_context(running(name, folder, setting or Setting()))
+            engine = stack.enter_context(running(name, folder, Setting()))
         yield Delayed(engine, folder, cases)
 
 
@@ -153,7 +154,8 @@ class Measured:
 
     def _trace(self, requests: pd.DataFrame) -> Trace:
         files = self.folder.record_files(self.folder.probe)
-        trace = read_trace(files, requests["request_id"].tolist(), self.folder.telemetry, default_cores())
+        cores = place(1, local_server=True).server
+        trace = read_trace(files, requests["request_id"].tolist(), self.folder.telemetry, cores)
         if trace is None:
             raise NotMeasured(f"{self.folder.probe}: the server recorded nothing")
         return trace

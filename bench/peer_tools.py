@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
+from gapmeter.machine.hardware import CHECKOUT
 
-ROOT = Path(__file__).resolve().parent.parent
 MODEL = "null-server"
 _PROMPT_TOKENS = 32
 
@@ -168,7 +168,7 @@ def _read_genai(out: Path) -> Reported:
 
 
 def _python(environment: str) -> Path:
-    return ROOT / environment / "bin" / "python"
+    return CHECKOUT / environment / "bin" / "python"
 
 
 def _peer(name: str) -> Path:

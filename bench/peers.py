@@ -109,7 +109,6 @@ def _figures(reported: Reported, sent: list[tuple[int, Any]]) -> dict[str, float
         "rate": (len(at) - 1) / float(at[-1] - at[0]) * 1e9,
         "dispersion": _dispersion(at),
         "tokens_per_s": sum(len(left) for _, left in sent) / reported.span_s,
-        "answers": float(len(reported.ttft_ms)),
     }
     for p in (50, 99):
         figures[f"ttft_p{p}_ms"] = float(np.percentile(reported.ttft_ms, p) - np.percentile(ttft, p))

@@ -1,4 +1,4 @@
-"""What the probe costs a real engine: throughput, token gaps and CPU time with its hooks and without, in pairs.
+"""What the probe costs a real engine: throughput and CPU time with its hooks and without, in pairs.
 
 One server, from which ``bench/unhook/sitecustomize.py`` takes the probe's hooks out between bursts and puts them back:
 two servers of one kind differ by more than a probe costs. Short closed-loop bursts of the same requests, with and
@@ -26,8 +26,9 @@ import numpy as np
 import psutil
 from scipy import special
 
-from bench.engine import CHECKOUT, NAME, Engine, Setting, running
+from bench.engine import NAME, Engine, Setting, running
 from gapmeter.analysis.arrays import Floats
+from gapmeter.machine.hardware import CHECKOUT
 from gapmeter.machine.instrument import Cores, kept_to
 
 USERS = 4
@@ -40,11 +41,9 @@ _PARTS = ("all", "none")  # of the hooks, that are taken out
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """One burst: output tokens per second, median and mean gap between chunks, and the server's CPU time per token."""
+    """One burst: output tokens per second, and the server's CPU time per token."""
 
     tokens_per_s: float
-    itl_p50_ms: float
-    itl_mean_ms: float
     cpu_us_per_token: float
 
 
@@ -112,15 +111,12 @@ def _take_out(engine: Engine, switch: Path, part: str) -> None:
 async def burst(session: aiohttp.ClientSession, engine: Engine, number: int) -> Burst:
     """``USERS`` at once, each asking ``REQUESTS_PER_USER`` times; texts that no earlier burst has sent."""
     before, begun = _cpu_ns(engine), time.monotonic()
-    users = (_user(session, engine, f"{number} {user}") for user in range(USERS))
-    gaps = [gap for own in await asyncio.gather(*users) for gap in own]
+    await asyncio.gather(*(_user(session, engine, f"{number} {user}") for user in range(USERS)))
     seconds, tokens = time.monotonic() - begun, USERS * REQUESTS_PER_USER * TOKENS
-    cpu_us = (_cpu_ns(engine) - before) / 1e3
-    return Burst(tokens / seconds, float(np.median(gaps)) / 1e6, float(np.mean(gaps)) / 1e6, cpu_us / tokens)
+    return Burst(tokens / seconds, (_cpu_ns(engine) - before) / 1e3 / tokens)
 
 
-async def _user(session: aiohttp.ClientSession, engine: Engine, name: str) -> list[int]:
-    gaps: list[int] = []
+async def _user(session: aiohttp.ClientSession, engine: Engine, name: str) -> None:
     for k in range(REQUESTS_PER_USER):
         body = {
             "model": NAME, "stream": True, "max_tokens": TOKENS, "min_tokens": TOKENS, "ignore_eos": True,
@@ -128,9 +124,7 @@ async def _user(session: aiohttp.ClientSession, engine: Engine, name: str) -> li
         }  # fmt: skip
         async with session.post(f"{engine.url}/v1/chat/completions", json=body) as answer:
             answer.raise_for_status()
-            stamps = [time.monotonic_ns() async for chunk in answer.content.iter_any() if chunk]
-        gaps += np.diff(stamps).tolist()
-    return gaps
+            await answer.read()
 
 
 def _cpu_ns(engine: Engine) -> int:
@@ -146,7 +140,7 @@ def _cpu_ns(engine: Engine) -> int:
 def ratios(pairs: Sequence[tuple[Burst, Burst]]) -> dict[str, Any]:
     """With over without for each figure: ratio, 95 % interval, and the medians of both sides."""
     out: dict[str, Any] = {}
-    for name in ("tokens_per_s", "itl_p50_ms", "itl_mean_ms", "cpu_us_per_token"):
+    for name in ("tokens_per_s", "cpu_us_per_token"):
         probed, bare = (np.array([getattr(pair[side], name) for pair in pairs]) for side in (0, 1))
         middle, low, high = hodges_lehmann(np.log(probed / bare))
         out[name] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ import numpy as np
 import psutil
 
 from bench.engine import NAME, Setting, running
-from gapmeter.loadgen.fleet import Fleet, make_fleet
+from gapmeter.loadgen.fleet import make_fleet
 from gapmeter.loadgen.plan import Plan
-from gapmeter.machine.instrument import Cores, NotMeasured, Timing, equal_plan, null_server
+from gapmeter.machine.instrument import Cores, NotMeasured, Timing, equal_plan, null_server, run_to_end
 from gapmeter.records import Outcome, read_records
-from gapmeter.records.process import allow_many_files, too_few_files
+from gapmeter.records.process import allow_many_files, text_of, too_few_files
 from gapmeter.records.stream import parse_answer
 from gapmeter.scenarios.values import read_duration
 from gapmeter.servers.launch import free_port
@@ -39,28 +39,10 @@ _DRIFT_MS = 0.1  # of the median lag, last third against first
 _BACK_S = 2.0  # after a server's start its requests succeed
 
 
-def _run(fleet: Fleet, look: Callable[[], None], every_s: float) -> None:
-    """To the end, with a look every so often."""
-    asked = 0.0
-    fleet.start()
-
-    def looked() -> None:
-        nonlocal asked
-        if (now := time.monotonic()) - asked >= every_s:
-            asked = now
-            look()
-
-    if any(codes := fleet.wait(looked, every_s)):
-        raise NotMeasured("; ".join(fleet.troubles()) or f"exit codes {codes}")
-
-
 def _own_kib(pid: int) -> float:
     """A process's anonymous memory: without the record file's pages, which are the disk's; 0 once it has gone."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0.0
-    return next((float(line.split()[1]) for line in text.splitlines() if line.startswith("RssAnon:")), 0.0)
+    lines = text_of(f"/proc/{pid}/status").splitlines()
+    return next((float(line.split()[1]) for line in lines if line.startswith("RssAnon:")), 0.0)
 
 
 def measure(streams: int = 10_000, generator: str = "asyncio") -> dict[str, Any]:
@@ -79,7 +61,7 @@ def measure(streams: int = 10_000, generator: str = "asyncio") -> dict[str, Any]
         ):
             pid = fleet.processes[0].pid
             seen = [_own_kib(pid)]
-            _run(fleet, lambda: seen.append(_own_kib(pid)), 0.25)
+            run_to_end(fleet, lambda: seen.append(_own_kib(pid)), 0.25)
         records = read_records(Path(folder) / "worker-0.gap").requests()
     good = [record for record in records if record.outcome is Outcome.OK]
     whole = [record for record in good if len(parse_answer(record).token_ns) == tokens]
@@ -155,7 +137,7 @@ def soak(length_s: float, generator: str = "asyncio", engine: str | None = None)
                     others = {child.pid for child in psutil.Process().children(recursive=True)} - set(pids)
                     served.append(sum(_own_kib(pid) for pid in others))
 
-            _run(fleet, look, _EVERY_S)
+            run_to_end(fleet, look, _EVERY_S)
         outcomes, stretches, size = [], [], 0
         for file in sorted(Path(folder).glob("worker-*.gap")):
             found = read_records(file).requests()

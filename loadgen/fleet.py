@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gapmeter.loadgen.generator import NO_LOCUST, Exit, Locustfile, Spec
 from gapmeter.loadgen.plan import Plan
-from gapmeter.records.process import API_KEY, allow_many_files
+from gapmeter.records.process import API_KEY, allow_many_files, text_of
 
 _START_AHEAD_NS = 200_000_000
 _WORKERS_AHEAD_NS = 3_000_000_000  # the start must have reached every worker before it comes
@@ -105,10 +105,7 @@ class FrozenProcesses:
 
 
 def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
+    return text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] in (["T"], ["t"])
 
 
 @contextlib.contextmanager

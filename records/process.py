@@ -9,6 +9,7 @@ import os
 import platform
 import resource
 import struct
+from pathlib import Path
 
 API_KEY = "GAPMETER_API_KEY"  # in the environment: a key has no place in a run's folder
 SPARE = 240  # open files of the loop itself, records, logs, libraries
@@ -23,6 +24,14 @@ _RESET_ON_FORK = 1  # neither the engine process nor the threads that tokenize l
 def libc() -> ctypes.CDLL:
     """Once a process: each one is a cycle of references, which a process without a collector would keep for good."""
     return ctypes.CDLL(None, use_errno=True)
+
+
+def text_of(path: str | Path) -> str:
+    """A kernel file's text, "" where it cannot be read."""
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def allow_many_files() -> int:

@@ -26,8 +26,7 @@ from gapmeter_probe.digests import table as tested
 from gapmeter import errors
 from gapmeter.machine.calibration import COMMAND, read_calibration
 from gapmeter.machine.hardware import CHECKOUT, output_of, place
-from gapmeter.machine.roofline import text_of
-from gapmeter.records.process import SPARE
+from gapmeter.records.process import SPARE, text_of
 from gapmeter.records.timer import Timer
 from gapmeter.report.printable import printable
 from gapmeter.servers import vllm

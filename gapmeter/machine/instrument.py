@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,6 @@ class NullRun:
     """What both sides recorded; ``cpu_ns`` of the generator process from just before the start, kernel included."""
 
     records: list[RequestRecord]
-    generator: RecordFile
     server: RecordFile
     cpu_ns: int
 
@@ -128,14 +127,13 @@ def issue(
             url = f"http://127.0.0.1:{port}"
             with make_fleet(plan, url, None, path, cores.client, 1, warm=warm, generator=generator) as fleet:
                 cpu_ns = _run(fleet, measure_cpu=measure_cpu)
-        generated = read_records(path / "worker-0.gap")
+        records = read_records(path / "worker-0.gap").requests()
         (server,) = (read_records(file) for file in path.glob("null-*.gap"))
-    records = generated.requests()
     failed = [record for record in records if record.outcome is not Outcome.OK]
     if failed or len(records) != len(plan):
         why = f": {failed[0].outcome.name} {failed[0].error}" if failed else ""
         raise NotMeasured(f"{len(records)} of {len(plan)} answers of the null server came, {len(failed)} failed{why}")
-    return NullRun(records, generated, server, cpu_ns)
+    return NullRun(records, server, cpu_ns)
 
 
 def stamp_errors(run: NullRun) -> Errors:
@@ -208,13 +206,17 @@ def _run(fleet: Fleet, *, measure_cpu: bool) -> int:
     """Run to the end; CPU ns of the one process from just before the start, as the scheduler counts it."""
     pid = fleet.processes[0].pid
     before, last = cpu_time_ns(pid), [0]
-    fleet.start()
 
     def look() -> None:
         with contextlib.suppress(OSError, IndexError):  # it has ended since
             last[0] = cpu_time_ns(pid)
 
-    codes = fleet.wait(look, 0.01 if measure_cpu else 1.0)
-    if codes != [0]:
-        raise NotMeasured("; ".join(fleet.troubles()) or f"exit codes {codes}")
+    run_to_end(fleet, look, 0.01 if measure_cpu else 1.0)
     return last[0] - before
+
+
+def run_to_end(fleet: Fleet, look: Callable[[], None], every_s: float) -> None:
+    """Start it and wait for its end, with a look every so often. Raises NotMeasured when a process failed."""
+    fleet.start()
+    if any(codes := fleet.wait(look, every_s)):
+        raise NotMeasured("; ".join(fleet.troubles()) or f"exit codes {codes}")

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gapmeter.records.process import text_of
 from gapmeter.servers.models import llama_shapes
 
 if TYPE_CHECKING:  # the process that measures prints JSON, and starts without them in a third of the time
@@ -299,14 +300,6 @@ def measure_rate(work: Sequence[Callable[[], None]], amount: float) -> dict[str,
 def _triad(a: Floats, b: Floats, c: Floats) -> None:
     np.multiply(c, 3.0, out=a)
     np.add(a, b, out=a)
-
-
-def text_of(path: str | Path) -> str:
-    """A kernel file's text, "" where it cannot be read."""
-    try:
-        return Path(path).read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 if __name__ == "__main__":

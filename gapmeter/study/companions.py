@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from gapmeter.loadgen.fleet import last_line
 from gapmeter.machine.hardware import cores_except
 from gapmeter.options import Say, tell
 from gapmeter.records import RunFolder
@@ -58,12 +59,6 @@ def _first_line(process: subprocess.Popen[bytes]) -> str:
     return process.stdout.readline().decode().strip() if readable else ""
 
 
-def _last_words(log: IO[bytes]) -> str:
-    log.seek(0)
-    lines = log.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it ended without a word"
-
-
 @contextlib.contextmanager
 def telemetry(
     folder: RunFolder, asked: Telemetry, pids: Sequence[int], url: str, server_here: bool, generator: Sequence[int],
@@ -102,10 +97,10 @@ def page_server(runs: Path, port: int | None, generator: Sequence[int]) -> Itera
         return
     settings = (str(runs.resolve()), str(port), *map(str, cores_except(generator)))
     with (
-        tempfile.TemporaryFile() as log,
+        tempfile.NamedTemporaryFile() as log,
         companion("gapmeter.web.server", *settings, stderr=log, grace_s=_PAGE_LEAVES_S) as process,
     ):
         address = _first_line(process)
         if not address:
-            tell(f"no live page: {_last_words(log)}")
+            tell(f"no live page: {last_line(Path(log.name)) or 'it ended without a word'}")
         yield address

@@ -18,12 +18,12 @@ from gapmeter.keys import Keys
 from gapmeter.loadgen.fleet import Fleet, FrozenProcesses, NotStarted, Unreachable, make_cluster, make_fleet
 from gapmeter.loadgen.generator import Locustfile
 from gapmeter.loadgen.plan import Plan
-from gapmeter.machine.roofline import text_of
 from gapmeter.options import Options, tell
 from gapmeter.progress import Watch
 from gapmeter.records import RunFolder
 from gapmeter.records.excerpt import Growing
 from gapmeter.records.follow import RecordTail, follow_run
+from gapmeter.records.process import text_of
 from gapmeter.records.request import ISSUED, RequestRecord
 from gapmeter.runs.lock import is_asked_to_stop
 from gapmeter.scenarios.model import Scenario

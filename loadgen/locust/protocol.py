@@ -184,11 +184,6 @@ class Result:
     restarts: int
     report: Report
 
-    @classmethod
-    def read(cls, text: bytes) -> Self:
-        """Raises Malformed for something else."""
-        return read(cls, text)
-
 
 class NotTaken(RuntimeError):
     """The master has refused a request; the text says why."""
@@ -257,7 +252,7 @@ class FileServer:
             case "PUT", "results":
                 said = environ["wsgi.input"].read()
                 try:
-                    result = Result.read(said)
+                    result = read(Result, said)
                 except Malformed:
                     return "400 Bad Request", None
                 if _content_digest(hashlib.sha256(said).digest()) != digest:

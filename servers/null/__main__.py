@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         records = RecordWriter(options.log / f"null-{port}.gap", {"role": "engine", "engine": "null"})
     schedule = Schedule(
         first_ns=round(options.first_ms * 1e6), gap_ns=round(options.gap_ms * 1e6),
-        prompt_tokens=options.prompt_tokens, most_tokens=options.most_tokens, places=options.places,
+        most_tokens=options.most_tokens, places=options.places,
     )  # fmt: skip
     try:
         uvloop.run(_serve(Server(schedule, records), sock))
@@ -62,7 +62,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--first-ms", type=float, default=50.0, help="from the request to its first token")
     parser.add_argument("--gap-ms", type=float, default=10.0, help="from one token to the next")
-    parser.add_argument("--prompt-tokens", type=int, default=1, help="what usage says of the prompt")
     parser.add_argument("--most-tokens", type=int, default=4096, help="no answer is longer")
     parser.add_argument("--places", type=int, default=0, help="answers under way at once, others wait; 0: any number")
     parser.add_argument("--log", type=Path, help="folder for the log of what left when")

@@ -21,6 +21,7 @@ from gapmeter.records.timer import Timer
 
 WORD = " né世"  # several bytes a character, so that a cut can fall inside one
 _ID = "null-0"
+_PROMPT_TOKENS = 1  # what usage says of every prompt: none is read
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 _MODELS = b'{"object": "list", "data": [{"id": "null-server", "object": "model", "owned_by": "gapmeter"}]}'
 
@@ -44,8 +45,8 @@ class PreparedAnswer:
 
     LAST = b"0\r\n\r\n"
 
-    def __init__(self, kind: str, prompt_tokens: int, most: int) -> None:
-        self._kind, self._prompt_tokens = kind, prompt_tokens
+    def __init__(self, kind: str, most: int) -> None:
+        self._kind = kind
         named = "chat.completion.chunk" if kind == "chat" else "text_completion"
         self._head: dict[str, Any] = {"id": _ID, "object": named, "created": 0, "model": "null"}
         pieces = [self.frame(self.piece(number)) for number in range(1, most + 1)]
@@ -85,8 +86,7 @@ class PreparedAnswer:
         return event({**self._head, "choices": choices, "usage": self.usage(number)})
 
     def usage(self, count: int) -> dict[str, int]:
-        prompt = self._prompt_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count}
+        return {"prompt_tokens": _PROMPT_TOKENS, "completion_tokens": count, "total_tokens": _PROMPT_TOKENS + count}
 
     def frame(self, data: bytes) -> bytes:
         """An event as it is sent."""
@@ -103,7 +103,6 @@ class Schedule:
 
     first_ns: int = 50_000_000
     gap_ns: int = 10_000_000
-    prompt_tokens: int = 1
     most_tokens: int = 4096
     places: int = 0
 
@@ -127,9 +126,7 @@ class Server:
         self, schedule: Schedule, records: RecordWriter | None = None, tls: ssl.SSLContext | None = None
     ) -> None:
         self.schedule, self.records, self._tls = schedule, records, tls
-        self._prepared = {
-            kind: PreparedAnswer(kind, schedule.prompt_tokens, schedule.most_tokens) for kind in ("chat", "completion")
-        }
+        self._prepared = {kind: PreparedAnswer(kind, schedule.most_tokens) for kind in ("chat", "completion")}
         self._due: list[tuple[int, int, Stream]] = []
         self._waiting = deque[Stream]()
         self._ticket = count()
@@ -237,7 +234,7 @@ class Server:
 
     def _log_end(self, stream: Stream, outcome: Outcome) -> None:
         if self.records is not None:
-            self.records.counts(outcome, stream.ref, self.schedule.prompt_tokens, stream.sent, 0, monotonic_ns())
+            self.records.counts(outcome, stream.ref, _PROMPT_TOKENS, stream.sent, 0, monotonic_ns())
 
 
 class Connection(asyncio.Protocol):

@@ -64,7 +64,9 @@ def main(arguments: Sequence[str]) -> int:
     """Sample until standard input closes."""
     settings = SamplerSettings(**json.loads(arguments[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's; it ends us when its answers are in
-    step_back(settings.cores)
+    if settings.cores:
+        os.sched_setaffinity(0, settings.cores)
+    os.nice(_NICE)  # the session keeps its weight: with less, a program that never sleeps starves it
     journal = Journal(Path(settings.folder))
     lanes = open_lanes(settings, journal)
     about = {"pid": os.getpid(), "hz": settings.hz, "metrics_every_ns": settings.metrics_every_ns, "nice": os.nice(0)}
@@ -97,13 +99,6 @@ def main(arguments: Sequence[str]) -> int:
             journal.note("absent", source=source.name, why=str(absent))
     journal.note("end", cpu_ns=time.process_time_ns(), lines=journal.lines, dropped=journal.dropped)
     return 0
-
-
-def step_back(cores: Sequence[int]) -> None:
-    """Run on these cores, nicely. The session keeps its weight: with less, a program that never sleeps starves it."""
-    if cores:
-        os.sched_setaffinity(0, cores)
-    os.nice(_NICE)
 
 
 def open_lanes(settings: SamplerSettings, journal: Journal) -> list[Lane]:

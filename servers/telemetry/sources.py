@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from gapmeter.records.process import text_of
 from gapmeter.servers.http_get import HttpGet, NoAnswer
 from gapmeter.servers.telemetry import NO_PROCESSES, About, Absent, ReadFailed, Row
 
@@ -195,7 +196,8 @@ class Schedstat:
         self._files: dict[int, tuple[int, int]] = {}  # thread -> its process, the open file
         self._last: dict[int, tuple[int, int]] = {}  # thread -> what it had run, and waited
         self._looked_ns = 0
-        if not _counted():
+        # A thread that has run was given a core at least once.
+        if not any(map(int, text_of("/proc/thread-self/schedstat").split())):
             raise Absent("this kernel does not count how long threads wait for a core")
         self._look()
         if not self._files:
@@ -218,7 +220,7 @@ class Schedstat:
                 continue
             self._last[tid] = ran, waited
             row: Row = {"pid": pid, "tid": tid, "ran_ns": ran, "waited_ns": waited}
-            rows.append(row if known else {**row, "name": _name(pid, tid)})
+            rows.append(row if known else {**row, "name": text_of(f"/proc/{pid}/task/{tid}/comm")})
         if not self._files:
             raise ReadFailed("no process of the server is there any more")
         return rows
@@ -234,21 +236,6 @@ class Schedstat:
                         self._last.pop(tid, None)
             except OSError:  # it ended meanwhile, or may not be seen
                 continue
-
-
-def _counted() -> bool:
-    """Whether this kernel counts: a thread that has run was given a core at least once."""
-    try:
-        return any(map(int, Path("/proc/thread-self/schedstat").read_text().split()))
-    except (OSError, ValueError):
-        return False
-
-
-def _name(pid: int, tid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/task/{tid}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 class Rapl:
@@ -309,12 +296,8 @@ class CpuLimits:
 
 def _groups(pid: int) -> list[Path]:
     """The folders of a process's control groups that may limit its CPU time, and of those around them."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return []
     tops = []
-    for _, controllers, path in (line.split(":", 2) for line in lines):
+    for _, controllers, path in (line.split(":", 2) for line in text_of(f"/proc/{pid}/cgroup").splitlines()):
         if controllers and "cpu" not in controllers.split(","):
             continue
         top = CONTROL_GROUPS / controllers  # of version 2, there is one tree for all of them

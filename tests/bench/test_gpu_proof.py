@@ -72,7 +72,7 @@ def test_without_a_gpu_it_says_so_in_a_sentence(tmp_path: Path) -> None:
     if done.returncode == 0:
         pytest.skip("this machine has a GPU")
     assert done.stderr.startswith("nothing was proven: ")
-    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "raw").exists()
 
 
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler (cc) here")
@@ -85,7 +85,7 @@ def test_a_part_that_fails_is_reported_with_its_reason_and_the_others_are_kept(t
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = _proof(tmp_path, {"LD_LIBRARY_PATH": str(tmp_path), "FAKE_NVML": "alike", "PATH": path})
     assert done.returncode == 1
-    text = (tmp_path / "results" / "gpu.md").read_text()
+    text = (tmp_path / "raw" / "gpu.md").read_text()
     assert "NVIDIA H200, NVIDIA H200; driver 580.1" in text
     assert "| GPU 1: memory | 1.444e+05 MiB | 1.444e+05 MiB, ± 1 % | as expected |" in text
     assert "| decode: ended before its end | " in text and "**not as expected**" in text
@@ -94,6 +94,5 @@ def test_a_part_that_fails_is_reported_with_its_reason_and_the_others_are_kept(t
 
 def _proof(folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
-    command = [sys.executable, "-m", "bench.gpu_proof", "nvml", "decode"]
-    command += ["--folder", str(folder / "raw"), "--results", str(folder / "results")]
+    command = [sys.executable, "-m", "bench.gpu_proof", "nvml", "decode", "--folder", str(folder / "raw")]
     return subprocess.run(command, env=kept | environment, capture_output=True, text=True, timeout=300)

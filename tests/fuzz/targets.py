@@ -264,7 +264,7 @@ def _messages() -> list[bytes]:
 def _read_message(data: bytes) -> None:
     """What a worker takes of its master, marked or not, and the master of its worker."""
     with contextlib.suppress(Malformed):
-        Result.read(data)
+        read(Result, data)
     try:
         message = json.loads(data) if data[:1] in b"{[" else msgpack.loads(data, raw=False, strict_map_key=False)
     except (

@@ -157,7 +157,7 @@ def test_an_error_is_the_client_s_figure_less_the_log_s_so_that_the_schedule_is_
         **arrived(pieces, seen),
     )  # fmt: skip
     server = read_records(tmp_path / "null.gap")
-    run = NullRun([record], server, server, cpu_ns=9_000)
+    run = NullRun([record], server, cpu_ns=9_000)
     found = stamp_errors(run)
     assert (found.ttft.tolist(), found.e2e.tolist()) == ([6_000 + 4_000], [6_000 + 5_000])
     assert (found.itl.tolist(), found.lag.tolist()) == ([3_000, 2_000], [2_000])

@@ -67,8 +67,8 @@ _KINDS: dict[str, type[PreparedAnswer]] = {
 
 
 @cache
-def _prepared(kind: type[PreparedAnswer], named: str, prompt_tokens: int, most: int) -> PreparedAnswer:
-    return kind(named, prompt_tokens, most)
+def _prepared(kind: type[PreparedAnswer], named: str, most: int) -> PreparedAnswer:
+    return kind(named, most)
 
 
 class Misbehaving(Server):
@@ -102,7 +102,7 @@ class Misbehaving(Server):
             stream.count = max(1, stream.count // 2)
         if fault in _KINDS:
             named = "chat" if stream.prepared is self._prepared["chat"] else "completion"
-            stream.prepared = _prepared(_KINDS[fault], named, self.schedule.prompt_tokens, self.schedule.most_tokens)
+            stream.prepared = _prepared(_KINDS[fault], named, self.schedule.most_tokens)
         super().start(stream)
 
 

@@ -69,7 +69,7 @@ async def asking(url: str, warm: int = 1) -> AsyncIterator[Asking]:
 async def test_an_answer_is_kept_byte_for_byte_with_the_arrival_of_each_piece() -> None:
     async with null_server() as (_, url), asking(url) as one:
         record = await one.ask(body(5))
-    script = Uncoded("chat", 1, 8)
+    script = Uncoded("chat", 8)
     assert record.body == script.start + bytes(script.tokens(0, 4)) + script.end(5)
     assert record.chunk_bytes.sum() == len(record.body)
     assert len(record.chunk_ns) == len(record.chunk_bytes)

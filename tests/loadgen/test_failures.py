@@ -93,7 +93,7 @@ async def test_without_a_limit_a_stream_that_hangs_is_a_time_out(tmp_path: Path)
     ids=["comments", "comments in pieces", "pings", "chunks without text"],
 )
 async def test_what_keeps_a_connection_alive_is_no_token(tmp_path: Path, alive: list[bytes]) -> None:
-    script = PreparedAnswer("chat", 1, 8)
+    script = PreparedAnswer("chat", 8)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -120,7 +120,7 @@ async def test_what_keeps_a_connection_alive_is_no_token(tmp_path: Path, alive: 
 
 
 async def test_a_stream_whose_texts_are_cut_into_pieces_has_not_stalled(tmp_path: Path) -> None:
-    answer = PreparedAnswer("chat", 1, 8)
+    answer = PreparedAnswer("chat", 8)
     whole = answer.start + answer.tokens(0, 8)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -243,7 +243,7 @@ async def test_users_go_on_behind_the_end_mark_of_a_body_that_the_server_holds_o
     tmp_path: Path, timeout_s: float, stall_ms: int, first_ms: int
 ) -> None:
     """Also with the next turn of their conversation."""
-    answer = Uncoded("chat", 1, 4)
+    answer = Uncoded("chat", 4)
     asked = list[str]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
