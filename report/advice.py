@@ -80,9 +80,9 @@ def next_step(result: RunResult, manifest: Manifest) -> list[Block]:
 def _search(result: RunResult, manifest: Manifest) -> Command | None:
     """The command that searches its capacity; None for a load that no search takes, and for one of a search."""
     asked = manifest.asked
-    takes = asked.load.arrivals in (*RATED_ARRIVALS, "trace") and asked.workload.kind != "conversation" and result.slo
-    takes = takes and result.load.window_s > _MOMENT_S and manifest.capacity_of is None
-    return Command.parse(manifest.command).as_search() if takes else None
+    has_rate = asked.load.arrivals in (*RATED_ARRIVALS, "trace") and result.load.window_s > _MOMENT_S
+    takes = has_rate and asked.workload.kind != "conversation" and result.slo
+    return Command.parse(manifest.command).as_search() if takes and manifest.capacity_of is None else None
 
 
 def _more_cores(result: RunResult) -> str:
