@@ -117,6 +117,12 @@ class CapacityGoal:
         return words + (["--budget", f"{self.budget_s:.15g}s"] if self.budget_s != usual.budget_s else [])
 
 
+def longer(budget_s: float) -> tuple[str, ...]:
+    """The flags that give a search more time: twice as much, as far as one may ask for; none where it has that."""
+    most_s = BUDGET_S[1]
+    return ("--budget", f"{math.ceil(min(2 * budget_s, most_s) / 60)}m") if budget_s < most_s else ()
+
+
 def _percentage(share: float) -> str:
     return f"{100 * share:.9f}".rstrip("0").rstrip(".") + "%"
 

@@ -81,6 +81,7 @@ def exit_code(spec: Spec, sender: Sender, broken: list[BaseException]) -> int:
     if dropped := sender.writer.dropped:
         return leave(Exit.DISK_FULL, f"the disk is full: {dropped} records did not fit into {spec.record}")
     if lack := sender.client.lack:
+        sender.writer.json({"type": "lack", "what": lack})
         return leave(Exit.NO_CONNECTION, lack)
     return Exit.STOPPED if sender.stopped.is_set() else Exit.DONE
 

@@ -21,6 +21,7 @@ from gapmeter.scenarios.model import MOST_BATCH, RATED_ARRIVALS
 _NOTABLE_CPU = 0.5  # of a core, of a load tester that more processes would help
 _WORTH = 0.05  # of the wait at the percentile: an owner who could save less gets no advice
 _BUSY = {429, 503}  # what a server answers that takes no more
+_MOMENT_S = 1e-6  # a trace whose requests all came at once has no rate
 
 
 def why_and_advice(result: RunResult, manifest: Manifest) -> Section | None:
@@ -79,7 +80,8 @@ def next_step(result: RunResult, manifest: Manifest) -> list[Block]:
 def _search(result: RunResult, manifest: Manifest) -> Command | None:
     """The command that searches its capacity; None for a load that no search takes, and for one of a search."""
     asked = manifest.asked
-    takes = asked.load.arrivals in (*RATED_ARRIVALS, "trace") and asked.workload.kind != "conversation" and result.slo
+    has_rate = asked.load.arrivals in (*RATED_ARRIVALS, "trace") and result.load.window_s > _MOMENT_S
+    takes = has_rate and asked.workload.kind != "conversation" and result.slo
     return Command.parse(manifest.command).as_search() if takes and manifest.capacity_of is None else None
 
 
@@ -92,15 +94,16 @@ def _more_cores(result: RunResult) -> str:
 
 
 def _overload(result: RunResult) -> str:
-    """That requests pile up; or that failures missed the limit, mostly such as an overloaded server gives; or ""."""
-    slope = result.steady.methods.queue_slope
-    if slope is not None and slope.grows:
+    """That more requests pile up than failed; that failures are mostly such as an overloaded server gives; or ""."""
+    slope, failed = result.steady.methods.queue_slope, result.counts.failed_by_server
+    grown = slope.in_flight[1] - slope.in_flight[0] if slope is not None and slope.grows else 0.0
+    if grown > failed:
         return "The load is more than the server can do"
     some = result.load.loop == "open" and result.outage is None and result.counts.succeeded
-    if not some or main_metric(result) is not None:
+    if not some or not (grown or main_metric(result) is None):
         return ""
     full = [f.count for f in result.failures if f.name == "timeout" or {e.status for e in f.examples} & _BUSY]
-    if 2 * sum(full) <= result.counts.failed_by_server:
+    if 2 * sum(full) <= failed:
         return ""
     return "Requests timed out or were rejected: the load may be more than the server can do"
 
@@ -130,17 +133,19 @@ def setting(stage: str, manifest: Manifest) -> tuple[str, str, str] | None:
         return "server.max_batch", f"{server.max_batch}", f"{2 * server.max_batch}"
     if stage == "preempted" and server.max_batch and server.max_batch > 1:
         return "server.max_batch", f"{server.max_batch}", f"{server.max_batch // 2}"
+    spelled = {flag: f"server.args.{name}" for flag, name in zip(server.flags, server.args, strict=False)}
     supported = manifest.target.precision.supported if manifest.target.precision else ()
     if stage in ("prefill", "decode") and server.precision == "float32" and "bfloat16" in supported:
         return "server.precision", "float32", "bfloat16"
     if stage == "launch_gap" and server.engine == "transformers" and server.flags.get("cuda_graphs") is not True:
-        return "server.args.cuda_graphs", "false", "true"  # Transformers captures none unless it is told to
+        graphs = spelled.get("cuda_graphs", "server.args.cuda_graphs")
+        return graphs, "false", "true"  # Transformers captures none unless it is told to
     if stage == "launch_gap" and server.flags.get("enforce_eager") is True:
-        return "server.args.enforce_eager", "true", "false"
+        return spelled["enforce_eager"], "true", "false"
     if stage in ("interference", "engine_wait") and server.engine == "vllm":
         now = server.flags.get("max_num_batched_tokens")  # vLLM chooses by the device where none is given
         if isinstance(now, int) and now > 256:
-            return "server.args.max_num_batched_tokens", f"{now}", f"{now // 4}"
+            return spelled["max_num_batched_tokens"], f"{now}", f"{now // 4}"
     more = 2 * load.processes
     if stage == "generator_lag" and manifest.workers is None and more <= (load.concurrency or more):
         return "load.processes", f"{load.processes}", f"{more}"

@@ -110,8 +110,8 @@ def outcome_of(requests: pd.DataFrame, evidence: Evidence, slos: Sequence[Slo], 
     measured = measured_requests(requests)
     lateness = lateness_of(measured, evidence.client_loop_lag_ns)
     invalid, client = validity(check_run(measured, evidence, lateness=lateness))
-    if evidence.incomplete and not (note.died or note.interrupted):  # a generator process gave out, for the disk or not
-        invalid, client = evidence.incomplete, not evidence.records_dropped
+    if evidence.incomplete and not (note.died or note.interrupted):  # a generator process gave out, or was killed
+        invalid, client = evidence.incomplete, evidence.lacked
     if note.ended < len(note.looks):  # what came after the look that ended it is no part of its verdict
         measured = measured[measured["due_ns"] >= note.from_ns].head(note.looks[note.ended - 1])
     good, worth = count_good(slos, measured)

@@ -284,7 +284,9 @@ def _out_of_time(goal: Goal, trials: Sequence[Trial]) -> Ended:
     """Found, or not; the load tester's own limit where nothing below it failed: more time would not help then."""
     known = posterior(goal, trials)
     if known is None:
-        return CLIENT if any(trial.outcome.client_limit for trial in trials) else BUDGET
+        held = [t.rate if t.finding.leaning == HOLDS else math.inf for t in valid_of(trials)]
+        limited = max((t.rate for t in trials if t.outcome.client_limit), default=0.0)
+        return CLIENT if limited > max(held, default=0.0) else BUDGET
     return FOUND if _spread(goal, valid_of(trials), known) <= goal.within else BUDGET
 
 
@@ -348,7 +350,8 @@ def _below_invalid(goal: Goal, trials: Sequence[Trial], valid: Sequence[Trial], 
     beyond = min(_twice_invalid(trials))
     best = max((t.rate for t in valid if t.rate < beyond and t.finding.leaning == HOLDS), default=0.0)
     if not best:
-        return CLIENT
+        lower = _bracket(goal, valid, beyond)
+        return lower if isinstance(lower, str) else _brief(lower) if lower and lower < beyond else CLIENT
     if above := [t for t in valid if best < t.rate < beyond]:  # all lean to failing
         lowest = min(above, key=lambda t: (t.rate, -t.most))
         beyond = lowest.rate

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from string import ascii_uppercase
 
 from gapmeter.analysis.compare.searches import SEARCH_SPREAD, ServerCapacity, compared_by, differing
-from gapmeter.analysis.compare.sides import flatten, words
+from gapmeter.analysis.compare.sides import are_alike, flatten, words_apart
 from gapmeter.analysis.numbers import counted, plain
 from gapmeter.analysis.pareto import merged
 from gapmeter.analysis.provenance import provenance_of_several
@@ -100,14 +100,13 @@ def _settings(found: Sequence[ServerCapacity], factors: Sequence[str]) -> list[s
     keys = dict.fromkeys(
         [*(key for one in each for key in one if key.startswith("server.")), "load.placement", *factors]
     )
-    varied = [key for key in keys if key not in _NO_SETTING and len({str(one.get(key)) for one in each}) > 1]
-    return [
-        ", ".join([
-            str(one["server.engine"]),
-            *(f"{key.removeprefix('server.').removeprefix('args.')} {words(one.get(key))}" for key in varied),
-        ])
-        for one in each
-    ]  # fmt: skip
+    columns = {key: [one.get(key) for one in each] for key in keys if key not in _NO_SETTING}
+    told = [
+        [f"{key.removeprefix('server.').removeprefix('args.')} {said}" for said in words_apart(*values)]
+        for key, values in columns.items()
+        if not all(are_alike(values[0], other) for other in values)
+    ]
+    return [", ".join([str(one["server.engine"]), *said]) for one, *said in zip(each, *told, strict=True)]
 
 
 def _row(name: str, found: ServerCapacity, setting: str, differs: tuple[Fact, ...]) -> CostRow:

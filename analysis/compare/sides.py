@@ -386,10 +386,8 @@ def _fact(key: str, one: Mapping[str, Any], other: Mapping[str, Any], meaning: M
 
 
 def fact_of(key: str, a: Any, b: Any, meaning: Meaning) -> Fact:
-    """Two values that differ, in words; as JSON where they are called the same, as None and "none" are."""
-    one, other = words(a), words(b)
-    if one == other:
-        one, other = (json.dumps(each, ensure_ascii=False, default=str) for each in (a, b))
+    """Two values that differ, in words."""
+    one, other = words_apart(a, b)
     return Fact(key=key, a=one, b=other, meaning=meaning)
 
 
@@ -401,6 +399,12 @@ def _told(facts: Mapping[str, Any], key: str) -> str:
     value, is_own = facts.get(key), is_within(key, *OWN_FACTORS)
     unset = not is_own and (key in facts or any(f"{each}." in key for each in _FREE))
     return words(value) if value is not None or unset else NOT_RECORDED
+
+
+def words_apart(*values: Any) -> list[str]:
+    """Values in words; as JSON where some that differ are called the same, as None and "none" are."""
+    said, exact = list(map(words, values)), [json.dumps(each, ensure_ascii=False, default=str) for each in values]
+    return said if len(set(said)) == len(set(exact)) else exact
 
 
 def words(value: Any) -> str:

@@ -35,7 +35,8 @@ class Evidence:
     largest of any. ``slo_on_errors``: an SLO judges them, so no rule does. ``could_be_plain``: the server is somebody
     else's, and was asked with fields that only some know. ``locustfile``: the name of the user's own. ``floor``: what
     calibration found of the load tester on the machine of the run. ``suspended_ns``: how long that slept meanwhile.
-    ``workers``: on how many the requests were sent, 0 where ``processes`` here sent them.
+    ``workers``: on how many the requests were sent, 0 where ``processes`` here sent them. ``lacked``: this machine
+    had no file, port or memory left for a connection, which ended the run.
     """
 
     loop: Literal["open", "closed"]
@@ -66,6 +67,7 @@ class Evidence:
     think_time_ns: int = 0
     floor: GeneratorFloor | None = None
     suspended_ns: int | None = None
+    lacked: bool = False
 
     @property
     def uneven_window_ns(self) -> tuple[int, int] | None:
@@ -109,6 +111,7 @@ def evidence_of(
         could_be_plain=manifest.asked.server.engine == "attach" and manifest.target.dialect == "full",
         floor=floor_of(manifest),
         suspended_ns=manifest.suspended_ns,
+        lacked=any(note.get("type") == "lack" for g in generators for note in g.notes),
         rate_knots=knots,
         window_ns=window,
         prefix_share=plan.prefix_share,

@@ -218,11 +218,6 @@ class Search(Result):
     pareto: Pareto | None = left_out()
     burstiness: float | None = left_out()
 
-    @property
-    def can_go_on(self) -> bool:
-        """Whether the search can be taken up: with a larger budget, or with its last trial once more."""
-        return self.ended in (BUDGET, *BROKE_OFF)
-
 
 class SearchWords(Result):
     """The answer in sentences."""

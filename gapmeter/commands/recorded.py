@@ -228,7 +228,8 @@ def _place(run: ListedRun) -> str:
     if not run.reason:
         return run.folder
     reason = textwrap.shorten(run.reason, _LONGEST_REASON, placeholder=" …")
-    return f"{run.folder} ({reason}{'; run gapmeter report' if run.state == 'unfinished' and run.has_records else ''})"
+    again = "; run gapmeter report on it" * (run.state == "unfinished" and run.has_records)
+    return f"{run.folder} ({reason}{again})"
 
 
 def _add_sql(commands: Commands) -> None:

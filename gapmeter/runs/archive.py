@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import shutil
 import tarfile
 import tempfile
@@ -22,6 +23,7 @@ from gapmeter.keys import REDACTED, Keys, bytes_of
 from gapmeter.options import tell
 from gapmeter.records import RunFolder
 from gapmeter.records.compression import SUFFIX, open_record
+from gapmeter.report.command import Command
 from gapmeter.runs.lock import locked
 from gapmeter.scenarios.plain_file import check_folder, open_plain, read_json, sha256_of
 
@@ -49,7 +51,7 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
         raise UserError(f"{target}: write a name that ends in .tar.gz", errors.USAGE)
     if target.resolve().is_relative_to(folder.resolve()):
         text = f"{target} would lie in the folder that it is to hold; write another with -o, for instance"
-        raise UserError(f"{text} -o {folder.resolve().parent / target.name}", errors.USAGE)
+        raise UserError(f"{text} -o {shlex.quote(str(folder.resolve().parent / target.name))}", errors.USAGE)
     if target.exists():
         raise UserError(f"{target} exists; write another with -o", errors.USAGE)
     try:
@@ -67,7 +69,7 @@ def archive(folder: str | Path, target: str | Path | None = None) -> Path:
             part.unlink(missing_ok=True)
     digest, size_mb = sha256_of(target), target.stat().st_size / 1e6
     tell(f"{count} files, {size_mb:.1f} MB, SHA-256 {digest}")
-    tell(f"send that hash separately from the file; to check it: gapmeter verify {target}")
+    tell(f"send that hash separately from the file; to check it: {Command.of('verify', target)}")
     return target
 
 
@@ -96,7 +98,9 @@ def unpacked(path: Path) -> Iterator[Path]:
         try:
             yield folder
         except UserError as error:  # nobody but us knows where it was unpacked
-            raise UserError(str(error).replace(str(folder), str(path)), error.exit_code) from error
+            unpack = f"tar xf {shlex.quote(str(path))} && {Command.of('report', top)}"
+            text = str(error).replace(str(Command.of("report", folder)), unpack)
+            raise UserError(text.replace(str(folder), str(path)), error.exit_code) from error
 
 
 def _check(path: Path, tar: tarfile.TarFile) -> str:

@@ -72,15 +72,15 @@ class ListedRun:
     @property
     def has_records(self) -> bool:
         """Whether requests of it, or of its runs, were recorded."""
-        return any(file.stat().st_size for file in self.path.rglob("requests/*"))
+        return any(is_plain(file) and file.stat().st_size for file in self.path.rglob("requests/*"))
 
 
 def list_runs(runs: str | Path = "runs") -> list[ListedRun]:
-    """Every folder in ``runs``, the oldest first. Raises UserError when there is no such folder."""
+    """As ``list_known``. Raises UserError when there is no such folder."""
     runs = Path(runs)
     if not runs.is_dir():
         raise UserError(f"there is no folder {runs}; name one with --runs", errors.USAGE)
-    return _sorted(read_listed(path) for path in runs.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return list_known(runs)
 
 
 def newest_run(runs: Path) -> Path:
@@ -187,8 +187,6 @@ def _read(path: Path, written_ns: tuple[int, ...]) -> ListedRun:
             p99_refused=tuple(name for name, m in result.metrics.items() if "p99" in m.late_ms),
             ttft_p99_ms=p99_ms.get("ttft"), itl_p99_ms=p99_ms.get("itl"), e2e_p99_ms=p99_ms.get("e2e"),
         )  # fmt: skip
-    except FileNotFoundError:
-        reason = f"no {_MANIFEST}"
     except NotReadable as error:
         reason = f"{error.path.name}: {error.key} {error.problem}".replace(":  ", ": ")
     except OSError as error:

@@ -64,7 +64,6 @@ def _most(metric: str) -> Callable[[_Row], Any]:
 _COLUMNS: dict[str, tuple[str, Callable[[_Row], Any]]] = {
     "run": ("VARCHAR", lambda row: row.run),
     "folder": ("VARCHAR", lambda row: str(row.folder)),
-    "kind": ("VARCHAR", lambda _: "run"),
     "name": ("VARCHAR", lambda row: row.manifest.scenario["name"]),
     "started": ("VARCHAR", lambda row: row.manifest.started_wall),
     "status": ("VARCHAR", lambda row: row.manifest.status),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from gapmeter.analysis.results.cost_table import CostTable
 from gapmeter.analysis.results.manifest import SearchManifest
 from gapmeter.errors import UserError
 from gapmeter.keys import Keys
-from gapmeter.options import CapacityGoal, Options
+from gapmeter.options import CapacityGoal, Options, longer
 from gapmeter.report import cost_table
 from gapmeter.report.capacity import headline
 from gapmeter.report.command import Command
@@ -88,9 +87,9 @@ def compared(
     """
     sides = [[one.folder for one in each] for each in found if each]
     searches = [one.result.capacity for each in found for one in each]
-    longer = ("--budget", f"{math.ceil(2 * goal.budget_s / 60)}m") if any(s.ended == BUDGET for s in searches) else ()
+    more = longer(goal.budget_s) if any(s.ended == BUDGET for s in searches) else ()
     folders = [*(path for side in sides for path in side), *unseen]
-    again = command.resumed(Path(",".join(map(str, folders))), *longer)
+    again = command.resumed(Path(",".join(map(str, folders))), *more)
     if len(sides) < 2:
         raise UserError(f"interrupted before a second setting; continue with: {again}", errors.INTERRUPTED)
     factors = list(dict.fromkeys(key for point in points for key in point.values))
@@ -105,7 +104,7 @@ def compared(
         code = errors.SLO_MISSED
     if not options.quiet:
         end = errors.exit_words(code, "" if code else "every setting was searched")
-        go_on = [("go on", str(again))] * (is_stopped or any(s.can_go_on for s in searches))
+        go_on = [("go on", str(again))] * bool(is_stopped or more or any(s.ended in BROKE_OFF for s in searches))
         show(cost_table.document(table.result), table.folder, end, *go_on)
     return Conclusion(table.folder, table.result, code)
 

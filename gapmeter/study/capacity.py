@@ -18,7 +18,10 @@ from gapmeter.analysis.capacity import search
 from gapmeter.analysis.capacity.read import KEPT_ARRIVALS, count_all, goal_of, read_outcome, read_trials
 from gapmeter.analysis.capacity.trial import Ask, Enough, Outcome, Trial
 from gapmeter.analysis.numbers import plain, share
+from gapmeter.analysis.results import NotReadable
 from gapmeter.analysis.results.capacity import (
+    BROKE_OFF,
+    BUDGET,
     DIED,
     FAILS,
     HOLDS,
@@ -31,7 +34,7 @@ from gapmeter.analysis.results.capacity import (
 from gapmeter.analysis.results.manifest import Manifest, SearchFacts, SearchManifest, TrialNote, TrialPlace
 from gapmeter.errors import UserError, unless_refused
 from gapmeter.keys import Keys
-from gapmeter.options import CapacityGoal, Options, tell
+from gapmeter.options import BUDGET_S, CapacityGoal, Options, longer, tell
 from gapmeter.records import RunFolder
 from gapmeter.records.request import RequestRecord
 from gapmeter.report.command import Command
@@ -77,9 +80,10 @@ def run_search(study: Study[SearchManifest], scenario: Scenario) -> None:
     study.options.say(f"capacity of {scenario.name}, within {budget_s:g} s of trials: {study.path}")
     least_s = 10 * math.ceil(search.least_budget_s(goal_of(study.manifest)) / 10)
     if budget_s < least_s and not study.manifest.capacity.trials:
+        takes = f"--budget {least_s}s at least" if least_s <= BUDGET_S[1] else "longer than any --budget may be"
         study.options.say(
             f"--budget {budget_s:g}s is short: one overload may use it up, and then only a rate that is too high is "
-            f"known; from {plain(study.manifest.capacity.start)} req/s a search takes --budget {least_s}s at least"
+            f"known; from {plain(study.manifest.capacity.start)} req/s a search takes {takes}"
         )
     earlier = len(list(study.path.glob("server*")))  # each time that a search is taken up has a server of its own
     home = study.path / (f"server-{earlier + 1}" if earlier else "server")
@@ -113,9 +117,9 @@ def report_capacity(path: Path, *, quiet: bool) -> Conclusion[CapacityResult]:
 
         again = Command.parse(manifest.command)
         links = [("again", str(again))]
-        if result.capacity.can_go_on:
-            minutes = math.ceil(2 * manifest.capacity.budget_s / 60)
-            links.append(("go on", str(again.resumed(path, "--budget", f"{minutes}m"))))
+        more, ended = longer(manifest.capacity.budget_s), result.capacity.ended
+        if ended in BROKE_OFF or (ended == BUDGET and more):
+            links.append(("go on", str(again.resumed(path, *more))))
         end = errors.exit_words(result.exit_code, capacity.meaning(result.capacity))
         show(capacity.document(result, manifest), path, end, *links)
     return Conclusion(path, result, result.exit_code)
@@ -129,7 +133,7 @@ def analyse_trials(path: Path, manifest: SearchManifest, say: Callable[[str], No
         say(f"analysing trials: {number} of {len(left)}")
         try:
             conclude(folder, Manifest.read(folder.path), quiet=True)
-        except UserError as error:  # of one trial: the search's answer rests on the records of all
+        except (UserError, OSError, NotReadable) as error:  # the search's answer rests on all trials' records
             say(f"trial {folder.path.name} is not analysed: {error}")
 
 

@@ -22,7 +22,7 @@ from gapmeter.records import RunFolder
 from gapmeter.records.reader import NotRecords
 from gapmeter.report.command import Command
 from gapmeter.runs.lock import locked
-from gapmeter.runs.run import Conclusion, manifest_of, unless_damaged
+from gapmeter.runs.run import STUDIES, Conclusion, manifest_of, unless_damaged
 from gapmeter.scenarios.model import Scenario
 
 if TYPE_CHECKING:
@@ -183,10 +183,14 @@ def report_again(
 ) -> Conclusion[Any]:
     """Analyse a run, a sweep or a search again from its folder alone; ``definitions``: also by other tools' ones.
 
-    Raises UserError when it is no run's folder, or holds no requests.
+    Raises UserError when it is no run's folder, holds no requests, or is not of one run where ``verbose`` or
+    ``definitions`` is asked for.
     """
     path = Path(path)
     manifest = manifest_of(path)
+    if not isinstance(manifest, Manifest) and (verbose or definitions):
+        text = f"{path} is {STUDIES[manifest.kind][0]}, and -v and --definitions are for a single run's report"
+        raise UserError(f"{text}; leave them out, or name one of its runs", errors.USAGE)
     with unless_damaged(path, manifest), locked(path):
         if isinstance(manifest, SearchManifest):
             from gapmeter.study.capacity import report_capacity  # its import takes a second

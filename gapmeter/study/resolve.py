@@ -11,6 +11,7 @@ from pathlib import Path
 from gapmeter import errors
 from gapmeter.analysis.device.devices import UnknownDevice, find_device
 from gapmeter.errors import UserError
+from gapmeter.report.command import Command
 from gapmeter.scenarios.checks import OF_LAUNCHED, UNCHANGEABLE
 from gapmeter.scenarios.errors import ScenarioError
 from gapmeter.scenarios.model import RATED_ARRIVALS, Scenario, flat
@@ -88,7 +89,7 @@ def _as_user_errors() -> Iterator[None]:
 def check_searchable(scenario: Scenario, name: str | Path) -> None:
     """Raises UserError for a scenario whose load has no rate to search, or without SLOs."""
     load = scenario.load
-    single = f"gapmeter capacity {name}" + " --set 'sweep=[]'" * bool(scenario.sweep)
+    single = Command.of("capacity", name, ["sweep=[]"] * bool(scenario.sweep))
     again = f"{single} --set load.arrivals=poisson --set load.rate=1"
     if load.think_time != FixedPause(0):
         again += " --set load.think_time=0"

@@ -18,6 +18,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gapmeter import errors
+from gapmeter.analysis.results.brief import ComparisonBrief
 from gapmeter.analysis.results.codec import NotReadable
 from gapmeter.errors import UserError, reason_of, unless_refused
 from gapmeter.options import tell
@@ -75,8 +76,10 @@ class RunsSite:
             raise web.HTTPSeeOther(report.name)
         if run.state != "running":
             why = stopped(f"{run.state.capitalize()}: {run.reason or 'it has no report'}")
-            text = f"{why} To write its report, or to see what is damaged: {Command.of('report', run.path)}"
-            return _html(message_page(run.path.name, text))
+            again = f"To write its report, or to see what is damaged: {Command.of('report', run.path)}"
+            if (run.path / ComparisonBrief.FILE).exists():
+                again = "Compare its runs again: a comparison has no records that its report could be written from."
+            return _html(message_page(run.path.name, f"{why} {again}"))
         if run.kind == "run":
             with contextlib.suppress(OSError, NotReadable):  # a manifest of which some keys are wrong
                 return _html(self._follow(run).page())

@@ -821,7 +821,7 @@ def test_below_the_client_s_own_limit_the_highest_rate_that_may_hold_is_looked_f
     near = below(20, trial(10, UNDECIDED, 0.6))
     assert (near.rate, near.aim) == (10, "hold"), "no rate was surely held yet"
     assert below(20, trial(10, UNDECIDED, 0.6, measured=2000)) == capacity.CLIENT, "it could not be decided"
-    assert below(20, trial(10, FAILS)) == capacity.CLIENT
+    assert below(20, trial(10, FAILS)).rate == 5, "the server is the limit"
 
 
 def test_a_rate_below_the_client_s_own_limit_that_a_brief_trial_did_not_decide_is_asked_once_more_for_longer() -> None:
@@ -838,6 +838,9 @@ def test_time_that_ran_out_at_the_client_s_own_limit_says_so_unless_the_server_w
     goal = dataclasses.replace(GOAL, budget_s=25.0)
     assert next_rate(goal, [trial(10, HOLDS), trial(20, HOLDS, **LIMITED)]) == capacity.CLIENT
     assert next_rate(goal, [*BRACKET, trial(80, HOLDS, **LIMITED)]) == capacity.BUDGET
+    limited = trial(20, HOLDS, **LIMITED)
+    assert next_rate(goal, [trial(10, HOLDS), limited, trial(20, HOLDS)]) == capacity.BUDGET, "not when asked again"
+    assert next_rate(goal, [limited, trial(10, UNDECIDED, 0.6, FAILS)]) == capacity.BUDGET, "nothing held"
 
 
 def test_a_trial_that_is_invalid_for_another_reason_twice_ends_the_search() -> None:

@@ -101,6 +101,8 @@ def test_of_several_generator_processes_those_that_were_killed_are_named_and_the
     found = evidence_of(manifest(), processes, poisson_run().assign(measured=True), ())
     assert (found.incomplete, found.client_cpu_share) == ("generator process 1 was killed", 0.8)
     assert found.records_dropped == 3
+    lacking = replace(processes[0], notes=[{"type": "lack", "what": "a port"}])
+    assert evidence_of(manifest(), [lacking], poisson_run().assign(measured=True), ()).lacked and not found.lacked
 
 
 @pytest.mark.parametrize(
@@ -447,15 +449,15 @@ def test_a_trial_of_other_requests_than_asked_for_or_with_a_suspended_machine_is
     assert said == [found.invalid], "as its own page says"
 
 
-@pytest.mark.parametrize(("measured", "dropped"), [(True, 0), (False, 0), (True, 9)])
-def test_a_trial_that_the_load_tester_broke_off_is_no_measurement_and_its_own_limit_unless_the_disk_was_full(
-    measured: bool, dropped: int
+@pytest.mark.parametrize(("measured", "lacked"), [(True, True), (False, True), (True, False)])
+def test_a_trial_that_broke_off_is_no_measurement_and_the_load_tester_s_limit_where_its_machine_lacked_something(
+    *, measured: bool, lacked: bool
 ) -> None:
     """Whether or not its warm-up was over by then; what was in flight counts as no failure of the server."""
     requests = poisson_run().assign(measured=measured, outcome="aborted")
-    evidence = replace(POISSON, incomplete="generator process 0 failed", records_dropped=dropped)
+    evidence = replace(POISSON, incomplete="generator process 0 failed", lacked=lacked)
     found = outcome(requests, evidence, TTFT)
-    assert (found.invalid, found.client_limit) == ("generator process 0 failed", not dropped)
+    assert (found.invalid, found.client_limit) == ("generator process 0 failed", lacked)
     of_the_server = outcome(requests, evidence, TTFT, died="it died")
     assert (of_the_server.died, of_the_server.client_limit) == ("it died", False)
 

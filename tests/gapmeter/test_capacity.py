@@ -444,6 +444,43 @@ def test_why_no_server_was_there_when_a_search_was_taken_up_is_told(
     assert f"the server died: no server answers at {url}" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(("budget_s", "more"), [(240, "--budget 8m"), (50_000, "--budget 1440m"), (86_400, "")])
+def test_a_search_goes_on_with_twice_its_time_as_far_as_one_may_ask_for_that(
+    tmp_path: Path, budget_s: float, more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = taken_up(tmp_path, "budget")
+    SearchManifest.read(path).with_facts(budget_s=budget_s).write(path)
+    assert main(["report", str(path)]) == 98
+    said = capsys.readouterr().err
+    assert ("\n go on " in said) is bool(more) and more in said
+
+
+@pytest.mark.parametrize("flag", ["-v", "--definitions"])
+def test_what_would_change_nothing_of_a_search_s_report_is_refused(
+    tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(taken_up(tmp_path, "budget")), flag]) == 2
+    assert "is a capacity search, and -v and --definitions are for a single run's report" in capsys.readouterr().err
+
+
+def test_no_budget_is_named_that_one_may_not_ask_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = ("--url", "http://127.0.0.1:9", "--set", "load.rate=0.0001", "--budget", "30s", "--runs", str(tmp_path))
+    assert main(["capacity", "smoke", *slow]) == 106
+    assert "a search takes longer than any --budget may be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("manifest", ["", "{"], ids=["none", "damaged"])
+def test_a_trial_whose_manifest_cannot_be_read_takes_no_search_s_report_along(
+    tmp_path: Path, manifest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = taken_up(tmp_path, "budget")
+    (path / "trials" / "01" / "requests").mkdir(parents=True)
+    if manifest:
+        (path / "trials" / "01" / "manifest.json").write_text(manifest)
+    assert main(["report", str(path)]) == 98
+    assert "trial 01 is not analysed: " in capsys.readouterr().err
+
+
 @pytest.mark.whole_run
 def test_an_slo_that_nothing_can_meet_is_told_with_the_best_seen(tmp_path: Path) -> None:
     """A forward takes longer than the limit, and the limit is no hiccup of a busy machine."""
@@ -512,6 +549,13 @@ def test_what_a_search_advises_for_a_scenario_that_it_refuses_can_be_searched(na
             words = shlex.split(str(error).split(f"gapmeter capacity {name}")[1].split(", or")[0])
             flags += words[1::2]
     check_searchable(resolve(name, flags), name)
+
+
+def test_what_a_search_advises_for_a_file_whose_name_has_a_blank_can_be_pasted(tmp_path: Path) -> None:
+    name = tmp_path / "my own.yaml"
+    shutil.copy(ROOT / "scenarios" / "smoke.yaml", name)
+    with pytest.raises(UserError, match=f"Write: gapmeter capacity '{name}' --set "):
+        check_searchable(resolve(name, ["slo=[]"]), name)
 
 
 def over(study: Study[SearchManifest], _: object) -> None:

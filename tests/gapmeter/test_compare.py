@@ -196,6 +196,18 @@ def test_an_archive_is_compared_like_the_folder_that_it_holds(searches: Path, ru
     assert isinstance(compare_folders([[runs / "three"], [run]], runs=tmp_path).result, Comparison)
 
 
+def test_an_archive_of_a_run_without_figures_is_to_be_unpacked_and_reported_first(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = Path(shutil.copytree(runs / "eight", tmp_path / "bare"))
+    (bare / "summary.json").unlink()
+    packed = archive(bare, tmp_path / "my run.tar.gz")
+    assert f"to check it: gapmeter verify '{packed}'" in capsys.readouterr().err
+    with pytest.raises(UserError) as refused:
+        compare_folders([[runs / "three"], [packed]], runs=tmp_path)
+    assert str(refused.value).endswith(f"analyse it first: tar xf '{packed}' && gapmeter report bare")
+
+
 def test_a_run_beside_a_search_is_a_row_and_other_slos_are_not_comparable(
     searches: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

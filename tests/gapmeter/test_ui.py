@@ -216,6 +216,18 @@ async def test_a_run_without_a_report_is_told_why_and_what_writes_it(
     assert "It is still running" in told["odd"]
 
 
+@pytest.mark.parametrize("text", ['{"sides": [], "verdict": "MIXED"}', "{"], ids=["whole", "damaged"])
+async def test_a_comparison_without_a_report_is_no_run_that_can_be_reported(
+    site: Site, visitor: aiohttp.ClientSession, text: str
+) -> None:
+    made = site.runs / "20200102-000000-compare-abc"
+    made.mkdir()
+    (made / "compare.json").write_text(text)
+    async with visitor.get(f"{site.base}/runs/{made.name}/") as answer:
+        told = await answer.text()
+    assert "Compare its runs again" in told and "gapmeter report" not in told
+
+
 async def test_a_link_in_a_report_is_followed(site: Site, tab: Tab) -> None:
     await tab.open(site.address)
     await tab.open(f"{site.base}/runs/{names(site)[0]}/report.html")

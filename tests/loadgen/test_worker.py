@@ -317,6 +317,8 @@ def test_a_generator_that_may_open_no_more_files_ends_the_run_and_blames_no_serv
         assert run(fleet) == [Exit.NO_CONNECTION]
         (trouble,) = fleet.troubles()
     assert "may open no more files" in trouble
+    (lack,) = [note for note in read_records(fleet.record_paths[0]).notes if note["type"] == "lack"]
+    assert trouble.endswith(lack["what"])
     outcomes = {record.outcome for record in records_of(fleet.record_paths[0])}
     assert {Outcome.ABORTED} <= outcomes <= {Outcome.OK, Outcome.ABORTED}
 
