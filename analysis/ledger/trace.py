@@ -135,7 +135,7 @@ class Trace:
         """Which steps are those of a process's engine; all of them where that is not known."""
         if process not in self.engine_of:
             return np.ones(len(steps), np.bool_)
-        return np.asarray(np.searchsorted(self.engine_steps, steps) == self.engine_of[process])
+        return np.asarray(engines_of(steps, self.engine_steps) == self.engine_of[process])
 
     def by_engine(self) -> list[Table]:
         """``step_spans``, apart for each engine: they compute side by side."""

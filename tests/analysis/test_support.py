@@ -266,6 +266,24 @@ def test_steps_of_two_engines_with_the_same_numbers_are_not_mixed(tmp_path: Path
     assert rows["first_step"].tolist() == [1, 2]
 
 
+def test_a_step_that_only_a_worker_of_one_engine_knows_is_no_other_engine_s(tmp_path: Path) -> None:
+    """The first engine was killed in its second step, before it had written that down."""
+
+    def worker(writer: RecordWriter) -> None:
+        worked(writer, 1, 5000)
+        worked(writer, 2, 8000)
+
+    written(tmp_path, "api", lambda w: handed(w, "eb", "b", [(1, 19_000)]))
+    written(tmp_path, "core-0", one_step, engine=0)
+    written(tmp_path, "worker-0", worker, engine=0)
+    written(tmp_path, "core-1", functools.partial(one_step, name="eb", base=15_000), engine=1)
+    written(tmp_path, "worker-1", functools.partial(worked, seq=1, base=15_000), engine=1)
+    found, trace = ledger(tmp_path, requests(asked("b", 0, [19_100])))
+    assert trace.engine_steps == (2, 3)
+    row = found.rows.iloc[0]
+    assert (row["prefill_ns"], row["queue_ns"], row["first_step"]) == (1500, 15_000 - 450, 3)
+
+
 def test_engines_of_several_servers_in_one_folder_are_refused(tmp_path: Path) -> None:
     written(tmp_path, "api", lambda w: handed(w, "ea", "a", [(1, 9000)]))
     for number in (1, 2):
