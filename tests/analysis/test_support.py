@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from gapmeter_probe.digests import digest, table
+from gapmeter_probe.digests import digest, digest_of, table
 from gapmeter_probe.vllm.api import _RENDERERS, ApiProbe
 from gapmeter_probe.vllm.core import CoreProbe
 from gapmeter_probe.vllm.worker import WorkerProbe
@@ -153,6 +154,14 @@ def test_a_digest_is_of_code_alone() -> None:
     assert digest(plain) == digest('    def f(a, *, b=1):  # more\n        """Says."""\n\n        return (a + b)\n')
     assert digest(plain) != digest(plain.replace("+", "-"))
     assert digest(plain) != digest(f"@cached\n{plain}")
+
+
+def test_a_function_whose_file_has_changed_since_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (path := tmp_path / "changed_since.py").write_text("def f():\n    return 1\n")
+    function = importlib.import_module("changed_since").f
+    path.write_text("f = (\n")
+    assert digest_of(function) == ""
 
 
 @settings(deadline=None)
