@@ -164,7 +164,7 @@ def steps_table(trace: Trace) -> pd.DataFrame:
     prepared = trace.spans_of(Span.INPUT_PREP)
     batch = pd.Series(prepared["n"].astype(np.int64) & _PADDED, prepared["step"]).groupby(level=0).max()
     table["padded"] = np.maximum(table["padded"], batch.reindex(table.index, fill_value=0))
-    loads = trace.step_loads().set_index("step").astype(np.int64)
+    loads = trace.step_loads.set_index("step").astype(np.int64)
     table["requests"] = loads["prompts"] + loads["decoding"]
     table["prompt_tokens"] = loads.loc[loads["prompts"] > 0, "prompt_tokens"]
     table["decode_tokens"] = loads.loc[loads["decoding"] > 0, "decode_tokens"]

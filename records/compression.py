@@ -35,7 +35,7 @@ def compress(path: Path) -> Path:
         with open_plain(path) as source, part.open("wb") as file, pa.CompressedOutputStream(file, "zstd") as packed:
             while block := source.read(_BLOCK):
                 packed.write(block)
-        if path.stat().st_size > _most(part.stat().st_size):
+        if path.stat().st_size > most_unpacked(part.stat().st_size):
             part.unlink()
             return path
         os.replace(part, target)
@@ -60,17 +60,17 @@ def open_record(path: str | os.PathLike[str]) -> io.BufferedIOBase:
     file = open_plain(path)
     if not os.fspath(path).endswith(SUFFIX):
         return file
-    return _Unpacked(file)
+    return Unpacked(file)
 
 
-class _Unpacked(io.BufferedIOBase):
-    """What a compressed file holds, unless that is more than records could be."""
+class Unpacked(io.BufferedIOBase):
+    """What a file that is compressed ``by`` zstd or gzip holds, unless that is more than records could be."""
 
-    def __init__(self, file: io.BufferedReader) -> None:
+    def __init__(self, file: io.BufferedReader, by: str = "zstd") -> None:
         import pyarrow as pa
 
-        self._file, self._stream = file, pa.CompressedInputStream(pa.PythonFile(file), "zstd")
-        self._left = _most(os.fstat(file.fileno()).st_size)
+        self._file, self._stream = file, pa.CompressedInputStream(pa.PythonFile(file), by)
+        self._left = most_unpacked(os.fstat(file.fileno()).st_size)
 
     def readable(self) -> bool:
         return True
@@ -98,5 +98,6 @@ class _Unpacked(io.BufferedIOBase):
         return data
 
 
-def _most(size: int) -> int:
+def most_unpacked(size: int) -> int:
+    """How many bytes a compressed file of ``size`` may hold."""
     return max(_LITTLE, _MOST_TIMES * size)

@@ -211,7 +211,7 @@ def step_work(trace: Trace, weights: Weights) -> pd.DataFrame:
     ``weights``: the manifest's. Where the logits are made in the sampling, that is part of the forward's time here,
     since the head is part of its bytes.
     """
-    steps = trace.step_loads()
+    steps = trace.step_loads.copy()
     if trace.logits_in_sampling:
         sampled, of_step = trace.within_steps(Span.DEVICE_SAMPLING, steps["step"].to_numpy())
         sampled_ns = np.bincount(of_step, sampled["end"] - sampled["start"], len(steps))

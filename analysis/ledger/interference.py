@@ -36,7 +36,7 @@ class Interference:
 
 def fit_interference(trace: Trace) -> Interference | None:
     """Fit the run's decode-only steps; None when there are fewer than twenty like the mixed ones."""
-    steps = trace.step_loads()
+    steps = trace.step_loads
     forward, prompts, decoding = (steps[name].to_numpy() for name in ("forward_ns", "prompts", "decoding"))
     alone, mixed = (forward > 0) & (prompts == 0), (forward > 0) & (prompts > 0) & (decoding > 0)
     graph = steps["graph"].to_numpy()

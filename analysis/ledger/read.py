@@ -146,12 +146,15 @@ def _in_one_numbering(
     """The processes with their steps counted on from one engine to the next, each of which counts from 1.
 
     Also the last step of each, and by process id which of them is its. ``engine`` in a file's head says whose steps it
-    speaks of; without it there is only one.
+    speaks of; without it there is only one. A file that was cut short may lack steps that another process's has.
     """
     most: dict[int, int] = {}
     for process in processes:
-        if len(seqs := process.file.steps["seq"]):
-            most[process.engine] = max(most.get(process.engine, 0), int(seqs.max()))
+        file = process.file
+        numbers = [rows["ref"] for rows in _of_steps(process).values()]
+        for seqs in (*numbers, *(rows["seq"] for rows in (file.steps, file.emits, file.device))):
+            if len(seqs):
+                most[process.engine] = max(most.get(process.engine, 0), int(seqs.max()))
     last = np.cumsum([most[engine] for engine in sorted(most)], dtype=np.int64)
     before = dict(zip(sorted(most), (last - [most[engine] for engine in sorted(most)]).tolist(), strict=True))
     places = {engine: place for place, engine in enumerate(sorted(most))}
@@ -167,10 +170,15 @@ def _counted_on(process: RecordedProcess, before: int) -> RecordedProcess:
     steps, emits, device = (rows.copy() for rows in (file.steps, file.emits, file.device))
     for rows in (steps, emits, device):
         rows["seq"] += before
-    for code in (code for code in kinds if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE):
-        kinds[code] = kinds[code].copy()
+    for code, spans in _of_steps(process).items():
+        kinds[code] = spans.copy()
         kinds[code]["ref"] += before
     return replace(process, file=replace(file, steps=steps, emits=emits, device=device), kinds=kinds)
+
+
+def _of_steps(process: RecordedProcess) -> dict[int, Table]:
+    """Its spans of steps, by what they time."""
+    return {code: rows for code, rows in process.kinds.items() if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE}
 
 
 def _ranks(processes: Sequence[RecordedProcess]) -> list[list[RecordedProcess]]:
@@ -280,9 +288,8 @@ def _tables(process: RecordedProcess, row_of: NDArray[np.int32], *, with_steps: 
     """
     file, step_spans = process.file, np.empty(0, STEP_SPAN)
     if with_steps:
-        kinds = [rows for code, rows in process.kinds.items() if FIRST_STEP_CODE <= code < FIRST_PROCESS_CODE]
-        by_device = device_spans(file, process.spans(Span.SAMPLING))
-        step_spans = _joined([*(_table(STEP_SPAN, rows, step=rows["ref"]) for rows in kinds), by_device])
+        timed = (_table(STEP_SPAN, rows, step=rows["ref"]) for rows in _of_steps(process).values())
+        step_spans = _joined([*timed, device_spans(file, process.spans(Span.SAMPLING))])
     entries = file.entries.view(ENTRY)  # a large run has no room for them twice
     entries["request"] = row_of.take(file.entries["ref"], mode="clip")
     entries["step"] = file.entry_step

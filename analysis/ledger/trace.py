@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def from_key(key: Ints) -> tuple[Ints, Ints]:
     return np.divmod(key, MOST_TOKENS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trace:
     """What the server's processes stamped. ``request`` is a row number of the client's table, -1 for a stranger.
 
@@ -135,7 +136,7 @@ class Trace:
         """Which steps are those of a process's engine; all of them where that is not known."""
         if process not in self.engine_of:
             return np.ones(len(steps), np.bool_)
-        return np.asarray(np.searchsorted(self.engine_steps, steps) == self.engine_of[process])
+        return np.asarray(engines_of(steps, self.engine_steps) == self.engine_of[process])
 
     def by_engine(self) -> list[Table]:
         """``step_spans``, apart for each engine: they compute side by side."""
@@ -144,8 +145,9 @@ class Trace:
         engine = engines_of(self.step_spans["step"], self.engine_steps)
         return [self.step_spans[engine == one] for one in range(len(self.engine_steps))]
 
+    @cached_property
     def step_loads(self) -> pd.DataFrame:
-        """A row a step that ran tokens, by ``step``: what was in it.
+        """A row a step that ran tokens, by ``step``: what was in it. Made once, for all who ask.
 
         ``start_ns`` and ``forward_ns`` are its forward's, 0 where that was not stamped; what its thread waited for a
         core meanwhile is no part of it. ``decoding`` and ``prompts``: how many sequences of each kind;

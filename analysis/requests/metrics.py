@@ -311,9 +311,10 @@ def pooled_gaps(requests: pd.DataFrame, good: Bools, *, failures: bool) -> tuple
 def gaps_of(requests: pd.DataFrame, good: Bools, *, failures: bool) -> Gaps:
     """The gaps of the requests that succeeded; with ``failures``, also those that others had or owe, infinite.
 
-    Tokens that arrived together are one arrival.
+    Tokens that arrived together are one arrival. Of several runs one's come after the other's (``later_ns``).
     """
     whose, at_ns, _ = arrivals_of(requests, np.ones(len(requests), bool) if failures else good)
+    at_ns = _later(requests, whose, at_ns)
     ends = np.flatnonzero(~changes(whose))
     ends = ends[np.argsort(at_ns[ends], kind="stable")]
     ended = at_ns[ends]
@@ -337,7 +338,11 @@ def _missing_gaps(requests: pd.DataFrame, failed: Bools) -> tuple[Ints, Ints]:
     owed = np.maximum(asked - np.maximum(came, 1), asked != 1).astype(np.int64)
     ended = stamps_ns(requests, "end_ns")
     at_ns = np.where(ended >= 0, ended, stamps_ns(requests, "due_ns"))[rows]
-    return np.repeat(rows, owed), np.repeat(at_ns, owed)
+    return np.repeat(rows, owed), np.repeat(_later(requests, rows, at_ns), owed)
+
+
+def _later(requests: pd.DataFrame, row: Ints, at_ns: Ints) -> Ints:
+    return at_ns + stamps_ns(requests, "later_ns")[row] if "later_ns" in requests else at_ns
 
 
 def stamps_ns(requests: pd.DataFrame, name: str) -> Ints:

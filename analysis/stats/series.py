@@ -57,7 +57,7 @@ _LEAST_OF_SEVERAL = 0.6
 _LEVELS = (50.0, 75.0, 90.0, 95.0)
 # One percentile of each part of a series that has an n_eff of its own, whose bounds hold for those below or above it.
 _ABOVE, _BELOW = (75.0, 95.0, 99.0), (50.0, 90.0, 95.0)
-_LONGEST_PAUSE_NS = 10_000_000_000  # without a token
+LONGEST_PAUSE_NS = 10_000_000_000  # without a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +268,10 @@ def time_blocks(at_ns: Ints, values_ns: Floats) -> Ints:
 
     There is one gap or more, in the order of time. A block is twice the median gap wide (a gap is about a step), and
     there are at most 4,096 of them. Gaps that never ended (infinite) count where they are placed, not in the width. Of
-    the time between a point's repeats, in which other points ran, only ``_LONGEST_PAUSE_NS`` counts.
+    the time between a point's repeats, in which other points ran, only ``LONGEST_PAUSE_NS`` counts.
     """
     finite = values_ns[np.isfinite(values_ns)]
-    at_ns = np.cumsum(np.minimum(np.diff(at_ns, prepend=at_ns[0]), _LONGEST_PAUSE_NS))
+    at_ns = np.cumsum(np.minimum(np.diff(at_ns, prepend=at_ns[0]), LONGEST_PAUSE_NS))
     width = max(1, int(2 * np.median(finite)) if len(finite) else 1, int(at_ns[-1]) // 4096 + 1)
     return (at_ns // width).astype(np.int32)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +11,11 @@ import pandas as pd
 
 from gapmeter.analysis.arrays import Floats
 from gapmeter.analysis.requests.figures import block_rates, ledgers_by_metric
-from gapmeter.analysis.requests.metrics import measured_requests
+from gapmeter.analysis.requests.metrics import measured_requests, stamps_ns
 from gapmeter.analysis.results import Manifest, NotReadable, RunResult
 from gapmeter.analysis.results.run import INVALID
 from gapmeter.analysis.results.sweep import FailedRun
+from gapmeter.analysis.stats.series import LONGEST_PAUSE_NS
 from gapmeter.analysis.tables import read_table, table_in
 
 
@@ -44,6 +45,7 @@ class MeasuredRun:
 class Frames:
     """What several runs of one point measured, one after the other; rows of requests that count only.
 
+    ``measured``: with ``later_ns``, which is to be added to a run's stamps so that it follows the one before.
     ``ledgers`` by metric (ttft, e2e, itl), in the order of time; ``steps`` those of the engine while requests were
     measured; ``rates``: output tokens a second in blocks of time, None where unknown.
     """
@@ -77,11 +79,23 @@ def read_frames(runs: list[MeasuredRun]) -> Frames:
     parts = [_frames(run) for run in runs]
     rates = [part.rates for part in parts if part.rates is not None]
     return Frames(
-        _joined([part.measured for part in parts]),
+        _joined(list(_in_turn([part.measured for part in parts]))),
         {metric: _joined([part.ledgers[metric] for part in parts]) for metric in parts[0].ledgers},
         _joined([part.steps for part in parts]),
         np.concatenate(rates) if rates and len(rates) == len(parts) else None,
     )
+
+
+def _in_turn(runs: Sequence[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    """A machine that was started anew between two of them counts its time from 0 again."""
+    ended = 0
+    for measured in runs:
+        later = 0
+        if len(measured):
+            begun = int(measured["due_ns"].min())
+            later = 0 if begun >= ended else ended - begun + LONGEST_PAUSE_NS
+            ended = later + max(begun, int(stamps_ns(measured, "end_ns").max()))
+        yield measured.assign(later_ns=later)
 
 
 def _joined(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:

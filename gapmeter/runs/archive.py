@@ -22,7 +22,7 @@ from gapmeter.errors import UserError, unless_refused
 from gapmeter.keys import REDACTED, Keys, bytes_of
 from gapmeter.options import tell
 from gapmeter.records import RunFolder
-from gapmeter.records.compression import SUFFIX, open_record
+from gapmeter.records.compression import SUFFIX, Unpacked, most_unpacked, open_record
 from gapmeter.report.command import Command
 from gapmeter.runs.lock import locked
 from gapmeter.scenarios.plain_file import check_folder, open_plain, read_json, sha256_of
@@ -105,7 +105,7 @@ def unpacked(path: Path) -> Iterator[Path]:
 
 def _check(path: Path, tar: tarfile.TarFile) -> str:
     """The one folder that all entries lie in. Raises UserError, at the first entry that a run's folder cannot have."""
-    most = min(_MOST_BYTES, shutil.disk_usage(tempfile.gettempdir()).free)
+    most = min(_MOST_BYTES, most_unpacked(path.stat().st_size), shutil.disk_usage(tempfile.gettempdir()).free)
     tops, size = set(), 0
     for count, entry in enumerate(tar, 1):
         parts = PurePosixPath(entry.name).parts
@@ -156,12 +156,11 @@ def _without_keys(path: Path, inside: str, keys: Keys) -> bytes | None:
         return _table_without_keys(path, spelled, keys) if spelled else None
     with open_plain(path) as file:
         zipped = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
         try:
-            with gzip.GzipFile(fileobj=file) if zipped else open_record(path) as text:
+            with Unpacked(open_plain(path), "gzip") if zipped else open_record(path) as text:
                 if not holds_any(text, list(map(bytes_of, spelled))):
                     return None
-        except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        except ValueError as error:
             raise UserError(f"{path} cannot be read as a whole: {error}", errors.NOT_VALID) from error
         if inside.split("/")[0] in ("requests", "probe", "telemetry") or path.suffix == SUFFIX:
             problem = f"{path} holds a key, and a raw record cannot be changed: do not share it"

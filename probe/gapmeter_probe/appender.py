@@ -63,9 +63,10 @@ class Appender:
 
         These are 40, 2, code, ref, n, queued_ns, start_ns, end_ns.
         """
-        at = self._reserve(5 * len(flat)) if flat else 0
+        packed = _many(_SPAN_FIELDS, len(flat) // 8).pack(*flat)
+        at = self._reserve(len(packed)) if flat else 0
         if at:
-            _many(_SPAN_FIELDS, len(flat) // 8).pack_into(self._data, at, *flat)
+            self._write(at, packed)
 
     def step(
         self,
@@ -80,24 +81,23 @@ class Appender:
         padded: int = 0,
     ) -> None:
         """A scheduling decision; an entry is (ref, tokens, computed before, cached, EntryFlag)."""
-        size = aligned(STEP.size + ENTRY.size * len(entries))
-        at = self._reserve(size)
-        if not at:
-            return
-        _many(_ENTRY_FIELDS, len(entries)).pack_into(self._data, at + STEP.size, *chain.from_iterable(entries))
-        STEP.pack_into(
-            self._data, at, size, _STEP, flags, seq, running, waiting, free_blocks, padded, len(entries),
-            0, schedule_ns, 0,
-        )  # fmt: skip
+        rows = _many(_ENTRY_FIELDS, len(entries)).pack(*chain.from_iterable(entries))
+        numbers = seq, running, waiting, free_blocks, padded, len(entries)
+        self._frame(STEP, rows, _STEP, flags, *numbers, 0, schedule_ns, 0)
 
     def emit(self, seq: int, at_ns: int, emissions: Sequence[tuple[int, int]]) -> None:
         """Step ``seq`` gave these requests new tokens: (ref, count) each."""
-        size = aligned(EMIT.size + EMISSION.size * len(emissions))
+        rows = _many(_EMISSION_FIELDS, len(emissions)).pack(*chain.from_iterable(emissions))
+        self._frame(EMIT, rows, _EMIT, 0, seq, len(emissions), at_ns)
+
+    def _frame(self, head: struct.Struct, rows: bytes, *fields: int) -> None:
+        """All is packed before there is a place for it: a hole would end the file for its reader."""
+        size = aligned(head.size + len(rows))
+        packed = head.pack(size, *fields)
         at = self._reserve(size)
-        if not at:
-            return
-        _many(_EMISSION_FIELDS, len(emissions)).pack_into(self._data, at + EMIT.size, *chain.from_iterable(emissions))
-        EMIT.pack_into(self._data, at, size, _EMIT, 0, seq, len(emissions), at_ns)
+        if at:
+            self._write(at + head.size, rows)
+            self._write(at, packed)
 
     def _reserve(self, size: int) -> int:
         """The offset of ``size`` fresh bytes, or 0 when there is no room to record into."""

@@ -111,10 +111,11 @@ class RecordWriter(Appender):
     def _append(self, head: struct.Struct, kind: Kind, code: int, *fields: int, body: bytes = b"") -> None:
         """A record whose size, kind and code come first in its head, which is written last: before, it is not there."""
         size = aligned(head.size + len(body))
+        packed = head.pack(size, kind, code, *fields)  # before there is a place: a hole would end the file
         at = self._reserve(size)
         if at:
             self._write(at + head.size, body)
-            self._write(at, head.pack(size, kind, code, *fields))
+            self._write(at, packed)
 
     def reserve(self, size: int) -> None:
         """Make room for ``size`` more bytes now, so that no record has to wait for it later.

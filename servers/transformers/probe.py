@@ -64,6 +64,22 @@ class _Step:
     spans: list[int] = field(default_factory=list)
 
 
+def _guarded(*stages: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A method that the server itself calls: where it fails these stages are unmeasured, and the server goes on."""
+
+    def wrap(work: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(work)
+        def guarded(probe: EngineProbe, *args: Any) -> None:
+            try:
+                work(probe, *args)
+            except Exception as error:  # noqa: BLE001 - nothing of ours may raise into the engine
+                probe.failed(f"{__name__}:{work.__qualname__}", stages, error)
+
+        return guarded
+
+    return wrap
+
+
 class EngineProbe(Probe):
     """Records of the process that schedules and computes. Does nothing until ``begin``."""
 
@@ -98,6 +114,7 @@ class EngineProbe(Probe):
             self.around(f"{_API}update_batch", ("scheduling",), self._updating),
         ]
 
+    @_guarded("prefill", "decode", "input_prep", "sampling")
     def begin(self, describe: dict[str, Any], settings: dict[str, Any], processor: Any, device: Any) -> None:
         """Open the file: from now on everything is recorded. ``processor`` is the manager's batch processor."""
         self.open(describe)
@@ -105,14 +122,16 @@ class EngineProbe(Probe):
             return
         self.preemptions = 0
         self.writer.json({"type": "settings", **settings})
-        self._device = open_device(self.writer, str(device), graphs=any(settings.get("graphs", ())))
-        if self._device:
+        clock = open_device(self.writer, str(device), graphs=any(settings.get("graphs", ())))
+        if clock:
             import torch
 
             self._compute = processor.inputs_and_outputs.compute_stream
             self._copies = getattr(processor.inputs_and_outputs, "d2h_stream", None)
             self._capturing = torch.cuda.is_current_stream_capturing
+        self._device = clock  # not before its streams are known
 
+    @_guarded()
     def close(self, *_: Any) -> None:
         if self._device:
             self._device.finish()
@@ -132,6 +151,7 @@ class EngineProbe(Probe):
         """The loop takes its messages from the socket."""
         self._looked_ns = now()
 
+    @_guarded("handoff", "engine_wait")
     def arrived(self, engine_id: str, prompt: int, sent_ns: int) -> None:
         """A request was taken from the socket.
 
@@ -149,6 +169,7 @@ class EngineProbe(Probe):
         else:
             self.writer.span(codes.CORE_RECEIVE, request.ref, sent_ns, sent_ns)
 
+    @_guarded()
     def cancelled(self, engine_id: str, sent: int) -> None:
         """A request that nobody wants any more was taken off the engine."""
         request = self._requests.pop(engine_id, None)
@@ -276,6 +297,7 @@ class EngineProbe(Probe):
         self._put_ns = 0
         return self._updated
 
+    @_guarded("output", "decode")
     def emitting(self, start_ns: int, emitted: Sequence[tuple[str, int]]) -> None:
         """The step's outputs are about to be sent."""
         if self.writer is None or not self._open or (step := self._open[0]) is None:
@@ -284,6 +306,7 @@ class EngineProbe(Probe):
         requests = self._requests
         step.emitted = [(requests[name].ref, count) for name, count in emitted if count and name in requests]
 
+    @_guarded("output")
     def emitted(self, start_ns: int, over: Sequence[tuple[str, str, int]]) -> None:
         """They are sent. ``over``: the requests that ended with them, why, and with how many tokens."""
         end = now()

@@ -359,10 +359,10 @@ def test_of_several_engines_each_has_the_times_of_its_own_device(tmp_path: Path)
 
 def test_of_several_ranks_devices_that_of_the_one_that_answers_tells_how_long_a_forward_lasted(tmp_path: Path) -> None:
     served = run(tmp_path, Engine(1, separate=True), one())
-    alone = served.trace().step_loads()
+    alone = served.trace().step_loads
     (tmp_path / "worker-1.gap").write_bytes((tmp_path / "worker.gap").read_bytes())
     beside = replace(served, files=sorted(tmp_path.glob("*.gap"))).trace()
-    assert beside.step_loads().equals(alone)
+    assert beside.step_loads.equals(alone)
 
 
 def test_a_forward_that_is_launched_for_seconds_costs_no_step_its_records(tmp_path: Path) -> None:
@@ -446,7 +446,9 @@ def test_without_samples_a_forward_that_waits_for_its_host_has_at_least_what_its
 @pytest.mark.parametrize("runner", [1, 2])
 def test_a_steps_bytes_are_over_the_time_that_read_them(tmp_path: Path, runner: int) -> None:
     engine = Engine(runner, kernels=50, kernel_us=80, logits_us=1000, sampling_us=0)  # 4 ms, and 1 ms of logits
-    steps = step_work(run(tmp_path, engine, one()).trace(), WEIGHTS)
+    trace = run(tmp_path, engine, one()).trace()
+    steps = step_work(trace, WEIGHTS)
+    assert steps.equals(step_work(trace, WEIGHTS)), "what others read of the steps is as it was"
     decode = steps[steps["prompts"] == 0]
     true = PeakRate(peak=float(decode["bytes"].mean()) / 5e6, low=1.0)  # bytes a nanosecond
     achieved = ratio(decode["bytes"].to_numpy(np.float64), decode["forward_ns"].to_numpy(np.float64), true)

@@ -16,14 +16,17 @@ from gapmeter.analysis.device.use import BindingEvidence, binding_of
 from gapmeter.analysis.judge.lateness import ReportedLateness
 from gapmeter.analysis.numbers import DASH
 from gapmeter.analysis.requests.metrics import metric_series
+from gapmeter.analysis.results.manifest import Manifest
+from gapmeter.analysis.results.run import LedgerFacts, RunResult
 from gapmeter.analysis.results.sweep import FailedRun, Growth, Point
 from gapmeter.analysis.results.trust import Check
 from gapmeter.analysis.stats.series import level_of_interval
 from gapmeter.analysis.sweep.build import _distribution
 from gapmeter.analysis.sweep.curves import CurvePoint, axis_of, label
 from gapmeter.analysis.sweep.growth import growth_between, means_ms, slow_band
-from gapmeter.analysis.sweep.read import Frames, LostRun, read_runs
+from gapmeter.analysis.sweep.read import Frames, LostRun, MeasuredRun, read_frames, read_runs
 from gapmeter.report.growth import _growth_row, growth_sentence
+from tests.fuzz.targets import golden
 
 
 def point(loop: str = "closed", **resolved: Any) -> Point:
@@ -93,6 +96,16 @@ def test_a_point_s_repeats_come_in_their_order_and_a_copy_beside_them_is_none(tm
         (tmp_path / name).mkdir()
         FailedRun(reason=name, exit_code=98).write(tmp_path / name)
     assert read_runs(tmp_path) == [LostRun(tmp_path / name, name, 98) for name in ("r1", "r2", "r10")]
+
+
+def test_repeats_follow_one_another_also_where_the_clock_began_anew_between_them() -> None:
+    """The machine was started anew, and the second repeat's stamps are those of the first."""
+    result = RunResult.model_construct(ledger=LedgerFacts.model_construct(refused=("not asked for",)))
+    run = MeasuredRun(next(golden("sweep").glob("points/*/r1")), result, Manifest.model_construct())
+    alone, twice = (metric_series(read_frames([run] * times).measured, "itl") for times in (1, 2))
+    assert twice.values.tolist() == alone.values.tolist() * 2
+    blocks = twice.clusters[1]
+    assert blocks[: alone.count].max() + 10 < blocks[alone.count :].min()
 
 
 def test_a_damaged_note_of_a_failure_is_named_and_the_other_runs_count(tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ def test_a_forward_is_shorter_by_the_waits_of_its_own_engine_alone() -> None:
         entries=np.array([(step, 0, 1, 0, 0) for step in (1, 2)], ENTRY),
         cores=CoreUse(REASONS, {("forward", ENGINE): waits}, "switches"),
     )  # fmt: skip
-    assert trace.step_loads()["forward_ns"].tolist() == [80, 100]
+    assert trace.step_loads["forward_ns"].tolist() == [80, 100]
+    assert trace.step_loads is trace.step_loads, "it takes seconds of a large run"
+    assert trace.belong_to(np.array([1, 2, 3]), ENGINE + 1).tolist() == [False, True, True], "as engines_of has it"
 
 
 @given(st.fixed_dictionaries(dict.fromkeys(KINDS, _spans)), _rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from gapmeter_probe.digests import digest, table
+from gapmeter_probe.digests import digest, digest_of, table
 from gapmeter_probe.vllm.api import _RENDERERS, ApiProbe
 from gapmeter_probe.vllm.core import CoreProbe
 from gapmeter_probe.vllm.worker import WorkerProbe
@@ -155,6 +156,14 @@ def test_a_digest_is_of_code_alone() -> None:
     assert digest(plain) != digest(f"@cached\n{plain}")
 
 
+def test_a_function_whose_file_has_changed_since_has_no_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (path := tmp_path / "changed_since.py").write_text("def f():\n    return 1\n")
+    function = importlib.import_module("changed_since").f
+    path.write_text("f = (\n")
+    assert digest_of(function) == ""
+
+
 @settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(4, 40))
 def test_the_fit_is_the_best_without_negative_weights(seed: int, rows: int) -> None:
@@ -264,6 +273,24 @@ def test_steps_of_two_engines_with_the_same_numbers_are_not_mixed(tmp_path: Path
     assert rows["queue_ns"].tolist() == [5000 - 450, 15_000 - 450]
     assert (rows["other_step_ns"] == 0).all(), "the other engine's step holds nobody up here"
     assert rows["first_step"].tolist() == [1, 2]
+
+
+def test_a_step_that_only_a_worker_of_one_engine_knows_is_no_other_engine_s(tmp_path: Path) -> None:
+    """The first engine was killed in its second step, before it had written that down."""
+
+    def worker(writer: RecordWriter) -> None:
+        worked(writer, 1, 5000)
+        worked(writer, 2, 8000)
+
+    written(tmp_path, "api", lambda w: handed(w, "eb", "b", [(1, 19_000)]))
+    written(tmp_path, "core-0", one_step, engine=0)
+    written(tmp_path, "worker-0", worker, engine=0)
+    written(tmp_path, "core-1", functools.partial(one_step, name="eb", base=15_000), engine=1)
+    written(tmp_path, "worker-1", functools.partial(worked, seq=1, base=15_000), engine=1)
+    found, trace = ledger(tmp_path, requests(asked("b", 0, [19_100])))
+    assert trace.engine_steps == (2, 3)
+    row = found.rows.iloc[0]
+    assert (row["prefill_ns"], row["queue_ns"], row["first_step"]) == (1500, 15_000 - 450, 3)
 
 
 def test_engines_of_several_servers_in_one_folder_are_refused(tmp_path: Path) -> None:

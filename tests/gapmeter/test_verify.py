@@ -388,6 +388,17 @@ def test_a_file_is_packed_without_being_held_in_memory(run_copy: Copy, tmp_path:
     assert most < size
 
 
+@pytest.mark.parametrize(("end", "why"), [(None, "unpacks to more than records can be"), (99, "cannot be unpacked")])
+def test_what_cannot_be_looked_through_for_keys_is_not_archived(
+    end: int | None, why: str, run_copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_copy()
+    monkeypatch.setattr("gapmeter.records.compression._LITTLE", 1 << 20)
+    (run / "requests" / "bomb").write_bytes(gzip.compress(bytes(1 << 23))[:end])
+    with pytest.raises(UserError, match=why):
+        archive(run, tmp_path / "a.tar.gz")
+
+
 @pytest.mark.parametrize("target", [None, "logs/a.tar.gz", "../NAME/a.tar.gz"])
 def test_an_archive_is_not_written_into_the_folder_that_it_holds(
     target: str | None, run_copy: Copy, monkeypatch: pytest.MonkeyPatch
@@ -447,9 +458,10 @@ def test_an_archive_of_folders_in_folders_without_end_is_refused(tmp_path: Path)
         verify(packed)
 
 
-def test_an_archive_that_is_too_large_is_refused_before_it_is_read_through(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1 << 50, (1 << 30) + 1])  # the second is more than so few bytes unpack to in a run
+def test_an_archive_that_is_too_large_is_refused_before_it_is_read_through(tmp_path: Path, size: int) -> None:
     huge = tarfile.TarInfo("run/a")
-    huge.size = 1 << 50
+    huge.size = size
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(huge.tobuf()))  # none of what it says is there
     with pytest.raises(UserError, match="more than a run's folder can be"):
         verify(tmp_path / "a.tar.gz")

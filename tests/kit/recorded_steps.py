@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import struct
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -256,6 +257,15 @@ def main(path: str) -> None:
     writer.blob(3, [b"some", b"bytes"])
     writer.spans([])
     writer.step(1, 99, [], running=1, waiting=2, free_blocks=3, schedule_ns=4, padded=5)
+    for refused in (  # what fits into no record leaves none, and no hole
+        functools.partial(writer.counts, Outcome.OK, 1, 2, 3, -4, 5),
+        functools.partial(writer.spans, [40, 2, 1, 1, -1, 1, 1, 1]),
+        functools.partial(writer.emit, 1, 2, [(1, -1)]),
+        functools.partial(writer.step, 1, 98, [(1, -1, 0, 0, 0)], running=1, waiting=2, free_blocks=3, schedule_ns=4),
+    ):
+        with contextlib.suppress(OverflowError, struct.error):
+            refused()
+            raise AssertionError("a number below 0 was recorded")
     for code in range(3000):  # beyond the first reserved part of the file, many times over
         writer.emit(code, code + 1, [(n, 1) for n in range(500)])
     writer.close()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from gapmeter.servers.transformers.probe import EngineProbe, _Request
+import pytest
+
+from gapmeter.records import RecordWriter, read_records
+from gapmeter.servers.transformers.probe import EngineProbe, _Request, _Step
 
 
 def test_a_cancelled_request_lets_others_in_and_is_passed_over_by_the_step_in_flight() -> None:
@@ -40,3 +44,25 @@ def test_what_is_found_in_the_prefix_cache_after_an_eviction_was_not_spared() ->
     request.evicted, request.seen = True, False
     assert entry(64, 70)[3] == 64
     assert request.cached == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("begin", ({}, {"graphs": 1}, None, "cpu")), ("arrived", ("b", 4, None)), ("cancelled", ("a", None)),
+        ("emitting", (1, None)), ("emitted", (1, None)), ("close", ()),
+    ],
+)  # fmt: skip
+def test_a_failure_of_the_probe_ends_no_request_and_is_recorded_once(
+    name: str, given: tuple[Any, ...], tmp_path: Path
+) -> None:
+    probe: Any = EngineProbe()
+    probe.writer = RecordWriter(tmp_path / "core.gap", {"role": "core"})
+    probe._requests["a"] = _Request(1, 4, 0)
+    probe._open.append(_Step(1, 0))
+    probe._device = object() if name == "close" else None
+    for _ in range(2):
+        getattr(probe, name)(*given)
+    probe.writer.close()
+    (note,) = [note for note in read_records(tmp_path / "core.gap").notes if note["type"] == "missing"]
+    assert note["hook"].endswith(f"EngineProbe.{name}")
