@@ -85,7 +85,8 @@ def list_runs(runs: str | Path = "runs") -> list[ListedRun]:
 
 def newest_run(runs: Path) -> Path:
     """The run, sweep or search in ``runs`` that was begun last. Raises UserError for none."""
-    found = [path for path in runs.iterdir() if is_plain(path / _MANIFEST)] if runs.is_dir() else []
+    paths = [path for path in runs.iterdir() if not path.is_symlink()] if runs.is_dir() else []
+    found = [path for path in paths if is_plain(path / _MANIFEST)]
     if not found:
         raise UserError(f"there is no run in {runs} yet; name a folder", errors.USAGE)
     return max(found, key=lambda path: (_begun(path), path.name))
@@ -100,7 +101,7 @@ def list_known(runs: Path) -> list[ListedRun]:
 def find_listed(path: Path) -> ListedRun | None:
     """One folder; None when it is not of our making, or only a link to one."""
     with contextlib.suppress(PermissionError):  # it is listed as damaged, with the reason
-        if path.is_symlink() or not any((path / name).exists() for name in (_MANIFEST, _COMPARISON)):
+        if path.is_symlink() or not path.is_dir() or not {_MANIFEST, _COMPARISON} & set(os.listdir(path)):
             return None
     return read_listed(path)
 

@@ -131,11 +131,14 @@ class EngineProbe(Probe):
             self._capturing = torch.cuda.is_current_stream_capturing
         self._device = clock  # not before its streams are known
 
-    @_guarded()
     def close(self, *_: Any) -> None:
+        self._finish()
+        super().close()
+
+    @_guarded()
+    def _finish(self) -> None:
         if self._device:
             self._device.finish()
-        super().close()
 
     # -- requests
 

@@ -50,7 +50,7 @@ def test_what_is_found_in_the_prefix_cache_after_an_eviction_was_not_spared() ->
     ("name", "given"),
     [
         ("begin", ({}, {"graphs": 1}, None, "cpu")), ("arrived", ("b", 4, None)), ("cancelled", ("a", None)),
-        ("emitting", (1, None)), ("emitted", (1, None)), ("close", ()),
+        ("emitting", (1, None)), ("emitted", (1, None)), ("_finish", ()),
     ],
 )  # fmt: skip
 def test_a_failure_of_the_probe_ends_no_request_and_is_recorded_once(
@@ -60,9 +60,11 @@ def test_a_failure_of_the_probe_ends_no_request_and_is_recorded_once(
     probe.writer = RecordWriter(tmp_path / "core.gap", {"role": "core"})
     probe._requests["a"] = _Request(1, 4, 0)
     probe._open.append(_Step(1, 0))
-    probe._device = object() if name == "close" else None
+    probe._device = object() if name == "_finish" else None
     for _ in range(2):
         getattr(probe, name)(*given)
-    probe.writer.close()
-    (note,) = [note for note in read_records(tmp_path / "core.gap").notes if note["type"] == "missing"]
+    probe.close()
+    file = read_records(tmp_path / "core.gap")
+    assert file.complete
+    (note,) = [note for note in file.notes if note["type"] == "missing"]
     assert note["hook"].endswith(f"EngineProbe.{name}")
