@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -403,8 +403,10 @@ def _told(facts: Mapping[str, Any], key: str) -> str:
 
 def words_apart(*values: Any) -> list[str]:
     """Values in words; as JSON where some that differ are called the same, as None and "none" are."""
-    said, exact = list(map(words, values)), [json.dumps(each, ensure_ascii=False, default=str) for each in values]
-    return said if len(set(said)) == len(set(exact)) else exact
+    said = list(map(words, values))
+    if all(are_alike(a, b) for a, b in combinations(values, 2) if words(a) == words(b)):
+        return said
+    return [json.dumps(each, ensure_ascii=False, default=str) for each in values]
 
 
 def words(value: Any) -> str:

@@ -356,10 +356,13 @@ def test_the_devices_and_the_settings_that_differ_are_named(tmp_path: Path) -> N
     assert headline(found).startswith("B (NVIDIA H200) serves a request for 0.33 (")
 
 
-def test_a_setting_that_is_none_is_not_the_text_none(tmp_path: Path) -> None:
-    sizes: list[dict[str, Any]] = [{"scenario": {"server": {"args": args}}} for args in ({}, {"x": "none"})]
+@pytest.mark.parametrize(("values", "told"), [((None, "none"), ["null", '"none"']), ((8, "8", 16), ["8", "8", "16"])])
+def test_settings_that_differ_are_told_apart_and_those_that_are_alike_are_not(
+    values: tuple[Any, ...], told: list[str], tmp_path: Path
+) -> None:
+    sizes: list[dict[str, Any]] = [{"scenario": {"server": {"args": {"x": value}}}} for value in values]
     found = table(*(searched(tmp_path, 50, 45, 55, **size) for size in sizes))
-    assert [row.setting for row in found.rows] == ["transformers, x null", 'transformers, x "none"']
+    assert [row.setting for row in found.rows] == [f"transformers, x {each}" for each in told]
 
 
 def test_requests_of_another_length_are_told_beside_their_costs(tmp_path: Path) -> None:
