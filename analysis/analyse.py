@@ -149,7 +149,6 @@ def _with_ledger(
     What is made of the requests alone, or of the trace, is made ``beside``.
     """
     requests = tables.requests
-    prepared = beside.submit(lambda: tables.series.prepare())
     trace = _trace(folder, manifest, requests)
     steps = beside.submit(steps_table, trace) if trace is not None and trace.has_engine else None
     roofline = describe_roofline(trace, manifest, window)
@@ -158,6 +157,7 @@ def _with_ledger(
     del trace  # its tokens, which are not in the inputs' own
     give_back_memory()
     files = {"steps": steps.result()} if steps is not None else {}
+    prepared = beside.submit(lambda: tables.series.prepare())  # not before, or both would be in memory
     ledger = make_ledger(inputs)
     give_back_memory()
     prepared.result()

@@ -212,15 +212,17 @@ def write_table(path: Path, table: pd.DataFrame, about: Mapping[str, str] | None
     type all of its rows tell. Categories are written as texts, integers (stamps, most of them) as differences.
     """
     rows = max(len(table), 1) if any(map(is_object_dtype, table.dtypes)) else _ROWS
-    first = _plain(table[:rows])
-    first.attrs = {"provenance": dict(about)} if about else {}
-    schema = pa.Table.from_pandas(first, preserve_index=False).schema
+    plain = _plain(table[:rows])
+    plain.attrs = {"provenance": dict(about)} if about else {}
+    first = pa.Table.from_pandas(plain, preserve_index=False)
     if about:  # as pandas would write it
-        schema = schema.with_metadata({**schema.metadata, "PANDAS_ATTRS": json.dumps(first.attrs)})
+        first = first.replace_schema_metadata({**first.schema.metadata, "PANDAS_ATTRS": json.dumps(plain.attrs)})
+    schema = first.schema
     whole = {field.name: "DELTA_BINARY_PACKED" for field in schema if pa.types.is_integer(field.type)}
     others = [field.name for field in schema if field.name not in whole]
     with pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=others, column_encoding=whole) as writer:
-        for at in range(0, max(len(table), 1), rows):
+        writer.write_table(first)
+        for at in range(rows, len(table), rows):
             writer.write_table(pa.Table.from_pandas(_plain(table[at : at + rows]), schema, preserve_index=False))
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from gapmeter.analysis.arrays import AnyArray, Bools, Columns, Floats, Ints, changes, folded, runs
+from gapmeter.analysis.arrays import AnyArray, Bools, Columns, Floats, Ints, changes, folded, places, runs
 from gapmeter.analysis.ledger.classes import CLASSES
 from gapmeter.analysis.ledger.cores import Culprit
 from gapmeter.analysis.ledger.critical_path import with_holes
@@ -36,7 +36,7 @@ from gapmeter.analysis.ledger.portions import (
 )
 from gapmeter.analysis.ledger.shares import Sharer, Shares
 from gapmeter.analysis.ledger.support import support_of
-from gapmeter.analysis.ledger.trace import MISSING, Trace, as_key, from_key
+from gapmeter.analysis.ledger.trace import MISSING, MOST_TOKENS, Trace, as_key
 from gapmeter.analysis.requests.metrics import handed_ns
 from gapmeter.analysis.results.run import REFUSED, Supported
 from gapmeter.analysis.stages import OF_THE_CLIENT, STAGE_NAMES, STAGES, UNEXPLAINED, column
@@ -370,9 +370,9 @@ class _OwnSteps:
 def _excess(index: Index, fit: Interference) -> _OwnSteps:
     """What others' prompts took of the steps that decode a request, at most what these computed."""
     ns = np.minimum(fit.excess_ns, index.steps.computed_ns(fit.seqs))
-    _, step = from_key(index.entry_key)
-    own = np.flatnonzero(~index.entry_prompt & np.isin(step, fit.seqs))
-    total = np.concatenate([[0], np.cumsum(ns[np.searchsorted(fit.seqs, step[own])])])
+    at = places(fit.seqs, index.entry_key % MOST_TOKENS)
+    own = np.flatnonzero(~index.entry_prompt & (at != MISSING))
+    total = np.concatenate([[0], np.cumsum(ns[at[own]])])
     return _OwnSteps(index.entry_key[own], total)
 
 
