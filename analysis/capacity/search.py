@@ -351,7 +351,9 @@ def _below_invalid(goal: Goal, trials: Sequence[Trial], valid: Sequence[Trial], 
     best = max((t.rate for t in valid if t.rate < beyond and t.finding.leaning == HOLDS), default=0.0)
     if not best:
         lower = _bracket(goal, valid, beyond)
-        return lower if isinstance(lower, str) else _brief(lower) if lower and lower < beyond else CLIENT
+        if isinstance(lower, str):
+            return lower
+        return _brief(lower) if lower and lower < beyond else CLIENT
     if above := [t for t in valid if best < t.rate < beyond]:  # all lean to failing
         lowest = min(above, key=lambda t: (t.rate, -t.most))
         beyond = lowest.rate
