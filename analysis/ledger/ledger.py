@@ -36,7 +36,7 @@ from gapmeter.analysis.ledger.portions import (
 )
 from gapmeter.analysis.ledger.shares import Sharer, Shares
 from gapmeter.analysis.ledger.support import support_of
-from gapmeter.analysis.ledger.trace import MISSING, MOST_TOKENS, Trace, as_key
+from gapmeter.analysis.ledger.trace import MISSING, Trace, as_key, from_key
 from gapmeter.analysis.requests.metrics import handed_ns
 from gapmeter.analysis.results.run import REFUSED, Supported
 from gapmeter.analysis.stages import OF_THE_CLIENT, STAGE_NAMES, STAGES, UNEXPLAINED, column
@@ -196,8 +196,8 @@ def timelines(inputs: LedgerInputs, shown: Bools) -> pd.DataFrame:
     rows = np.flatnonzero(shown & answered(requests))
     events = last_tokens(requests, rows, inputs.index)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        some = blocks(inputs.index, (events.start, events.end), request=events.request)
-        parts = pool.map(partial(_stretches, inputs, events), some)
+        between = blocks(inputs.index, (events.start, events.end), request=events.request)
+        parts = pool.map(partial(_stretches, inputs, events), between)
         request, stage, kind, start, end = map(np.concatenate, zip(*parts, strict=True))
     return pd.DataFrame(
         {
@@ -370,7 +370,7 @@ class _OwnSteps:
 def _excess(index: Index, fit: Interference) -> _OwnSteps:
     """What others' prompts took of the steps that decode a request, at most what these computed."""
     ns = np.minimum(fit.excess_ns, index.steps.computed_ns(fit.seqs))
-    at = places(fit.seqs, index.entry_key % MOST_TOKENS)
+    at = places(fit.seqs, from_key(index.entry_key)[1])
     own = np.flatnonzero(~index.entry_prompt & (at != MISSING))
     total = np.concatenate([[0], np.cumsum(ns[at[own]])])
     return _OwnSteps(index.entry_key[own], total)
