@@ -345,7 +345,7 @@ def _twice_invalid(trials: Sequence[Trial]) -> set[float]:
 def _below_invalid(goal: Goal, trials: Sequence[Trial], valid: Sequence[Trial], left_s: float) -> Ask | Ended:
     """Between what held and what the load tester could not do; CLIENT once that is narrow and one rate surely held.
 
-    A rate between them that a brief trial did not decide is asked once more, for longer.
+    While none held, below what failed. A rate between them that a brief trial left undecided gets a longer trial.
     """
     beyond = min(_twice_invalid(trials))
     best = max((t.rate for t in valid if t.rate < beyond and t.finding.leaning == HOLDS), default=0.0)

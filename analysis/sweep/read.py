@@ -87,7 +87,7 @@ def read_frames(runs: list[MeasuredRun]) -> Frames:
 
 
 def _in_turn(runs: Sequence[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """A machine that was started anew between two of them counts its time from 0 again."""
+    """Each with ``later_ns``: 0, but where it begins before the former has ended, on a clock that began at 0 again."""
     ended = 0
     for measured in runs:
         later = 0
